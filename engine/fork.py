@@ -55,6 +55,37 @@ class Stage:
     n_kept: int | None
 
 
+def check_model(run: RunRef, identity: Any) -> None:
+    """Raises OptionError where a run had another model. identity: of the open files, as
+    Session.identity."""
+    theirs = run.facts.model or {}
+    if not same_model({**theirs, "draft": None}, {**identity, "draft": None}):
+        raise OptionError(
+            f"{run} had another model, {theirs.get('name', 'of no name')}.",
+            "Open the model that it had.",
+        )
+
+
+def prompts_of(run: RunRef) -> list[Prompt]:
+    """The prompts of a run, by sequence. Raises TraceFileError where a token has no id."""
+    return [Prompt(tuple(tokens)) for tokens in _by_sequence(run, ("prompt",), None)]
+
+
+def _by_sequence(run: RunRef, kinds: Sequence[str], stop: int | None) -> list[list[int]]:
+    table = RunColumns(run.store, "tokens", run.run_id)
+    n = int(table["seq_id"].max()) + 1 if table.n else 0
+    found: list[list[int]] = [[] for _ in range(n)]
+    chosen = table.is_text("kind", *kinds)
+    if stop is not None:
+        chosen = chosen & (table["round"] < stop)
+    for seq_id, rows in table.by_sequence(chosen):
+        ids = table["token_id"][rows]
+        if np.any(ids == MISSING):
+            raise TraceFileError(f"{run} has tokens without an id.", _REMEDY)
+        found[seq_id] = ids[np.argsort(table["pos"][rows], kind="stable")].tolist()
+    return found
+
+
 @dataclass(frozen=True)
 class Fork:
     """Where a run goes on from another one, parent: before its round `round`, from 1 on.
@@ -122,12 +153,8 @@ class Fork:
     def check_model(self, identity: Any, compute: str) -> None:
         """Raises OptionError where the parent had another model or compute mode: then its states
         cannot be rebuilt. identity: of the open files, as Session.identity."""
-        theirs, facts = self.parent.facts.model or {}, self.parent.facts
-        if not same_model({**theirs, "draft": None}, {**identity, "draft": None}):
-            raise OptionError(
-                f"{self.parent} had another model, {theirs.get('name', 'of no name')}.",
-                "Fork it with the model that it had.",
-            )
+        check_model(self.parent, identity)
+        facts = self.parent.facts
         if facts.compute not in (None, compute):
             raise OptionError(
                 f"{self.parent} was computed in {facts.compute}, and this is {compute}.",
@@ -145,27 +172,9 @@ class Fork:
     def _rounds(self) -> RunColumns:
         return RunColumns(self.parent.store, "rounds", self.parent.run_id)
 
-    @cached_property
-    def _tokens(self) -> RunColumns:
-        return RunColumns(self.parent.store, "tokens", self.parent.run_id)
-
     def prompts(self) -> list[Prompt]:
         """Those of the parent, by sequence. Raises TraceFileError where a token has no id."""
-        return [Prompt(tuple(tokens)) for tokens in self._by_sequence(("prompt",), None)]
-
-    def _by_sequence(self, kinds: Sequence[str], stop: int | None) -> list[list[int]]:
-        table = self._tokens
-        n = int(table["seq_id"].max()) + 1 if table.n else 0
-        found: list[list[int]] = [[] for _ in range(n)]
-        chosen = table.is_text("kind", *kinds)
-        if stop is not None:
-            chosen = chosen & (table["round"] < stop)
-        for seq_id, rows in table.by_sequence(chosen):
-            ids = table["token_id"][rows]
-            if np.any(ids == MISSING):
-                raise TraceFileError(f"{self.parent} has tokens without an id.", _REMEDY)
-            found[seq_id] = ids[np.argsort(table["pos"][rows], kind="stable")].tolist()
-        return found
+        return prompts_of(self.parent)
 
     def begins_with(self) -> RunOptions:
         """Options of the first round: of the run at the root of the forks."""
@@ -248,7 +257,7 @@ class Fork:
         """Raises OptionError where a text is not the parent's before round `stop`. last: the stage
         that begins there, if it is the last one, whose cut and token the parent does not have."""
         is_cut = last is not None and last.n_kept is not None
-        texts = self._by_sequence(EMITTED_KINDS, stop)
+        texts = _by_sequence(self.parent, EMITTED_KINDS, stop)
         for sequence, text in zip(scheduler.sequences, texts, strict=True):
             found = sequence.emitted
             wanted = text[: len(found)] if is_cut else text

@@ -49,8 +49,8 @@ class PolicyCost:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes by purpose once every context is full. n_ctx: cells of a sequence. n_rs_seq: snapshots
-    of the policy in use.
+    """Bytes by purpose once every context is full. n_ctx: cells of a sequence, and of a
+    tree's branch. n_rs_seq: snapshots of the policy in use.
 
     later: bytes at most of what conversations add in host memory as they go on. policies: the cost
     of every policy; empty for llama-server, and where nothing is drafted, as nothing is undone
@@ -83,8 +83,9 @@ def estimate(
     the weights are loaded, empty for their size in the file."""
     n_ctx = options.n_ctx or min(info.n_ctx_train, LONGEST_CONTEXT)
     types, n_rs_seq = options.spec.types, options.snapshots
-    parts = memory_sizes(info, n_seqs, n_rs_seq, n_ctx, options.rollback, compute)
-    cells = n_seqs * n_ctx
+    n_held = n_seqs * options.spec.n_branches
+    parts = memory_sizes(info, n_held, n_rs_seq, n_ctx, options.rollback, compute)
+    cells = n_held * n_ctx
     sizes = {"weights": parts["weights"], "KV": cells * info.kv_bytes_per_token}
     if "draft-mtp" in types and info.mtp_kv_bytes_per_token:
         sizes["MTP KV"] = cells * info.mtp_kv_bytes_per_token
@@ -93,13 +94,13 @@ def estimate(
     sizes["state"] = parts["state"]
     policies: tuple[PolicyCost, ...] = ()
     if types:
-        policies = tuple(policy_cost(info, options, n_seqs, policy) for policy in POLICIES.values())
+        policies = tuple(policy_cost(info, options, n_held, policy) for policy in POLICIES.values())
         mine = next(cost for cost in policies if cost.policy == options.rollback)
         sizes[options.rollback if n_rs_seq else "checkpoint"] = mine.total
     for drafter in (DRAFTERS[name] for name in types):
         if drafter.needs and drafter.n_bytes and drafter.name in drafts:
             own, figures = drafter.options_of(options.spec), drafts[drafter.name]
-            sizes[drafter.needs.name] = drafter.n_bytes(own, figures, n_seqs, n_ctx, compute)
+            sizes[drafter.needs.name] = drafter.n_bytes(own, figures, n_held, n_ctx, compute)
     if tapped := _tap_bytes([drafts[name] for name in types if name in drafts]):
         sizes["layer rows"] = tapped * min(options.n_batch, n_seqs * n_ctx)
     later = {"context checkpoints": _checkpoints(info, n_seqs, cache)}

@@ -245,8 +245,9 @@ class Session:
         memories = self._memories(first) if cache is None else LentMemories()
         there = kept.drafters if kept else None
         drafters = self.make_drafters(first, n_slots, n_ctx, there, memories)
-        make = partial(self.make_memory, first, n_slots, n_ctx, first.snapshots)
-        memory = kept.memory if kept else memories.take(_of_target(first, n_slots, n_ctx), make)
+        n_seqs = n_slots * first.spec.n_branches
+        make = partial(self.make_memory, first, n_seqs, n_ctx, first.snapshots)
+        memory = kept.memory if kept else memories.take(_of_target(first, n_seqs, n_ctx), make)
         if cache and not kept:
             kept = cache.keep(key, memory, drafters, first)
         grammar = self.grammar(first)
@@ -267,6 +268,7 @@ class Session:
             first,
             self.tokenizer.eog_ids,
             recorder,
+            n_slots,
             held=kept.held if kept else None,
             grammar=grammar,
             observer=audit or observer,
@@ -298,12 +300,15 @@ class Session:
                 if n_ctx == n_ctx_before
                 and _of_drafter(before, one.name) == _of_drafter(options, one.name)
             }
-            sizes = n_slots, n_ctx
-            keeps = _of_memory(before, n_slots, n_ctx_before) == _of_memory(options, *sizes)
+            n_seqs = n_slots * options.spec.n_branches
+            held = _of_memory(before, n_slots * before.spec.n_branches, n_ctx_before)
+            keeps = held == _of_memory(options, n_seqs, n_ctx)
             parts = LaterParts(
                 options,
-                parts.memory if keeps else self.make_memory(options, *sizes, options.snapshots),
-                self.make_drafters(options, *sizes, same),
+                parts.memory
+                if keeps
+                else self.make_memory(options, n_seqs, n_ctx, options.snapshots),
+                self.make_drafters(options, n_slots, n_ctx, same),
                 self.grammar(options),
             )
             yield parts
@@ -432,7 +437,7 @@ class Session:
     def make_memory(
         self,
         options: RunOptions,
-        n_slots: int,
+        n_seqs: int,
         n_ctx: int,
         n_rs_seq: int,
         device: torch.device | None = None,
@@ -440,7 +445,7 @@ class Session:
         """Memory for the target as the options ask for it. device: None = that of the session."""
         return HybridMemory.for_model(
             self.config,
-            n_slots,
+            n_seqs,
             n_ctx,
             device or self.device,
             policy=options.rollback,
@@ -515,6 +520,7 @@ class Session:
                 draws,
                 memories or LentMemories(),
                 options.faults,
+                options.spec.tree,
             )
             drafters.append(there.get(name) or spec.make(inputs))
         return drafters
@@ -530,9 +536,9 @@ class Session:
                 )
 
 
-def _of_memory(options: RunOptions, n_slots: int, n_ctx: int) -> tuple[object, ...]:
+def _of_memory(options: RunOptions, n_seqs: int, n_ctx: int) -> tuple[object, ...]:
     """All that Session.make_memory depends on."""
-    return *_of_target(options, n_slots, n_ctx), options.faults
+    return *_of_target(options, n_seqs, n_ctx), options.faults
 
 
 def _of_drafter(options: RunOptions, name: str) -> tuple[object, ...]:
@@ -543,14 +549,15 @@ def _of_drafter(options: RunOptions, name: str) -> tuple[object, ...]:
         options.n_ubatch,
         options.batch_invariant,
         options.faults,
+        options.spec.tree,
         options.spec.accept == "rejection" and (options.sampler.temp, options.sampler.seed),
     )
 
 
-def _of_target(options: RunOptions, n_slots: int, n_ctx: int) -> tuple[object, ...]:
+def _of_target(options: RunOptions, n_seqs: int, n_ctx: int) -> tuple[object, ...]:
     """All that Session.make_memory depends on, but for faults."""
     kinds = options.rollback, options.kv, options.batch_invariant, options.state_types
-    return "target", n_slots, n_ctx, options.snapshots, *kinds
+    return "target", n_seqs, n_ctx, options.snapshots, *kinds
 
 
 def _loaded_beside(

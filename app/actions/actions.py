@@ -27,6 +27,8 @@ MENUS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "file.open_results",
             "file.close_trace",
             "file.export",
+            "file.export_run",
+            "file.perfetto",
             "file.report",
             "file.share",
             SEPARATOR,
@@ -97,8 +99,6 @@ TOOLBAR = (
     "run.stop",
     "run.compare",
     SEPARATOR,
-    "view.ghosts",
-    "view.follow",
 )
 
 

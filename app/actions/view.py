@@ -194,9 +194,9 @@ PANELS = (
         checkable=True,
     ),
     ActionSpec(
-        "view.panel_ring",
-        "R&ing Occupancy",
-        "Show or hide the states of the snapshot slots",
+        "view.panel_memory",
+        "M&emory",
+        "Show or hide the states of the snapshot slots and the attention cells in use",
         "Ctrl+4",
         checkable=True,
     ),
@@ -222,12 +222,12 @@ PANELS = (
         checkable=True,
     ),
     ActionSpec(
-        "view.panel_runs", "R&uns", "Show or hide the list of runs", "Ctrl+8", checkable=True
+        "view.panel_runs", "Run&s", "Show or hide the list of runs", "Ctrl+8", checkable=True
     ),
     ActionSpec(
-        "view.panel_breaks",
-        "&Break Rules",
-        "Show or hide the conditions at which the run pauses",
+        "view.panel_lab",
+        "&Lab",
+        "Show or hide faults, synthetic rates, scenarios, and break rules",
         "Ctrl+9",
         checkable=True,
     ),
@@ -244,54 +244,21 @@ PANELS = (
         checkable=True,
     ),
     ActionSpec(
-        "view.panel_timing",
-        "Tim&e per Round",
-        "Show or hide what the time of each round was spent on",
+        "view.panel_time",
+        "&Time",
+        "Show or hide what each round took and the tokens of each forward pass",
         checkable=True,
     ),
     ActionSpec(
-        "view.panel_verify",
-        "Verify Wi&dth",
-        "Show or hide the tokens of each forward pass",
+        "view.panel_tuning",
+        "T&une",
+        "Show or hide what other settings would have reached, the drafter, and results of sweeps",
         checkable=True,
     ),
     ActionSpec(
-        "view.panel_kv", "&KV Cells", "Show or hide the attention cells in use", checkable=True
-    ),
-    ActionSpec(
-        "view.panel_what_if",
-        "&What If",
-        "Show or hide estimates for shorter drafts",
-        checkable=True,
-    ),
-    ActionSpec(
-        "view.panel_drafter",
-        "Dra&fter",
-        "Show or hide whether the drafter's confidence can be trusted and how far its drafts come",
-        checkable=True,
-    ),
-    ActionSpec(
-        "view.panel_tune",
-        "&Tune",
-        "Show or hide estimated speeds by n_max and p_min",
-        checkable=True,
-    ),
-    ActionSpec(
-        "view.panel_results",
-        "Resu&lts",
-        "Show or hide the results of a sweep or of draftscope tune",
-        checkable=True,
-    ),
-    ActionSpec(
-        "view.panel_gate",
-        "&Gate",
-        "Show or hide the checks of a llama.cpp build, and how far a bisect is",
-        checkable=True,
-    ),
-    ActionSpec(
-        "view.panel_conform",
-        "&Kernel Checks",
-        "Show or hide checks of rollback kernels of vLLM, SGLang, flash-linear-attention or yours",
+        "view.panel_checks",
+        "Chec&ks",
+        "Show or hide checks of llama.cpp builds and of kernels, and how far a bisect is",
         checkable=True,
     ),
 )

@@ -153,7 +153,8 @@ def set_name(args: argparse.Namespace, sets: Mapping[str, Path]) -> str:
 def open_bench(args: argparse.Namespace) -> tuple[Session, list[Configuration]]:
     """Check the options, load the model files, list the configurations, the plain one first.
 
-    A configuration is a list of drafters with a policy. Of several policies, the first possible
+    A configuration is a list of drafters with a policy, for chains and, with --spec-tree, for
+    trees. Of several policies, the first possible
     drafter alone is measured, unless --spec-type says otherwise.
     """
     target = target_path(args)
@@ -184,6 +185,10 @@ def open_bench(args: argparse.Namespace) -> tuple[Session, list[Configuration]]:
         for policy in policies:
             name = "+".join(types) + (f" {policy}" if len(policies) > 1 else "")
             configurations.append(Configuration(name, _options(args, types, policy)))
+            if args.spec_tree and all(DRAFTERS[one].branches for one in types):
+                name += f" tree {','.join(map(str, args.spec_tree))}"
+                options = _options(args, types, policy, args.spec_tree)
+                configurations.append(Configuration(name, options))
     return session, configurations
 
 
@@ -238,9 +243,12 @@ def _headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
 
 
 def _options(
-    args: argparse.Namespace, types: tuple[str, ...], policy: str = RunOptions().rollback
+    args: argparse.Namespace,
+    types: tuple[str, ...],
+    policy: str = RunOptions().rollback,
+    tree: tuple[int, ...] = (),
 ) -> RunOptions:
-    changes: dict[str, object] = {"spec_type": types, "rollback": policy}
+    changes: dict[str, object] = {"spec_type": types, "rollback": policy, "spec_tree": tree}
     if not types:  # nothing to accept
         changes |= {"spec_synth_rates": (), "spec_synth_len": None}
     return run_options(argparse.Namespace(**{**vars(args), **changes}))

@@ -299,6 +299,7 @@ def _drafter_lines(info: DrafterInfo, n_seqs: int, n_ctx: int, n_bytes: int) -> 
     rows = "the row after the final norm"
     if info.taps:
         rows = f"the inputs of layers {', '.join(map(str, info.taps))}"
+    without = [f"  drafts without {one}*, which the file has" for one in info.unused]
     return [
         f"{info.name or 'unnamed'}, for {info.drafter}",
         f"  parameters     {info.n_params:,}",
@@ -307,6 +308,7 @@ def _drafter_lines(info: DrafterInfo, n_seqs: int, n_ctx: int, n_bytes: int) -> 
         f"  reads          {rows} of a target {info.n_target:,} wide",
         f"  attention      {size_text(info.cell_bytes)} per token",
         f"  memory         {size_text(n_bytes)} for {n_seqs} x {n_ctx} cells",
+        *without,
     ]
 
 

@@ -15,6 +15,7 @@ from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
 from app.cli.run_arguments import add_options, options_from
 from app.cli.server import add_key, connect
+from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
 from engine.analysis.findings.check import recorded
 from engine.analysis.findings.rescored import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
@@ -23,9 +24,13 @@ from engine.option_fields import options_in
 from engine.trace.export import export_csv
 
 if TYPE_CHECKING:
+    from engine.analysis.acceptance.breakdown import Share
     from engine.observe.rescoring.rescore import Rescored, RescoredSequence
     from engine.session import Session
     from engine.trace.store import TraceStore
+
+_SAME = 0.0005
+"""Between two expected shares that are printed as one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Prompt and emitted tokens of a run are decoded once with the model that made them. Each\n"
         "gets the target's probability, rank, entropy and most probable tokens, and is judged: at\n"
         "temperature 0 it has to be the most probable one or a near tie, else one that the\n"
-        "request's sampler can draw. What rounding moves is measured on the same text.",
+        "request's sampler can draw. What rounding moves is measured on the same text. A lossy\n"
+        "rule of acceptance allows accepted tokens what it allows. By place in the draft, the\n"
+        "accepted share is followed by the one that the rule is expected to accept: for rejection\n"
+        "sampling the sum of min(p, q) over the vocabulary.",
     )
     parser.epilog = (
         "exit status: 0 every token is the target's choice, 1 one is not, or the run is of\n"
@@ -52,6 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_argument(
         "--run", type=int, metavar="N", help="re-score this run alone (default: all with tokens)"
     )
+    runs.add_argument(
+        "--accept-rule",
+        type=_rule,
+        metavar="RULE",
+        help="how the server accepts drafted tokens, where its log and arguments do not say it: "
+        + "; ".join(f"{name}: {about}" for name, about in ABOUT.items()),
+    )
     add_identity(runs)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
@@ -61,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="write the trace with what was found; replaces an earlier export",
     )
+
+
+def _rule(text: str) -> AcceptRule:
+    try:
+        return AcceptRule.read(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{error}") from error
 
 
 def add_identity(group: argparse._ArgumentGroup) -> None:
@@ -165,7 +187,13 @@ def rescored(
             server = LiveServer(client.address, client.ask, args.probe)
         identity = identify(session, store.runs[run_id], server)
     return rescore(
-        session, store, run_id, loading_line(), identity=identity, assume_same=args.assume_same
+        session,
+        store,
+        run_id,
+        loading_line(),
+        identity=identity,
+        assume_same=args.assume_same,
+        rule=getattr(args, "accept_rule", None),
     )
 
 
@@ -196,6 +224,25 @@ def lines(found: Rescored) -> Iterator[str]:
     yield f"  model: {found.identity.verdict}. {found.identity.reason}"
     for sequence in found.sequences:
         yield f"  sequence {sequence.seq_id}: {'; '.join(_told(sequence))}"
+    if found.acceptance:
+        known = "" if found.is_rule_known else ", taken for it: nothing names another"
+        yield f"  accepted by {found.rule}{known}"
+    for i, share in enumerate(found.acceptance):
+        if share.rate is not None:
+            yield (
+                f"    place {i}: {share.accepted} of {share.n}, {share.rate:.3f}, bounds "
+                f"{share.low:.3f} to {share.high:.3f}, {_expected(share, found.rule)}"
+            )
+
+
+def _expected(share: Share, rule: str) -> str:
+    if share.expected is None:
+        return "expected: not known"
+    if share.most is None or share.most - share.expected < _SAME:
+        return f"expected {share.expected:.3f}"
+    if rule == BLOCK:
+        return f"expected {share.expected:.3f} or more"
+    return f"expected {share.expected:.3f} to {share.most:.3f}"
 
 
 def _told(sequence: RescoredSequence) -> Iterator[str]:
@@ -204,6 +251,8 @@ def _told(sequence: RescoredSequence) -> Iterator[str]:
         yield f"{sequence.n_tokens} tokens{how[sequence.greedy]}, {sequence.n_first} of rank 1"
     if sequence.n_near_ties:
         yield f"{sequence.n_near_ties} near ties"
+    if sequence.n_lossy:
+        yield f"{sequence.n_lossy} that only the lossy rule accepts"
     if sequence.changed is not None:
         yield f"{sequence.n_changed} not the target's choice, first at {sequence.changed.pos}"
     yield from filter(None, (sequence.not_judged, sequence.gap))

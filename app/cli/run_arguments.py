@@ -399,6 +399,7 @@ _STYLES = {
     "accepted": "4;38;5;32",  # underlined
     "rejected": "9;38;5;166",  # struck out
     "ignored": "3;9;38;5;244",  # struck out, italic
+    "side": "3;9;38;5;244",
     "replacement": "1;38;5;166",  # bold: few terminals have the double underline
     "unknown": "38;5;244",
 }

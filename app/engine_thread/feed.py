@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.run_range import RunRange
-from app.trace_models.run_rows import Position, RunOverlay
+from app.trace_models.run_rows import MOST_OVERLAID, Position, RunOverlay
 from engine.trace.run_ref import RunRef
 
 FRAME_MS = 33
@@ -31,6 +31,11 @@ class TraceView(Protocol):
     def refresh(self) -> None: ...
 
     def set_cursor(self, position: Position | None) -> None: ...
+
+
+def _parent(run: RunRef) -> RunRef | None:
+    """The run that a fork goes on from."""
+    return run.sibling(run.facts.fork.parent) if run.facts.fork else None
 
 
 class Feed(QObject):
@@ -64,23 +69,23 @@ class Feed(QObject):
             view.set_cursor(self._cursor)
 
     def show_run(self, run: RunRef | None) -> None:
-        """From now on the views show this run, or nothing. A second run of the same trace stays
-        over it; if it is the one to show, the two change places, of whatever traces they are."""
-        second = None
-        if self._overlay is not None:
-            changes = run == self._overlay.run
-            second = self._run if changes else self._overlay.run
-            if run is None or (
-                not changes and second is not None and second.store is not run.store
-            ):
-                second = None
+        """From now on the views show this run, or nothing. Overlaid runs of the same trace stay
+        over it; if it is one of them, the two change places, of whatever traces they are. Over a
+        fork is its parent at first, which goes with it."""
+        shown, runs = self._run, self.overlaid
+        kept = [shown if one == run else one for one in runs]
+        if run not in runs:
+            parent = None if shown is None else _parent(shown)
+            kept = [one for one in runs if run and one.store is run.store and one != parent]
+        if run is not None:
+            kept = kept or [_parent(run)]
         self._send_overlay(None)
         self.set_range(None)
         self._run, self._cursor = run, None
         self._size_shown = -1 if run is None else run.store.size()  # what joins it now is a tick's
         for view in self._views:
             view.show_run(run)
-        self.set_overlay(second)
+        self._lay_over([one for one in kept if one is not None])
         self.tell_numbers()
         self.run_shown.emit(run)
 
@@ -99,14 +104,29 @@ class Feed(QObject):
         """The second run, drawn over the one on show; None without one."""
         return self._overlay
 
+    @property
+    def overlaid(self) -> list[RunRef]:
+        """The runs over the one on show, the one that is compared with it first."""
+        return [] if self._overlay is None else [one.run for one in self._overlay.every]
+
     def set_overlay(self, run: RunRef | None) -> None:
-        """Lay a second run over the one on show; None takes it off, and so does the run on show
+        """Lay this run alone over the one on show; None takes all off, and so does the run on show
         itself."""
+        self._lay_over([] if run is None else [run])
+
+    def add_overlay(self, run: RunRef) -> None:
+        """Lay one more run over the one on show, which is then compared with it; the oldest of too
+        many goes."""
+        others = [one for one in self.overlaid if one != run]
+        self._lay_over([run, *others][:MOST_OVERLAID])
+
+    def _lay_over(self, runs: list[RunRef]) -> None:
         shown = self._run
-        if run is None or shown is None or run == shown or run.run_id not in run.store.runs:
+        can = [one for one in runs if one != shown and one.run_id in one.store.runs]
+        if shown is None or not can:
             self._send_overlay(None)
-        elif self._overlay is None or run != self._overlay.run:
-            self._send_overlay(RunOverlay(run, shown))
+        elif can != self.overlaid:
+            self._send_overlay(RunOverlay(can[0], shown, can[1:]))
 
     def start(self) -> None:
         """Refresh with the frames from now on."""

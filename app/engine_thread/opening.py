@@ -22,6 +22,7 @@ from app.engine_thread.requests import (
     TurnRequest,
 )
 from engine.errors import OptionError
+from engine.fork import check_model, prompts_of
 from engine.options import Prompt
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
@@ -225,6 +226,9 @@ class LocalSession:
             self._session.content.start(lambda: decoding.done or any(decoding.emitted))
 
     def _prompts(self, request: RunRequest | CompareRequest) -> list[Prompt]:
+        if isinstance(request, RunRequest) and request.of is not None:
+            check_model(request.of, self._session.identity)
+            return prompts_of(request.of)
         return [make_prompt(self._session, text, request.chat) for text in request.texts]
 
 

@@ -13,6 +13,7 @@ from engine.compare.memory_script import MemoryScript
 from engine.fork import Fork
 from engine.options import CacheOptions, RunOptions
 from engine.progress import ReportProgress
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -56,12 +57,14 @@ class ChatWrap:
 @dataclass(frozen=True)
 class RunRequest:
     """The prompts and options of a run: one sequence for each text. fork: where it goes on from
-    another run, whose prompts are meant then."""
+    another run, whose prompts are meant then. of: the run whose prompts are meant else, None = the
+    texts."""
 
     texts: tuple[str, ...]
     options: RunOptions
     chat: ChatWrap | None = None
     fork: Fork | None = None
+    of: RunRef | None = None
 
 
 @dataclass(frozen=True)

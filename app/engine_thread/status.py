@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -81,6 +82,8 @@ class EngineStatus(QObject):
         """Traces whose rows are not in memory, and what they are read from."""
         self._requests: dict[RunRef, RunRequest] = {}
         """What runs of the trace in use were asked for."""
+        self._again: dict[RunRef, Callable[[], Any]] = {}
+        """What asks for the same once more; of a comparison, that of its reference lane."""
 
     # -- the engine ------------------------------------------------------------------------
 
@@ -149,14 +152,19 @@ class EngineStatus(QObject):
         self.recorded = [replace(runs, in_use=runs.store is store) for runs in self.recorded]
         if store is not self.session_store:
             self._requests.clear()
+            self._again.clear()
             self.session_store = store
             self.live = RunRef(store, len(store.runs) - 1) if store.runs else None
 
     def begin_run(
-        self, run: RunRef, request: RunRequest | None, shown: Callable[[], object]
+        self,
+        run: RunRef,
+        request: RunRequest | None,
+        again: Callable[[], Any],
+        shown: Callable[[], object],
     ) -> None:
-        """A run has started. request: what it was asked for, None for turns and lanes. shown: is
-        called once the window has painted it."""
+        """A run has started. request: what it was asked for, None for turns and lanes. again: makes
+        a job that asks for the same. shown: is called once the window has painted it."""
         if run.store is not self.session_store:  # the one before was full
             name = next(runs.model for runs in self.recorded if runs.in_use)
             self.use_store(name, run.store)
@@ -164,6 +172,7 @@ class EngineStatus(QObject):
         self.live = run
         if request is not None:
             self._requests[run] = request
+        self._again[run] = again
         self.hide_trace()
         self.run_started.emit(run)
         QTimer.singleShot(0, self, shown)  # after the painting
@@ -171,6 +180,11 @@ class EngineStatus(QObject):
     def request_of(self, run: RunRef) -> RunRequest | None:
         """What a run of the model in use was asked for, None for any other and for lanes."""
         return self._requests.get(run) if run.store is self.session_store else None
+
+    def again(self, run: RunRef) -> Any:
+        """A Job that asks for the same as a run or comparison of what is in use, else None."""
+        make = self._again.get(run) if run.store is self.session_store else None
+        return None if make is None else make()
 
     # -- traces ----------------------------------------------------------------------------
 

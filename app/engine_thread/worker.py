@@ -96,6 +96,10 @@ class DecodingJob(EngineJob):
     def run(self, worker: EngineWorker) -> State | None:
         return worker.decode(self)
 
+    def again(self) -> DecodingJob | None:
+        """A job that asks for the same once more, None where that makes no sense."""
+        return None
+
     def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
         """Begin it as one or more runs in the worker's trace."""
         raise NotImplementedError
@@ -115,7 +119,7 @@ class DecodingJob(EngineJob):
     def on_start(self, status: EngineStatus) -> None:
         """Bring its run on show."""
         assert self.ref is not None
-        status.begin_run(self.ref, self.request, self.shown.set)
+        status.begin_run(self.ref, self.request, self.again, self.shown.set)
 
     def on_finish(self, status: EngineStatus) -> None:
         if self.ref is not None:

@@ -155,7 +155,8 @@ class Autosave(QObject):
 
     def note_export(self, export: ExportTrace) -> None:
         """Remember that rows up to its mark are exported to a folder of the user's choice."""
-        self._copy(export.store).exported = export.mark
+        if not export.runs:  # else the others are nowhere
+            self._copy(export.store).exported = export.mark
 
     def save(self) -> None:
         """Write what is unsaved now, on a thread, unless that is being done."""

@@ -225,12 +225,12 @@ def _headline(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     rate, drafted = figures.get("draft_acceptance_rate"), figures.get("draft_n")
     speed = figures.get("predicted_per_second")
     parts = []
+    if processor := machine.get("processor"):
+        parts.append(_line(str(processor)))
     if isinstance(rate, float) and math.isfinite(rate) and isinstance(drafted, int):
         parts.append(f"{rate:.1%} of {drafted:,} drafted tokens accepted")
     if isinstance(speed, float) and math.isfinite(speed):
         parts.append(f"{speed:.1f} tok/s")
-    if processor := machine.get("processor"):
-        parts.append(_line(str(processor)))
     return ", ".join(parts)
 
 

@@ -91,6 +91,15 @@ class Settings:
         self._store.setValue("run/open_groups", " ".join(names))
 
     @property
+    def pages(self) -> list[str]:
+        """Names of the views in front in the panels that several share."""
+        return self._text("window/pages").split()
+
+    @pages.setter
+    def pages(self, names: list[str]) -> None:
+        self._store.setValue("window/pages", " ".join(names))
+
+    @property
     def run_form(self) -> dict[str, Any]:
         """What stood in the Run panel when it was used last."""
         try:

@@ -34,14 +34,6 @@ def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
     return tuple(map(run.sibling, range(first, stop)))
 
 
-def latest_lanes(store: TraceStore) -> tuple[RunRef, ...]:
-    """The lanes of the newest comparison, () without any."""
-    for run_id in range(len(store.runs) - 1, -1, -1):
-        if lanes := lanes_of(RunRef(store, run_id)):
-            return lanes
-    return ()
-
-
 def run_to_show(run: RunRef) -> RunRef:
     """What other views show of a comparison: the first lane that drafts and rolls back."""
     policies = (lane for lane in lanes_of(run) if lane_kind(lane.facts) in (POLICY, PEER))

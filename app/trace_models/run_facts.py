@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
-from app.trace_models.run_notes import notes_of, prompt_text, started_at
+from app.trace_models.run_notes import notes_of, number_of, prompt_text, run_name, started_at
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
@@ -46,6 +46,7 @@ class RunRow:
 
     run: RunRef
     model: str
+    number: int
     name: str
     starred: bool
     prompt: str
@@ -81,9 +82,22 @@ def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
                 for of, when in zip(origins, begun, strict=True)
             ]
     one, two = (
-        name or f"{run}{of}" for name, run, of in zip(names, (first, second), origins, strict=True)
+        name or f"{run_name(run)}{of}"
+        for name, run, of in zip(names, (first, second), origins, strict=True)
     )
     return one, two
+
+
+def run_label(run: RunRef) -> str:
+    """What a run is called where its trace is clear: the user's name for it, else its number; with
+    the lane, if it is one."""
+    name = notes_of(run.facts).name or str(run)
+    return f"{name}, {run_title(run.facts)}" if run.facts.lane else name
+
+
+def comparison_label(lanes: tuple[RunRef, ...]) -> str:
+    """Runs that are lanes of one comparison, in words."""
+    return f"comparison, runs {lanes[0].run_id} to {lanes[-1].run_id}"
 
 
 def run_origin(facts: RunFacts) -> str:
@@ -108,6 +122,7 @@ def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
     return RunRow(
         run,
         model,
+        number_of(run),
         notes.name,
         notes.starred,
         notes.prompt or ("" if on_disk else prompt_text(run)),
@@ -131,7 +146,7 @@ def _drafter(facts: RunFacts) -> str:
     if facts.lane or not is_ours(facts):
         return run_title(facts)
     drafters = ", ".join(facts.options.spec.types if facts.options else ()) or "no drafter"
-    return f"↳ run {facts.fork.parent}, {drafters}" if facts.fork else drafters
+    return f"from round {facts.fork.round}, {drafters}" if facts.fork else drafters
 
 
 def engine_name(facts: RunFacts) -> str:
@@ -160,7 +175,7 @@ def run_title(facts: RunFacts) -> str:
     if options is not None and options.spec.types:
         how = f"{', '.join(options.spec.types)} · {options.rollback}"
     fork = facts.fork
-    return f"fork of run {fork.parent} at round {fork.round} · {how}" if fork else how
+    return f"fork at round {fork.round} · {how}" if fork else how
 
 
 def run_marks(facts: RunFacts) -> tuple[str, ...]:

@@ -26,6 +26,19 @@ def notes_of(facts: RunFacts) -> RunNotes:
     return facts.library or RunNotes()
 
 
+def number_of(run: RunRef) -> int:
+    """The number of a run in the list of all: it goes on from session to session. That in its trace
+    where it was given none."""
+    number = notes_of(run.facts).number
+    return run.run_id if number is None else number
+
+
+def run_name(run: RunRef) -> str:
+    """What the user calls a run, else its number: "run 3", of a lane "run 3, planes"."""
+    lane = f", {run.facts.lane}" if run.facts.lane else ""
+    return notes_of(run.facts).name or f"run {number_of(run)}{lane}"
+
+
 def note(run: RunRef, **changes: Any) -> None:
     """Keep something else of a run."""
     run.facts.library = replace(notes_of(run.facts), **changes)  # whole: others may read it

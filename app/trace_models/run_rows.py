@@ -256,12 +256,18 @@ class RunAxis:
         return np.append(0.0, self._ends[self.unit].values)[at]
 
 
-class RunOverlay:
-    """over: the run on show. Nothing is read from the trace before somebody
-    asks; plots share what was read."""
+MOST_OVERLAID = 3
+"""Runs that lie over the one on show, at most."""
 
-    def __init__(self, run: RunRef, over: RunRef) -> None:
+
+class RunOverlay:
+    """over: the run on show. others: more runs over it, which are drawn and not compared. Nothing
+    is read from the trace before somebody asks; plots share what was read."""
+
+    def __init__(self, run: RunRef, over: RunRef, others: Sequence[RunRef] = ()) -> None:
         self.run, self.over = run, over
+        self.every = (self, *(RunOverlay(one, over) for one in others))
+        """This one and the others."""
         self._axis = RunAxis()
 
     @property
@@ -283,6 +289,10 @@ class RunOverlay:
         return rows
 
     def end(self, unit: str) -> float:
-        """Right edge of the last round."""
-        rows = self.rows()
-        return self.axis(unit).start(int(rows.rounds.values[-1]) + 1) if len(rows) else 0.0
+        """Right edge of the last round of all of them."""
+        ends = [0.0]
+        for one in self.every:
+            rounds = one.rows().rounds.values
+            if len(rounds):
+                ends.append(one.axis(unit).start(int(rounds[-1]) + 1))
+        return max(ends)

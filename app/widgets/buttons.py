@@ -1,14 +1,17 @@
-"""Small buttons: a rounded one that floats over a view ("To the end"), and one in the title of a
-dock that opens a menu.
+"""Small parts of views: a rounded button that floats over one ("To the end"); in the title of a
+dock, a button that opens a menu, and words after the title.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QPainter, QPaintEvent, QPalette, QPen
 from PySide6.QtWidgets import QAbstractButton, QDockWidget, QMenu, QToolButton, QWidget
 
 from app.looks.theme import Theme
+from app.widgets.fitted_labels import ElidedLabel
 
 
 class Chip(QAbstractButton):
@@ -48,6 +51,7 @@ class Chip(QAbstractButton):
 
 
 _GAP = 4
+_DIRECT = Qt.FindChildOption.FindDirectChildrenOnly
 _WITH_TEXT = Qt.ToolButtonStyle.ToolButtonTextBesideIcon
 _WITHOUT = Qt.ToolButtonStyle.ToolButtonIconOnly
 
@@ -55,10 +59,12 @@ _WITHOUT = Qt.ToolButtonStyle.ToolButtonIconOnly
 class TitleButton(QToolButton):
     """A button left of the buttons that Qt draws in a dock's title.
 
-    Before the menu opens, `target` gets the focus: it is what the menu's actions are about.
+    Before the menu opens, what `target` gives gets the focus: the menu's actions are about that.
     """
 
-    def __init__(self, dock: QDockWidget, text: str, menu: QMenu, target: QWidget) -> None:
+    def __init__(
+        self, dock: QDockWidget, text: str, menu: QMenu, target: Callable[[], QWidget | None]
+    ) -> None:
         super().__init__(dock)
         self._dock, self._menu, self._target = dock, menu, target
         self.setText(text)
@@ -90,9 +96,7 @@ class TitleButton(QToolButton):
         title = self._dock.widget().geometry().top()
         drawn = [
             button
-            for button in self._dock.findChildren(
-                QAbstractButton, options=Qt.FindChildOption.FindDirectChildrenOnly
-            )
+            for button in self._dock.findChildren(QAbstractButton, options=_DIRECT)
             if button is not self and not button.isHidden()
         ]
         right = min((button.x() for button in drawn), default=self._dock.width())
@@ -107,5 +111,50 @@ class TitleButton(QToolButton):
         self.raise_()
 
     def _open(self) -> None:
-        self._target.setFocus(Qt.FocusReason.OtherFocusReason)
+        target = self._target()
+        if target is not None:
+            target.setFocus(Qt.FocusReason.OtherFocusReason)
         self._menu.popup(self.mapToGlobal(QPoint(0, self.height())))
+
+
+_LEAST_CHARACTERS = 5
+_PLACES = (
+    QEvent.Type.Resize,
+    QEvent.Type.LayoutRequest,
+    QEvent.Type.Show,
+    QEvent.Type.WindowTitleChange,
+)
+
+
+class TitleNote(ElidedLabel):
+    """Greyed words between a dock's title and its buttons; left out where there is no room."""
+
+    def __init__(self, dock: QDockWidget) -> None:
+        super().__init__("", dock)
+        self._dock = dock
+        self.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)  # the title is dragged
+        dock.installEventFilter(self)
+        self.hide()
+
+    def say(self, text: str) -> None:
+        """Show other words, or none."""
+        if text != self.text():
+            self.setText(text)
+            self._place()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() in _PLACES:
+            self._place()
+        return super().eventFilter(watched, event)
+
+    def _place(self) -> None:
+        view, metrics = self._dock.widget(), self.fontMetrics()
+        high = 0 if view is None else view.geometry().top()
+        x = metrics.horizontalAdvance(self._dock.windowTitle()) + 4 * _GAP
+        least = x + _LEAST_CHARACTERS * metrics.averageCharWidth()
+        drawn = [one.x() for one in self._dock.findChildren(QAbstractButton, options=_DIRECT)]
+        right = min((at for at in drawn if at > 0), default=self._dock.width()) - _GAP
+        fits = bool(self.text()) and high > _GAP and right > least
+        self.setGeometry(x, 0, right - x, high)
+        self.setVisible(fits)

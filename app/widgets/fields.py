@@ -28,7 +28,12 @@ from PySide6.QtWidgets import (
 
 
 class WheelGuard(QObject):
-    """Scrolling the panel must not change a field that happens to be under the pointer."""
+    """Scrolling a page must not change a field of it that happens to be under the pointer."""
+
+    def __init__(self, page: QWidget) -> None:
+        super().__init__(page)
+        for field in (*page.findChildren(QAbstractSpinBox), *page.findChildren(QComboBox)):
+            field.installEventFilter(self)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if (
@@ -82,8 +87,9 @@ def text(placeholder: str) -> QLineEdit:
     return line
 
 
-def file_path(placeholder: str, accepted: str) -> QLineEdit:
-    """The path of a file, typed or chosen. accepted: filters of the dialog."""
+def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
+    """The path of a file, typed or chosen; of a folder without `accepted`, filters of the
+    dialog."""
     line = text(placeholder)
     drawing = line.style().standardIcon(QStyle.StandardPixmap.SP_DialogOpenButton)
     browse = line.addAction(drawing, QLineEdit.ActionPosition.TrailingPosition)
@@ -91,9 +97,14 @@ def file_path(placeholder: str, accepted: str) -> QLineEdit:
 
     def ask() -> None:
         options = QFileDialog.Option.DontUseNativeDialog
-        name, _ = QFileDialog.getOpenFileName(
-            line, "Choose a file", line.text(), accepted, options=options
-        )
+        if accepted:
+            name, _ = QFileDialog.getOpenFileName(
+                line, "Choose a file", line.text(), accepted, options=options
+            )
+        else:
+            name = QFileDialog.getExistingDirectory(
+                line, "Choose a folder", line.text(), options=options
+            )
         if name:
             line.setText(name)
 

@@ -46,6 +46,8 @@ def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0
 ROLE = "plot.overlay"
 DASHES = (5.0, 3.0)
 DOTS = (1.5, 2.5)
+FURTHER = (9.0, 2.0, 1.5, 2.0), (3.0, 6.0)
+"""Dashes of more runs."""
 _CASING = 3.0
 _ABOVE_BARS = 10
 
@@ -86,6 +88,7 @@ def overlay_sample(dashes: Sequence[float]) -> Callable[[QPainter, QRect, QColor
 
 
 draw_overlay, draw_overlay_dots = overlay_sample(DASHES), overlay_sample(DOTS)
+draw_further = tuple(map(overlay_sample, FURTHER))
 
 
 def draw_bar(painter: QPainter, box: QRect, colour: QColor) -> None:

@@ -109,18 +109,20 @@ class FormGroup(QWidget):
             self.setVisible(not gone)
 
     def summarise(self, warning: str = "") -> None:
-        """Say what the relevant rows are set to; with a warning, in the colour of errors."""
+        """Say what the relevant rows are set to; with a warning for what differs, in the colour of
+        errors."""
         words = []
         for field, (label, first) in self._first.items():
             now = reading(field)
             if self._relevant[field] and now != first:
                 words.append(f"{label} {now or 'none'}".strip())
-        if warning:
+        warns = bool(words and warning)
+        if warns:
             words.append(warning)
         text = ", ".join(words) or self._plain
         role = QPalette.ColorRole
         self._summary.setText(text)
-        self._summary.setForegroundRole(role.BrightText if warning else role.PlaceholderText)
+        self._summary.setForegroundRole(role.BrightText if warns else role.PlaceholderText)
         self._describe()
 
     def _toggle(self) -> None:
@@ -363,26 +365,30 @@ class MemoryGroup(OptionGroup):
         self.summarise()
 
 
-class FaultsGroup(OptionGroup):
-    """Bugs of the field, switched on to learn their signature; red while anything is chosen."""
+class ProvokingGroup(OptionGroup):
+    """What spoils runs on purpose, to learn what that looks like; red while anything is set.
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        self._speculative = False
-        super().__init__("Faults", shown("faults"), parent, plain="none")
+    what: it does to the output. options: their group on the command line.
+    """
+
+    def __init__(self, title: str, options: str, what: str, parent: QWidget) -> None:
+        self._speculative, self._what = False, what
+        super().__init__(title, shown(options), parent, plain="none")
         self.refresh()
 
     def set_use(self, speculative: bool) -> None:
-        """Show the faults only for runs that draft: without a draft none can act."""
+        """Show the options only for runs that draft: without a draft none can act."""
         self._speculative = speculative
         self._on_changed()
 
     def values(self) -> OptionValues:
-        """The faults that are on, none without drafters."""
+        """What is set, nothing without drafters."""
         return super().values() if self._speculative else {}
 
     def refresh(self) -> None:
-        self.set_relevant(self["faults"], self._speculative)
-        self.summarise("output may be wrong" if any(self.values().values()) else "")
+        for _, field in self.fields:
+            self.set_relevant(field, self._speculative)
+        self.summarise(self._what)
 
 
 class DraftGroup(OptionGroup):
@@ -391,7 +397,7 @@ class DraftGroup(OptionGroup):
     def __init__(self, parent: QWidget | None = None) -> None:
         self._types: tuple[str, ...] = ()
         self._rows: dict[str, list[QWidget]] = {}
-        options = shown("speculation", "ngram", "synthetic")
+        options = shown("speculation", "ngram")
         common = [one for one in options if one.path[1:] in _COMMON]
         super().__init__("Drafter options", common, parent)
         for name, drafter in DRAFTERS.items():
@@ -414,8 +420,6 @@ class DraftGroup(OptionGroup):
     def values(self) -> OptionValues:
         """The values that the drafters in use read; see OptionGroup.values."""
         found = super().values()
-        if not self._types:
-            found = {path: value for path, value in found.items() if "synth" not in path[-1]}
         if self["accept"].currentText() != "match":  # the engine refuses to throw drafts away
             found["spec", "n_min"] = 0
         return found
@@ -430,5 +434,4 @@ class DraftGroup(OptionGroup):
         for name, rows in self._rows.items():
             for row in rows:
                 self.set_relevant(row, name in self._types)
-        is_synthetic = self["synth_rates"].text().strip() or self["synth_len"].value() > 0
-        self.summarise("output invalid" if self._types and is_synthetic else "")
+        self.summarise()

@@ -19,6 +19,7 @@ from engine.trace.records import TOKEN_KINDS
 
 _ABOVE = 2
 _BELOW = 5
+_UNCOMPARED = KIND["ignored"], KIND["side"]
 
 
 class TokenMetrics:
@@ -84,9 +85,9 @@ class _Batch:
 class TokenPainter:
     """Paints marks of all kinds in the colours of a theme.
 
-    accepted: tint, solid underline · rejected: tint, struck out · ignored: hollow box, italic ·
-    replacement: double underline · bonus: dot · replayed: dotted underline · unknown: dashed
-    underline · target: plain · prompt: muted.
+    accepted: tint, solid underline · rejected: tint, struck out · ignored, side: hollow box,
+    italic · replacement: double underline · bonus: dot · replayed: dotted underline · unknown:
+    dashed underline · target: plain · prompt: muted.
     """
 
     def __init__(self, theme: Theme, metrics: TokenMetrics) -> None:
@@ -95,7 +96,15 @@ class TokenPainter:
         self._tint = {KIND[kind]: theme.color(f"{kind}.tint") for kind in ("accepted", "rejected")}
         self._line = {
             KIND[kind]: theme.color(f"{kind}.line")
-            for kind in ("accepted", "rejected", "ignored", "replacement", "bonus", "unknown")
+            for kind in (
+                "accepted",
+                "rejected",
+                "ignored",
+                "side",
+                "replacement",
+                "bonus",
+                "unknown",
+            )
         }
         self._neutral = theme.color("replayed.line")
         self._tint_height, self._under = metrics.tint_height, metrics.under
@@ -117,7 +126,7 @@ class TokenPainter:
                 painter.drawRects(batch.tints)
         for kind, batch in batches.items():
             painter.setPen(self._text[kind])
-            self._draw_texts(painter, batch, italic=kind == KIND["ignored"])
+            self._draw_texts(painter, batch, italic=kind in _UNCOMPARED)
         for kind, batch in batches.items():
             self._draw_lines(painter, batch, self._line.get(kind, self._neutral))
 
@@ -174,7 +183,7 @@ class TokenPainter:
             batch.bars.append(QRect(left, under, width, 2))
         elif style == "rejected":
             batch.bars.append(QRect(left, y + self._strike, width, 1))
-        elif style == "ignored":
+        elif kind in _UNCOMPARED:
             batch.boxes.append(QRect(left, top, width - 1, height - 1))
         elif style == "replacement":
             batch.bars.append(QRect(left, under, width, 1))

@@ -16,7 +16,8 @@ from app.engine_thread.feed import Feed
 from app.looks.theme import Theme, apply_theme, load_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
 from app.window.banner import BannerArea
-from app.window.docks import LAYOUTS, Docks
+from app.window.docks import Docks
+from app.window.layouts import LAYOUTS
 from app.window.panels import Panels
 from engine.trace.run_ref import RunRef
 from engine.trace.token_text import pieces_at
@@ -48,6 +49,7 @@ class Appearance(QObject):
         self._keeping.timeout.connect(self.keep)
         self._keeping.start(_KEEP_MS)
         panels.run_panel.set_open_groups(settings.open_groups)
+        docks.turn_to(settings.pages)
         panels.run_panel.folded.connect(self._keep_groups)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)
 
@@ -69,6 +71,7 @@ class Appearance(QObject):
             self._kept = found
             self._settings.set_layout(*found)
         self._settings.set_geometry(window.saveGeometry())
+        self._settings.pages = self._docks.pages
         self._settings.sync()
 
     def rest(self) -> None:

@@ -1,109 +1,25 @@
-"""The docks around the token stream, and the named layouts that place them."""
+"""The docks around the token stream, placed by named layouts."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTimer
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
+from app.widgets.buttons import TitleNote
 from app.widgets.fitted_labels import LowPanel
+from app.widgets.pages import Pages
 from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs
+from app.window.layouts import DOCK_OF, LAYOUTS, PAGES, PLOTS, TITLES, DockLayout
 
-TITLES = {
-    "model": "Model",
-    "run": "Run",
-    "rollback": "Rollback depth",
-    "ring": "Ring occupancy",
-    "divergence": "Divergence",
-    "findings": "Findings",
-    "inspector": "Step inspector",
-    "runs": "Runs",
-    "breaks": "Break rules",
-    "conversation": "Conversation",
-    "acceptance": "Acceptance",
-    "timing": "Time per round",
-    "verify": "Verify width",
-    "kv": "KV cells",
-    "what_if": "What if",
-    "drafter": "Drafter",
-    "tune": "Tune",
-    "results": "Results",
-    "gate": "Gate",
-    "conform": "Kernel checks",
-}
-_PLOTS = ("acceptance", "timing", "verify", "kv", "what_if")
-_HIGH = ("runs", "breaks", "conversation", "tune")
+_HIGH = ("runs", "lab", "conversation", "tuning", "checks")
 """What they hold does not fit every place; the other panels scroll by themselves."""
 
-
-@dataclass(frozen=True, slots=True)
-class DockLayout:
-    """First places of the docks, and which of them are open.
-
-    left and bottom: docks one under the other; the further plots are tabs of the last of them,
-    every other dock is a tab at the right. bottom_share and right_share: part of the window that
-    an open dock there takes; last_share: that of the last one, with the axis of a stack. wide: the
-    bottom docks reach from edge to edge; where the window is low, many of them stand in two columns
-    and the left docks are tabs.
-    below: docks that are tabs of the last bottom one too, and not at the right.
-    """
-
-    title: str
-    left: tuple[str, ...]
-    bottom: tuple[str, ...]
-    shown: tuple[str, ...]
-    bottom_share: float
-    right_share: float = 0.5
-    wide: bool = False
-    below: tuple[str, ...] = ()
-    last_share: float | None = None
-
-
-LAYOUTS = {
-    "stream": DockLayout(
-        "Stream",
-        ("model", "run"),
-        ("rollback", "ring"),
-        ("model", "run", "rollback", "ring", *_PLOTS),
-        0.17,
-    ),
-    "rollback": DockLayout(
-        "Rollback",
-        ("run", "model"),
-        ("rollback", "ring"),
-        ("run", "rollback", "ring", *_PLOTS),
-        0.33,
-    ),
-    "divergence": DockLayout(
-        "Divergence", ("run", "model"), ("divergence",), ("divergence", "findings"), 0.68, wide=True
-    ),
-    "tune": DockLayout(
-        "Tune",
-        ("run", "model"),
-        ("tune",),
-        ("run", "tune"),
-        0.62,
-        wide=True,
-        below=("drafter", "results"),
-    ),
-    "plots": DockLayout(
-        "Plots",
-        ("run", "model"),
-        ("rollback", "ring", "acceptance", "timing", "verify", "kv"),
-        ("run", "rollback", "ring", "acceptance", "timing", "verify", "kv"),
-        0.105,
-        wide=True,
-        last_share=0.145,
-    ),
-}
-"""The text keeps the centre in all of them; what a layout is named after gets the room."""
-
-LAYOUT_VERSION = zlib.crc32(" ".join(sorted(TITLES)).encode()) >> 1
+LAYOUT_VERSION = zlib.crc32(" ".join(sorted((*TITLES, *DOCK_OF))).encode()) >> 1
 """Other docks are another version: a layout saved with those is then ignored."""
 
 _FIRST_SIZE = (1280, 800)
@@ -123,9 +39,8 @@ _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDoc
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 
 
-def known_layout(name: str) -> str:
-    """The layout of this name, the first one if there is none."""
-    return name if name in LAYOUTS else next(iter(LAYOUTS))
+def _inside(panel: QWidget | None) -> QWidget | None:
+    return panel.widget() if isinstance(panel, LowPanel) else panel
 
 
 def _first_for_keys(view: QWidget) -> QWidget | None:
@@ -149,6 +64,8 @@ class Docks:
     def __init__(self, window: QMainWindow) -> None:
         self._window = window
         self._docks: dict[str, QDockWidget] = {}
+        self._notes: dict[str, TitleNote] = {}
+        self._pages: dict[str, Pages] = {}
         self._makers: dict[str, Callable[[], object]] = {}
         self._moves = False
         """Whether docks change places."""
@@ -162,6 +79,11 @@ class Docks:
             dock = QDockWidget(title, window)
             dock.setObjectName(f"dock.{name}")
             self._docks[name] = dock
+            self._notes[name] = TitleNote(dock)
+            if name in PAGES:
+                pages = self._pages[name] = Pages(PAGES[name])
+                dock.setWidget(LowPanel(pages) if name in _HIGH else pages)
+                pages.turned.connect(self._making.start)
         window.setDockNestingEnabled(True)
         # in one step: whenever anything in the window is laid out anew, docks would take several
         window.setAnimated(False)
@@ -177,27 +99,63 @@ class Docks:
         return self._window
 
     def __getitem__(self, name: str) -> QDockWidget:
-        return self._docks[name]
+        """A dock by its name, or by that of a view in it."""
+        return self._docks[DOCK_OF.get(name, name)]
+
+    def _shared(self, name: str) -> Pages | None:
+        """The pages of a dock, or of that which a view shares."""
+        return self._pages.get(DOCK_OF.get(name, name))
+
+    @property
+    def pages(self) -> list[str]:
+        """Names of the views in front where several share a dock."""
+        return [pages.current for pages in self._pages.values()]
+
+    def turn_to(self, names: Iterable[str]) -> None:
+        """Bring these views to the front where they share a dock; a name of no view is ignored."""
+        for name in names:
+            if name in DOCK_OF:
+                self._pages[DOCK_OF[name]].turn_to(name)
 
     def fill(self, name: str, widget: QWidget) -> None:
         """Put a view into its dock."""
         self._makers.pop(name, None)
-        self._docks[name].setWidget(LowPanel(widget) if name in _HIGH else widget)
+        pages = self._shared(name)
+        if pages is None:
+            self[name].setWidget(LowPanel(widget) if name in _HIGH else widget)
+        else:
+            pages.fill(name, widget)
+
+    def view(self, name: str) -> QWidget | None:
+        """What `fill` put there, None before."""
+        pages = self._shared(name)
+        return _inside(self[name].widget()) if pages is None else pages.view(name)
+
+    def front(self, name: str) -> QWidget | None:
+        """The view that is in front in a dock, or in the dock of this view."""
+        pages = self._shared(name)
+        return self.view(name if pages is None else pages.current)
 
     def fill_when_seen(self, name: str, make: Callable[[], object]) -> None:
         """Have the view of a dock made, by a call that fills it, once the dock is in sight."""
-        dock = self._docks[name]
-        if dock.widget() is not None:
+        if self.view(name) is not None:
             return
         self._makers[name] = make
-        dock.visibilityChanged.connect(lambda seen: self._make(name) if seen else None)
+        self[name].visibilityChanged.connect(
+            lambda seen: self._make(name) if seen and self._is_in_front(name) else None
+        )
         if self._is_seen(name):
             self._make(name)
 
+    def _is_in_front(self, name: str) -> bool:
+        """Whether a view would be in sight if its dock was."""
+        pages = self._shared(name)
+        return pages is None or pages.shows(name)
+
     def _is_seen(self, name: str) -> bool:
-        """Whether a dock is in sight, and not under another tab."""
-        dock = self._docks[name]
-        return dock.isVisible() and dock.geometry().right() >= 0
+        """Whether a view is in sight, and not under another tab."""
+        dock = self[name]
+        return self._is_in_front(name) and dock.isVisible() and dock.geometry().right() >= 0
 
     def _make(self, name: str) -> None:
         """Make the view of a dock, unless docks change places: most come into sight on the way."""
@@ -227,7 +185,7 @@ class Docks:
         checked while the dock is in sight; Qt's own would also be while another tab covers it,
         and then close what the user asked to see."""
         dock = self._docks[name]
-        action.triggered.connect(lambda wanted: self._enter(name) if wanted else dock.close())
+        action.triggered.connect(lambda wanted: self.enter(name) if wanted else dock.close())
         dock.visibilityChanged.connect(action.setChecked)
 
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
@@ -253,6 +211,8 @@ class Docks:
 
     def _take_places(self, name: str, saved: QByteArray | None) -> bool:
         self._take_down()
+        for dock, pages in self._pages.items():
+            pages.set_stack(LAYOUTS[name].stack and dock in LAYOUTS[name].bottom)
         self._place(LAYOUTS[name])
         if saved is None or saved.isEmpty():
             return False
@@ -268,7 +228,8 @@ class Docks:
         return restored
 
     def reset(self) -> None:
-        """Every dock of the layout in use in its first place."""
+        """Every dock of the layout in use in its first place, the first of its pages in front."""
+        self.turn_to([next(iter(titles)) for titles in PAGES.values()])
         self.apply(self.layout_name)
 
     def _take_down(self) -> None:
@@ -290,7 +251,7 @@ class Docks:
         ):
             window.setCorner(corner, _BOTTOM if layout.wide else area)
         columns = self._columns(layout)
-        for first in (layout.left[0], layout.bottom[0]):
+        for first in (layout.left[0], columns[0][0]):
             area = _LEFT if first in layout.left else _BOTTOM
             window.addDockWidget(area, docks[first])
         for column in columns[1:]:
@@ -302,10 +263,10 @@ class Docks:
                     window.tabifyDockWidget(docks[above], docks[name])
                 else:
                     window.splitDockWidget(docks[above], docks[name], Qt.Orientation.Vertical)
-        below = (*layout.below, *(name for name in _PLOTS if name not in layout.bottom))
+        below = [name for name in PLOTS if name not in layout.bottom]
         for name in below:
             window.addDockWidget(_BOTTOM, docks[name])
-            window.tabifyDockWidget(docks[layout.bottom[-1]], docks[name])
+            window.tabifyDockWidget(docks[columns[-1][-1]], docks[name])
         tabs = [name for name in TITLES if name not in (*layout.left, *layout.bottom, *below)]
         for first, name in zip(("", *tabs[:1] * len(tabs)), tabs, strict=False):
             window.addDockWidget(_RIGHT, docks[name])
@@ -313,7 +274,7 @@ class Docks:
                 window.tabifyDockWidget(docks[first], docks[name])
         for name, dock in docks.items():
             dock.setVisible(name in layout.shown)
-        docks[layout.bottom[-1]].raise_()
+        docks[columns[-1][-1]].raise_()
         self._share_out(layout, [name for name in tabs if name in layout.shown])
 
     def _share_out(self, layout: DockLayout, tabs: list[str]) -> None:
@@ -334,10 +295,7 @@ class Docks:
             half = window.width() // len(stacks)
             firsts = [docks[stack[0]] for stack in stacks]
             window.resizeDocks(firsts, [half] * len(stacks), Qt.Orientation.Horizontal)
-        shares = dict.fromkeys(layout.bottom, layout.bottom_share * len(stacks))
-        if layout.last_share is not None:
-            shares |= {stack[-1]: layout.last_share * len(stacks) for stack in stacks}
-        self._shares.placed(shares)
+        self._shares.placed({name: len(stacks) * part for name, part in layout.bottom.items()})
 
     @property
     def _is_low(self) -> bool:
@@ -345,10 +303,11 @@ class Docks:
 
     def _columns(self, layout: DockLayout) -> list[tuple[str, ...]]:
         """The bottom docks from top to bottom, in one column or two."""
-        if len(layout.bottom) < _MANY or not self._is_low:
-            return [layout.bottom]
-        half = -(-len(layout.bottom) // 2)
-        return [layout.bottom[:half], layout.bottom[half:]]
+        names = tuple(layout.bottom)
+        if len(names) < _MANY or not self._is_low:
+            return [names]
+        half = -(-len(names) // 2)
+        return [names[:half], names[half:]]
 
     def characters(self, n: int) -> int:
         """Width of this many letters: the average that a font states may be that of letters which
@@ -369,16 +328,18 @@ class Docks:
         return window.width() * LAYOUTS[self.layout_name].right_share >= least
 
     def reveal(self, *names: str) -> None:
-        """Open docks, the first of them on top; tabs at the right that were all closed get half
-        the window, and the panels at the left keep their width."""
-        window, first, left = self._window, self._docks[names[0]], self._docks["model"]
+        """Bring docks or views into sight, the first of them on top; tabs at the right that were
+        all closed get half the window, and the panels at the left keep their width."""
+        window, first, left = self._window, self[names[0]], self._docks["model"]
         size = window.size()
-        self._make(names[0])
+        self.turn_to(names)
+        pages = self._shared(names[0])
+        self._make(names[0] if pages is None else pages.current)
         opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
         self._lay_out()  # a panel may just have been closed
         centre = window.centralWidget().width()
         for name in names:
-            self._docks[name].show()
+            self[name].show()
         first.raise_()
         if opens and self._stands_at_right(first):
             wide = round(window.width() * LAYOUTS[self.layout_name].right_share)
@@ -392,18 +353,22 @@ class Docks:
         if window.isVisible():
             self._have_again(size)
 
-    def _enter(self, name: str) -> None:
-        """Bring a dock into sight, and the keys to what is used most in it."""
+    def enter(self, name: str) -> None:
+        """Bring a dock or view into sight, and the keys to what is used most in it."""
         self.reveal(name)
-        page = self._docks[name].widget()
-        view = page.widget() if isinstance(page, LowPanel) else page
+        view = self.front(name)
         if view is None:  # it comes after the first painting
             return
         chosen = view.focusProxy()
         if chosen is None or not chosen.isVisibleTo(view):
-            chosen = _first_for_keys(view)
+            pages = self._shared(name)
+            chosen = _first_for_keys(view) or (pages.bar if pages else None)
         if chosen is not None:
             chosen.setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    def note(self, name: str, text: str) -> None:
+        """Say after the title of a dock what it shows."""
+        self._notes[name].say(text)
 
     def count(self, name: str, n: int) -> None:
         """Say in a panel's title how many entries it has."""

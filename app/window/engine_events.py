@@ -10,14 +10,14 @@ from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State, TraceRead
 from app.engine_thread.feed import Feed
-from app.engine_thread.jobs.files import ExportTrace
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of, run_to_show
 from app.trace_models.plain_tip import in_window
+from app.trace_models.run_facts import run_label
 from app.trace_models.run_rows import Position
 from app.trace_models.server_facts import known_facts, server_name
-from app.window.banner import Banner, BannerButton
+from app.window.banner import Banner
 from app.window.panels import Panels
 from engine.analysis.breaks import BreakHit
 from engine.trace.run_ref import RunRef
@@ -50,7 +50,6 @@ class EngineNews(QObject):
         bridge.run_started.connect(self._show_run)
         bridge.run_ended.connect(self._end_run)
         bridge.broke.connect(self._show_break)
-        bridge.exported.connect(self._show_exported)
         bridge.finished.connect(self._end_progress)
         bridge.trace_shown.connect(self._show_trace)
         bridge.trace_read.connect(self._offer_trace)
@@ -62,6 +61,7 @@ class EngineNews(QObject):
         panels.run_panel.options_changed.connect(self._show_options)
         feed.numbers_changed.connect(self._refresh_runs)
         feed.run_shown.connect(self._show_model_text)
+        feed.run_shown.connect(self._tell_of_run_behind)
 
     def show_state(self, state: State) -> None:
         """Loading, ready, running, …"""
@@ -154,21 +154,28 @@ class EngineNews(QObject):
             ("&Show it", lambda: self._bridge.show_trace(read)),
         )
 
-    def _tell_of_run_behind(self) -> None:
-        """A run goes on while a trace from disk is on show: say so, with the way back."""
+    def _tell_of_run_behind(self, *_: object) -> None:
+        """A run goes on while another one is on show: say so, with the way back."""
         bridge, banners = self._bridge, self._panels.banners
         if self._behind is not None:
             banners.take_down(self._behind)
             self._behind = None
-        if bridge.trace is not None and bridge.has_run:
+        live, shown = bridge.live, self._feed.run
+        if live is None or not bridge.has_run:
+            return
+        if bridge.trace is not None or (shown is not None and shown not in (live, *lanes_of(live))):
             word = "is paused" if bridge.state is State.PAUSED else "goes on"
             self._behind = banners.add(
                 "info",
-                f"{str(bridge.live).capitalize()} {word} in the background.",
+                f"{str(live).capitalize()} {word} in the background.",
                 "",
-                ("&Show the run", bridge.hide_trace),
+                ("&Show the run", self._show_live),
                 sticky=True,
             )
+
+    def _show_live(self) -> None:
+        self._bridge.hide_trace()
+        self._show_lanes_or_run(self._bridge.live)
 
     def _show_names(self) -> None:
         files, folder = self._bridge.files, self._bridge.trace_folder
@@ -195,15 +202,10 @@ class EngineNews(QObject):
             self._panels.model_map.set_options(options, len(panel.texts()))
             self._panels.divergence.header.editor.set_options(options)
 
-    def _show_exported(self, export: ExportTrace) -> None:
-        self._panels.banners.add("info", f"Trace exported to {export.folder}.")
-
     # -- runs ------------------------------------------------------------------------------
 
     def _show_run(self, run: RunRef) -> None:
         self._show_lanes_or_run(run)
-        if fork := run.facts.fork:
-            self._feed.set_overlay(run.sibling(fork.parent))
         if listens_at := run.facts.listens_at:
             self._watching = self._panels.banners.add(
                 "info",
@@ -245,12 +247,13 @@ class EngineNews(QObject):
     def _show_break(self, hit: BreakHit) -> None:
         self._panels.breaks.show_hit(hit)
         self._feed.refresh()
-        offers: tuple[BannerButton, ...] = ()
+        words = f"A break rule held, {hit}."
         if self._bridge.trace is not None:  # a trace on show stays on show
-            offers = (("&Show it", lambda: self._go_to(hit)),)
+            offer = "&Show it", lambda: self._go_to(hit)
+            self._panels.banners.add("info", words, "", offer)
         else:
             self._go_to(hit)
-        self._panels.banners.add("info", f"A break rule held, {hit}.", "", *offers)
+            self._panels.run_banners.add(hit.run, "info", words)
 
     def _go_to(self, hit: BreakHit) -> None:
         self._bridge.hide_trace()
@@ -277,7 +280,7 @@ class EngineNews(QObject):
         files, folder = bridge.files, bridge.trace_folder
         parts = [bridge.state.value]
         if folder is not None:
-            parts = [f"trace {folder}", "opened from disk"]
+            parts = [f"trace {folder}", *self._on_show(), "opened from disk"]
             if bridge.has_run:
                 parts.append(f"{bridge.live} {bridge.state.value}")
         elif bridge.connecting:
@@ -286,18 +289,17 @@ class EngineNews(QObject):
             told = known_facts(bridge.server.facts)
             state = "gone" if bridge.server_status.gone else bridge.state.value
             parts = [server_name(bridge.server.facts), told["model"], told["build"], state]
-            parts += self._other_on_show()
+            parts += self._on_show()
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")
             parts = [files.target.stem, quant, bridge.compute, bridge.state.value]
-            parts += self._other_on_show()
+            parts += self._on_show()
         self._panels.status.set_model(" · ".join(part for part in parts if part))
 
-    def _other_on_show(self) -> list[str]:
-        """The model whose run is on show, if it is not the one in use."""
+    def _on_show(self) -> list[str]:
+        """The run on show, with its model if that is not the one in use."""
         shown = self._feed.run
-        return [
-            f"on show: a run of {runs.model}"
-            for runs in self._bridge.listed
-            if shown is not None and runs.store is shown.store and not runs.in_use
-        ]
+        if shown is None:
+            return []
+        others = [r.model for r in self._bridge.listed if r.store is shown.store and not r.in_use]
+        return [" of ".join((f"on show: {run_label(shown)}", *others[:1]))]

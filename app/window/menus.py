@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QMenu,
     QMenuBar,
     QSizePolicy,
+    QTabBar,
     QToolBar,
     QToolButton,
     QVBoxLayout,
@@ -25,9 +26,7 @@ from app.actions.spec import SEPARATOR
 from app.saved.settings import THEME_CHOICES, Settings
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import UNITS
-from app.window.docks import LAYOUTS
-from engine.compare.memory_script import MemoryScript
-from engine.compare.scenario import Scenario
+from app.window.layouts import LAYOUTS
 
 _PLOTS = (
     *(f"plot.x_{unit}" for unit in UNITS),
@@ -90,45 +89,11 @@ class PlotsMenu(QMenu):
                 self.addAction(actions[entry])
 
 
-class ScenarioMenu(QMenu):
-    """Scenarios and scripts of memory operations by title, each with what it is about as its
-    tooltip; hidden without any."""
-
-    def __init__(
-        self,
-        scenarios: Sequence[Scenario | MemoryScript],
-        open_scenario: Callable[[Scenario | MemoryScript], None],
-    ) -> None:
-        super().__init__("Sc&enarios")
-        self.setToolTipsVisible(True)
-        self.menuAction().setVisible(bool(scenarios))
-        before: Scenario | MemoryScript | None = None
-        for scenario in scenarios:
-            if before and isinstance(scenario, MemoryScript) > isinstance(before, MemoryScript):
-                self.addSeparator()
-            before = scenario
-            action = self.addAction(scenario.title.replace("&", "&&"))
-            action.setObjectName(f"scenario.{scenario.name}")
-            action.setToolTip(scenario.about)
-            action.triggered.connect(lambda _=False, chosen=scenario: open_scenario(chosen))
-
-    def set_available(self, available: bool) -> None:
-        """Enable the menu and what is in it, which the palette lists too."""
-        self.setEnabled(available)
-        for action in self.actions():
-            action.setEnabled(available)
-
-
 def make_menus(
-    window: QMainWindow,
-    bar: QMenuBar,
-    actions: Actions,
-    recent: RecentMenu,
-    scenarios: ScenarioMenu,
-    plots: PlotsMenu,
+    window: QMainWindow, bar: QMenuBar, actions: Actions, recent: RecentMenu, plots: PlotsMenu
 ) -> list[QMenu]:
     """Fill the menu bar; returns its menus and their submenus."""
-    for submenu in (recent, scenarios, plots):
+    for submenu in (recent, plots):
         submenu.setParent(window, submenu.windowFlags())
     themes = QMenu("&Theme", window)
     themes.addActions([actions[f"view.theme_{name}"] for name in THEME_CHOICES])
@@ -143,7 +108,6 @@ def make_menus(
         "menu.recent": recent,
         "menu.theme": themes,
         "menu.layout": layouts,
-        "menu.scenarios": scenarios,
         "menu.plots": plots,
     }
     menus: list[QMenu] = [*submenus.values()]
@@ -191,7 +155,7 @@ def make_toolbar(actions: Actions) -> QToolBar:
     space = QWidget()
     space.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
     bar.addWidget(space)
-    bar.addWidget(_layout_button([actions[f"view.layout_{name}"] for name in LAYOUTS]))
+    bar.addWidget(_layout_tabs([actions[f"view.layout_{name}"] for name in LAYOUTS]))
     return bar
 
 
@@ -206,23 +170,20 @@ def make_head(bar: QMenuBar, *below: QWidget) -> QWidget:
     return head
 
 
-def _layout_button(layouts: Sequence[QAction]) -> QToolButton:
-    """A button that says which layout is in use and opens a menu of them."""
-    button = QToolButton()
-    button.setObjectName("toolbar.layout")
-    button.setAccessibleName("Layout")
-    button.setToolTip("Lay the panels out for another purpose (Alt+1 … Alt+5)")
-    button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
-    menu = QMenu(button)
-    menu.addActions(layouts)
-    button.setMenu(menu)
-    menu.setToolTipsVisible(True)
-
-    def name_it() -> None:
-        for action in layouts:
-            if action.isChecked():
-                button.setText(action.text().replace("&", ""))
-
-    for action in layouts:
-        action.toggled.connect(name_it)
-    return button
+def _layout_tabs(layouts: Sequence[QAction]) -> QTabBar:
+    """A tab for each layout; the one in use is in front."""
+    tabs = QTabBar()
+    tabs.setObjectName("toolbar.layouts")
+    tabs.setAccessibleName("Layouts")
+    tabs.setDrawBase(False)
+    tabs.setExpanding(False)
+    tabs.setElideMode(Qt.TextElideMode.ElideNone)
+    for at, action in enumerate(layouts):
+        tabs.addTab(action.text().replace("&", ""))
+        tabs.setTabToolTip(at, action.toolTip())
+        action.toggled.connect(lambda on, at=at: tabs.setCurrentIndex(at) if on else None)
+    tabs.tabBarClicked.connect(lambda at: layouts[at].trigger() if at >= 0 else None)
+    tabs.currentChanged.connect(
+        lambda at: None if layouts[at].isChecked() else layouts[at].trigger()
+    )
+    return tabs

@@ -10,10 +10,11 @@ from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
-from app.panels.breaks import BreaksView
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.findings.findings_view import FindingsView
 from app.panels.inspector.inspector_view import InspectorView
+from app.panels.lab.breaks_view import BreaksView
+from app.panels.lab.faults_view import FaultsView
 from app.panels.model.model_map import ModelMapView
 from app.panels.run_settings.run_panel import RunPanel
 from app.panels.runs.runs_view import RunsView
@@ -26,12 +27,13 @@ from app.window.banner import BannerArea
 from app.window.docks import Docks
 from app.window.menus import PlotsMenu
 from app.window.status_line import StatusLine
+from app.window.subject import RunBanners
 from app.window.why_not_strip import WhyNotStrip
 
 if TYPE_CHECKING:
-    from app.panels.conform import ConformView
+    from app.panels.checks.conform_view import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
-    from app.panels.results.results_view import ResultsView
+    from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
 
 _FIRST, _TOKENS = range(2)
@@ -56,7 +58,9 @@ class Panels:
         self.conversation = ConversationView(theme)
         self.model_map = ModelMapView(theme, opening)
         self.run_panel = RunPanel()
+        self.lab = FaultsView(actions["run.scenarios"], self.run_panel.provoking)
         self.banners = BannerArea(theme)
+        self.run_banners = RunBanners(self.banners)
         self.status = StatusLine()
         self.text_views = (self.tokens, self.findings, self.inspector, self.why_not, self.runs)
         self._waiting: list[EmptyState] = []
@@ -95,12 +99,16 @@ class Panels:
 
         stack = PlotStack(self._centre)
 
+        def target(name: str) -> QWidget | None:
+            return PlotGroup.target(docks.front(name))
+
         def put(name: str, view: PlotView) -> None:
             self._offer_run([view])
             docks.fill(name, view)
             if isinstance(view, RoundView):
                 stack.add(docks[name], view)
-            TitleButton(docks[name], "Plot", menu, PlotGroup.target(view))
+            if not docks[name].findChildren(TitleButton):
+                TitleButton(docks[name], "Plot", menu, partial(target, name))
             made(view)
 
         self._theme, self._docks, self._made = theme, docks, made
@@ -119,7 +127,7 @@ class Panels:
     def results(self) -> ResultsView:
         """The view of result files, made when first asked for."""
         if self._results is None:
-            from app.panels.results.results_view import ResultsView
+            from app.panels.tune.results_view import ResultsView
 
             self._results = ResultsView(self._theme, self._actions)
             self._docks.fill("results", self._results)
@@ -127,7 +135,7 @@ class Panels:
         return self._results
 
     def _make_conform(self) -> None:
-        from app.panels.conform import ConformView
+        from app.panels.checks.conform_view import ConformView
 
         self._conform = ConformView(self._theme)
         self._docks.fill("conform", self._conform)
@@ -157,6 +165,7 @@ class Panels:
             ("findings", self.findings),
             ("inspector", self.inspector),
             ("runs", self.runs),
+            ("faults", self.lab),
             ("breaks", self.breaks),
             ("conversation", self.conversation),
         ):

@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QWidget
 from app.looks.theme import Theme
 from app.panels.plots.round_view import RoundView
 from app.trace_models.run_facts import effective, run_origin, run_title
+from app.trace_models.run_notes import run_name
 from engine.errors import TraceFileError
 from engine.files import written_whole
 from engine.trace.run_ref import RunRef
@@ -168,5 +169,5 @@ class PlotCaption:
 
 
 def _lines(run: RunRef) -> list[str]:
-    named = filter(None, (run_origin(run.facts), str(run), run_title(run.facts)))
+    named = filter(None, (run_origin(run.facts), run_name(run), run_title(run.facts)))
     return [" · ".join(named), *effective(run.facts).splitlines()]

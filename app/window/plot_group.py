@@ -13,8 +13,7 @@ from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWi
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme, load_theme
-from app.panels.drafter import DrafterView
-from app.panels.gate import GateView
+from app.panels.checks.gate_view import GateView
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import OverlaidView
 from app.panels.plots.kv_cells_view import KvCellsView
@@ -23,8 +22,9 @@ from app.panels.plots.rollback_view import RollbackView
 from app.panels.plots.round_view import RoundView
 from app.panels.plots.timing_view import TimingView
 from app.panels.plots.verify_width_view import VerifyWidthView
-from app.panels.tune import TuneView
-from app.panels.what_if import WhatIfView
+from app.panels.tune.drafter_view import DrafterView
+from app.panels.tune.tune_view import TuneView
+from app.panels.tune.what_if_view import WhatIfView
 from app.saved.settings import Settings
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import UNITS, RunOverlay
@@ -143,14 +143,13 @@ class PlotGroup:
             plot.show_rounds(plot.n_rounds)  # the second run may be longer
 
     @staticmethod
-    def target(view: PlotView) -> QWidget:
-        """The widget of a view that takes the keyboard focus; the plot menu acts on its view."""
+    def target(view: QWidget | None) -> QWidget | None:
+        """The widget of a plot that takes the keyboard focus; the plot menu acts on its view."""
         if isinstance(view, DrafterView):
             return view.quality.reliability
         if isinstance(view, TuneView | GateView):
             return view.grid
-        assert isinstance(view, RoundView | WhatIfView)
-        return view.plot
+        return view.plot if isinstance(view, RoundView | WhatIfView) else None
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -225,7 +224,8 @@ class PlotStack(QObject):
     def add(self, dock: QDockWidget, view: RoundView) -> None:
         """Watch one more dock, which holds this view."""
         self._views.append(view)
-        dock.installEventFilter(self)
+        for watched in (dock, view):
+            watched.installEventFilter(self)
         dock.visibilityChanged.connect(self._ask)
         self._ask()
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Qt, QTimer
-from PySide6.QtWidgets import QInputDialog, QWidget
+from PySide6.QtCore import QObject, QTimer
+from PySide6.QtWidgets import QWidget
 
 from app.actions.actions import Actions
 from app.engine_thread.bridge import Bridge
@@ -33,10 +33,11 @@ from app.engine_thread.requests import (
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import fidelity_text
+from app.trace_models.run_notes import note, run_name
 from app.trace_models.run_rows import Position
 from app.window.banner import Banner
 from app.window.dialogs.connect import LOOPBACK, ConnectDialog
-from app.window.dialogs.files import ask_model
+from app.window.dialogs.files import LibraryDialog, ask_model
 from app.window.dialogs.fork import ForkDialog
 from app.window.docks import Docks
 from app.window.panels import Panels
@@ -188,7 +189,8 @@ class RunControl:
             again = partial(self._rescore, job.ref, job.target, assume_same=True)
             banners.add("warning", job.unsure, "", ("&Re-score all the same", again))
         elif job.found is not None:
-            banners.add("error" if job.found.n_changed else "info", rescored_sentence(job.found))
+            severity = "error" if job.found.n_changed else "info"
+            self._panels.run_banners.add(job.ref, severity, rescored_sentence(job.found))
             self._feed.show_run(self._feed.run)  # cells that views have read are filled now
 
     def reload(self) -> None:
@@ -223,9 +225,9 @@ class RunControl:
         except DraftscopeError as error:
             self._panels.banners.add("warning", error.message, error.remedy)
             return
-        where = f"{fork.parent}, sequence {fork.seq_id}, before round {fork.round}"
+        where = f"{run_name(fork.parent)}, sequence {fork.seq_id}, before round {fork.round}"
         if fork.n_kept is not None:
-            where = f"{fork.parent}, sequence {fork.seq_id}, after position {place.pos}"
+            where = f"{run_name(fork.parent)}, sequence {fork.seq_id}, after position {place.pos}"
         dialog = ForkDialog(where, self._window)
         dialog.chosen.connect(partial(self._fork, fork))
         dialog.show()
@@ -342,14 +344,8 @@ class RunControl:
 
     def ask_llama_library(self) -> None:
         """Let the user name the build of llama.cpp that its lanes use."""
-        dialog = QInputDialog(self._window)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.setWindowTitle("llama.cpp library")
-        dialog.setLabelText(
-            "Build tree, install prefix or wheel of llama.cpp; empty for an installed package"
-        )
-        dialog.setTextValue(str(self._settings.llama_library or ""))
-        dialog.textValueSelected.connect(self.use_llama_library)
+        dialog = LibraryDialog(str(self._settings.llama_library or ""), self._window)
+        dialog.chosen.connect(self.use_llama_library)
         dialog.open()
 
     def use_llama_library(self, name: str) -> None:
@@ -385,7 +381,7 @@ class RunControl:
     def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
         """End one sequence of the run in progress."""
         self._bridge.cancel_sequence(run, seq_id)
-        self._panels.banners.add("info", f"Sequence {seq_id} ends before the next round.")
+        self._panels.run_banners.add(run, "info", f"Sequence {seq_id} ends before the next round.")
 
     # -- break rules -----------------------------------------------------------------------
 
@@ -437,10 +433,13 @@ class ScenarioGuide(QObject):
         self._scenario = scenario
         self._has_begun = self._is_told = False
 
-    def _begin_run(self, _run: RunRef) -> None:
+    def _begin_run(self, begun: RunRef) -> None:
         if self._is_told:
             self._scenario = None
             self._take_down()
+        elif self._scenario is not None:
+            for run in lanes_of(begun) or (begun,):
+                note(run, scenario=self._scenario.title)
         self._has_begun = True
 
     def _end_run(self, state: State) -> None:
@@ -463,7 +462,7 @@ class ScenarioGuide(QObject):
         found = panels.findings.open_first(getattr(scenario, "expects", ()), keep_place=diverges)
         outcome = panels.divergence.outcome if lanes_of(run) else ""
         told = " ".join(filter(None, (scenario.about, outcome, found)))
-        self._banner = panels.banners.add("info", f"{scenario.title}. {told}", sticky=True)
+        self._banner = panels.run_banners.add(run, "info", f"{scenario.title}. {told}", sticky=True)
 
     def _take_down(self) -> None:
         if self._banner is not None:

@@ -14,17 +14,29 @@ from PySide6.QtGui import QGuiApplication
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import TraceMark, mark_of
 from app.engine_thread.feed import Feed
+from app.engine_thread.jobs.decoding import StartRun
 from app.engine_thread.jobs.files import ReadRows
 from app.engine_thread.jobs.judging import TriageRuns
+from app.engine_thread.worker import DecodingJob
 from app.saved.autosave import Autosave
 from app.saved.errors import issue_text
 from app.trace_models.compared_lanes import lanes_of
-from app.trace_models.run_notes import FACT, describe_prompt, note, notes_of, prompt_text
+from app.trace_models.run_facts import is_ours
+from app.trace_models.run_notes import (
+    FACT,
+    describe_prompt,
+    note,
+    notes_of,
+    number_of,
+    prompt_text,
+    run_name,
+)
 from app.trace_models.run_rows import Position, RunOverlay
 from app.window.dialogs.help import environment, environment_text, report
 from app.window.engine_events import EngineNews
 from app.window.panels import Panels
 from engine.errors import DraftscopeError
+from engine.trace.records import REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -58,7 +70,7 @@ class RunLibrary(QObject):
         """How much opened traces held when they had been read. Neither keeps closed ones alive."""
         self._deleted: list[list[RunRef]] = []
         """What can be brought back, the latest last."""
-        self._wanted: tuple[TraceStore, Callable[[], None]] | None = None
+        self._wanted: tuple[TraceStore, Callable[[], object]] | None = None
         """A trace that is being read again, and what is to be done then."""
         runs = panels.runs
         runs.run_selected.connect(self.select)
@@ -67,9 +79,12 @@ class RunLibrary(QObject):
         runs.star_asked.connect(lambda run, starred: self._note([run], starred=starred))
         runs.delete_asked.connect(self.delete)
         runs.undo_asked.connect(self.undo)
+        runs.again_asked.connect(self.again)
+        runs.can_repeat = self.can_repeat
         bridge.listed_changed.connect(self._list)
         bridge.rows_read.connect(self._go_on)
         bridge.trace_shown.connect(self._note_trace)
+        bridge.run_started.connect(self._number)
         bridge.run_ended.connect(self._end_run)
         bridge.loaded.connect(self.make_room)
         bridge.connected.connect(self.make_room)
@@ -82,14 +97,36 @@ class RunLibrary(QObject):
 
     def select(self, run: RunRef) -> None:
         """Show a run in all views, as soon as its rows are in memory."""
-        self._with_rows(run.store, lambda: self._news.select_run(run))
+        self.with_rows(run.store, lambda: self._news.select_run(run))
 
     def overlay(self, run: RunRef | None) -> None:
-        """Lay a run over the one on show, as soon as its rows are in memory; None takes it off."""
+        """Lay one more run over the one on show, as soon as its rows are in memory; None takes all
+        off."""
         if run is None:
             self._feed.set_overlay(None)
         else:
-            self._with_rows(run.store, lambda: self._feed.set_overlay(run))
+            self.with_rows(run.store, lambda: self._feed.add_overlay(run))
+
+    def can_repeat(self, run: RunRef | None) -> bool:
+        """Whether a run or comparison could begin again now."""
+        return run is not None and self._bridge.can_start and self._repeat(run) is not None
+
+    def again(self, run: RunRef) -> None:
+        """Begin a run or comparison anew, with its prompts and options, whatever Run Settings say.
+        One of another session needs the model that it had."""
+        job = self._repeat(run)
+        if job is not None:
+            self._panels.banners.clear()
+            self.with_rows(run.store, lambda: self._bridge.ask(job))
+
+    def _repeat(self, run: RunRef) -> DecodingJob | None:
+        job: DecodingJob | None = self._bridge.again(next(iter(lanes_of(run)), run))
+        facts = run.facts
+        told = facts.options is not None and is_ours(facts) and self._bridge.server is None
+        if job is not None or not told or facts.lane or facts.turn or facts.fork:
+            return job
+        assert facts.options is not None
+        return StartRun((), facts.options, of=run)
 
     def delete(self, runs: Sequence[RunRef]) -> None:
         """Take runs off the list, lanes with their whole comparison; one that goes on stays."""
@@ -97,12 +134,13 @@ class RunLibrary(QObject):
         going = (lanes_of(live) or (live,)) if live else ()
         whole = dict.fromkeys(lane for run in runs for lane in lanes_of(run) or (run,))
         chosen = [run for run in whole if run not in going]
-        if len(chosen) < len(whole):
-            self._panels.banners.add("info", f"{str(live).capitalize()} goes on: stop it first.")
+        if len(chosen) < len(whole) and live is not None:
+            what = run_name(live)
+            what = what[:1].upper() + what[1:]
+            self._panels.banners.add("info", f"{what} goes on: stop it first.")
         if not chosen:
             return
-        overlay = self._feed.overlay
-        if overlay is not None and overlay.run in chosen:
+        if set(chosen).intersection(self._feed.overlaid):
             self._feed.set_overlay(None)
         shows = self._feed.run in chosen
         beside = self._neighbour(chosen) if shows else None
@@ -129,8 +167,7 @@ class RunLibrary(QObject):
 
     def _offer_undo(self) -> None:
         last = self._deleted[-1] if self._deleted else []
-        name = notes_of(last[0].facts).name if len(last) == 1 else ""
-        one = name or str(last[0]) if last else ""
+        one = run_name(last[0]) if last else ""
         self._panels.runs.offer_undo(one if len(last) < 2 else f"{len(last):,} runs")
 
     def _note(self, runs: Sequence[RunRef], **changes: Any) -> None:
@@ -148,7 +185,8 @@ class RunLibrary(QObject):
 
     # -- rows on disk ----------------------------------------------------------------------
 
-    def _with_rows(self, store: TraceStore, then: Callable[[], None]) -> None:
+    def with_rows(self, store: TraceStore, then: Callable[[], object]) -> None:
+        """Do something as soon as the rows of a trace are in memory."""
         folder = self._bridge.folder_of_rows(store)
         if folder is None:
             then()
@@ -176,7 +214,7 @@ class RunLibrary(QObject):
         held = [runs.store for runs in bridge.listed if runs.on_disk is None]
         n_bytes = sum(store.n_bytes() for store in held)
         in_use = {bridge.session_store, bridge.store}
-        in_use |= {run.store for run in (feed.run, feed.overlay and feed.overlay.run) if run}
+        in_use |= {run.store for run in (feed.run, *feed.overlaid) if run}
         for store in sorted(held, key=lambda one: self._used.get(one, 0)):
             if n_bytes <= MOST_BYTES:
                 break
@@ -209,6 +247,20 @@ class RunLibrary(QObject):
         if run is not None:
             self._used[run.store] = 1 + max(self._used.values(), default=0)
 
+    def _number(self, run: RunRef) -> None:
+        """Number a new run after those of all sessions; lanes of a comparison have one number."""
+        begun = map(run.sibling, range(run.run_id, len(run.store.runs)))
+        new = [one for one in begun if notes_of(one.facts).number is None]
+        kept = (*self._bridge.earlier, *self._bridge.recorded)
+        known = (RunRef(runs.store, i) for runs in kept for i in list(runs.store.runs))
+        number = max((number_of(one) for one in known if one not in new), default=-1)
+        for one in new:
+            if one == new[0] or one.facts.lane in (None, REFERENCE):
+                number += 1
+            note(one, number=number)  # saved with its rows
+        if new:
+            self._list()
+
     def _note_prompt(self, *_: object) -> None:
         """Of a run that goes on, so that its trace has it if the program ends before the run."""
         live = self._bridge.live
@@ -219,6 +271,7 @@ class RunLibrary(QObject):
     def _end_run(self, run: RunRef) -> None:
         for one in lanes_of(run) or (run,):
             describe_prompt(one)
+        self._number(run)  # checks of a library begin one comparison after the other
         self.make_room()
 
 

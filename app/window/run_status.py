@@ -14,7 +14,7 @@ from app.engine_thread.feed import Feed
 from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
 from app.trace_models.live_numbers import LiveNumbers
-from app.trace_models.run_facts import run_title
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRows
 from app.window.docks import Docks
 from app.window.panels import Panels
@@ -52,6 +52,12 @@ class RunEnds(QObject):
         self._compiling.timeout.connect(self._look_at_compiler)
         self._is_compiling = False
 
+    @property
+    def can_measure(self) -> bool:
+        """Whether the run on show could be measured against plain decoding now."""
+        run, bridge = self._feed.run, self._bridge
+        return run is not None and bridge.can_start and bridge.request_of(run) is not None
+
     def measure_plain(self) -> None:
         """Run what the run on show was asked for with its drafters and without, in alternation."""
         run = self._feed.run
@@ -64,7 +70,8 @@ class RunEnds(QObject):
     def _show_pairs(self, job: MeasurePlain) -> None:
         """It may have another card by now."""
         if job.error:
-            self._panels.banners.add("warning", "Plain decoding was not measured.", job.error)
+            words = "Plain decoding was not measured."
+            self._panels.run_banners.add(job.ref, "warning", words, job.error)
         self._panels.plain_measured()
         self._look_again()
 
@@ -94,7 +101,7 @@ class RunEnds(QObject):
         end = None if run is None else run_end(run)
         card.show_end(
             end,
-            can_measure=bridge.can_start and run is not None and bridge.request_of(run) is not None,
+            can_measure=self.can_measure,
             can_compare=bridge.can_start and bridge.server is None,
         )
 
@@ -102,7 +109,7 @@ class RunEnds(QObject):
         run, status = self._feed.run, self._panels.status
         status.set_vs_plain(None if run is None else PlainRatio.of(run.facts))
         goes_on = run is not None and run == self._bridge.live and self._bridge.has_run
-        words = "" if run is None else progress_text(run, numbers) if goes_on else _lane(run)
+        words = "" if run is None else progress_text(run, numbers) if goes_on else _rebuilt(run)
         if goes_on and self._bridge.pausing:
             words = " · ".join(filter(None, ("pausing after this round", words)))
         if goes_on and self._is_compiling:
@@ -129,9 +136,16 @@ class RunEnds(QObject):
             self._docks.reveal("tune")
 
 
-def _lane(run: RunRef) -> str:
-    """Which lane of a comparison a run is, which the Run panel does not say; empty for others."""
-    return run_title(run.facts) if run.facts.lane else ""
+def _rebuilt(run: RunRef) -> str:
+    """How the state that a fork goes on from was rebuilt; empty for other runs."""
+    fork = run.facts.fork
+    return f"{_fork(run)}, {fork.rebuilt}" if fork is not None else ""
+
+
+def _fork(run: RunRef) -> str:
+    fork = run.facts.fork
+    assert fork is not None
+    return f"fork of {run_name(run.sibling(fork.parent))} at round {fork.round}"
 
 
 _LEAST_S, _LEAST_TOKENS = 2.0, 16
@@ -155,6 +169,9 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     wanted = tokens_asked(run)
     of = f" / {wanted:,}" if wanted else ""
     parts = [f"{numbers.tokens:,}{of} tokens"]
+    fork = run.facts.fork
+    if fork is not None and numbers.rounds is not None and numbers.rounds < fork.round:
+        parts.insert(0, f"{_fork(run)}: rounds before it are decoded again")
     if numbers.rounds:
         parts.append(f"round {numbers.rounds - 1:,}")
     seconds, speed = _seconds(run), numbers.tokens_per_second

@@ -16,17 +16,25 @@ from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CommandFailed
-from app.engine_thread.jobs.files import ExportTrace, ReadResults, ReadTrace, WritePage, WriteReport
+from app.engine_thread.jobs.files import (
+    ExportTrace,
+    ReadResults,
+    ReadTrace,
+    WritePage,
+    WritePerfetto,
+    WriteReport,
+)
 from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, SavedTrace, discard
 from app.saved.settings import Settings, unwritable
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_notes import notes_of
-from app.window.banner import Banner, BannerArea
+from app.window.banner import Banner, BannerArea, BannerButton
 from app.window.dialogs.files import (
     ExportDialog,
     QuitChoice,
     ask_before_quitting,
     ask_page,
+    ask_perfetto,
     ask_results,
     ask_trace,
 )
@@ -40,7 +48,7 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from app.panels.results.results_view import ResultsView
+    from app.panels.tune.results_view import ResultsView
 
 
 _AUTOSAVES = "autosave"
@@ -90,6 +98,7 @@ class Sessions(QObject):
             bridge.run_ended.connect(lambda _: self._save_soon())
             bridge.exported.connect(self.autosave.note_export)
             self.autosave.start()
+        bridge.exported.connect(self._show_exported)
         bridge.trace_shown.connect(self._remember)
 
     def open(self, folder: Path) -> None:
@@ -103,13 +112,46 @@ class Sessions(QObject):
         if folder is not None:
             self.open(folder)
 
-    def export(self, store: TraceStore) -> None:
-        """Ask where to, without blocking the window, then write."""
-        dialog = ExportDialog(store, self._settings, self._window)
+    def export(self, store: TraceStore, *runs: RunRef) -> None:
+        """Ask where to, without blocking the window, then write a trace, or some runs of it."""
+        dialog = ExportDialog(store, self._settings, self._window, runs)
         dialog.chosen.connect(
-            lambda folder, excel: self._bridge.ask(ExportTrace(store, folder, excel_safe=excel))
+            lambda folder, excel: self._bridge.ask(
+                ExportTrace(store, folder, excel_safe=excel, runs=runs)
+            )
         )
         dialog.show()
+
+    def perfetto(self, run: RunRef) -> None:
+        """Ask for a file and write a run, or its comparison, as a trace of Perfetto."""
+        from engine.trace.perfetto import new_builder
+
+        try:
+            new_builder()
+        except DraftscopeError as error:
+            self._banners.add("warning", error.message, error.remedy)
+            return
+        path = ask_perfetto(self._window, self._settings)
+        if path is not None:
+            self._bridge.ask(WritePerfetto(lanes_of(run) or (run,), path), self._show_perfetto)
+
+    def _show_perfetto(self, job: WritePerfetto) -> None:
+        if job.is_complete:
+            self._banners.add(
+                "info",
+                f"{job.what} written to {job.path}.",
+                "Open it at ui.perfetto.dev or chrome://tracing.",
+                self._folder_button(job.path.parent),
+            )
+
+    def _show_exported(self, export: ExportTrace) -> None:
+        button = self._folder_button(export.folder)
+        self._banners.add("info", f"{export.what} exported to {export.folder}.", "", button)
+
+    def _folder_button(self, folder: Path) -> BannerButton:
+        """A button that shows a folder in the desktop's file manager."""
+        remedy = "Open the folder in a file manager."
+        return "Open &Folder", lambda: self._open(folder, remedy)
 
     def report(self, run: RunRef, overlaid: RunRef | None) -> None:
         """Ask for a file and write the report on a run and the one laid over it, if any, or on the
@@ -132,16 +174,14 @@ class Sessions(QObject):
 
     def _show_page(self, job: WriteReport | WritePage) -> None:
         if job.is_complete:
-            show = "&Open", lambda: self._open_page(job.path)
-            self._banners.add("info", f"{job.what} written to {job.path}.", "", show)
+            remedy = "Open it in a browser; the page needs no other file."
+            show = "&Open", lambda: self._open(job.path, remedy)
+            folder = self._folder_button(job.path.parent)
+            self._banners.add("info", f"{job.what} written to {job.path}.", "", show, folder)
 
-    def _open_page(self, path: Path) -> None:
+    def _open(self, path: Path, remedy: str) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(path.absolute()))):
-            self._banners.add(
-                "warning",
-                f"Nothing on this desktop opens {path}.",
-                "Open it in a browser; the page needs no other file.",
-            )
+            self._banners.add("warning", f"Nothing on this desktop opens {path}.", remedy)
 
     def open_library(self) -> None:
         """List the runs that earlier windows left, and say so if this one can leave nothing."""

@@ -10,6 +10,7 @@ from app.engine_thread.events import ProgressMade
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
 from engine.analysis.baseline import PlainRatio
 from engine.size_text import size_text
@@ -126,8 +127,11 @@ class StatusLine(QStatusBar):
         """Name the second run; the figures stay those of the run on show. None removes the name."""
         self.overlay.setVisible(overlay is not None)
         if overlay is not None:
-            tip = f"In the plots {overlay.name} is drawn dashed over {overlay.over}"
-            self.overlay.set_text(overlay.name, tip)
+            names = [one.name for one in overlay.every]
+            verb = "is" if len(names) == 1 else "are"
+            tip = f"In the plots {', '.join(names)} {verb} drawn dashed over "
+            more = f" +{len(names) - 1}" if len(names) > 1 else ""
+            self.overlay.set_text(overlay.name + more, tip + run_name(overlay.over))
 
     @property
     def phase_text(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtGui import QCloseEvent, QGuiApplication
+from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QMenuBar
 
 from app.actions import SPECS
@@ -24,29 +24,26 @@ from app.trace_models.run_range import RunRange
 from app.window.appearance import Appearance, GlyphWatch, first_theme
 from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
-from app.window.docks import TITLES, Docks, known_layout
+from app.window.dialogs.scenarios import ScenarioDialog, scenario_actions
+from app.window.docks import Docks
 from app.window.engine_events import EngineNews
-from app.window.menus import (
-    PlotsMenu,
-    RecentMenu,
-    ScenarioMenu,
-    make_head,
-    make_menus,
-    make_toolbar,
-)
+from app.window.layouts import PAGES, TITLES, known_layout
+from app.window.menus import PlotsMenu, RecentMenu, make_head, make_menus, make_toolbar
 from app.window.panels import Panels
 from app.window.run_control import RunControl
 from app.window.run_library import Copies, RunLibrary, RunPairs
 from app.window.run_status import RunEnds
 from app.window.sessions import DroppedFiles, DropTarget, OpenedResults, Sessions
+from app.window.subject import SubjectNames
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
+from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
-    from app.panels.conform import ConformView
+    from app.panels.checks.conform_view import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
-    from app.panels.results.results_view import ResultsView
+    from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
 
 
@@ -98,6 +95,8 @@ class MainWindow(QMainWindow):
             bridge, self.panels, self.docks, self.feed, self.actions_by_id, self
         )
         self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
+        SubjectNames(bridge, self.feed, self.docks, self)
+        self.feed.run_shown.connect(self.panels.run_banners.show_run)
         GlyphWatch(bridge, self.feed, self.banners, self)
         self._connect_actions()
         self._connect_panels()
@@ -196,12 +195,11 @@ class MainWindow(QMainWindow):
     def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:
         actions = self.actions_by_id
         self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
-        self.scenario_menu = ScenarioMenu(scenarios, self.control.open_scenario)
+        self.scenarios = scenario_actions(scenarios, self.control.open_scenario, self)
+        self.pages = [self._page_action(page) for pages in PAGES.values() for page in pages]
         self.plots_menu = PlotsMenu(actions)
         bar = QMenuBar()
-        self.menus = make_menus(
-            self, bar, actions, self.recent_menu, self.scenario_menu, self.plots_menu
-        )
+        self.menus = make_menus(self, bar, actions, self.recent_menu, self.plots_menu)
         self.setMenuWidget(make_head(bar, make_toolbar(actions), self.banners))
 
     def _connect_actions(self) -> None:
@@ -217,6 +215,8 @@ class MainWindow(QMainWindow):
             "file.close_trace": bridge.close_trace,
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._export_shown,
+            "file.export_run": lambda: self._export_run(self.feed.run),
+            "file.perfetto": self._perfetto_shown,
             "file.report": self._report_shown,
             "file.share": self._share_shown,
             "file.copy_text": copies.text,
@@ -231,6 +231,7 @@ class MainWindow(QMainWindow):
             "go.find": self.tokens.open_find,
             "go.find_next": lambda: self.tokens.step_hit(+1),
             "go.find_previous": lambda: self.tokens.step_hit(-1),
+            "run.scenarios": lambda: ScenarioDialog(self.scenarios, self).show(),
             "view.palette": self.palette_box.open,
             "view.reset_layout": self.docks.reset,
             "help.pages": lambda: open_help(self),
@@ -239,6 +240,8 @@ class MainWindow(QMainWindow):
             "help.copy_report": copies.report,
             "help.about": lambda: AboutDialog(self).show(),
         }
+        handlers["run.again"] = self._run_again
+        handlers["run.measure_plain"] = self.run_ends.measure_plain
         self._connect(handlers | control.handlers())
 
     def _connect(self, handlers: dict[str, Callable[[], object]]) -> None:
@@ -272,6 +275,7 @@ class MainWindow(QMainWindow):
         self.tokens.cancel_asked.connect(control.cancel_sequence)
         panels = self.panels
         panels.conversation.say_asked.connect(control.say)
+        self.runs.export_asked.connect(self._export_run)
         self.sessions.runs_asked.connect(lambda: self.docks.reveal("runs"))
         panels.conversation.run_selected.connect(self.library.select)
         self.bridge.inspected.connect(panels.conversation.set_files)
@@ -279,12 +283,12 @@ class MainWindow(QMainWindow):
         self.breaks.set_entries(self.settings.break_rules)
 
     def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView | ConformView) -> None:
-        from app.panels.conform import ConformView
+        from app.panels.checks.conform_view import ConformView
+        from app.panels.checks.gate_view import GateView
         from app.panels.divergence.divergence_view import DivergenceView
-        from app.panels.gate import GateView
         from app.panels.plots.round_view import RoundView
-        from app.panels.results.results_view import ResultsView
-        from app.panels.tune import TuneView
+        from app.panels.tune.results_view import ResultsView
+        from app.panels.tune.tune_view import TuneView
 
         feed, bridge = self.feed, self.bridge
         if isinstance(view, ResultsView):
@@ -327,7 +331,8 @@ class MainWindow(QMainWindow):
         self.bridge.ask(job, lambda ended: view.end(ended.failed.message if ended.failed else ""))
 
     def _commands(self) -> list[Command]:
-        """What the palette offers: every action but the palette itself, and the scenarios."""
+        """What the palette offers: every action but the palette itself, scenarios, and views that
+        share a panel."""
         actions = self.actions_by_id
         registered = [
             Command(
@@ -336,10 +341,13 @@ class MainWindow(QMainWindow):
             for spec in SPECS
             if spec.id != "view.palette"
         ]
-        scenarios = [a for a in self.scenario_menu.actions() if not a.isSeparator()]
-        return registered + [
-            Command(action, action.toolTip(), _A_MODEL, group="Scenarios") for action in scenarios
+        scenarios = [
+            Command(action, action.toolTip(), _A_MODEL, group="Scenarios")
+            for action in self.scenarios
         ]
+        return (
+            registered + scenarios + [Command(a, a.toolTip(), group="Panels") for a in self.pages]
+        )
 
     def _enable_actions(self) -> None:
         """Enable what the bridge and the run on show allow, disable the rest."""
@@ -355,7 +363,11 @@ class MainWindow(QMainWindow):
             ("go.previous_divergence", diverges),
             ("file.open_draft", bridge.files is not None),
             ("file.export", shown is not None and not bridge.exporting),
+            ("file.export_run", shown is not None and not bridge.exporting),
+            ("run.again", self.library.can_repeat(shown)),
+            ("run.measure_plain", self.run_ends.can_measure),
             ("file.report", shown is not None),
+            ("file.perfetto", shown is not None),
             ("file.share", shown is not None),
             ("file.copy_text", shown is not None),
             *((name, shown is not None) for name in _NEED_RUN),
@@ -365,8 +377,17 @@ class MainWindow(QMainWindow):
             ("file.disconnect", served),
         ):
             actions[action_id].setEnabled(enabled)
-        self.scenario_menu.set_available(bridge.can_start and not served)
+        for scenario in self.scenarios:
+            scenario.setEnabled(bridge.can_start and not served)
         actions["run.start"].setText("&Resume" if bridge.state is State.PAUSED else "&Run")
+
+    def _page_action(self, page: str) -> QAction:
+        """Brings a view that shares its panel into sight, with the keys."""
+        dock = next(name for name, pages in PAGES.items() if page in pages)
+        action = QAction(PAGES[dock][page], self)
+        action.setToolTip(f"Show this page of the panel {TITLES[dock]}")
+        action.triggered.connect(lambda: self.docks.enter(page))
+        return action
 
     def _go_to_first_divergence(self) -> None:
         if self.panels.has_divergences:
@@ -377,6 +398,20 @@ class MainWindow(QMainWindow):
     def _export_shown(self) -> None:
         if self.feed.run is not None:
             self.sessions.export(self.feed.run.store)
+
+    def _export_run(self, run: RunRef | None) -> None:
+        if run is not None:
+            self.library.with_rows(
+                run.store, lambda: self.sessions.export(run.store, *(lanes_of(run) or (run,)))
+            )
+
+    def _perfetto_shown(self) -> None:
+        if self.feed.run is not None:
+            self.sessions.perfetto(self.feed.run)
+
+    def _run_again(self) -> None:
+        if self.feed.run is not None:
+            self.library.again(self.feed.run)
 
     def _report_shown(self) -> None:
         if self.feed.run is not None:

@@ -18,6 +18,7 @@ from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudi
 from engine.draft.drafter import Drafter, DraftRequest
 from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS
+from engine.draft.tree import branches
 from engine.model.taps import TargetRows
 from engine.trace.records import MISSING
 from engine.trace.round_rows import RoundRows
@@ -217,6 +218,9 @@ class _Play:
             recorded = part.tokens if part.drafter == drafter.name else []
             draft.cut(request.n_max, "limit")
             is_same = draft.tokens == recorded
+            if draft.parents:  # the judged branch is recorded so
+                paths = branches(draft.parents)
+                is_same = recorded in [[draft.tokens[i] for i in path] for path in paths]
             if one.reason == "grammar" or self._is_cut(part):
                 is_same = draft.tokens[: len(recorded)] == recorded
             if not is_same:

@@ -77,6 +77,8 @@ class Comparison:
         specs = with_mode_lanes(lanes, self._mode)
         self.trace = TraceStore() if trace is None else trace
         self.done = False
+        if options.spec.tree:
+            raise OptionError("Lanes are given chains to verify.", "Leave --spec-tree out.")
         common = replace(options, faults=())
         n_ctx = session.context(prompts, common)
         n_seqs = min(common.parallel, len(prompts))

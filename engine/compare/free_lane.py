@@ -59,6 +59,7 @@ class FreeLane(EngineFollower):
             options,
             end_tokens,
             self._recorder,
+            setup.n_seqs,
             self._watch,
             grammar=setup.grammar,
         )

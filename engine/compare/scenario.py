@@ -23,9 +23,10 @@ _MOST_BYTES = 1 << 20
 class Scenario:
     """Settings, and what they are to show.
 
-    name: of its file. about: what to look at. prompts: texts. lanes: the noise lane comes first;
-    none = a plain run of all prompts side by side. draft_accept: right tokens in the first,
-    second, … draft, over and over; empty = the drafters of the options. expects: rules that fire.
+    name: of its file. about: what to look at. symptom: what it looks like to one who does not know
+    the cause, a sentence. prompts: texts. lanes: the noise lane comes first; none = a plain run of
+    all prompts side by side. draft_accept: right tokens in the first, second, … draft, over and
+    over; empty = the drafters of the options. expects: rules that fire.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Scenario:
     lanes: tuple[LaneSpec, ...]
     draft_accept: tuple[int, ...]
     expects: tuple[str, ...]
+    symptom: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class _ScenarioFile:
     lanes: tuple[str, ...] = ()
     draft_accept: tuple[int, ...] = ()
     expects: tuple[str, ...] = ()
+    symptom: str = ""
 
 
 def scenarios(folder: Path) -> tuple[Scenario, ...]:
@@ -87,6 +90,7 @@ def read_scenario(path: Path) -> Scenario:
         (NOISE_LANE, *lanes) if lanes else (),
         file.draft_accept,
         file.expects,
+        file.symptom,
     )
 
 

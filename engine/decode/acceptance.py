@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from engine.sampling.distribution import Distribution
 from engine.sampling.grammar import GrammarState
 from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.facts import RunFacts
+
+if TYPE_CHECKING:
+    import torch
 
 AcceptanceRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], list[int]]
 """The accepted list: the accepted prefix of the draft and one token of the target's own, 1 ..
@@ -197,6 +201,20 @@ class Judge:
         self._force(round_.seq_id, accepted)
         round_.accepted, round_.n_own, round_.own_row = accepted, 1, stale_row
         self._note(round_, seen)
+
+    def branch(self, round_: Round, drafts: Sequence[Draft], logits: Sequence[torch.Tensor]) -> int:
+        """Which branch of a tree to judge: the first of those with most tokens that the sampler
+        will choose. logits: of each branch, [>= its tokens, n_vocab]. Nothing is chosen yet."""
+        sampler = self._samplers[round_.seq_id].clone()
+        left, depth = list(range(len(drafts))), 0
+        while any(len(drafts[i].tokens) > depth for i in left):
+            row = logits[left[0]][depth : depth + 1]
+            token = sampler.draw(sampler.rows(row)(0))
+            agree = [i for i in left if drafts[i].tokens[depth : depth + 1] == [token]]
+            if not agree or token in self._end_tokens:
+                return (agree or left)[0]
+            left, depth = agree, depth + 1
+        return left[0]
 
     def accept_again(self, round_: Round) -> None:
         """Judge the accepted tokens once more, as if they had been drafted, by the logits

@@ -107,11 +107,11 @@ def verify_batches(
     lengths = [len(span.tokens) for span in spans]
     obstacle = partial(_obstacle, memory, spans, rolls_back)
     for found in group(lengths, forward.n_ubatch, obstacle):
-        padded = [_padded(spans[i], found.width) for i in found.members]
-        *early, last = forward.split(padded)
+        filled = [padded(spans[i], found.width) for i in found.members]
+        *early, last = forward.split(filled)
         if last.reason != found.reason:
             last = replace(last, reason=found.reason)
-        batches.append((padded, [*early, last]))
+        batches.append((filled, [*early, last]))
     return batches
 
 
@@ -132,7 +132,8 @@ def _obstacle(
     return ""
 
 
-def _padded(span: Span, width: int) -> Span:
+def padded(span: Span, width: int) -> Span:
+    """A span of this many tokens, the last one repeated as filler."""
     n = width - len(span.tokens)
     if not n:
         return span

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.batch import Span, UBatch
+from engine.batch import Span, UBatch, UBatchPlan, make_ubatch
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock
 from engine.machine.device import wait_for
 from engine.memory.hybrid import HybridMemory
+from engine.memory.kv_cells import MAX_SEQS
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows, join_rows
 from engine.options import RunOptions
@@ -26,7 +27,8 @@ class Forward:
     """Runs batches through the target. `seq_id_of` names a memory sequence in the trace.
     `watch` is shown every pass and its rows. taps: layers whose rows drafters want.
 
-    n_ubatch: most tokens in one pass, never more than a batch may have.
+    n_ubatch: most tokens in one pass, never more than a batch may have. n_slots: branch i of the
+    text in memory sequence s is sequence s + i * n_slots.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Forward:
         seq_id_of: Callable[[int], int],
         watch: Callable[[UBatch, TargetRows], None] | None = None,
         taps: Sequence[int] = (),
+        n_slots: int = MAX_SEQS,
     ) -> None:
         self.memory = memory
         self.n_ubatch = min(options.n_ubatch, options.n_batch)
         self._model, self._options, self._recorder = model, options, recorder
         self._seq_id_of, self._watch, self._taps = seq_id_of, watch, taps
+        self.n_slots = n_slots
 
     def split(self, spans: Sequence[Span]) -> list[UBatch]:
         """The ubatches of a batch."""
@@ -59,7 +63,7 @@ class Forward:
         for ubatch in ubatches:
             gap = self._gap(ubatch)
             out = self._model.forward(ubatch, self.memory, taps=self._taps)
-            if self._watch:
+            if self._watch and max(ubatch.seq_ids) < self.n_slots:
                 self._watch(ubatch, out.rows)
             rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
             for i, seq in enumerate(ubatch.seq_ids):
@@ -70,10 +74,19 @@ class Forward:
                     part = out.logits if alone else out.logits[first : first + count]
                     logits.setdefault(seq, []).append(part)
             wait_for(self._model.device)  # sampling would wait at once; this books it here
-            ms = clock.stop(phase, ubatch.seq_ids)
-            seq_ids = [self._seq_id_of(seq) for seq in ubatch.seq_ids]
+            seqs = [seq % self.n_slots for seq in ubatch.seq_ids]
+            ms = clock.stop(phase, seqs)
+            seq_ids = [self._seq_id_of(seq) for seq in seqs]
             self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms, gap)
         return _joined(logits), {seq: join_rows(parts) for seq, parts in of_tokens.items()}
+
+    def show(self, span: Span, rows: TargetRows) -> None:
+        """Show the watch a branch that was verified with others, as the text's own: its tokens
+        and their rows [n, n_embd]. Passes with several branches are not shown."""
+        if self._watch:
+            plan = UBatchPlan((0,), (0,), len(span.tokens), "")
+            taps = {layer: row[None] for layer, row in rows.taps.items()}
+            self._watch(make_ubatch([span], plan), TargetRows(rows.hidden[None], taps))
 
     def _gap(self, ubatch: UBatch) -> int:
         """Positions between what memory holds of a sequence and its first one here, the furthest

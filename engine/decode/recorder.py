@@ -140,19 +140,27 @@ class Recorder:
         among them, so that the sum over rows is the time that passed.
         """
         now = run_clock()
-        self._elapsed_ms += (now - self._resumed) * 1e3
+        elapsed_ms = (now - self._resumed) * 1e3
+        self._elapsed_ms += elapsed_ms
         self._resumed = now
         number, n = rounds[0].number, len(rounds)
         if self._files:
             self._files.note(self.facts, number)
         self._last_round = number
         ubatch_ids, self._round_ubatches = self._round_ubatches, []
+        phase_ms = [sum(clock.columns(round_.seq, n).values()) for round_ in rounds]
+        rest_ms = max(0.0, elapsed_ms - sum(phase_ms)) / n
         traffic = self._traffic(memory.recurrent, n) if memory else []
         self._unanswered.extend(rounds)
         for round_ in rounds:
             self.bytes_waiting += 0 if round_.logits is None else round_.logits.nbytes
         for i, round_ in enumerate(rounds):
-            columns: dict[str, Any] = {"round": number, "t_ms": self._elapsed_ms, **(told or {})}
+            columns: dict[str, Any] = {
+                "round": number,
+                "t_ms": self._elapsed_ms,
+                "total_ms": phase_ms[i] + rest_ms,
+                **(told or {}),
+            }
             slots: Sequence[SnapshotSlot] = ()
             if memory:
                 columns |= traffic[i]
@@ -241,7 +249,8 @@ class Recorder:
             rs_idx_before=round_.rs_idx_before,
             rs_idx_after=round_.rs_idx_after,
             replay_index=round_.n_replays,
-            verify_width=len(round_.tokens),
+            verify_width=round_.n_rows or len(round_.tokens),
+            draft_n_max=round_.draft.n_max if round_.draft else None,
             state_bytes_restored=round_.restored_bytes,
             checkpoint_bytes=round_.checkpoint_bytes,
             cache_wrong=round_.cache_wrong,
@@ -257,7 +266,7 @@ class Recorder:
         target = round_.target
         for tokens in (round_.emitted, *(target.top_ids if target else ())):
             self._writer.learn(tokens, self._piece)
-        for part in (round_.draft, round_.unverified):
+        for part in (round_.draft, round_.unverified, round_.tree):
             for tokens in (part.tokens, *part.top_ids) if part else ():
                 self._writer.learn(tokens, self._piece)
 
@@ -321,6 +330,8 @@ def _token_rows(round_: Round) -> Iterator[dict[str, Any]]:
         row = {"pos": round_.pos_next + i, "kind": kind, "token_id": token, "draft_index": i}
         assert round_.draft is not None  # it has this token
         _add_drafted(row, round_.draft, i)
+        if round_.tree:
+            _add_node(row, round_.tree, round_.path[i])
         if i < n_judged:
             _add_target(row, round_, i, i)
             if round_.draft.probs:
@@ -333,6 +344,14 @@ def _token_rows(round_: Round) -> Iterator[dict[str, Any]]:
         row = {"pos": pos, "kind": "ignored", "token_id": token, "draft_index": index}
         _add_drafted(row, round_.unverified, i)
         yield row
+    if round_.tree:
+        depths = round_.tree.depths
+        for i in sorted({*range(len(depths))} - {*round_.path}):
+            pos = round_.pos_next + depths[i]
+            row = {"pos": pos, "kind": "side", "token_id": round_.tree.tokens[i]}
+            _add_drafted(row, round_.tree, i)
+            _add_node(row, round_.tree, i)
+            yield row
     if round_.n_replays:
         for i, token in enumerate(round_.emitted[:n_kept]):
             pos = round_.pos_next + i
@@ -350,6 +369,10 @@ def _add_drafted(row: dict[str, Any], draft: Draft, i: int) -> None:
         row["draft_top_p"] = draft.top_probs[i]
     if draft.sure:
         row["draft_conf"] = draft.sure[i]
+
+
+def _add_node(row: dict[str, Any], tree: Draft, i: int) -> None:
+    row["draft_node"], row["draft_parent"] = i, tree.parents[i]
 
 
 def _add_target(row: dict[str, Any], round_: Round, i: int, logits_row: int) -> None:

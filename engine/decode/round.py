@@ -30,7 +30,9 @@ class Round:
 
     Draft: number: of the round; seq: memory sequence; tokens: what the target decodes from pos0
     on, without filler: the newest token and the draft, or a part of a prompt. unverified: drafted
-    tokens after the draft that the target is not shown.
+    tokens after the draft that the target is not shown. tree: what was drafted where that was a
+    tree; once it is verified, draft is the branch that the target chose by, through the nodes of
+    path, and n_rows the tokens of all branches.
     Verify: logits: float32 [>= len(accepted), n_vocab], row i chooses accepted[i] and judges
     drafted token i; None if nothing is chosen. of_tokens: the target's rows of the tokens that
     stay decoded, [len(accepted), n_embd].
@@ -52,6 +54,9 @@ class Round:
     tokens: Sequence[int]
     draft: Draft | None = None
     unverified: Draft | None = None
+    tree: Draft | None = None
+    path: Sequence[int] = ()
+    n_rows: int = 0
     is_prompt: bool = False
     cache_wrong: int | None = None
 

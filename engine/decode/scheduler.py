@@ -59,7 +59,8 @@ class RoundObserver(Protocol):
 
 
 class Scheduler:
-    """Decodes prompts in as many slots as the memory has; waiting ones take freed slots."""
+    """Decodes prompts in slots, the first sequences of the memory; waiting ones take freed slots.
+    The others are for branches of drafts."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Scheduler:
         options: RunOptions,
         end_tokens: Collection[int],
         recorder: Recorder,
+        n_slots: int,
         watch: WatchRound | None = None,
         held: HeldSequences | None = None,
         grammar: Grammar | None = None,
@@ -82,7 +84,8 @@ class Scheduler:
             for seq_id, prompt in enumerate(prompts)
         ]
         choose = held.best if held else None
-        self._slots = SlotAssignment(self.sequences, memory.attention.n_seqs, choose)
+        self._slots = SlotAssignment(self.sequences, n_slots, choose)
+        self._n_slots = n_slots
         self._use(options, memory, chain, grammar)
         self._round = 0
         if observer:
@@ -109,14 +112,21 @@ class Scheduler:
         self._n_ctx = memory.attention.n_ctx
         self._end_tokens = frozenset() if options.ignore_eos else frozenset(self._all_end_tokens)
         chain.trim = partial(cut_draft, self._slots) if grammar else None
-        holder = self._slots.holders.__getitem__
         self._forward = Forward(
-            self._model, memory, options, self._recorder, holder, chain.decoded, chain.taps
+            self._model,
+            memory,
+            options,
+            self._recorder,
+            self._slots.holders.__getitem__,
+            chain.decoded,
+            chain.taps,
+            self._n_slots,
         )
         samplers = [sequence.sampler for sequence in self.sequences]
         self._judge = Judge(samplers, options, self._end_tokens)
         again = self._judge.accept_again if self._judge.judges_replays else None
-        self._loop = VerifyLoop(self._forward, options, self._judge.accept, again)
+        judge = self._judge
+        self._loop = VerifyLoop(self._forward, options, judge.accept, again, judge.branch)
 
     @torch.inference_mode()
     def go_on_with(

@@ -15,16 +15,20 @@ batch it can disagree with itself for ever (#28061), so the number of attempts i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from engine.batch import Span, UBatch
-from engine.decode.batching import verify_batches
+from engine.decode.batching import padded, verify_batches
 from engine.decode.forward import Forward
 from engine.decode.round import PhaseClock, Round
+from engine.draft.drafter import Draft
+from engine.draft.tree import branch_of, branches
 from engine.errors import RollbackRefusedError
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.policies import POLICIES
+from engine.model.taps import TargetRows
 from engine.options import MAX_REPLAYS, RunOptions
 
 
@@ -32,7 +36,8 @@ class VerifyLoop:
     """Verifies the drafts of rounds, with one model and one memory.
 
     judge: fills the accepted tokens of a round in by its logits; again: does so once more, by those
-    of their replay, None = replays are trusted.
+    of their replay, None = replays are trusted. branch: chooses the branch of a tree that is then
+    judged, by the logits of each, None = there are no trees.
     """
 
     def __init__(
@@ -41,8 +46,10 @@ class VerifyLoop:
         options: RunOptions,
         judge: Callable[[Round], None],
         again: Callable[[Round], None] | None = None,
+        branch: Callable[[Round, Sequence[Draft], Sequence[torch.Tensor]], int] | None = None,
     ) -> None:
         self._forward, self._options, self._judge = forward, options, judge
+        self._branch = branch
         self._rollback = Rollback(forward, options, again)
 
     def run(self, rounds: Sequence[Round], clock: PhaseClock) -> Iterator[Round]:
@@ -51,9 +58,12 @@ class VerifyLoop:
 
         Raises ContextFullError, and RollbackRefusedError where a tail cannot be undone.
         """
-        by_seq = {round_.seq: round_ for round_ in rounds}
-        memory, wanted = self._forward.memory, [round_.span for round_ in rounds]
-        for spans, ubatches in verify_batches(self._forward, wanted, self._options.split):
+        trees = [round_ for round_ in rounds if round_.draft and round_.draft.parents]
+        by_seq = {round_.seq: round_ for round_ in rounds if round_ not in trees}
+        memory, wanted = self._forward.memory, [round_.span for round_ in by_seq.values()]
+        split = self._options.split
+        batches = verify_batches(self._forward, wanted, split) if wanted else []
+        for spans, ubatches in batches:
             seqs = [span.seq for span in spans]
             for seq in seqs:
                 by_seq[seq].rs_idx_before = pending_of(memory, seq)
@@ -62,16 +72,68 @@ class VerifyLoop:
             number = by_seq[seqs[0]].number
             logits, of_tokens = self._forward.run(ubatches, number, "verify", clock)
             for span in spans:
-                round_ = by_seq[span.seq]
+                round_, rows = by_seq[span.seq], of_tokens[span.seq]
                 round_.logits = logits[span.seq]
-                self._judge(round_)
-                round_.of_tokens = of_tokens[span.seq].first(len(round_.accepted))
-                round_.valid_depth = valid_depth(memory, span.seq)
-                clock.stop("sample", [span.seq])
-                self._rollback.undo(round_, span, saves.get(span.seq), clock)
-                round_.rs_idx_after = pending_of(memory, span.seq)
-                round_.accept_rule = self._options.spec.accept if round_.draft else ""
-                yield round_
+                yield self._judged(round_, span, rows, saves.get(span.seq), clock)
+        for round_ in trees:
+            yield self._tree(round_, clock)
+
+    def _judged(
+        self,
+        round_: Round,
+        span: Span,
+        rows: TargetRows,
+        save: SequenceCheckpoint | None,
+        clock: PhaseClock,
+    ) -> Round:
+        """Judge a round by its logits and undo what is rejected. span, rows: as decoded."""
+        memory = self._forward.memory
+        self._judge(round_)
+        round_.of_tokens = rows.first(len(round_.accepted))
+        round_.valid_depth = valid_depth(memory, span.seq)
+        clock.stop("sample", [round_.seq])
+        self._rollback.undo(round_, span, save, clock)
+        round_.rs_idx_after = pending_of(memory, round_.seq)
+        round_.accept_rule = self._options.spec.accept if round_.draft else ""
+        return round_
+
+    def _tree(self, round_: Round, clock: PhaseClock) -> Round:
+        """Verify the branches of a tree in one batch (engine.draft.tree).
+
+        Shorter ones are filled up, as recurrent layers decode rectangles. Where the batch does not
+        fit into one ubatch, later ones may move states of the earlier, so there is a checkpoint.
+        """
+        forward, memory, tree = self._forward, self._forward.memory, round_.draft
+        assert tree is not None
+        assert self._branch is not None
+        paths = branches(tree.parents)
+        drafts = [branch_of(tree, path) for path in paths]
+        width = 1 + max(len(draft.tokens) for draft in drafts)
+        spans = []
+        for i, draft in enumerate(drafts):
+            tokens = [round_.tokens[0], *draft.tokens]
+            span = Span(round_.seq + i * forward.n_slots, round_.pos0, tokens, range(len(tokens)))
+            spans.append(span if memory.is_pool else padded(span, width))
+        round_.rs_idx_before = pending_of(memory, round_.seq)
+        ubatches = forward.split(spans)
+        together = self._options.split == "seq" or len(ubatches) == 1
+        saves = self._rollback.checkpoints(spans[:1], ubatches, surely=not together)
+        for span in spans[1:]:
+            memory.fork(round_.seq, span.seq)
+        clock.stop("save", [round_.seq])
+        logits, of_tokens = forward.run(ubatches, round_.number, "verify", clock)
+        best = self._branch(round_, drafts, [logits[span.seq] for span in spans])
+        span = spans[best]
+        round_.tree, round_.path, round_.draft = tree, paths[best], drafts[best]
+        round_.tokens = [round_.tokens[0], *drafts[best].tokens]
+        round_.n_rows = sum(1 + len(draft.tokens) for draft in drafts)
+        round_.logits = logits[span.seq]
+        forward.show(replace(span, seq=round_.seq), of_tokens[span.seq])
+        self._judged(round_, span, of_tokens[span.seq], saves.get(round_.seq), clock)
+        for other in spans[1:]:
+            memory.clear(other.seq)
+        clock.stop("rollback", [round_.seq])
+        return round_
 
 
 def valid_depth(memory: HybridMemory, seq: int) -> int | None:
@@ -100,12 +162,12 @@ class Rollback:
         self._restore_path = "restore_depth" if keeps_snapshots else "restore"
 
     def checkpoints(
-        self, spans: Sequence[Span], ubatches: Sequence[UBatch]
+        self, spans: Sequence[Span], ubatches: Sequence[UBatch], *, surely: bool = False
     ) -> dict[int, SequenceCheckpoint]:
         """Copies for the sequences whose rollback may go deeper than their snapshots will reach.
 
         Several spans must share one ubatch: a pass that leaves a sequence out may move its state,
-        which loses the snapshots of an earlier pass.
+        which loses the snapshots of an earlier pass. surely: because they do not.
         """
         recurrent = self._memory.recurrent
         if recurrent is None:
@@ -113,7 +175,7 @@ class Rollback:
         saves = {}
         for span in spans:
             n_last = len(span.tokens) if recurrent.accumulates else ubatches[-1].n_seq_tokens
-            if len(span.tokens) - 1 > recurrent.guaranteed_depth(span.seq, n_last):
+            if surely or len(span.tokens) - 1 > recurrent.guaranteed_depth(span.seq, n_last):
                 saves[span.seq] = self._memory.save(span.seq, self._device)
         return saves
 
@@ -121,7 +183,7 @@ class Rollback:
         self, round_: Round, span: Span, save: SequenceCheckpoint | None, clock: PhaseClock
     ) -> None:
         """Leave the memory at the end of the accepted tokens. span: as it was decoded, filler
-        included.
+        included; if in another sequence, as a branch, the text's becomes a copy of it.
 
         Raises RollbackRefusedError if the tail can neither be removed nor restored.
         """
@@ -129,6 +191,8 @@ class Rollback:
             round_.checkpoint_bytes = save.n_bytes
         if round_.n_kept < len(span.tokens):
             self._undo(round_, span, save, clock)
+        if span.seq != round_.seq and not round_.n_replays:
+            self._memory.fork(span.seq, round_.seq)
         round_.memory_rollback = len(span.tokens) - round_.n_kept
         round_.rollback_depth = round_.memory_rollback - span.n_padding
 

@@ -114,11 +114,10 @@ class DrafterChain:
         drafts: dict[int, Draft] = {}
         self.asked = []
         whole = {request.seq: request.n_max for request in requests}
+        longest: dict[int, int] = {}
         if self._adapt:
-            adapt = self._adapt
-            requests = [
-                replace(one, n_max=min(one.n_max, adapt.n_max(one.seq))) for one in requests
-            ]
+            longest = {one.seq: self._adapt.n_max(one.seq) for one in requests}
+            requests = [replace(one, n_max=min(one.n_max, longest[one.seq])) for one in requests]
         for drafter in self._drafters:
             waiting = [request for request in requests if request.seq not in drafts]
             if not waiting:
@@ -128,17 +127,20 @@ class DrafterChain:
             ms = self._book(drafter, "draft", start) / len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
-                if draft.reason == "limit" and len(draft.tokens) < whole[request.seq]:
+                if draft.reason == "limit" and draft.length < whole[request.seq]:
                     draft.reason = ADAPT if request.n_max < whole[request.seq] else "limit"
-                if self.trim and draft.tokens:
+                if draft.parents == [*range(-1, len(draft.tokens) - 1)]:
+                    draft.parents = []  # one branch is a chain
+                # of a tree, what the grammar forbids is not chosen
+                if self.trim and draft.tokens and not draft.parents:
                     self.trim(request.seq, draft)
-                draft.ms = ms
+                draft.ms, draft.n_max = ms, longest.get(request.seq)
                 self.asked.append((request.seq, draft))
                 if draft.tokens:
                     self._count(drafter, "gen", len(draft.tokens))
                     self._winners[request.seq] = drafter
                     drafts[request.seq] = draft
-                    self._n_drafted[request.seq] = len(draft.tokens)
+                    self._n_drafted[request.seq] = draft.length
         return drafts
 
     def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -56,8 +56,9 @@ class DraftEagle3(RowDrafter):
         options: ModelDraftOptions,
         draws: TokenDraws | None = None,
         faults: Collection[str] = (),
+        tree: Sequence[int] = (),
     ) -> None:
-        super().__init__(memory, model.config.n_embd, n_ubatch, options, draws)
+        super().__init__(memory, model.config.n_embd, n_ubatch, options, draws, tree)
         self._model, self._vocabulary = model, vocabulary
         self._wrong_row = "eagle3-boundary" in faults
         self._keeps_rejected = "eagle3-stale-row" in faults
@@ -148,4 +149,5 @@ def make(inputs: DrafterInputs) -> DraftEagle3:
         inputs.options,
         inputs.draws,
         inputs.faults,
+        inputs.tree,
     )

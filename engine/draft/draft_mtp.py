@@ -44,8 +44,9 @@ class DraftMtp(RowDrafter):
         options: ModelDraftOptions,
         draws: TokenDraws | None = None,
         faults: Collection[str] = (),
+        tree: Sequence[int] = (),
     ) -> None:
-        super().__init__(memory, n_handed, n_ubatch, options, draws)
+        super().__init__(memory, n_handed, n_ubatch, options, draws, tree)
         self._head = head
         self._keeps_cells = "mtp-carried" in faults
         at_once = not (self._looks or self._keeps_cells)
@@ -53,7 +54,7 @@ class DraftMtp(RowDrafter):
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """See ModelDrafter; one whole draft without a look between is one pass of the memory."""
-        if len(requests) == 1 and not (self._looks or self._keeps_cells):
+        if len(requests) == 1 and not (self._looks or self._keeps_cells or self._tree):
             draft = self._at_once(requests[0])
             if draft is not None:
                 return [draft]
@@ -131,5 +132,12 @@ def make(inputs: DrafterInputs) -> DraftMtp:
         )
     memory = inputs.memory(DraftMtp.name, partial(HybridMemory.for_head, config))
     return DraftMtp(
-        head, memory, config.n_handed, inputs.n_ubatch, inputs.options, inputs.draws, inputs.faults
+        head,
+        memory,
+        config.n_handed,
+        inputs.n_ubatch,
+        inputs.options,
+        inputs.draws,
+        inputs.faults,
+        inputs.tree,
     )

@@ -43,8 +43,10 @@ class Draft:
     rows that it was made from and that the target did not compute there, None where they were not
     looked at; n_wrong_tokens: tokens in the drafter's memory that are not the text's. sure: what
     a confidence head gave each token, empty without one. block: rows of the block that it was
-    drafted in, None where it was not drafted as a block. ms: its part of the call for all
-    sequences.
+    drafted in, None where it was not drafted as a block. n_max: the longest that a rule of adaptive
+    depth allowed, None without one. ms: its part of the call for all sequences. parents: of a tree
+    (engine.draft.tree), for each token the index of the one before it, which is lower, -1 = it
+    follows the newest token; empty where each follows the one before.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -61,16 +63,40 @@ class Draft:
     n_wrong_tokens: int | None = None
     sure: list[float] = field(default_factory=list)
     block: int | None = None
+    n_max: int | None = None
     ms: float = field(default=0.0, compare=False)
+    parents: list[int] = field(default_factory=list)
+
+    @property
+    def depths(self) -> list[int]:
+        """How many drafted tokens come before each one."""
+        if not self.parents:
+            return [*range(len(self.tokens))]
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(found[parent] + 1 if parent >= 0 else 0)
+        return found
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest branch."""
+        return max(self.depths, default=-1) + 1 if self.parents else len(self.tokens)
 
     def cut(self, n_max: int, reason: str) -> None:
-        """Keep at most n_max tokens; the reason is noted if any are lost."""
+        """Keep at most n_max tokens of every branch; the reason is noted if any are lost."""
         self.n_raw = max(self.n_raw, len(self.tokens))
-        if len(self.tokens) > n_max:
+        if self.length > n_max:
             self.reason = reason
-            kept = self.tokens, self.probs, self.top_ids, self.top_probs, self.q, self.sure
-            for values in kept:
-                del values[n_max:]
+            self.keep([i for i, depth in enumerate(self.depths) if depth < n_max])
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Keep the tokens of these indices, ascending, and with each one those before it."""
+        for name in ("tokens", "probs", "top_ids", "top_probs", "q", "sure"):
+            values = getattr(self, name)
+            setattr(self, name, [values[i] for i in kept] if values else [])
+        if self.parents:
+            new = {old: i for i, old in enumerate(kept)}
+            self.parents = [new.get(self.parents[i], -1) for i in kept]
 
     def split(self, n: int) -> Draft | None:
         """Keep n tokens; returns the others as a draft of their own, None where there are none."""

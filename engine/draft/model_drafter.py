@@ -68,7 +68,7 @@ class ModelDrafter(ABC):
         step, waiting = self._step(requests, self._first(requests)), []
         for n in range(1, self.n_max + 1):
             if looks:
-                rows = self._take(step.requests, drafts, *_on_host([step])[0])
+                rows = self._take(step.requests, drafts, *on_host([step])[0])
             else:
                 waiting.append(step)
                 rows = [i for i, request in enumerate(step.requests) if n < self._limit(request)]
@@ -83,7 +83,7 @@ class ModelDrafter(ABC):
                 if len(rows) < len(step.requests):
                     tokens = tokens[upload(rows, step.ids.device)]
             step = self._step(alive, self._next(alive, n, tokens, rows))
-        for done, found in zip(waiting, _on_host(waiting), strict=True):
+        for done, found in zip(waiting, on_host(waiting), strict=True):
             self._take(done.requests, drafts, *found)
         self._finish(drafts)
         return [drafts[request.seq] for request in requests]
@@ -96,7 +96,7 @@ class ModelDrafter(ABC):
     def _of_steps(self, request: DraftRequest, steps: _Step) -> Draft:
         """A draft whose steps, one after the other, were found together."""
         drafts = {request.seq: Draft(drafter=self.name)}
-        ((ids, values, probs, n_wrong),) = _on_host([steps])
+        ((ids, values, probs, n_wrong),) = on_host([steps])
         for i in range(len(ids)):
             here = slice(i, i + 1)
             self._take([request], drafts, ids[here], values[here], probs[here], n_wrong[here])
@@ -106,7 +106,7 @@ class ModelDrafter(ABC):
     def _finish(self, drafts: Mapping[int, Draft]) -> None:
         self._drafted(drafts)
         for draft in drafts.values():
-            if len(draft.tokens) < self._n_min:
+            if draft.length < self._n_min:
                 draft.cut(0, "n_min")
 
     def _step(
@@ -210,7 +210,7 @@ def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:
     )
 
 
-def _on_host(steps: Sequence[_Step]) -> list[tuple[list[Any], ...]]:
+def on_host(steps: Sequence[_Step]) -> list[tuple[list[Any], ...]]:
     """The tensors of each step as lists, all in one transfer."""
     if not steps:
         return []

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from engine.draft.drafter import Draft
 from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.spec import DrafterSpec
+from engine.draft.tree import tree_of
 
 MOST_HITS = 16380
 MOST_VALUES = 4
@@ -89,11 +90,11 @@ class _Map:
 class NgramMap(NgramDrafter):
     """The drafters ngram-map-k and, with_values, ngram-map-k4v."""
 
-    def __init__(self, sizes: NgramSizes, *, with_values: bool) -> None:
+    def __init__(self, sizes: NgramSizes, *, with_values: bool, tree: Sequence[int] = ()) -> None:
         super().__init__()
         self.name = (KEYS_AND_VALUES if with_values else KEYS).name
         self._n, self.n_max = sizes.size_n, sizes.size_m
-        self._min_hits, self._with_values = sizes.min_hits, with_values
+        self._min_hits, self._with_values, self._tree = sizes.min_hits, with_values, tree
         self._maps: dict[int, _Map] = {}
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
@@ -143,6 +144,8 @@ class NgramMap(NgramDrafter):
                 return nothing("min-hits", match_pos=match)
             self._count_values(key, history, ngram, match)
             used = max(key.values, key=lambda value: value.count)
+            if self._tree:
+                return self._tree_of(key, history, match)
             others = sum(value.count for value in key.values) - used.count
             if used.count < 2 * others:
                 return nothing("ambiguous", match_pos=match)
@@ -153,6 +156,14 @@ class NgramMap(NgramDrafter):
         start = match + self._n
         draft = Draft(history.part(start, start + self.n_max), match_pos=match)
         draft.cut(limit, "accepted-before" if limit else "muted")
+        return draft
+
+    def _tree_of(self, key: NgramKey, history: History, match: int) -> Draft:
+        """The continuations that are counted, the most frequent first. What is accepted of a tree
+        shortens no later one."""
+        best = sorted(key.values, key=lambda value: -value.count)
+        draft = tree_of([history.part(v.start, v.start + self.n_max) for v in best], self._tree)
+        draft.match_pos = match
         return draft
 
     def _newest(self, length: int) -> int:
@@ -220,11 +231,12 @@ KEYS = DrafterSpec(
 )
 KEYS_AND_VALUES = DrafterSpec(
     "ngram-map-k4v",
-    "the continuation of the last n tokens that dominates, if one does",
-    lambda inputs: NgramMap(inputs.options, with_values=True),
+    "the continuation of the last n tokens that dominates, if one does; in trees all of them",
+    lambda inputs: NgramMap(inputs.options, with_values=True, tree=inputs.tree),
     NgramSizes,
     lambda sizes: sizes.size_m,
     field="ngram_map_k4v",
+    branches=True,
     reasons={
         **_MATCHING,
         "min-hits": "the key was looked up too few times",

@@ -88,6 +88,7 @@ _MTP = DrafterSpec(
     ModelDraftOptions,
     lambda options: options.n_max,
     needs=MTP_HEAD,
+    branches=True,
     n_bytes=_drafter_bytes,
 )
 
@@ -98,6 +99,7 @@ _EAGLE3 = DrafterSpec(
     ModelDraftOptions,
     lambda options: options.n_max,
     needs=EAGLE3_FILE,
+    branches=True,
     n_bytes=_drafter_bytes,
 )
 

@@ -8,22 +8,34 @@ with the first step of the next draft. So rejected tokens never come into it.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import ne
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from engine.batch import Span, UBatch
-from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, single_tokens
+from engine.draft.drafter import N_TOP, Draft, DraftRequest
+from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, on_host, single_tokens
 from engine.draft.spec import ModelDraftOptions, TokenDraws
+from engine.draft.tree import width_at
 from engine.machine.device import upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput
 from engine.model.taps import TargetRows
+
+
+class _End(NamedTuple):
+    """A token that a branch may go on from: the branch's sequence in memory, the one that holds the
+    tokens before it, its node, and the row of the step that gave it."""
+
+    seq: int
+    source: int
+    node: int
+    row: int
 
 
 @dataclass(slots=True)
@@ -70,7 +82,8 @@ class PairedRows:
 
 
 class RowDrafter(ModelDrafter):
-    """Drafts with one layer of attention of its own. AHEAD: see PairedRows.ahead."""
+    """Drafts with one layer of attention of its own. AHEAD: see PairedRows.ahead. tree: widths of
+    engine.draft.tree; a branch has a sequence of the memory, as in the target's."""
 
     AHEAD: ClassVar[int]
 
@@ -81,8 +94,10 @@ class RowDrafter(ModelDrafter):
         n_ubatch: int,
         options: ModelDraftOptions,
         draws: TokenDraws | None = None,
+        tree: Sequence[int] = (),
     ) -> None:
         super().__init__(options, draws)
+        self._tree, self._n_slots = tree, memory.attention.n_seqs // math.prod(tree)
         self._memory, self._n_row, self._n_ubatch = memory, n_row, n_ubatch
         self._device = memory.attention.device
         self._paired: dict[int, PairedRows] = {}
@@ -100,6 +115,58 @@ class RowDrafter(ModelDrafter):
     ) -> StepOutput:
         """A pass over pairs. rows: [n_seqs, n_seq_tokens, n_row]. tokens: in place of those of
         `ubatch`. The hidden rows of the result are what a draft goes on with."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """See ModelDrafter; a tree grows by the most probable tokens of every branch."""
+        if not self._tree:
+            return super().draft(requests)
+        drafts = {request.seq: self._grow(request) for request in requests}
+        self._finish(drafts)
+        return [drafts[request.seq] for request in requests]
+
+    def _grow(self, request: DraftRequest) -> Draft:
+        """A tree, a level in each step. p_min and non-finite logits end branches."""
+        draft, limit, n_used = Draft(drafter=self.name), self._limit(request), 1
+        ends = [_End(request.seq, request.seq, -1, 0)]
+        step = self._step([request], self._first([request]))
+        for level in range(limit):
+            ((ids, values, probs, n_wrong),) = on_host([step])
+            if n_wrong:
+                draft.n_wrong_rows = n_wrong[0]
+            grown = []
+            for row, end in enumerate(ends):
+                if not math.isfinite(values[row][0]):
+                    draft.non_finite = draft.non_finite or (level, values[row][0])
+                    draft.reason = "non-finite"
+                    continue
+                for rank in range(min(width_at(self._tree, level), len(ids[row]))):
+                    if probs[row][rank] < self._p_min:
+                        draft.reason = "p_min"
+                        break
+                    seq = end.seq
+                    if rank:
+                        seq = request.seq + n_used * self._n_slots
+                        n_used += 1
+                    grown.append(_End(seq, end.seq, len(draft.tokens), row))
+                    draft.tokens.append(ids[row][rank])
+                    draft.parents.append(end.node)
+                    draft.probs.append(probs[row][rank])
+                    draft.top_ids.append(ids[row][:N_TOP])
+                    draft.top_probs.append(probs[row][:N_TOP])
+            if not grown or level + 1 == limit:
+                break
+            for end in grown:
+                self._memory.seq_cp(end.source, end.seq)
+            ends = sorted(grown)
+            alive = [replace(request, seq=end.seq) for end in ends]
+            newest = upload([draft.tokens[end.node] for end in ends], self._device)
+            logits = self._next(alive, level + 1, newest, [end.row for end in ends])
+            step = self._step(alive, logits)
+        for i in range(1, n_used):
+            self._memory.clear(request.seq + i * self._n_slots)
+        if draft.length == limit < self.n_max:
+            draft.reason = "limit"
+        return draft
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Keep the pairs; cells of drafted tokens are removed."""
@@ -181,7 +248,7 @@ class RowDrafter(ModelDrafter):
         tokens: torch.Tensor,
         rows: Sequence[int],
     ) -> torch.Tensor:
-        if len(rows) < self._own.shape[0]:
+        if [*rows] != [*range(len(self._own))]:
             self._own = self._own[upload(rows, self._device)]
         ubatch = single_tokens(requests, n_drafted - self.AHEAD)
         out = self._forward(ubatch, self._own.unsqueeze(1), tokens.unsqueeze(1))

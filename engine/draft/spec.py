@@ -4,6 +4,7 @@ with a model and how they draw. torch is not needed for it."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -122,7 +123,8 @@ class DrafterInputs:
     """What a drafter is made from. draft: what its own file holds, a HybridModel or a
     LoadedDrafter; None without one. options: its part of SpecOptions. n_ctx: cells per sequence.
     draws: how tokens are drawn, None for the most probable one. memories: where those that take
-    memory get it. faults: those of the run."""
+    memory get it. faults: those of the run. tree: most
+    children of a token at each level of a draft, empty for chains (engine.draft.tree)."""
 
     target: HybridModel
     draft: Any
@@ -134,11 +136,12 @@ class DrafterInputs:
     draws: TokenDraws | None
     memories: LentMemories
     faults: Collection[str] = ()
+    tree: tuple[int, ...] = ()
 
     def memory(self, drafter: str, make: Callable[..., HybridMemory]) -> HybridMemory:
         """What make(n_slots, n_ctx, device, batch_invariant=...) makes for a drafter, which may
         have served an earlier run; for equal names and options it makes the same."""
-        sizes = self.n_slots, self.n_ctx
+        sizes = self.n_slots * math.prod(self.tree), self.n_ctx
         key = drafter, self.options, *sizes, self.batch_invariant
 
         def made() -> HybridMemory:
@@ -154,10 +157,10 @@ class DrafterSpec:
     about: what it drafts. make: raises OptionError where the models lack what it needs,
     LookupCacheError for a file. options: dataclass of its options. field: where SpecOptions holds
     that, empty where it is a part of SpecOptions itself. longest: tokens of its longest draft, from
-    its options. needs: None for drafters that look tokens up. reasons: why a draft of it is empty
-    or short, in addition to COMMON_REASONS. n_bytes: its own memory, from its options, the figures
-    of its file, sequences, cells of each, and the compute mode. note: a sentence about its options,
-    or empty.
+    its options. needs: None for drafters that look tokens up. branches: whether it drafts trees.
+    reasons: why a draft of it is empty or short, in addition to COMMON_REASONS. n_bytes: its own
+    memory, from its options, the figures of its file, sequences, cells of each, and the compute
+    mode. note: a sentence about its options, or empty.
     """
 
     name: str
@@ -167,6 +170,7 @@ class DrafterSpec:
     longest: Callable[[Any], int]
     field: str = ""
     needs: ModelNeed | None = None
+    branches: bool = False
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
     n_bytes: Callable[[Any, Any, int, int, str], int] | None = None
     note: Callable[[Any], str] = lambda options: ""

@@ -241,6 +241,13 @@ class HybridMemory:
             self.recurrent.seq_cp(src, dst)
         self.attention.seq_cp(src, dst)
 
+    def fork(self, src: int, dst: int) -> None:
+        """dst becomes a copy of src with a recurrent state of its own, in its own place: a pass of
+        both is one like any other, which can be recorded. Older states are not copied."""
+        if self.recurrent:
+            self.recurrent.fork(src, dst)
+        self.attention.seq_cp(src, dst)
+
     def seq_keep(self, seq: int) -> None:
         """Forget every other sequence."""
         if self.recurrent:

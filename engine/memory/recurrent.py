@@ -235,6 +235,11 @@ class SnapshotPolicy(ABC):
             self._pos[dst], self._pending[dst] = self._pos[src], self._pending[src]
             self._n_seen[dst] = self._n_seen[src]
 
+    def fork(self, src: int, dst: int) -> None:
+        """dst becomes a copy of the logical states of src, and shares no storage with it."""
+        self.put(dst, self._pos[src], self.live(src))
+        self.traffic.copied += self.layout.n_bytes
+
     def seq_keep(self, seq: int) -> None:
         """Forget every other sequence."""
         for other in range(self.n_seqs):

@@ -10,7 +10,9 @@ import torch
 
 from engine.model.parts import FeedForwardPart
 from engine.model.parts.feed_forward import (
+    ClampPart,
     Gating,
+    GeluPart,
     LatentPart,
     MixturePart,
     Relu2Part,
@@ -32,7 +34,7 @@ from kernels.moe import (
     swiglu_within,
 )
 from kernels.norm import rms_norm
-from kernels.pointwise import add, clamped_swiglu, output_gate, relu2, situ, swiglu
+from kernels.pointwise import add, clamped_swiglu, geglu, output_gate, relu2, situ, swiglu
 from kernels.rows import take_rows
 
 
@@ -194,6 +196,8 @@ def opener(gating: Gating | None) -> Callable[..., torch.Tensor]:
         return swiglu
     if isinstance(gating, SituPart):
         return partial(situ, beta=gating.beta, linear_beta=gating.linear_beta)
+    if isinstance(gating, GeluPart):
+        return geglu
     return partial(clamped_swiglu if gating.before else swiglu, limit=gating.limit)
 
 
@@ -203,5 +207,6 @@ def activation(gating: Gating | None) -> Activation:
         return SWIGLU
     if isinstance(gating, SituPart):
         return situ_activation(gating.beta, gating.linear_beta)
+    assert isinstance(gating, ClampPart)  # no family has experts with another
     of_limit = clamped_swiglu_activation if gating.before else swiglu_within
     return of_limit(gating.limit)

@@ -121,7 +121,8 @@ class HybridModel:
         if tokens is not None:
             there = there._replace(tokens=tokens)
         n_layer = self.config.n_layer
-        inside = tuple(i for i in taps if i < n_layer)
+        streams = self.config.trunk.n_handed > 1
+        inside = tuple(i for i in taps if i < n_layer or streams)
         compute = partial(self._layers, memory, inside)
         logits, hidden, *rows = memory.run((self, reach, inside), there, compute)
         memory.commit()

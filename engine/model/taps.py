@@ -1,7 +1,8 @@
 """Rows that a target hands to drafters: its hidden rows, and taps into its trunk.
 
 Tap i is the residual stream that enters block i: the embedding for i = 0, else what block i - 1
-gives, before any norm. Tap n_layer is the row after the final norm, the one the MTP head reads.
+gives, before any norm. Tap n_layer is the row after the final norm, the one the MTP head reads. Of
+several streams (deepseek4) every tap is the mean, the last one before the head mixes them.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class TapCollector:
 
     def __init__(self, layers: Sequence[int]) -> None:
         self._rows: dict[int, torch.Tensor | None] = dict.fromkeys(layers)
+
+    def wants(self, layer: int) -> bool:
+        """Whether the row that enters this layer is asked for."""
+        return layer in self._rows
 
     def enters(self, layer: int, x: torch.Tensor) -> None:
         """x [B, T, n_embd] is what `layer` takes."""

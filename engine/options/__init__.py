@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
+from engine.memory.kv_cells import MAX_SEQS
 from engine.memory.options import STATE_TYPES, CacheOptions, StateTypes
 from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
 from engine.model.compute_modes import COMPUTE_MODES
@@ -191,6 +192,12 @@ class RunOptions:
         if self.ignore_eos and self.sampler.has_grammar:
             raise OptionError(
                 "--ignore-eos bans the tokens that a grammar ends with.", "Leave one of them out."
+            )
+        if (n := self.spec.n_branches) > 1 and self.parallel * n > MAX_SEQS:
+            raise OptionError(
+                f"--spec-tree asks for {n} branches of each of {self.parallel} sequences, and a "
+                f"memory holds {MAX_SEQS}.",
+                "Choose smaller widths or a lower --parallel.",
             )
 
     @property

@@ -37,15 +37,24 @@ def _rates(text: str) -> tuple[float, ...]:
         ) from error
 
 
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.replace(",", " ").split())
+    except ValueError as error:
+        raise OptionError(
+            "--spec-tree has a word that is not a whole number.", "Write it like 3,2."
+        ) from error
+
+
 @dataclass(frozen=True)
 class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     """Speculation: drafters in use, in any order, what they are set by, and the rule.
 
-    adapt: a rule of engine.draft.adaptive. accept: how drafted tokens are accepted, "match" keeps
-    plain decoding's tokens, "rejection" the target's distribution. verify_max: what is cut off a
-    draft is not judged, and does not count as drafted. synth_rates, synth_len: accept drafted
-    tokens by chance instead of by the target; the output is then invalid. All of them:
-    engine.decode.acceptance.
+    adapt: a rule of engine.draft.adaptive. tree: widths of engine.draft.tree. accept: how drafted
+    tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the target's
+    distribution. verify_max: what is cut off a draft is not judged, and does not count as drafted.
+    synth_rates, synth_len: accept drafted tokens by chance instead of by the target; the output is
+    then invalid. All of them: engine.decode.acceptance.
     """
 
     GROUP: ClassVar[str] = "speculation"
@@ -77,6 +86,15 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         FormRow("adapt"),
         choices=("none", *ADAPT_RULES),
         metavar="RULE",
+    )
+    tree: tuple[int, ...] = option(
+        (),
+        "--spec-tree",
+        "draft trees: most continuations of a token at the first, second, … level of a draft; "
+        "below these one (default: chains)",
+        FormRow("tree", text="3, 2"),
+        metavar="W1[,W2…]",
+        parse=_widths,
     )
     verify_max: int | None = option(
         None,
@@ -131,6 +149,30 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
                 "Leave one of the two out.",
             )
         acceptance_rates(self.synth_rates, self.synth_len, self.longest)
+        if self.tree:
+            self._check_tree()
+
+    def _check_tree(self) -> None:
+        if not all(width >= 1 for width in self.tree):
+            raise OptionError("--spec-tree has a width below 1.", "Write it like 3,2.")
+        able = [name for name, spec in DRAFTERS.items() if spec.branches]
+        if other := [name for name in self.types if name not in able]:
+            raise OptionError(
+                f"--spec-tree: {other[0]} drafts chains alone.", f"Use {', '.join(able)}."
+            )
+        for flag, value in (
+            ("--spec-accept rejection", self.accept != "match"),
+            ("--spec-verify-max", self.verify_max is not None),
+            ("--spec-synth-rates", self.synth_rates),
+            ("--spec-synth-len", self.synth_len is not None),
+        ):
+            if value:
+                raise OptionError(f"{flag} is for chains alone.", "Leave it or --spec-tree out.")
+
+    @property
+    def n_branches(self) -> int:
+        """Most branches of a draft, each in a sequence of its own."""
+        return math.prod(self.tree) if self.types else 1
 
     @property
     def longest(self) -> int:

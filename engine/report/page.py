@@ -54,7 +54,7 @@ _STYLE = (
     )
     + ".accepted{background:var(--accept);border-bottom:2px solid var(--s0)}"
     ".rejected{background:var(--reject);text-decoration:line-through}"
-    ".ignored{color:var(--muted);text-decoration:line-through}"
+    ".ignored,.side{color:var(--muted);text-decoration:line-through}"
     ".replacement{border-bottom:3px double var(--s1)}.bonus{border-bottom:2px dotted var(--ink)}"
     ".prompt{color:var(--muted)}"
     ".error b{color:var(--bad)}.warning b{color:var(--warn)}"

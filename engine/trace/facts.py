@@ -344,12 +344,15 @@ class AuditFacts(Struct, frozen=True):
 
 class RunNotes(Struct, frozen=True):
     """What the user and the window keep of a run. name: empty for a run that is called by its
-    number. prompt: the beginning of the first one."""
+    number, which counts the runs of all sessions, lanes of a comparison as one; None: that in its
+    trace. prompt: the beginning of the first one. scenario: that it was started by."""
 
     name: str = ""
     starred: bool = False
     deleted: bool = False
     prompt: str = ""
+    number: Count | None = None
+    scenario: str = ""
 
 
 # -- all of them -------------------------------------------------------------------------------
@@ -373,6 +376,7 @@ class RunFacts(dict[str, Any]):
     requests: list[RequestFacts] | None
     derived: list[str] | None
     speculative_types: list[str] | None
+    accept_rule: Lenient[str | None]
     fidelity: FidelityFacts | None
     plain_pairs: Lenient[list[tuple[float, float]] | None]
     banned_tokens: list[Count] | None

@@ -39,12 +39,8 @@ _COUNTERS = {
 }
 
 
-def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
-    """Write the file, in place of an earlier one; how many events it has.
-
-    Raises OptionError without the package perfetto and where the system does not let us write,
-    TraceFileError where no round has a time.
-    """
+def new_builder() -> Any:
+    """What the package builds a trace with. Raises OptionError where it is not installed."""
     try:
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
     except ImportError as error:
@@ -52,6 +48,16 @@ def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
             "Traces of Perfetto are written by its package, which is not installed.",
             "Install it: pip install 'draftscope[perfetto]'.",
         ) from error
+    return TraceProtoBuilder()
+
+
+def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
+    """Write the file, in place of an earlier one; how many events it has.
+
+    Raises OptionError without the package perfetto and where the system does not let us write,
+    TraceFileError where no round has a time.
+    """
+    builder = new_builder()
     events = _Events()
     for run in runs:
         _add_run(events, run)
@@ -60,7 +66,6 @@ def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
             "No round of these runs has a time.",
             "Name the trace of a run whose engine reports when its rounds end.",
         )
-    builder = TraceProtoBuilder()
     for described in events.tracks:
         packet = builder.add_packet()
         packet.trusted_packet_sequence_id = _SEQUENCE_ID

@@ -24,7 +24,7 @@ SCHEMA_VERSION = 4
 """Raised where a column changes its meaning."""
 READ_VERSIONS = (3, SCHEMA_VERSION)
 """Traces of other versions are not read. In version 3 every token has an id."""
-SCHEMA_MINOR = 4
+SCHEMA_MINOR = 5
 """Raised where tables or columns join, which name it in `since`; it goes on from version to
 version. Older traces open with those empty, and in newer ones what this program does not know is
 kept and written back."""
@@ -44,10 +44,11 @@ TOKEN_KINDS = (
     "bonus",
     "replayed",
     "unknown",
+    "side",
 )
 EMITTED_KINDS = ("target", "accepted", "replacement", "bonus", "unknown")
 """unknown: emitted, by another engine that did not tell in what part of which round."""
-GHOST_KINDS = ("rejected", "ignored")
+GHOST_KINDS = ("rejected", "ignored", "side")
 SLOT_STATES = ("free", "live", "fresh", "carried", "stale", "pending")
 ROLLBACK_PATHS = ("none", "seq_rm", "restore", "restore_depth", "refused")
 SEVERITIES = ("info", "warning", "error")
@@ -140,7 +141,9 @@ ROUNDS = (
     Column("drafter", "text", "drafter whose draft was verified, empty without a draft"),
     Column("accept_rule", "text", "rule that judged the draft: match or rejection; else empty"),
     _count(
-        "num_draft_tokens", "tokens drafted, after trimming; none for a prompt part", LONGEST_DRAFT
+        "num_draft_tokens",
+        "tokens drafted, after trimming; of a tree on the judged branch, none for a prompt part",
+        LONGEST_DRAFT,
     ),
     _count("num_accepted_draft_tokens", "drafted tokens that the target confirmed", LONGEST_DRAFT),
     _count(
@@ -163,7 +166,7 @@ ROUNDS = (
     _count("rs_idx_before", "pending plane that the verify batch read"),
     _count("rs_idx_after", "pending plane after the rollback"),
     _count("replay_index", "restores and replays needed in this round"),
-    _count("verify_width", "tokens of this sequence in the batch, without padding"),
+    _count("verify_width", "its tokens in the batch, of a tree on all branches, without padding"),
     Column("ubatch_ids", "text", "ubatches of this round, space separated"),
     _count(
         "attention_pos_max", "last position that the attention cells hold, -1 without any", least=-1
@@ -208,9 +211,22 @@ ROUNDS = (
     _ms("restore_ms", "checkpoint restore"),
     _ms("replay_ms", "decoding accepted tokens again"),
     Column(
-        "total_ms", "real", "the whole round, where phases are unknown", 0.0, LONGEST_MS, since=3
+        "total_ms",
+        "real",
+        "the whole round: its phases and what lies between them, or where phases are unknown",
+        0.0,
+        LONGEST_MS,
+        since=3,
     ),
     Column("n_merged", "int", "rounds summed in this row, at least; empty: one", 2, COUNT, since=3),
+    Column(
+        "draft_n_max",
+        "int",
+        "longest draft by the rule of adaptive depth; empty without one",
+        0,
+        LONGEST_DRAFT,
+        since=5,
+    ),
 )
 
 TOKENS = (
@@ -221,7 +237,16 @@ TOKENS = (
     _choice("kind", "one of TOKEN_KINDS", TOKEN_KINDS),
     _count("token_id", "id in the target's vocabulary; empty where another engine hid it"),
     Column("text", "text", "text of a token without an id, or that its id does not tell", since=3),
-    _count("draft_index", "index inside the draft, from 0", LONGEST_DRAFT),
+    _count("draft_index", "index inside the draft or its judged branch, from 0", LONGEST_DRAFT),
+    Column("draft_node", "int", "of a tree: number of the token, from 0", 0, COUNT, since=5),
+    Column(
+        "draft_parent",
+        "int",
+        "draft_node of the token before it, -1: it follows the newest token",
+        -1,
+        COUNT,
+        since=5,
+    ),
     _probability("draft_p", "drafter's confidence in the drafted token"),
     Column(
         "draft_conf",

@@ -30,6 +30,7 @@ MEANING = {
     "bonus": "the target's token after a fully accepted draft",
     "replayed": "decoded again after a restore",
     "unknown": "generated; the engine did not tell in what part of which round",
+    "side": "drafted and verified on another branch of a tree than the one judged",
 }
 """What each kind of token in the trace is."""
 

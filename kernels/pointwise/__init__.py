@@ -24,6 +24,7 @@ _relu2 = pick(naive.relu2, with_torch.relu2, _TRITON, _LLVM)
 _swiglu = pick(naive.swiglu, with_torch.swiglu, _TRITON, _LLVM)
 _clamped_swiglu = pick(naive.clamped_swiglu, with_torch.clamped_swiglu, _TRITON, _LLVM)
 _situ = pick(naive.situ, with_torch.situ, _TRITON, _LLVM)
+_geglu = pick(naive.geglu, with_torch.geglu, _TRITON, _LLVM)
 _output_gate = pick(naive.output_gate, with_torch.output_gate, None, _LLVM)
 _delta_gates = pick(naive.delta_gates, with_torch.delta_gates, None, _LLVM)
 _step_gates = pick(naive.step_gates, with_torch.step_gates, None, _LLVM)
@@ -83,6 +84,15 @@ def situ(
     gate, up [..., d], of one shape; beta > 0. Returns [..., d].
     """
     return (_same["situ"] if invariant else _situ)(gate, up, beta, linear_beta)
+
+
+def geglu(gate: torch.Tensor, up: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    """gelu(gate) * up with gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+    (Hendrycks & Gimpel 2016, arXiv 1606.08415).
+
+    gate, up [..., d], of one shape. Returns [..., d].
+    """
+    return (_same["geglu"] if invariant else _geglu)(gate, up)
 
 
 def output_gate(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:

@@ -83,6 +83,12 @@ def situ(gate, up, beta, linear_beta):
     return tanh(gate / beta) * beta * sigmoid(gate) * up
 
 
+def geglu(gate, up):
+    # 1 + tanh(y) is 2 sigmoid(2 y)
+    inner = gate * (gate * gate * 0.044715 + 1.0)
+    return gate * sigmoid(inner * 1.5957691216057308) * up
+
+
 def output_gate(x, gate):
     return x * sigmoid(gate)
 

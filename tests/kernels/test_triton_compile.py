@@ -245,11 +245,12 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
 def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
     x, channels = torch.ones(1, n_tokens, 2048), torch.ones(2048)
     pointwise.situ(x, x, 4.0, 25.0)
+    pointwise.geglu(x, x)
     recurrence.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16), -5.0)
     recurrence.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16))
     heads.head_linear(torch.ones(1, n_tokens, 16, 128), torch.ones(16, 128, 512))
     names = [kernel.name for kernel in compiled]
-    assert names == ["_situ", "_channel_gates", "_channel_gates", "_head_linear"]
+    assert names == ["_situ", "_geglu", "_channel_gates", "_channel_gates", "_head_linear"]
 
 
 @in_turn("n_tokens", [1, 3, 8, 16])

@@ -110,7 +110,7 @@ def first_start(driver: Driver) -> Story:
     driver.user.press("Alt_L", "5")
     yield "the layout Plots", lambda: window.docks.layout_name == "plots"
     names = ("rollback", "ring", "acceptance", "timing", "verify", "kv")
-    yield "six plots", lambda: all(driver.on_screen(window.docks[name]) for name in names)
+    yield "six plots", lambda: all(driver.on_screen(window.docks.view(name)) for name in names)
     yield "curves in them", lambda: all(_coloured(window, name) >= _CURVE for name in names)
     seen["plots_height"] = window.height()
     seen["plots_status"] = driver.on_screen(window.statusBar())

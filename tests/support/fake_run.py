@@ -207,6 +207,7 @@ class FakeRun:
             round=self._round,
             seq_id=0,
             t_ms=_LENGTH_MS * (self._round + 1),
+            total_ms=_LENGTH_MS,
             pos0=self._pos - emitted,
             num_target_tokens=1,
             num_emitted=emitted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 Tensors = dict[str, torch.Tensor]
 
@@ -72,8 +72,16 @@ def block(
                 scores = torch.cat((scores, sink), 1)
             heads.append(scores.softmax(-1)[:, : len(where)] @ v[:, kv])
         out = torch.cat(heads, -1) @ own["attn_output.weight"].T
-        x = x + out * keys.get("attention.value_scale", 1.0)
+        out = out * keys.get("attention.value_scale", 1.0)
+        if "post_attention_norm.weight" in own:
+            out = rms(out, own["post_attention_norm.weight"], eps)
+        x = x + out
         y = rms(x, own["ffn_norm.weight"], eps)
-        gated = silu(y @ own["ffn_gate.weight"].T) * (y @ own["ffn_up.weight"].T)
-        x = x + gated @ own["ffn_down.weight"].T
+        gate = y @ own["ffn_gate.weight"].T
+        silus = keys.get("hidden_activation", "silu") == "silu"
+        gate = silu(gate) if silus else gelu(gate, approximate="tanh")
+        out = gate * (y @ own["ffn_up.weight"].T) @ own["ffn_down.weight"].T
+        if "post_ffw_norm.weight" in own:
+            out = rms(out, own["post_ffw_norm.weight"], eps)
+        x = (x + out) * own.get("layer_output_scale.weight", 1.0)
     return rms(x, t["output_norm.weight"], eps)

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--spec-type", default="none")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-p-min", type=float, default=0.0)
+    parser.add_argument("--spec-draft-sampling", default="greedy")
     parser.add_argument("--spec-synth-rates", default="")
     parser.add_argument("--spec-ngram-mod-n-match", type=int, default=8)
     args = parser.parse_args()
@@ -44,6 +45,7 @@ def main() -> None:
     params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
     params.speculative.draft.n_max = args.spec_draft_n_max
     params.speculative.draft.p_min = args.spec_draft_p_min
+    params.speculative.draft.probabilistic = args.spec_draft_sampling == "probabilistic"
     if args.spec_synth_rates:
         params.speculative.synth_rates = [float(r) for r in args.spec_synth_rates.split(",")]
     params.speculative.ngram_mod.n_match = args.spec_ngram_mod_n_match

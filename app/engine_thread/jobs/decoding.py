@@ -17,10 +17,11 @@ from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import DecodingJob, EngineWorker
 from engine.fork import Fork
 from engine.options import RunOptions
+from engine.trace.run_ref import RunRef
 
 
 class StartRun(DecodingJob):
-    """A run of the session in use. rounds: pause after as many."""
+    """A run of the session in use. rounds: pause after as many. of: see RunRequest."""
 
     request: RunRequest
 
@@ -30,9 +31,14 @@ class StartRun(DecodingJob):
         options: RunOptions,
         rounds: int | None = None,
         chat: ChatWrap | None = None,
+        of: RunRef | None = None,
     ) -> None:
         super().__init__(rounds)
-        self.request = RunRequest(tuple(texts), options, chat)
+        self.request = RunRequest(tuple(texts), options, chat, of=of)
+
+    def again(self) -> StartRun:
+        asked = self.request
+        return StartRun(asked.texts, asked.options, chat=asked.chat, of=asked.of)
 
     def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
         run = session.start(self.request, worker.store)
@@ -48,10 +54,14 @@ class StartFork(DecodingJob):
 
     def __init__(self, fork: Fork, options: RunOptions) -> None:
         super().__init__()
-        self._asked = RunRequest((), options, fork=fork)
+        self._fork, self._options = fork, options
+
+    def again(self) -> StartFork:
+        return StartFork(self._fork, self._options)
 
     def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
-        run = session.start(self._asked, worker.store)
+        asked = RunRequest((), self._options, fork=self._fork)
+        run = session.start(asked, worker.store)
         worker.store.runs[run.run_id].update(worker.more_facts)
         return run
 
@@ -75,6 +85,9 @@ class StartComparison(DecodingJob):
     def __init__(self, lanes: LanesRequest, rounds: int | None = None) -> None:
         super().__init__(rounds)
         self._lanes = lanes
+
+    def again(self) -> StartComparison:
+        return StartComparison(self._lanes)
 
     def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
         return session.compare(self._lanes, worker.store)

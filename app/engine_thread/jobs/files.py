@@ -15,6 +15,7 @@ from engine.progress import ReportProgress
 from engine.report.parts import Report
 from engine.trace.export import SavedRows, append_csv, export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.run_copy import trace_of
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -80,15 +81,24 @@ def _imported(file: Path) -> TraceStore:
 
 
 class ExportTrace(SideJob):
-    """Export a trace. mark: how far it had grown when the export began, which at least is in the
-    folder. is_complete: everything is written."""
+    """Export a trace. runs: those to write, () = all of them. mark: how far it had grown when the
+    export began, which at least is in the folder. is_complete: everything is written."""
 
     has_progress = True
     is_complete = False
 
-    def __init__(self, store: TraceStore, folder: Path, *, excel_safe: bool = False) -> None:
+    def __init__(
+        self,
+        store: TraceStore,
+        folder: Path,
+        *,
+        excel_safe: bool = False,
+        runs: Sequence[RunRef] = (),
+    ) -> None:
         super().__init__()
         self.store, self.folder, self._excel_safe = store, folder, excel_safe
+        self.runs = tuple(runs)
+        self.what = "Run" if self.runs else "Trace"
         self.mark = mark_of(store)
 
     def may_start(self, status: EngineStatus) -> bool:
@@ -99,7 +109,7 @@ class ExportTrace(SideJob):
 
     def run(self, progress: ReportProgress) -> None:
         export_csv(
-            self.store,
+            trace_of(self.runs) if self.runs else self.store,
             self.folder,
             progress=progress,
             cancelled=self.cancelled.is_set,
@@ -179,6 +189,23 @@ class WriteReport(SideJob):
         else:
             report = run_report(first, self._environment)
         write_report(report, self.path)
+        self.is_complete = True
+
+
+class WritePerfetto(SideJob):
+    """Write a run, or the lanes of a comparison, as a trace of Perfetto."""
+
+    what = "Perfetto trace"
+    is_complete = False
+
+    def __init__(self, runs: Sequence[RunRef], path: Path) -> None:
+        super().__init__()
+        self._runs, self.path = runs, path
+
+    def run(self, progress: ReportProgress) -> None:
+        from engine.trace.perfetto import write_perfetto
+
+        write_perfetto(self._runs, self.path)
         self.is_complete = True
 
 

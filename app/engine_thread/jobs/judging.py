@@ -175,7 +175,7 @@ class MeasurePlain(EngineJob):
 
     def __init__(self, run: RunRef, request: RunRequest) -> None:
         super().__init__()
-        self._ref, self._request = run, request
+        self.ref, self._request = run, request
 
     def may_start(self, status: EngineStatus) -> bool:
         return status.can_start
@@ -189,7 +189,7 @@ class MeasurePlain(EngineJob):
         if session is not None:
             pairs = self._pairs(session, self.progress(worker.post))
             if len(pairs) >= LEAST_PAIRS:
-                self._ref.facts.plain_pairs = pairs
+                self.ref.facts.plain_pairs = pairs
             elif not self.cancelled.is_set():
                 self.error = "The runs have no times."
         return worker.rest()

@@ -15,13 +15,8 @@ from app.looks.theme import Theme
 from app.panels.divergence.comparison_header import ComparisonHeader, PositionBar
 from app.panels.divergence.lane_plots import LanePlots
 from app.panels.divergence.lane_tables import LaneTables
-from app.trace_models.compared_lanes import (
-    ComparedLanes,
-    lanes_of,
-    latest_lanes,
-    run_to_show,
-    verdict_sentence,
-)
+from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show, verdict_sentence
+from app.trace_models.run_facts import run_label
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
@@ -30,6 +25,11 @@ from engine.compare.lane_spec import LaneSpec
 from engine.trace.run_ref import RunRef
 
 _EMPTY, _LANES = range(2)
+_NONE = "No comparison yet"
+_ABOUT = (
+    "Runs the prompt once without drafting and once in every lane, and shows where their logits "
+    "and states come apart."
+)
 _LOW_LINES = 36
 """Lines that the view is high below which plots and tables make do with less, so that as little
 as may be of it scrolls."""
@@ -41,8 +41,8 @@ class DivergenceView(QWidget):
     """The lanes over plots and tables. actions: compare, first, previous, next.
 
     Everything on show comes from the trace; only the lanes of the next comparison are kept here.
-    The comparison on show is that of the run that the window shows, or the latest one. `plots`,
-    `tables` and `bar` are made with the first one.
+    The comparison on show is that of the run that the window shows. `plots`, `tables` and `bar` are
+    made with the first one.
     """
 
     plots: LanePlots
@@ -65,12 +65,7 @@ class DivergenceView(QWidget):
         self._parts: tuple[LanePlots, LaneTables] | tuple[()] = ()
         self.header = ComparisonHeader(theme)
         self._stack = QStackedWidget()
-        self._empty = EmptyState(
-            "No comparison yet",
-            "Runs the prompt once without drafting and once in every lane, and shows where "
-            "their logits and states come apart.",
-            [actions["run.compare"]],
-        )
+        self._empty = EmptyState(_NONE, _ABOUT, [actions["run.compare"]])
         self._stack.addWidget(self._empty)
         self._lay_out()
         self.header.lane_chosen.connect(self._on_lane_chosen)
@@ -103,8 +98,9 @@ class DivergenceView(QWidget):
     # -- the trace -------------------------------------------------------------------------
 
     def show_run(self, run: RunRef | None) -> None:
-        """Show the comparison that a run belongs to, else the latest, else none."""
-        lanes = () if run is None else lanes_of(run) or latest_lanes(run.store)
+        """Show the comparison that a run belongs to, else none."""
+        lanes = () if run is None else lanes_of(run)
+        self._empty.change(_NONE if run is None else f"No comparison with {run_label(run)}", _ABOUT)
         same = lanes == (() if self._lanes is None else self._lanes.runs)
         if not same:
             run_ids = tuple(lane.run_id for lane in lanes)

@@ -38,6 +38,7 @@ SIGNS = {
     "accepted": "✓",
     "rejected": "✗",
     "ignored": "·",
+    "side": "¦",
     "replacement": "↻",
     "bonus": "+",
     "target": "→",
@@ -63,6 +64,7 @@ def cell_text(step: Step, token: TraceRow, name: str) -> str:
     value = figure(token, name)
     if value is None:
         is_own = token["draft_index"] is None and name in ("draft_p", "rule_q")
+        is_own &= token["kind"] != "side"
         return "" if is_own or name in SELDOM else NOT_OBSERVED
     if isinstance(value, int):
         return f"{value:,}"

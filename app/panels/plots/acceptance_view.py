@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,17 @@ from app.looks.theme import Theme
 from app.panels.plots.bar_view import OverlaidView, envelope
 from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRates
 from app.trace_models.number_text import significant
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import (
     DOTS,
+    FURTHER,
     ROLE,
     OverlayLine,
     draw_bar,
     draw_dashes,
+    draw_further,
     draw_overlay,
     draw_overlay_dots,
     plot_pen,
@@ -72,9 +76,10 @@ class AcceptanceView(OverlaidView):
         for curve in (self._lifetime, self._windowed):
             self.plot.addItem(curve, ignoreBounds=True)
         self._lines_over = OverlayLine(cased=False), OverlayLine(DOTS, cased=False)
-        for line in self._lines_over:
+        self._lines_further = tuple(OverlayLine(dashes, cased=False) for dashes in FURTHER)
+        for line in (*self._lines_over, *self._lines_further):
             self.plot.addItem(line, ignoreBounds=True)
-        self._curves_over, self._n_over = StepCurves(), 0
+        self._curves_over: dict[RunRef, tuple[StepCurves, int]] = {}
         self.plot.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
         self.plot.set_y_range(-0.04, 1.08)
         self._reset()
@@ -107,6 +112,9 @@ class AcceptanceView(OverlaidView):
             over = self._read_over(self._overlay)
             self._draw_curves(over, self._overlay.axis(self.plot.run_axis.unit), self._lines_over)
             self.rates.set_overlay(per_position(over.sums.counts)["acceptance_per_position"])
+            for line, one in zip(self._lines_further, self._overlay.every[1:], strict=False):
+                axis = one.axis(self.plot.run_axis.unit)
+                self._draw_curves(self._read_over(one), axis, (line,))
         for label, name, values in (
             (_WINDOWED, f"last {WINDOW}", curves.windowed),
             (_LIFETIME, "lifetime", curves.lifetime),
@@ -124,14 +132,15 @@ class AcceptanceView(OverlaidView):
         self.histogram.set_counts(counts)
 
     def _draw_curves(
-        self, curves: StepCurves, axis: RunAxis, lines: tuple[pg.PlotCurveItem, pg.PlotCurveItem]
+        self, curves: StepCurves, axis: RunAxis, lines: Sequence[pg.PlotCurveItem]
     ) -> None:
+        """Draw the rate of the last steps, and with two lines that so far."""
         start, stop = curves.between(*axis.between(*self.plot.x_range))
         start, stop = max(0, start - 1), min(len(curves), stop + 1)
         rounds = curves.rounds[start:stop]
         x = (axis.starts(rounds) + axis.ends(rounds)) / 2
         rates = curves.windowed(start, stop), curves.lifetime(start, stop)
-        for line, y in zip(lines, rates, strict=True):
+        for line, y in zip(lines, rates, strict=False):
             line.setData(*envelope(x, y, *self.plot.x_range, self.plot.n_pixels))
 
     def _by_words(self, _x: float, _y: float) -> str:
@@ -141,22 +150,23 @@ class AcceptanceView(OverlaidView):
         return by_words(breakdown(self._run, self._overlay.run if self._overlay else None))
 
     def _read_over(self, overlay: RunOverlay) -> StepCurves:
-        """The rates of the second run by now."""
+        """The rates of an overlaid run by now."""
         rows = overlay.rows()
-        if len(rows) > self._n_over:
-            self._curves_over.add(rows, self._n_over, len(rows))
-            self._n_over = len(rows)
-        return self._curves_over
+        curves, n = self._curves_over.get(overlay.run) or (StepCurves(), 0)
+        if len(rows) > n:
+            curves.add(rows, n, len(rows))
+        self._curves_over[overlay.run] = curves, len(rows)
+        return curves
 
     def _clear_overlay(self) -> None:
-        self._curves_over, self._n_over = StepCurves(), 0
-        for line in self._lines_over:
+        self._curves_over = {}
+        for line in (*self._lines_over, *self._lines_further):
             line.setData([], [])
         self.rates.set_overlay(None)
 
     def _overlay_swatches(self, overlay: RunOverlay) -> list[Swatch]:
         name = overlay.name
-        over = f"of {name}, over those of {overlay.over}"
+        over = f"of {name}, over those of {run_name(overlay.over)}"
         return [
             Swatch(
                 f"{name}, last {WINDOW}",
@@ -168,6 +178,15 @@ class AcceptanceView(OverlaidView):
             Swatch(
                 f"{name}, lifetime", ROLE, f"Accepted / drafted so far {over}", draw_overlay_dots
             ),
+            *(
+                Swatch(
+                    f"{one.name}, last {WINDOW}",
+                    ROLE,
+                    f"Accepted / drafted over the last {WINDOW} steps of {one.name}",
+                    draw,
+                )
+                for one, draw in zip(overlay.every[1:], draw_further, strict=False)
+            ),
         ]
 
     def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
@@ -175,7 +194,7 @@ class AcceptanceView(OverlaidView):
 
     def _recolour(self, theme: Theme) -> None:
         self.rates.retheme(theme)
-        for line in self._lines_over:
+        for line in (*self._lines_over, *self._lines_further):
             line.retheme(theme)
         self.histogram.retheme(theme)
         for curve, role, style in (

@@ -15,9 +15,10 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.plots.round_view import RoundView
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import ROLE, OverlayLine, draw_overlay, plot_pen
+from app.widgets.line_styles import FURTHER, ROLE, OverlayLine, draw_further, draw_overlay, plot_pen
 
 
 class OverlaidView(RoundView):
@@ -47,19 +48,19 @@ class OverlaidView(RoundView):
         super().refresh()
         if self._overlay is None or self._stale or not self.has_rounds:
             return
-        if self.visibleRegion().isEmpty() or len(self._overlay.rows()) != self._n_drawn:
+        if self.visibleRegion().isEmpty() or _n_rows(self._overlay) != self._n_drawn:
             self._redraw()
 
     def readout(self, x: float, y: float) -> str:
         own = super().readout(x, y)
         if self._overlay is None:
             return own
-        axis = self._overlay.axis(self.plot.run_axis.unit)
-        round_ = axis.round_at(x)
-        words = self._overlay_words(self._overlay, round_)
-        parts = [f"{self._overlay.over}, {own}"] if own else []
-        if words:
-            parts.append(f"{self._overlay.name}, {axis.text(round_)}\n{words}")
+        parts = [f"{run_name(self._overlay.over)}, {own}"] if own else []
+        for overlay in self._overlay.every:
+            axis = overlay.axis(self.plot.run_axis.unit)
+            round_ = axis.round_at(x)
+            if words := self._overlay_words(overlay, round_):
+                parts.append(f"{overlay.name}, {axis.text(round_)}\n{words}")
         return "\n".join(parts)
 
     @abstractmethod
@@ -76,12 +77,17 @@ class OverlaidView(RoundView):
 
     def _words(self) -> str:
         own = super()._words()
-        return own if self._overlay is None else f"{own}, overlaid: {self._overlay.name}"
+        names = [one.name for one in self._overlay.every] if self._overlay else []
+        return f"{own}, overlaid: {', '.join(names)}" if names else own
 
     def _redraw(self) -> None:
         super()._redraw()
         if self._overlay is not None and not self._stale:
-            self._n_drawn = len(self._overlay.rows())
+            self._n_drawn = _n_rows(self._overlay)
+
+
+def _n_rows(overlay: RunOverlay) -> int:
+    return sum(len(one.rows()) for one in overlay.every)
 
 
 class BarView(OverlaidView):
@@ -106,11 +112,14 @@ class BarView(OverlaidView):
     ) -> None:
         super().__init__(theme, name, y_label, swatches, empty_text, parent)
         self._line = OverlayLine()
-        self.plot.addItem(self._line, ignoreBounds=True)
+        self._lines = (self._line, *map(OverlayLine, FURTHER))
+        for line in self._lines:
+            self.plot.addItem(line, ignoreBounds=True)
 
     def retheme(self, theme: Theme) -> None:
         super().retheme(theme)
-        self._line.retheme(theme)
+        for line in self._lines:
+            line.retheme(theme)
 
     @abstractmethod
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
@@ -139,26 +148,37 @@ class BarView(OverlaidView):
 
     def _draw_overlay(self) -> float:
         """Draw the steps in sight; the height that they need, 0 without a second run."""
-        if self._overlay is None:
-            return 0.0
-        axis, rows = self._overlay.axis(self.plot.run_axis.unit), self._rows_of(self._overlay)
+        every = self._overlay.every if self._overlay is not None else ()
+        lines = zip(self._lines, every, strict=False)
+        return max((self._draw_line(line, one) for line, one in lines), default=0.0)
+
+    def _draw_line(self, line: OverlayLine, overlay: RunOverlay) -> float:
+        axis, rows = overlay.axis(self.plot.run_axis.unit), self._rows_of(overlay)
         start, stop = rows.between(*axis.between(*self.plot.x_range))
         of_row, heights = rows.rounds.values[start:stop], self._heights(rows, start, stop)
         rounds, values = per_round(of_row, heights.astype(float), self.sequences)
         columns, x0, x1 = self._columns(axis, rounds)
         x = np.stack([x0, x1], axis=1).ravel()
         y = columns.mean(values) if self.means else columns.most(values)
-        self._line.setData(x, np.repeat(y, 2))
+        line.setData(x, np.repeat(y, 2))
         _, prompt = per_round(of_row, self._decodes_prompt(rows, start, stop), np.logical_or)
         return float(values[~prompt].max(initial=0.0))
 
     def _overlay_swatches(self, overlay: RunOverlay) -> Sequence[Swatch]:
         of_one_trace = overlay.run.store is overlay.over.store
-        label = f"{overlay.name} over {overlay.over}" if of_one_trace else overlay.name
-        return [Swatch(label, ROLE, f"{self.overlay_tip} of {overlay.name}", draw_overlay)]
+        label = f"{overlay.name} over {run_name(overlay.over)}" if of_one_trace else overlay.name
+        further = zip(overlay.every[1:], draw_further, strict=False)
+        return [
+            Swatch(label, ROLE, f"{self.overlay_tip} of {overlay.name}", draw_overlay),
+            *(
+                Swatch(one.name, ROLE, f"{self.overlay_tip} of {one.name}", draw)
+                for one, draw in further
+            ),
+        ]
 
     def _clear_overlay(self) -> None:
-        self._line.setData([], [])
+        for line in self._lines:
+            line.setData([], [])
 
     def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
         rows = self._rows_of(overlay)

@@ -8,12 +8,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.plots.bar_view import BarView, StackedBars, sample
+from app.panels.plots.bar_view import BarView, PixelColumns, StackedBars, sample
 from app.trace_models.number_text import whole_text
 from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import RunOverlay, RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import draw_dashes, plot_pen
+from app.widgets.line_styles import draw_bar, draw_dashes, plot_pen
 from app.widgets.plot_surface import draw_nothing
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
@@ -33,13 +33,16 @@ _TIPS = (
     "Accepted tokens decoded again after a restore",
     "Filler tokens that make drafts equally long",
 )
+_LONGEST = "n_max + 1"
+_LONGEST_AT = len(_PARTS) + 1
 _BORDERS_FROM_PIXELS = 5.0
 
 
 class VerifyWidthView(BarView):
-    """Bars of tokens per round, padding included, cut where one ubatch ends and another begins."""
+    """Bars of tokens per round, padding included, cut where one ubatch ends and another begins; a
+    line at the widest verification that adaptive depth allowed."""
 
-    widest_label = "ubatch border"
+    widest_label = "n_max + 1: 16"
     overlay_tip = "Tokens that the target decoded in each round"
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -53,30 +56,41 @@ class VerifyWidthView(BarView):
             "One ubatch ends, the next begins; hover for the reason",
             draw_dashes,
         )
+        longest = Swatch(
+            _LONGEST,
+            "accepted.line",
+            "Longest draft that adaptive depth allows, where it is in use, and the token before",
+            draw_bar,
+        )
         super().__init__(
             theme,
             "Verify width",
             "tokens",
-            [border, *reversed(swatches)],
+            [border, *reversed(swatches), longest],
             "Shows the tokens of every forward pass and how they were split. Press Run (F5).",
             parent,
         )
-        self._rows_over: RunRows | None = None
+        self._rows_over: dict[RunRef, RunRows] = {}
         self._bars = StackedBars(len(_PARTS))
         self._borders = pg.PlotCurveItem(connect="pairs")
-        for item in (*self._bars.items, self._borders):
+        self._longest = pg.PlotCurveItem(connect="pairs")
+        for item in (*self._bars.items, self._borders, self._longest):
             self.plot.addItem(item, ignoreBounds=True)
         self._reset()
         self.retheme(theme)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
+        self._of_rounds: RunRows | None = None
         self._n_padding = 0
         self._widest = 0
         self._bars.clear()
-        draw_nothing(self._borders)
+        draw_nothing(self._borders, self._longest)
 
     def _read(self, run: RunRef) -> int | None:
+        if self._of_rounds is None:
+            self._of_rounds = RunRows(run, "rounds")
+        self._of_rounds.read()
         self._rows, start, stop = _read_rows(self._rows, run)
         if start == stop:
             return None
@@ -115,15 +129,13 @@ class VerifyWidthView(BarView):
         return decodes
 
     def _rows_of(self, overlay: RunOverlay) -> RunRows:
-        known = self._rows_over
-        if known is not None and known.run != overlay.run:
-            known = None
-        self._rows_over, _, _ = _read_rows(known, overlay.run)
-        return self._rows_over
+        rows, _, _ = _read_rows(self._rows_over.get(overlay.run), overlay.run)
+        self._rows_over[overlay.run] = rows
+        return rows
 
     def _clear_overlay(self) -> None:
         super()._clear_overlay()
-        self._rows_over = None
+        self._rows_over = {}
 
     def _draw(self) -> None:
         if self._rows is None or self._run is None:
@@ -149,10 +161,32 @@ class VerifyWidthView(BarView):
             self._draw_borders(start, stop, firsts, rounds, lane)
         else:
             self._borders.setData([], [])
+        highest = self._draw_longest(columns, rounds, x0, x1)
         later = parts[1:].sum(axis=0)
         top = float(later.max(initial=0.0)) or float(parts.sum(axis=0).max(initial=1.0))
-        top = max(top, self._draw_overlay())
+        top = max(top, highest, self._draw_overlay())
         self.plot.set_y_range(0, top * 1.15)
+
+    def _draw_longest(
+        self, columns: PixelColumns, rounds: np.ndarray, x0: np.ndarray, x1: np.ndarray
+    ) -> float:
+        """The longest draft of each round, of several sequences the longest; where it is highest,
+        0 without adaptive depth. columns: of the rounds, from x0 to x1."""
+        rows = self._of_rounds
+        if rows is None or not len(rounds):
+            return 0.0
+        start, stop = rows.between(*self.plot.rounds_in_sight)
+        n_max, of_row = rows.column("draft_n_max", start, stop), rows.rounds.values[start:stop]
+        known = np.flatnonzero((n_max != MISSING) & np.isin(of_row, rounds))
+        newest = f": {n_max[known[-1]] + 1}" if len(known) else ""
+        self.legend.set_label(_LONGEST_AT, f"{_LONGEST}{newest}")
+        widths = np.zeros(len(rounds))
+        np.maximum.at(widths, np.searchsorted(rounds, of_row[known]), n_max[known] + 1.0)
+        widths = columns.most(widths)
+        drawn = widths > 0
+        x = np.stack([x0[drawn], x1[drawn]], axis=1).ravel()
+        self._longest.setData(x, np.repeat(widths[drawn], 2))
+        return float(widths.max(initial=0.0))
 
     def _draw_borders(
         self, start: int, stop: int, firsts: np.ndarray, rounds: np.ndarray, lane: np.ndarray
@@ -172,6 +206,7 @@ class VerifyWidthView(BarView):
     def _recolour(self, theme: Theme) -> None:
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
         self._borders.setPen(plot_pen(theme.color("plot.limit"), 1.5))
+        self._longest.setPen(plot_pen(theme.color("accepted.line"), 2.0))
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
@@ -187,7 +222,19 @@ class VerifyWidthView(BarView):
             if row["n_padding"]:
                 words += f", {row['n_padding']} padding"
             lines.append(words + (f" · {row['reason']}" if row["reason"] else ""))
+        lines += self._longest_words(round_)
         return "\n".join(lines) if start < stop else ""
+
+    def _longest_words(self, round_: int) -> list[str]:
+        if self._of_rounds is None:
+            return []
+        start, stop = self._of_rounds.between(round_, round_ + 1)
+        rows = (self._of_rounds.row(at) for at in range(start, stop))
+        return [
+            f"sequence {row['seq_id']}: n_max {row['draft_n_max']} by adaptive depth"
+            for row in rows
+            if row["draft_n_max"] is not None
+        ]
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None

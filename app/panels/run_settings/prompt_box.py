@@ -36,10 +36,12 @@ class PromptBox(QWidget):
         super().__init__(parent)
         self._examples = demo_prompts()
         self._texts = [""]
+        self._removed: list[tuple[int, str]] = []
         self._make_fields()
         self.choice.activated.connect(self._go_to)
         self.add_button.clicked.connect(self.add)
         self.remove_button.clicked.connect(self.remove)
+        self.undo_button.clicked.connect(self.undo)
         self.editor.textChanged.connect(self._keep)
         self.examples.activated.connect(self._use_example)
         self.copies.valueChanged.connect(lambda _: self.changed.emit())
@@ -109,8 +111,16 @@ class PromptBox(QWidget):
         """Take the prompt on show away; the last one stays."""
         if len(self._texts) > 1:
             index = self.choice.currentIndex()
-            del self._texts[index]
+            self._removed.append((index, self._texts.pop(index)))
             self._list(max(0, index - 1))
+            self.changed.emit()
+
+    def undo(self) -> None:
+        """Bring back the prompt that was removed last."""
+        if self._removed and len(self._texts) < _MOST_PROMPTS:
+            index, words = self._removed.pop()
+            self._texts.insert(min(index, len(self._texts)), words)
+            self._list(min(index, len(self._texts) - 1))
             self.changed.emit()
 
     # -- internals -------------------------------------------------------------------------
@@ -126,6 +136,7 @@ class PromptBox(QWidget):
         self.choice.setToolTip("The prompt on show; each is a sequence of its own")
         self.add_button = _button("+", "Add a sequence with a prompt of its own")
         self.remove_button = _button("−", "Remove the prompt on show")
+        self.undo_button = _button("↶", "Bring back the prompt removed last")
         self.editor = QPlainTextEdit()
         self.editor.setAccessibleName("Prompt")
         self.editor.setPlaceholderText("Text to continue")
@@ -151,7 +162,7 @@ class PromptBox(QWidget):
             box.setMinimumContentsLength(6)
             box.setSizeAdjustPolicy(box.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
             top.addWidget(box, 1)
-        for widget in (self.add_button, self.remove_button):
+        for widget in (self.undo_button, self.add_button, self.remove_button):
             top.addWidget(widget)
         below.addWidget(self.chat_box)
         below.addStretch(1)
@@ -170,7 +181,8 @@ class PromptBox(QWidget):
         self.choice.clear()
         self.choice.addItems([f"Prompt {i + 1} of {n}" for i in range(n)])
         self.choice.setVisible(n > 1)
-        self.remove_button.setVisible(n > 1)
+        self.remove_button.setEnabled(n > 1)
+        self.undo_button.setVisible(bool(self._removed))
         self._go_to(index)
 
     def _go_to(self, index: int) -> None:

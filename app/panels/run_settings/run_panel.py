@@ -7,7 +7,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QAbstractSpinBox, QComboBox, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
 
 from app.engine_thread.events import OpenedFiles
 from app.engine_thread.requests import ChatWrap
@@ -17,10 +17,10 @@ from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import (
     ABOVE,
     DraftGroup,
-    FaultsGroup,
     LimitsGroup,
     MemoryGroup,
     OptionGroup,
+    ProvokingGroup,
     SamplerGroup,
     entry_of,
     make_field,
@@ -79,7 +79,7 @@ class RunPanel(QWidget):
     def options(self) -> RunOptions:
         """The options as set. Raises OptionError where they contradict each other."""
         values = {one.path: value_of(one, field) for one, field in self._above}
-        for group in self._groups.values():
+        for group in (*self._groups.values(), *self.provoking):
             values |= group.values()
         values = {path: value for path, value in values.items() if path not in self._refused}
         if ("spec", "n_min") in values:
@@ -114,11 +114,10 @@ class RunPanel(QWidget):
         """Disable what a server does not take with a request; why_not: says why, empty for what it
         takes; None without a server. What is disabled counts as not set."""
         self.note.setVisible(why_not is not None)
-        every = [*self._above, *(pair for group in self._groups.values() for pair in group.fields)]
         self._refused = {
-            one.path: reason for one, _ in every if why_not and (reason := why_not(one))
+            one.path: reason for one, _ in self._fields if why_not and (reason := why_not(one))
         }
-        for one, field in every:
+        for one, field in self._fields:
             reason = self._refused.get(one.path, "")
             field.setEnabled(not reason)
             field.setToolTip(reason or tip(one))
@@ -186,10 +185,14 @@ class RunPanel(QWidget):
         self.compute.setEnabled(enabled)
         self.mmap.setEnabled(enabled)
 
+    @property
+    def provoking(self) -> tuple[ProvokingGroup, ProvokingGroup]:
+        """The groups that another panel shows: what spoils a run on purpose."""
+        return self.faults, self.synthetic
+
     def _remembered(self) -> list[tuple[PlacedOption, QWidget]]:
-        groups = [group for group in self._groups.values() if group is not self.faults]
-        every = [*self._above, *(pair for group in groups for pair in group.fields)]
-        return [(one, field) for one, field in every if "synth" not in one.path[-1]]
+        n_provoking = sum(len(group.fields) for group in self.provoking)
+        return self._fields[:-n_provoking]
 
     # -- internals -------------------------------------------------------------------------
 
@@ -203,14 +206,18 @@ class RunPanel(QWidget):
         self.compute = choice(COMPUTE_MODES, "auto")
         self.mmap = choice({name: about for name, (_, about) in MMAP_CHOICES.items()}, "auto")
         self.draft, self.sampling, self.memory = DraftGroup(), SamplerGroup(), MemoryGroup()
-        self.limits, self.faults = LimitsGroup(), FaultsGroup()
+        self.limits = LimitsGroup()
+        self.faults = ProvokingGroup("Faults", "faults", "output may be wrong", self)
+        self.synthetic = ProvokingGroup("Synthetic acceptance", "synthetic", "output invalid", self)
         self._groups: dict[str, OptionGroup] = {
             "drafters": self.draft,
             "sampling": self.sampling,
             "memory": self.memory,
             "limits": self.limits,
-            "faults": self.faults,
         }
+        self._fields = list(self._above)
+        for group in (*self._groups.values(), *self.provoking):
+            self._fields += group.fields
         self.ignore_eos = self.sampling["ignore_eos"]
         self._form = new_form()
         for one, field in self._above:
@@ -243,11 +250,7 @@ class RunPanel(QWidget):
         outer.setSpacing(0)
         outer.addWidget(area := ScrollPage(column), 1)
         outer.addWidget(self.message)
-        wheel = WheelGuard(self)
-        for spin in area.findChildren(QAbstractSpinBox):
-            spin.installEventFilter(wheel)
-        for box in area.findChildren(QComboBox):
-            box.installEventFilter(wheel)
+        WheelGuard(area)
 
     def _connect(self) -> None:
         for number in (self.n_predict, self.n_max):
@@ -255,7 +258,7 @@ class RunPanel(QWidget):
         self.rollback.currentTextChanged.connect(self._changed)
         self.drafter.changed.connect(self._changed)
         self.prompts.changed.connect(self._judge)
-        for group in self._groups.values():
+        for group in (*self._groups.values(), *self.provoking):
             group.changed.connect(self._judge)
             group.folded.connect(self.folded)
         self.drafter.chosen.connect(self._remember_drafters)
@@ -269,11 +272,12 @@ class RunPanel(QWidget):
         self._form.setRowVisible(self.n_max, with_model)
         self._form.setRowVisible(self.rollback, bool(types))
         keeps = bool(types) and POLICIES[self.rollback.currentText()].keeps_snapshots
-        parts = (self.draft, self.memory, self.faults)
+        parts = (self.draft, self.memory, *self.provoking)
         blocked = [part.blockSignals(True) for part in parts]
         self.draft.set_types(types)
         self.memory.set_use(speculative=bool(types), keeps_snapshots=keeps)
-        self.faults.set_use(bool(types))
+        for group in self.provoking:
+            group.set_use(bool(types))
         for part, was in zip(parts, blocked, strict=True):
             part.blockSignals(was)
         self._judge()

@@ -1,4 +1,4 @@
-"""The runs of all models of a session, and of earlier ones, as a table in groups."""
+"""The runs of all models of a session, and of earlier ones, as a table whose lines fold."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Sign
 from PySide6.QtGui import QFont
 
 from app.looks.theme import Theme, icon
+from app.panels.runs.run_lines import FOLDED, OPEN, RunLine, RunTree, called
 from app.trace_models.column_table import ColumnTable, TableColumn
+from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.run_facts import ModelRuns, RunRow, run_row
-from app.trace_models.run_notes import notes_of
+from app.trace_models.run_notes import notes_of, number_of
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 _COLUMNS = (
-    TableColumn("run", "run", "What you call the run (F2), else its number in its trace", True),
+    TableColumn("run", "run", "What you call the run (F2), else its number", True),
     TableColumn("star", "★", "Starred runs; a click puts a star or takes it off", True),
-    TableColumn("prompt", "prompt", "How the first prompt begins", True),
     TableColumn("drafter", "lane or drafters", "Lane of a comparison, else what drafts", True),
-    TableColumn("policy", "rollback", "Rollback policy of a run that drafts", True),
-    TableColumn("n_max", "n_max", "Longest draft"),
-    TableColumn("tokens", "tokens", "Tokens generated, all sequences"),
     TableColumn("acceptance", "acceptance", "Accepted / drafted"),
     TableColumn(
         "speed",
@@ -31,26 +29,32 @@ _COLUMNS = (
         "Tokens generated a second, prompts left out; lanes share their drafts and have none",
     ),
     TableColumn("started", "started", "When the run began", True),
+    TableColumn("prompt", "prompt", "How the first prompt begins", True),
+    TableColumn("policy", "rollback", "Rollback policy of a run that drafts", True),
+    TableColumn("n_max", "n_max", "Longest draft"),
+    TableColumn("tokens", "tokens", "Tokens generated, all sequences"),
     TableColumn("stop", "stop", "Why the run ended", True),
     TableColumn("marks", "marks", "Why the output is not the model's own", True),
 )
+_INDENT = "   "
 _SEARCHED = ("run", "prompt", "drafter", "policy", "stop", "marks")
 _Index = QModelIndex | QPersistentModelIndex
 
 
 class RunTable(ColumnTable):
-    """Runs by model, in the order of starting. With runs of several models, or of earlier sessions,
-    each model has a line of its own above them. Deleted ones are left out, and so are those that a
-    search does not find."""
+    """Lines of a RunTree, runs in the order of starting. With runs of several models, or of earlier
+    sessions, each model is a folder. Deleted runs are left out, and so are those that a search does
+    not find."""
 
     renamed = Signal(object, str)  # RunRef and what it is to be called
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
-        self.lines: list[RunRow | str] = []
-        """What the table shows, from above: runs, and names of groups."""
+        self.lines: list[RunLine] = []
+        """What the table shows, from above."""
         self.rows: list[RunRow] = []
-        """The runs among them."""
+        """Every run that was found, also under a folded line."""
+        self._tree = RunTree()
         self.n_known = 0
         """Runs that are not deleted."""
         self._recorded: Sequence[ModelRuns] = ()
@@ -58,7 +62,7 @@ class RunTable(ColumnTable):
         self._query: tuple[str, ...] = ()
         self._starred_only = False
         self._shown: RunRef | None = None
-        self._overlaid: RunRef | None = None
+        self._overlaid: tuple[RunRef, ...] = ()
         self.retheme(theme)
 
     @property
@@ -68,12 +72,12 @@ class RunTable(ColumnTable):
 
     @property
     def overlaid(self) -> RunRef | None:
-        """The run that is drawn over the one on show, None without one."""
-        return self._overlaid
+        """The run that is compared with the one on show, None without one."""
+        return next(iter(self._overlaid), None)
 
-    def set_overlaid(self, run: RunRef | None) -> None:
-        """Mark the run that lies over the one on show."""
-        self._overlaid = run
+    def set_overlaid(self, runs: Sequence[RunRef]) -> None:
+        """Mark the runs that lie over the one on show."""
+        self._overlaid = tuple(runs)
         self.refresh()
 
     def can_overlay(self, run: RunRef) -> bool:
@@ -124,41 +128,51 @@ class RunTable(ColumnTable):
                 notes, row = notes_of(run.facts), known.get(run)
                 if notes.deleted:
                     continue
-                told = on_disk, notes.name, notes.starred, runs.model
+                told = on_disk, number_of(run), notes.name, notes.starred, runs.model
                 if (
                     row is None
                     or not row.ended
-                    or told != (row.on_disk, row.name, row.starred, row.model)
+                    or told != (row.on_disk, row.number, row.name, row.starred, row.model)
                 ):
                     row = run_row(run, runs.model, on_disk=on_disk)
                 self._known[run] = row
         self.n_known = len(self._known)
-        lines = self._lines()
-        if [_key(line) for line in lines] != [_key(line) for line in self.lines]:
+        self._lay_out()
+
+    def toggle(self, line: int) -> None:
+        """Open or fold a line with others below it."""
+        if self.lines[line].is_open is not None:
+            self._tree.toggle(self.lines[line])
+            self._lay_out()
+
+    def parent_of(self, line: int) -> int | None:
+        """The line that a line is below, None for one at the top."""
+        depth = self.lines[line].depth
+        return next((i for i in range(line - 1, -1, -1) if self.lines[i].depth < depth), None)
+
+    def _lay_out(self) -> None:
+        known = list(self._known.values())
+        by_model = {row.model: None for row in known}
+        with_models = len(by_model) > 1 or any(runs.is_earlier for runs in self._recorded)
+        self.rows = [
+            row for model in by_model for row in known if row.model == model and self._is_found(row)
+        ]
+        found = {row.run for row in self.rows}
+        lines = self._tree.lines(known, found, with_models=with_models, whole=self.is_searched)
+        outline = [(line.key, line.is_open) for line in lines]
+        if outline != [(line.key, line.is_open) for line in self.lines]:
             self.beginResetModel()
-            self._take(lines)
+            self.lines = lines
             self.endResetModel()
         elif lines:
-            self._take(lines)
+            self.lines = lines
             last = self.index(len(lines) - 1, len(_COLUMNS) - 1)
             self.dataChanged.emit(self.index(0, 0), last)
 
-    def _take(self, lines: list[RunRow | str]) -> None:
-        self.lines = lines
-        self.rows = [line for line in lines if isinstance(line, RunRow)]
-
-    def _lines(self) -> list[RunRow | str]:
-        groups: dict[str, list[RunRow]] = {}
-        for row in self._known.values():
-            groups.setdefault(row.model, [])
-            if self._is_found(row):
-                groups[row.model].append(row)
-        if len(groups) < 2 and not any(runs.is_earlier for runs in self._recorded):
-            return [row for rows in groups.values() for row in rows]
-        lines: list[RunRow | str] = []
-        for name, rows in groups.items():
-            lines += [name, *rows] if rows else []
-        return lines
+    @property
+    def is_searched(self) -> bool:
+        """Whether some runs may not be listed: then nothing is folded."""
+        return bool(self._query) or self._starred_only
 
     def _is_found(self, row: RunRow) -> bool:
         if self._starred_only and not row.starred:
@@ -170,16 +184,18 @@ class RunTable(ColumnTable):
         return all(word in said for word in self._query)
 
     def run_at(self, line: int) -> RunRef | None:
-        """The run of a line, None for the name of a group."""
-        row = self.lines[line]
-        return row.run if isinstance(row, RunRow) else None
+        """The run of a line, of a comparison the lane to show; None for a folder."""
+        row = self.lines[line].row
+        return None if row is None else row.run
 
     def line_of(self, run: RunRef | None) -> int | None:
-        """The line of a run, None where the list lacks it."""
-        found = (
-            i for i, row in enumerate(self.lines) if isinstance(row, RunRow) and row.run == run
-        )
-        return next(found, None)
+        """The line of a run, else that of its comparison; None where it is folded or not found."""
+        lines = enumerate(self.lines)
+        found = [i for i, line in lines if line.row is not None and line.row.run == run]
+        if not found and run is not None and (lanes := lanes_of(run)):
+            key = "lanes", lanes[0]
+            found = [i for i, line in enumerate(self.lines) if line.key == key]
+        return found[-1] if found else None
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -193,47 +209,52 @@ class RunTable(ColumnTable):
 
     def flags(self, index: _Index) -> Qt.ItemFlag:
         flags = super().flags(index)
-        if isinstance(self.lines[index.row()], str):
-            return Qt.ItemFlag.NoItemFlags  # arrow keys go from run to run
-        return flags | Qt.ItemFlag.ItemIsEditable if index.column() == 0 else flags
+        is_run = self.lines[index.row()].row is not None
+        return flags | Qt.ItemFlag.ItemIsEditable if is_run and index.column() == 0 else flags
 
     def setData(self, index: _Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        run = self.run_at(index.row())
-        if run is None or role != Qt.ItemDataRole.EditRole:
+        row = self.lines[index.row()].row
+        if row is None or role != Qt.ItemDataRole.EditRole:
             return False
         name = " ".join(str(value).split())
-        self.renamed.emit(run, "" if name == str(run.run_id) else name)
+        self.renamed.emit(row.run, "" if name == str(row.number) else name)
         return True
 
     def cell(self, row: int, name: str, role: int) -> Any:
         line = self.lines[row]
-        if isinstance(line, str):
+        if role == Qt.ItemDataRole.DisplayRole and name == "run":
+            return _title(line)
+        if line.row is None:
             return self._heading(line, name, role)
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
-            return _text(line, name)
+            return (
+                _tip(line.row, name)
+                if role == Qt.ItemDataRole.ToolTipRole
+                else _text(line.row, name)
+            )
         if role == Qt.ItemDataRole.EditRole:
-            return line.name
+            return line.row.name
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
-            icons = {self._overlaid: self._overlaid_icon, self._shown: self._shown_icon}
-            return icons.get(line.run)
-        if role == Qt.ItemDataRole.FontRole and line.run == self._shown:
+            if line.row.run == self._shown:
+                return self._shown_icon
+            return self._overlaid_icon if line.row.run in self._overlaid else None
+        if role == Qt.ItemDataRole.FontRole and line.row.run == self._shown:
             return _bold()
         if role == Qt.ItemDataRole.ForegroundRole:
-            if line.marks:
+            if line.row.marks:
                 return self._theme.color("status.error")
-            return self._theme.color("ui.muted") if line.on_disk else None
+            return self._theme.color("ui.muted") if line.row.on_disk else None
         return None
 
-    def _heading(self, group: str, name: str, role: int) -> Any:
-        if name == "run" and role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
-            return group
-        if role == Qt.ItemDataRole.ForegroundRole:
-            return self._theme.color("ui.text")  # what takes no part is greyed else
+    def _heading(self, line: RunLine, name: str, role: int) -> Any:
+        if name == "run" and role == Qt.ItemDataRole.ToolTipRole:
+            return line.title
         return _bold() if role == Qt.ItemDataRole.FontRole else None
 
 
-def _key(line: RunRow | str) -> RunRef | str:
-    return line if isinstance(line, str) else line.run
+def _title(line: RunLine) -> str:
+    fold = {None: "", True: f"{OPEN} ", False: f"{FOLDED} "}[line.is_open]
+    return f"{_INDENT * line.depth}{fold}{line.title}"
 
 
 def _bold() -> QFont:
@@ -244,7 +265,7 @@ def _bold() -> QFont:
 
 def _text(row: RunRow, name: str) -> str:
     return {
-        "run": row.name or str(row.run.run_id),
+        "run": called(row),
         "star": "★" if row.starred else "",
         "prompt": row.prompt,
         "drafter": row.drafter,
@@ -253,7 +274,15 @@ def _text(row: RunRow, name: str) -> str:
         "tokens": NOT_OBSERVED if row.tokens is None else f"{row.tokens:,}",
         "acceptance": significant(row.acceptance),
         "speed": significant(row.tokens_per_second),
-        "started": "" if row.started is None else f"{row.started:%Y-%m-%d %H:%M:%S}",
+        "started": "" if row.started is None else f"{row.started:%b %d %H:%M}",
         "stop": row.stop,
         "marks": ", ".join(row.marks),
     }[name]
+
+
+def _tip(row: RunRow, name: str) -> str:
+    if name == "started" and row.started is not None:
+        return f"{row.started:%Y-%m-%d %H:%M:%S}"
+    if name == "run":
+        return f"{called(row)}: {row.run} of its trace"
+    return _text(row, name)

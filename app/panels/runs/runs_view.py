@@ -3,7 +3,7 @@ a second one to compare it with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, Signal
 from PySide6.QtGui import (
@@ -11,6 +11,7 @@ from PySide6.QtGui import (
     QGuiApplication,
     QKeyEvent,
     QKeySequence,
+    QMouseEvent,
     QPalette,
     QResizeEvent,
     QShortcut,
@@ -23,6 +24,7 @@ from PySide6.QtWidgets import (
     QMenu,
     QPushButton,
     QStackedWidget,
+    QStyle,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -43,27 +45,30 @@ from engine.trace.run_ref import RunRef
 _CHARACTERS = {
     "run": 14,
     "star": 3,
-    "prompt": 20,
     "drafter": 14,
+    "acceptance": 8,
+    "speed": 6,
+    "started": 0,
+    "prompt": 20,
     "policy": 10,
     "n_max": 7,
     "tokens": 7,
-    "acceptance": 11,
-    "speed": 7,
-    "started": 0,
     "stop": 12,
 }
-_SAMPLES = {"policy": "checkpoint", "started": "2000-00-00 00:00:00"}
+_SAMPLES = {"policy": "checkpoint", "started": "Mmm 00 00:00"}
 _PAD = 12
 _GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
 """Columns with texts that may be longer: their share of the room that is left in a wide view, and
 the most characters that they take."""
 _MARKS_CHARACTERS = 24
+_FOLDS = (Qt.Key.Key_Left, Qt.Key.Key_Right)
+_ENTERS = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
 
 
 class RunsView(QStackedWidget):
     """Enter or a click shows a run in all views, F2 names it, Delete takes it away, which can be
-    undone. A second run, by Ctrl and a click, can be laid over it, here and in the plots."""
+    undone. Left and Right, or a click on the triangle of a line, fold what is below it. A second
+    run, by Ctrl and a click, can be laid over it, here and in the plots."""
 
     position_selected = Signal(object)  # never emitted: a run has no position
     run_selected = Signal(object)  # RunRef
@@ -72,18 +77,26 @@ class RunsView(QStackedWidget):
     star_asked = Signal(object, bool)  # RunRef, whether it is to have one
     delete_asked = Signal(object)  # list of RunRef
     undo_asked = Signal()
+    again_asked = Signal(object)  # RunRef
+    export_asked = Signal(object)  # RunRef
 
     def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.model = RunTable(theme, self)
         self.model.renamed.connect(self.rename_asked)
+        self.can_repeat: Callable[[RunRef], bool] = lambda _: False
+        """Whether a run could begin again now."""
         self.table = plain_table(self.model, "Runs")
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.table.customContextMenuRequested.connect(self._ask)
         self.table.clicked.connect(self._on_click)
         self.table.activated.connect(self._show)
-        self.table.installEventFilter(self)
-        self.model.modelReset.connect(self._span_headings)
+        for watched in (self.table, self.table.viewport()):
+            watched.installEventFilter(self)
+        self._kept: Hashable = None
+        """The line that was current before the lines became others."""
+        self.model.modelAboutToBeReset.connect(self._keep_current)
+        self.model.modelReset.connect(self._show_lines)
         for key, does in ((Qt.Key.Key_Delete, self._delete), (Qt.Key.Key_F2, self._rename)):
             shortcut = QShortcut(QKeySequence(key), self.table)
             shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
@@ -94,7 +107,7 @@ class RunsView(QStackedWidget):
         self.search = RunSearch()
         self.search.changed.connect(self._search)
         self.pair = RunPair()
-        self.hint = ElidedLabel("Ctrl+click another run, or press O on it, to compare the two.")
+        self.hint = ElidedLabel("Ctrl+click another run, or press O on it, to compare up to four.")
         self.hint.setForegroundRole(self.hint.palette().ColorRole.PlaceholderText)
         self.hint.setContentsMargins(8, 4, 8, 0)
         self.detail = QLabel()
@@ -147,8 +160,8 @@ class RunsView(QStackedWidget):
         self._show_what_is_offered()
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        """Mark a second run and compare it with the one on show, or none."""
-        self.model.set_overlaid(None if overlay is None else overlay.run)
+        """Mark overlaid runs and compare the first with the one on show, or none."""
+        self.model.set_overlaid([] if overlay is None else [one.run for one in overlay.every])
         self.pair.set_overlay(overlay)
         self._show_what_is_offered()
 
@@ -174,24 +187,71 @@ class RunsView(QStackedWidget):
         self.model.retheme(theme)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Where no run is chosen, an arrow key chooses the first one: Qt would try
-        the name of its model."""
-        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
-            arrow = event.key() in (Qt.Key.Key_Down, Qt.Key.Key_Up)
-            if arrow and self.model.rows and not self.table.currentIndex().isValid():
-                line = self.model.line_of(self.model.rows[0].run)
-                self.table.setCurrentIndex(self.model.index(line or 0, 0))
+        """Where no line is chosen, an arrow key chooses the first run: Qt would try the first
+        line. Left and Right, and a click on a triangle, fold and open."""
+        if watched is self.table and isinstance(event, QKeyEvent):
+            return event.type() is QEvent.Type.KeyPress and self._take_key(event.key())
+        if isinstance(event, QMouseEvent) and watched is self.table.viewport():
+            index = self.table.indexAt(event.position().toPoint())
+            if index.isValid() and self._is_triangle(index, round(event.position().x())):
+                if event.type() is QEvent.Type.MouseButtonPress:
+                    self._toggle(index.row())
                 return True
         return super().eventFilter(watched, event)
+
+    def _take_key(self, key: int) -> bool:
+        index, model = self.table.currentIndex(), self.model
+        if key in (Qt.Key.Key_Down, Qt.Key.Key_Up):
+            if index.isValid() or not model.rows:
+                return False
+            line = model.line_of(model.rows[0].run)
+            self.table.setCurrentIndex(model.index(line or 0, 0))
+            return True
+        if not index.isValid() or key not in (*_FOLDS, *_ENTERS):
+            return False
+        row, is_open = index.row(), model.lines[index.row()].is_open
+        if key in _ENTERS:
+            if model.run_at(row) is not None:
+                return False
+            self._toggle(row)
+        elif is_open is not None and is_open is (key == Qt.Key.Key_Left):
+            self._toggle(row)
+        elif key == Qt.Key.Key_Left and (parent := model.parent_of(row)) is not None:
+            self.table.setCurrentIndex(model.index(parent, 0))
+        return True
+
+    def _is_triangle(self, index: QModelIndex, x: int) -> bool:
+        line = self.model.lines[index.row()]
+        if line.is_open is None or index.column() != 0:
+            return False
+        if line.row is None:
+            return True
+        small = QStyle.PixelMetric.PM_SmallIconSize
+        has_icon = index.data(Qt.ItemDataRole.DecorationRole) is not None
+        before = self.table.style().pixelMetric(small) if has_icon else 0
+        text = str(index.data()).removesuffix(line.title)
+        right = self.table.fontMetrics().horizontalAdvance(text) + before + _PAD
+        return x <= self.table.columnViewportPosition(0) + right
+
+    def _toggle(self, line: int) -> None:
+        self.table.setCurrentIndex(self.model.index(line, 0))
+        self.model.toggle(line)
 
     def _mark_current(self) -> None:
         line = self.model.line_of(self.model.shown)
         self.table.setCurrentIndex(QModelIndex() if line is None else self.model.index(line, 0))
 
-    def _span_headings(self) -> None:
+    def _keep_current(self) -> None:
+        index = self.table.currentIndex()
+        self._kept = self.model.lines[index.row()].key if index.isValid() else None
+
+    def _show_lines(self) -> None:
+        lines = enumerate(self.model.lines)
+        if (at := next((i for i, one in lines if one.key == self._kept), None)) is not None:
+            self.table.setCurrentIndex(self.model.index(at, 0))
         self.table.clearSpans()
         for line in range(len(self.model.lines)):
-            if self.model.run_at(line) is None:
+            if self.model.run_at(line) is None:  # a folder
                 self.table.setSpan(line, 0, 1, self.model.columnCount())
 
     def _on_click(self, index: QModelIndex) -> None:
@@ -247,6 +307,10 @@ class RunsView(QStackedWidget):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction("Show in all views", lambda: self._show(index))
+        again = menu.addAction("Run Again with These Settings", lambda: self.again_asked.emit(run))
+        again.setEnabled(self.can_repeat(run))
+        menu.addAction("Export Run…", lambda: self.export_asked.emit(run))
+        menu.addSeparator()
         over = menu.addAction(
             self._lay_over.icon(), "Overlay with this run", lambda: self.overlay_asked.emit(run)
         )

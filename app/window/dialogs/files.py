@@ -26,8 +26,10 @@ from PySide6.QtWidgets import (
 
 from app.saved.settings import Settings
 from app.trace_models.run_facts import ModelRuns
-from app.trace_models.run_notes import notes_of
+from app.trace_models.run_notes import notes_of, run_name
+from app.widgets.fields import add_row, file_path, new_form
 from engine.trace.export import SESSION_FILE
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 _EXCEL_TIP = (
@@ -37,17 +39,24 @@ _EXCEL_TIP = (
 
 
 class ExportDialog(QDialog):
-    """Does not block the window. `chosen` gives the new folder and whether it is for Excel."""
+    """Does not block the window. runs: no others are written. `chosen` gives the new folder and
+    whether it is for Excel."""
 
     chosen = Signal(object, bool)  # Path
 
-    def __init__(self, store: TraceStore, settings: Settings, parent: QWidget) -> None:
+    def __init__(
+        self, store: TraceStore, settings: Settings, parent: QWidget, runs: Sequence[RunRef] = ()
+    ) -> None:
         super().__init__(parent)
         self._settings = settings
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Export trace")
+        self.setWindowTitle("Export run" if runs else "Export trace")
         rows = ", ".join(f"{len(table):,} {name}" for name, table in store.tables.items() if table)
+        if runs:
+            lanes = f" and the {len(runs) - 1} lanes next to it" if len(runs) > 1 else ""
+            rows = f"those rows alone that belong to {run_name(runs[0])}{lanes}"
         about = QLabel(f"A new folder with one CSV file per table: {rows}.")
+        about.setTextFormat(Qt.TextFormat.PlainText)
         about.setWordWrap(True)
         self.folder = QLineEdit(str(settings.folder("export")))
         self.folder.setAccessibleName("Folder that the new one is made in")
@@ -103,8 +112,39 @@ def new_folder(parent: Path, now: time.struct_time) -> Path:
     return folder
 
 
+class LibraryDialog(QDialog):
+    """Asks for the build of llama.cpp that lanes use. `chosen` gives its path as it was typed."""
+
+    chosen = Signal(str)
+
+    def __init__(self, path: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("llama.cpp library")
+        self.path = file_path("an installed package")
+        self.path.setText(path)
+        self.path.setMinimumWidth(60 * self.fontMetrics().averageCharWidth())
+        form = new_form()
+        tip = "Build tree, install prefix or wheel of llama.cpp; empty for an installed package"
+        add_row(form, "&Build", self.path, tip, "Build")
+        buttons = QDialogButtonBox(
+            QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel
+        )
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.addWidget(QLabel(f"{tip}."))
+        column.addLayout(form)
+        column.addWidget(buttons)
+
+    def accept(self) -> None:
+        self.chosen.emit(self.path.text())
+        super().accept()
+
+
 MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
 REPORT_FILTER = "HTML pages (*.html);;All files (*)"
+PERFETTO_FILTER = "Traces of Perfetto (*.pftrace);;All files (*)"
 TRACE_FILTER = (
     f"Traces, captures, logs and records ({SESSION_FILE} *.json *.jsonl *.json.gz *.log *.txt "
     "*.sse *.prom);;All files (*)"
@@ -128,18 +168,32 @@ def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
 
 def ask_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
     """The HTML file that a page is written to; None without a choice. kind: report or session."""
+    return _ask_new(parent, settings, kind, REPORT_FILTER, (".html", ".htm"))
+
+
+def ask_perfetto(parent: QWidget, settings: Settings) -> Path | None:
+    """The file that a trace of Perfetto is written to; None without a choice."""
+    return _ask_new(parent, settings, "perfetto", PERFETTO_FILTER, (".pftrace",))
+
+
+def _ask_new(
+    parent: QWidget, settings: Settings, kind: str, accepted: str, suffixes: Sequence[str]
+) -> Path | None:
     name, _ = QFileDialog.getSaveFileName(
         parent,
         f"Write {kind}",
-        str(settings.folder("report") / time.strftime(f"draftscope-{kind}-%Y%m%d-%H%M%S.html")),
-        REPORT_FILTER,
+        str(
+            settings.folder("report")
+            / time.strftime(f"draftscope-{kind}-%Y%m%d-%H%M%S{suffixes[0]}")
+        ),
+        accepted,
         options=QFileDialog.Option.DontUseNativeDialog,
     )
     if not name:
         return None
     path = Path(name)
     settings.set_folder("report", path.parent)
-    return path if path.suffix.lower() in (".html", ".htm") else path.with_name(f"{path.name}.html")
+    return path if path.suffix.lower() in suffixes else path.with_name(path.name + suffixes[0])
 
 
 def ask_results(parent: QWidget, settings: Settings) -> Path | None:

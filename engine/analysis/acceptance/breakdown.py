@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.analysis.acceptance.significance import Logistic, fisher_less, logistic, wilson
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.round_rows import RoundRows
@@ -133,8 +134,8 @@ def _expected(run: RunRef, seq: np.ndarray, round_: np.ndarray, index: np.ndarra
     by_key, wanted = np.argsort(keys, kind="stable"), _keys(seq, round_, index)
     at = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
     row = mine[by_key[at]]
-    p, q = rows["rule_p"][row], np.nan_to_num(rows["rule_q"][row], nan=1.0)
-    chance = np.minimum(1.0, p / np.maximum(q, 1e-30))
+    rule = rule_of(run.facts) or AcceptRule()
+    chance = rule.chance(rows["rule_p"][row], rows["rule_q"][row])
     return np.where(keys[by_key[at]] == wanted, chance, np.nan)
 
 
@@ -146,11 +147,13 @@ def _keys(seq: np.ndarray, round_: np.ndarray, index: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True, slots=True)
 class Share:
     """Judged tokens of one group. low, high: bounds of the share, Wilson's 95 %. expected: the mean
-    probability with which the rule accepts them; None where it is not known of all."""
+    probability with which the rule accepts them; None where it is not known of all. most: the same
+    at most, where not all candidates of the drafter are known and `expected` is the least."""
 
     n: int
     accepted: int
     expected: float | None = None
+    most: float | None = None
 
     @classmethod
     def of(cls, judged: Judged, chosen: np.ndarray) -> Share:

@@ -33,7 +33,7 @@ class Configuration:
     @classmethod
     def plain(cls, options: RunOptions) -> Configuration:
         """The same request without speculation, faults and snapshots."""
-        spec = replace(options.spec, types=(), synth_rates=(), synth_len=None)
+        spec = replace(options.spec, types=(), tree=(), synth_rates=(), synth_len=None)
         policy = RunOptions().rollback
         return cls(PLAIN, replace(options, spec=spec, faults=(), rollback=policy, n_rs_seq=None))
 

@@ -75,12 +75,32 @@ DEEPSEEK4_SIZES = {
 
 def add_deepseek4_keys(writer: GGUFWriter, config: ModelConfig) -> None:
     """What a file says of its sizes."""
-    arch, mtp, trunk = config.architecture, config.mtp, config.trunk
-    assert mtp is not None
-    assert config.rope is not None
+    arch = config.architecture
+    add_stream_keys(writer, config)
+    part = config.blocks[-1].mixers[0]
+    assert isinstance(part, CompressedAttentionPart)
     assert config.block_rope is not None
+    writer.add_vocab_size(config.n_vocab)
+    writer.add_nextn_predict_layers(config.n_mtp)
+    for name, number in {
+        "attention.indexer.head_count": part.n_index_head,
+        "attention.indexer.key_length": part.index_dim,
+        "attention.indexer.top_k": part.n_blocks,
+        "hash_layer_count": _N_BY_TOKEN,
+        "embedding_length_out": SinkhornConnections.n_streams * config.n_embd,
+    }.items():
+        writer.add_uint32(f"{arch}.{name}", number)
+    theta = config.block_rope.freq_base
+    writer.add_float32(f"{arch}.attention.compress_rope_freq_base", theta)
+
+
+def add_stream_keys(writer: GGUFWriter, config: ModelConfig) -> None:
+    """The sizes of layers on four streams, of a model or of a drafter for one."""
+    arch, trunk = config.architecture, config.trunk
+    assert config.rope is not None
     assert isinstance(trunk, SinkhornConnections)
-    (part,), mixture = mtp.block.mixers, mtp.block.ffn
+    last = config.all_blocks[-1]
+    (part,), mixture = last.mixers, last.ffn
     assert isinstance(part, CompressedAttentionPart)
     assert isinstance(mixture, MixturePart)
     mixers = (mixer for block in config.all_blocks for mixer in block.mixers)
@@ -88,7 +108,6 @@ def add_deepseek4_keys(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_block_count(len(ratios))
     writer.add_context_length(config.n_ctx_train)
     writer.add_embedding_length(config.n_embd)
-    writer.add_vocab_size(config.n_vocab)
     writer.add_head_count(part.n_head)
     writer.add_head_count_kv(1)
     writer.add_key_length(part.head_dim)
@@ -105,22 +124,14 @@ def add_deepseek4_keys(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_expert_shared_count(1)
     writer.add_expert_weights_scale(_SCALE)
     writer.add_expert_weights_norm(True)
-    writer.add_nextn_predict_layers(config.n_mtp)
     for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
         writer.add_array(f"{arch}.{name}", [_CLAMP.limit] * len(ratios))
     for name, number in {
         "attention.output_group_count": part.n_groups,
         "attention.output_lora_rank": part.output_rank,
-        "attention.indexer.head_count": part.n_index_head,
-        "attention.indexer.key_length": part.index_dim,
-        "attention.indexer.top_k": part.n_blocks,
         "hyper_connection.count": trunk.n_streams,
         "hyper_connection.sinkhorn_iterations": trunk.n_rounds,
-        "hash_layer_count": _N_BY_TOKEN,
         "expert_gating_func": 4,
-        "embedding_length_out": trunk.n_streams * config.n_embd,
     }.items():
         writer.add_uint32(f"{arch}.{name}", number)
     writer.add_float32(f"{arch}.hyper_connection.epsilon", trunk.eps)
-    theta = config.block_rope.freq_base
-    writer.add_float32(f"{arch}.attention.compress_rope_freq_base", theta)

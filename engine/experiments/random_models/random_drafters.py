@@ -8,6 +8,7 @@ from typing import Any
 
 from gguf import GGUFValueType, GGUFWriter
 
+from engine.experiments.random_models.random_deepseek4 import add_stream_keys
 from engine.model.config import ModelConfig
 from engine.model.drafters.dflash_config import ARCHITECTURE as DFLASH
 from engine.model.drafters.dflash_config import BlockConvSizes, DFlashConfig, SelectorSizes
@@ -15,9 +16,11 @@ from engine.model.drafters.eagle3_config import ARCHITECTURE as EAGLE3
 from engine.model.drafters.eagle3_config import Eagle3Config
 from engine.model.parts import Shapes
 from engine.model.parts.attention import AttentionPart
+from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import RopeConfig
 
 _N_TAPS = 5
+_N_STREAM_LAYERS = 3
 # below this width, targets are small enough for tests
 
 
@@ -61,9 +64,15 @@ def dflash2_for(target: ModelConfig) -> DFlashConfig:
 
 
 def dspark_for(target: ModelConfig) -> DFlashConfig:
-    """Blocks of 7, each row of which drafts."""
+    """Blocks of 7, each row of which drafts; for deepseek4 in three layers of its own kind."""
     rank = _rank(target)
-    return replace(dflash_for(target), block_size=7, anchor=True, markov=rank, confident=True)
+    config = replace(dflash_for(target), block_size=7, anchor=True, markov=rank, confident=True)
+    if not (isinstance(target.trunk, SinkhornConnections) and target.mtp):
+        return config
+    streams = replace(
+        target, architecture=DFLASH, blocks=(target.mtp.block,) * _N_STREAM_LAYERS, mtp=None
+    )
+    return replace(config, streams=streams, windows=(None,) * _N_STREAM_LAYERS)
 
 
 def _rank(target: ModelConfig) -> int:
@@ -73,23 +82,27 @@ def _rank(target: ModelConfig) -> int:
 def dflash_further(config: DFlashConfig) -> Shapes:
     """Value projections of all layers, and a confidence head's bias."""
     shape = (config.n_heads_kv * config.head_dim, config.n_embd)
-    shapes: Shapes = {f"blk.{layer}.attn_v.weight": shape for layer in range(config.n_layer)}
+    layers = range(0 if config.streams else config.n_layer)
+    shapes: Shapes = {f"blk.{layer}.attn_v.weight": shape for layer in layers}
     return shapes | ({"conf_proj.bias": (1,)} if config.confident else {})
 
 
 def add_dflash_keys(writer: GGUFWriter, config: DFlashConfig) -> None:
     """What a file says of its sizes."""
-    writer.add_block_count(config.n_layer)
-    writer.add_context_length(config.n_ctx_train)
-    writer.add_embedding_length(config.n_embd)
-    writer.add_feed_forward_length(config.n_ff)
-    writer.add_head_count(config.n_heads)
-    writer.add_head_count_kv(config.n_heads_kv)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.eps)
-    writer.add_rope_freq_base(config.rope.freq_base)
-    writer.add_rope_dimension_count(config.rope.n_rot)
+    if config.streams:
+        add_stream_keys(writer, config.streams)
+    else:
+        writer.add_block_count(config.n_layer)
+        writer.add_context_length(config.n_ctx_train)
+        writer.add_embedding_length(config.n_embd)
+        writer.add_feed_forward_length(config.n_ff)
+        writer.add_head_count(config.n_heads)
+        writer.add_head_count_kv(config.n_heads_kv)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_layer_norm_rms_eps(config.eps)
+        writer.add_rope_freq_base(config.rope.freq_base)
+        writer.add_rope_dimension_count(config.rope.n_rot)
     taps = f"{DFLASH}.target_layers"
     writer.add_key_value(taps, list(config.taps), GGUFValueType.ARRAY, GGUFValueType.INT32)
     writer.add_uint32(f"{DFLASH}.block_size", config.block_size)

@@ -16,7 +16,7 @@ from engine.model.config import ModelConfig
 from engine.model.limits import MAX_LAYERS, OTHER_TARGET, REMEDY
 from engine.model.loaded_size import draft_head_bytes, loaded_bytes
 from engine.model.mtp_file import DRAFT_MTP, read_mtp_file
-from engine.model.parts import CellSize, ResidualStream, Shapes
+from engine.model.parts import CellSize, Shapes
 from engine.model.rope import ROPE_FACTORS
 from engine.model.tensors import hold_to_shapes, unused_blocks
 
@@ -46,8 +46,8 @@ class DrafterConfig(Protocol):
 
     @property
     def reads_behind_norm(self) -> bool:
-        """Whether the layer after the last one is the target's row after its final norm; else
-        such a drafter is not known."""
+        """Whether the layer after the last one is the target's row after its final norm, or, where
+        there are several streams, their mean; a drafter that reads the other is not known."""
 
     @property
     def n_kept(self) -> int:
@@ -57,6 +57,10 @@ class DrafterConfig(Protocol):
     def ties_head(self) -> bool:
         """Whether without a head of its own it uses its own embedding, if it has one, rather than
         the target's head."""
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """How names of tensors begin that it drafts without."""
 
     def cells(self) -> dict[int, CellSize]:
         """What a token leaves in each of its layers."""
@@ -77,17 +81,18 @@ def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
 
 def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
     """Raise UnsupportedModelError where the model of `config` cannot hand these rows to `who`."""
-    if not isinstance(config.trunk, ResidualStream):
+    if not config.trunk.tapped:
         raise UnsupportedModelError(
             f"{who} reads the row that enters a layer, and in {config.name} ({config.architecture})"
-            " several streams do.",
+            " several streams do, of which no reference makes one row.",
             OTHER_TARGET,
         )
     outside = [i for i in layers if not 0 <= i <= config.n_layer]
     if outside:
+        last = "mean of its streams" if config.trunk.n_handed > 1 else "row after its final norm"
         raise UnsupportedModelError(
             f"{who} reads the input of layer {outside[0]}, and {config.name} has layers "
-            f"0..{config.n_layer - 1}, with {config.n_layer} for the row after its final norm.",
+            f"0..{config.n_layer - 1}, with {config.n_layer} for the {last}.",
             OTHER_TARGET,
         )
 
@@ -119,7 +124,8 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             f"{target.n_embd}.",
             OTHER_TARGET,
         )
-    if target.n_layer in config.taps and not config.reads_behind_norm:
+    reads_last = (target.trunk.n_handed == 1) == config.reads_behind_norm
+    if target.n_layer in config.taps and not reads_last:
         raise UnsupportedModelError(
             f"{name} reads the input of layer {target.n_layer}, and {target.name} has layers "
             f"0..{target.n_layer - 1}.",
@@ -142,14 +148,19 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             REMEDY,
         )
     own = {D2T: tensors[D2T].shape} if D2T in tensors else {}
-    hold_to_shapes(file, shapes | own, "this drafter")
+    hold_to_shapes(file, shapes | own, "this drafter", config.unused)
     return shapes
 
 
 def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
     """Figures of a drafter, from metadata and directory alone."""
     tensors = file.tensors.values()
-    own = {name: info for name, info in file.tensors.items() if name not in _NOT_KEPT}
+    unused = config.unused
+    own = {
+        name: info
+        for name, info in file.tensors.items()
+        if name not in _NOT_KEPT and not name.startswith(unused)
+    }
     cells = sum(size.n_bytes for size in config.cells().values())
     return DrafterInfo(
         drafter=config.drafter,
@@ -160,6 +171,7 @@ def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
         cell_bytes=cells + 4 * config.n_kept,
         n_target=config.n_target,
         taps=config.taps,
+        unused=tuple(one for one in unused if any(name.startswith(one) for name in file.tensors)),
     )
 
 
@@ -188,7 +200,8 @@ class DrafterInfo:
 
     loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
     token. taps: as DrafterConfig has them; none for an MTP block, which reads the row after the
-    final norm. draft_head_bytes: as ModelInfo has them.
+    final norm. draft_head_bytes: as ModelInfo has them. unused: how names of tensors in the file
+    begin that it drafts without.
     """
 
     drafter: str
@@ -200,6 +213,7 @@ class DrafterInfo:
     n_target: int
     taps: tuple[int, ...]
     draft_head_bytes: int = 0
+    unused: tuple[str, ...] = ()
 
     def n_bytes(self, n_seqs: int, n_ctx: int, compute: str) -> int:
         """What it takes for n_seqs sequences of n_ctx cells. compute: mode of the weights, empty

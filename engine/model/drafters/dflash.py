@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from engine.batch import UBatch
 from engine.errors import UnsupportedModelError
 from engine.machine.device import inference_mode
-from engine.model.drafters.dflash_config import DFlashConfig
+from engine.model.config import ModelConfig
+from engine.model.drafters.dflash_config import OUT_SCALE, POST_NORMS, DFlashConfig
 from engine.model.drafters.dflash_heads import MarkovHead, Selector
 from engine.model.feed_forward import Swiglu
 from engine.model.memory import ModelMemory
+from engine.model.mixers.compressed import CompressedAttention
 from engine.model.mixers.mixer import RopeAndMemory
-from engine.model.parts.feed_forward import SwigluPart
+from engine.model.parts.feed_forward import GeluPart, SwigluPart
+from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
+from engine.model.trunks.hyper_connections import StreamBlock, copied, make_reader
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.attention import attend
 from kernels.norm import head_norm, rms_norm
@@ -63,15 +67,20 @@ class DynamicConv:
 
 
 class DFlashBlock:
-    """One layer: a Qwen3 block, with DFlash2's convolutions where the file has them."""
+    """One layer: a Qwen3 block, with DFlash2's convolutions and Gemma's norms of what is added and
+    factor of the result where the file has them."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, layer: int) -> None:
         self.attention = BlockAttention(weights, config, layer)
         self._norms = [weights.keep(f"{name}_norm.weight") for name in ("attn", "ffn")]
-        self._ffn = Swiglu(SwigluPart(config.n_ff), weights)
+        self._ffn = Swiglu(SwigluPart(config.n_ff, GeluPart() if config.gelu else None), weights)
         self._convs = [
             DynamicConv(weights, config, name) if config.conv else None for name in ("attn", "ffn")
         ]
+        self._post_norms = [weights.keep(name) if name in weights else None for name in POST_NORMS]
+        self._out_scale = None
+        if OUT_SCALE in weights:
+            self._out_scale = weights.keep(OUT_SCALE).expand(config.n_embd).contiguous()
         self._eps = config.eps
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
@@ -80,11 +89,69 @@ class DFlashBlock:
             partial(self.attention, around=around),
             partial(self._ffn, invariant=around.invariant),
         )
-        for norm, conv, sublayer in zip(self._norms, self._convs, sublayers, strict=True):
+        parts = zip(self._norms, self._convs, sublayers, self._post_norms, strict=True)
+        for norm, conv, sublayer, post_norm in parts:
             y = rms_norm(x, norm, self._eps)
             y = conv(y, sublayer, invariant=around.invariant) if conv else sublayer(y)
-            x = add(x, y)
+            x = add(x, y if post_norm is None else rms_norm(y, post_norm, self._eps))
+        return x if self._out_scale is None else multiply(x, self._out_scale)
+
+
+class Layers(Protocol):
+    """The layers of a drafter."""
+
+    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+        """Leave context rows [B, T, n_embd] in the memory of every layer."""
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], embedded tokens of a block -> the same shape, not normed."""
+
+
+class BlockAfterBlock:
+    """See Layers."""
+
+    def __init__(self, blocks: list[DFlashBlock]) -> None:
+        self._blocks = blocks
+
+    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+        """See Layers."""
+        for block in self._blocks:
+            block.attention.inject(context, around)
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """See Layers."""
+        for block in self._blocks:
+            x = block(x, around)
         return x
+
+
+class Streams:
+    """See Layers: DeepSeek-V4's, from whose streams gates read the last row."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
+    ) -> None:
+        self._blocks, self._attentions = [], []
+        for layer, parts in enumerate(config.blocks):
+            block = StreamBlock(parts, of_block(layer), config, layer)
+            assert isinstance(block.mixer, CompressedAttention)
+            self._blocks.append(block)
+            self._attentions.append(block.mixer)
+        reader = make_reader(config, weights)
+        assert reader is not None
+        self._reader = reader
+
+    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+        """See Layers."""
+        for attention in self._attentions:
+            attention.inject(context, around)
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """See Layers."""
+        streams = copied(x, SinkhornConnections.n_streams)
+        for block in self._blocks:
+            streams = block(streams, around)
+        return self._reader(streams, invariant=around.invariant)
 
 
 class DFlash:
@@ -98,7 +165,7 @@ class DFlash:
         self,
         config: DFlashConfig,
         weights: Weights,
-        blocks: list[DFlashBlock],
+        layers: Layers,
         embedding: Embedding,
         head: Projection,
         ids: torch.Tensor | None,
@@ -108,7 +175,7 @@ class DFlash:
     ) -> None:
         self.config, self.selector, self.ids = config, selector, ids
         self.device = embedding.device
-        self._blocks, self._embedding, self._head = blocks, embedding, head
+        self._layers, self._embedding, self._head = layers, embedding, head
         self._rope, self._markov = rope, markov
         self._fuse = weights.project("fc.weight")
         self._context_norm = weights.keep("enc.output_norm.weight")
@@ -143,7 +210,7 @@ class DFlash:
         memory.begin(ubatch)
         reach = self._rope.reach(int(ubatch.positions.max()))
         there = ubatch.on(self.device)
-        compute = partial(self._layers, memory)
+        compute = partial(self._block, memory)
         out = memory.run((self, reach, "block"), (there.tokens, there.positions), compute)
         memory.commit()
         return BlockOutput(*out)
@@ -153,24 +220,24 @@ class DFlash:
     ) -> tuple[torch.Tensor, ...]:
         around = RopeAndMemory(*self._rope.at(positions), memory)
         context = self.fused(rows, invariant=around.invariant)
-        for block in self._blocks:
-            block.attention.inject(context, around)
+        self._layers.inject(context, around)
         return ()
 
-    def _layers(
+    def _block(
         self, memory: ModelMemory, tokens: torch.Tensor, positions: torch.Tensor
     ) -> BlockOutput:
         around = RopeAndMemory(*self._rope.at(positions), memory)
         x = self._embedding(tokens)
         if self._factors is not None:
             x = multiply(x, self._factors)
-        for block in self._blocks:
-            x = block(x, around)
+        x = self._layers(x, around)
         hidden = rms_norm(x, self._norm, self.config.eps)
         logits = self.logits(hidden, invariant=around.invariant)
         if self._markov is None:
             return BlockOutput(hidden, logits, hidden.new_empty(len(hidden), 0))
-        found = self._markov(logits, hidden, tokens[:, 0], invariant=around.invariant)
+        # the confidence of several streams is that of their row before the norm
+        scored = x if self.config.streams else hidden
+        found = self._markov(logits, scored, tokens[:, 0], invariant=around.invariant)
         return BlockOutput(hidden, *found)
 
 
@@ -195,13 +262,16 @@ def make_dflash(
     factors = None
     if config.divided:
         factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
-    blocks = [
-        DFlashBlock(weights_of(f"blk.{layer}."), config, layer) for layer in range(config.n_layer)
-    ]
+    of_block = [weights_of(f"blk.{layer}.") for layer in range(config.n_layer)]
+    layers: Layers
+    if config.streams:
+        layers = Streams(config.streams, weights, of_block.__getitem__)
+    else:
+        layers = BlockAfterBlock([DFlashBlock(w, config, i) for i, w in enumerate(of_block)])
     return DFlash(
         config,
         weights,
-        blocks,
+        layers,
         embedding,
         head,
         ids,

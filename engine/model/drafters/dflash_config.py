@@ -1,26 +1,36 @@
 """The sizes of a drafter of the DFlash family, read and checked before anything is allocated.
 
 One architecture, `dflash`, holds three drafters: DFlash itself, DFlash2 (a convolution in the block
-and a selector of candidates) and DSpark (a Markov head after the block).
+and a selector of candidates) and DSpark (a Markov head after the block), whose layers may be those
+of DeepSeek-V4.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
 from engine.model.drafters.config import read_taps
 from engine.model.families.common import heads, rms_eps
+from engine.model.families.deepseek4 import read_mixtures, read_window_attention
+from engine.model.families.glm5 import read_sinkhorn
 from engine.model.limits import MAX_CONTEXT, MAX_LAYERS, MAX_TAPS, MAX_WIDTH, REMEDY, count, real
-from engine.model.parts import CellSize, Shapes, only_present
+from engine.model.parts import BlockParts, CellSize, Shapes, only_present
 from engine.model.rope import ROPE_FACTORS, RopeConfig
+from engine.model.tensors import block_shapes
 
 ARCHITECTURE = "dflash"
 SELECTOR, MARKOV, CONFIDENCE = "selector_hidden.weight", "markov_w1.weight", "conf_proj.weight"
+POST_NORMS = "post_attention_norm.weight", "post_ffw_norm.weight"
+OUT_SCALE = "layer_output_scale.weight"
+"""Of blocks as Gemma has them: norms of what is added, and a factor of all that leaves a block."""
+LILICORR = "lilicorr."
+_GELU = "gelu", "gelu_pytorch_tanh"
 MAX_BLOCK = 1024
 
 
@@ -51,7 +61,8 @@ class DFlashConfig:
     causal: block rows do not see those after them. scale: of the products of queries and keys.
     anchor: row 0 of a block drafts too, and every row the token after its own. conv, selector: of
     DFlash2. markov: rank of DSpark's head, 0 without one. divided: angles of rope are divided
-    by ROPE_FACTORS.
+    by ROPE_FACTORS. gelu: in place of SiLU in the feed-forward part. streams: layers of DeepSeek-V4
+    without blocks of tokens, in place of those that the other sizes describe.
     """
 
     name: str
@@ -77,6 +88,8 @@ class DFlashConfig:
     conv: BlockConvSizes | None
     selector: SelectorSizes | None
     divided: bool = False
+    gelu: bool = False
+    streams: ModelConfig | None = None
 
     @property
     def drafter(self) -> str:
@@ -90,8 +103,14 @@ class DFlashConfig:
 
     @property
     def reads_behind_norm(self) -> bool:
-        """No reference does."""
+        """The mean of several streams alone."""
         return False
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """LiLiCorr (arXiv 2608.20530) chooses again among the candidates of a block: without it the
+        block drafts what it drafts."""
+        return (LILICORR,)
 
     @property
     def n_kept(self) -> int:
@@ -119,6 +138,8 @@ class DFlashConfig:
 
     def cells(self) -> dict[int, CellSize]:
         """What a token leaves in each layer."""
+        if self.streams:
+            return dict(self.streams.cells())
         d = self.head_dim
         sizes = (CellSize(self.n_heads_kv, d, d, window) for window in self.windows)
         return dict(enumerate(sizes))
@@ -132,7 +153,12 @@ class DFlashConfig:
             "enc.output_norm.weight": (d,),
             "output_norm.weight": (d,),
         }
+        if self.streams:
+            shapes |= self.streams.trunk.shapes(d, present)
         for layer in range(self.n_layer):
+            if self.streams:
+                shapes |= block_shapes(self.streams, layer, present)
+                continue
             prefix = f"blk.{layer}."
             inside = {prefix + name: shape for name, shape in self._of_block().items()}
             shapes |= inside | only_present(self._optional_of_block(prefix), present)
@@ -159,6 +185,8 @@ class DFlashConfig:
         return {
             f"{prefix}attn_v.weight": (n_kv, self.n_embd),
             f"{prefix}attn_sinks.weight": (self.n_heads,),
+            **{prefix + name: (self.n_embd,) for name in POST_NORMS},
+            prefix + OUT_SCALE: (1,),
         }
 
     def _of_block(self) -> Shapes:
@@ -183,6 +211,34 @@ class DFlashConfig:
         return shapes
 
 
+def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | None:
+    """The layers of DeepSeek-V4, which the number of streams announces."""
+    arch = ARCHITECTURE
+    if not count(file, f"{arch}.hyper_connection.count", 0, low=0):
+        return None
+    if any(file.ints(f"{arch}.attention.compress_ratios", [])):
+        raise UnsupportedModelError(
+            f"{file.path.name}: {arch}.attention.compress_ratios has a ratio, and drafters keep no "
+            "blocks of tokens, here and in llama.cpp.",
+            "Choose a drafter whose layers look at a window alone.",
+        )
+    attention, rope = read_window_attention(file, n_layer, n_embd)
+    return ModelConfig(
+        architecture=arch,
+        name="",
+        n_embd=n_embd,
+        n_vocab=0,  # no layer goes by tokens
+        n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+        eps=rms_eps(file),
+        blocks=tuple(
+            BlockParts((attention,), mixture, ffn_norm="ffn_norm.weight")
+            for mixture in read_mixtures(file, [False] * n_layer, 0)
+        ),
+        rope=replace(rope, scaling="none", factor=1.0),
+        trunk=read_sinkhorn(file, has_head=True),
+    )
+
+
 def read_dflash(file: GgufFile) -> DFlashConfig:
     """Raises UnsupportedModelError for forms that do not run here, ModelFileError for missing,
     mistyped or impossible values."""
@@ -190,7 +246,6 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
     n_layer = count(file, f"{arch}.block_count", high=MAX_LAYERS)
     n_embd = count(file, f"{arch}.embedding_length")
     n_heads, n_heads_kv, head_dim = heads(file, n_embd, n_layer, range(n_layer))
-    _refuse_other_forms(file)
     block_size = count(file, f"{arch}.block_size", 16, low=2, high=MAX_BLOCK)
     markov = _columns(file, MARKOV) if MARKOV in present else 0
     selector = SELECTOR in present
@@ -200,32 +255,40 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
             "Choose a DFlash drafter with one of the two.",
         )
     confident = bool(markov) and file.bool_(f"{arch}.has_confidence_head", True)
+    streams = _read_streams(file, n_layer, n_embd)
+    if streams and selector:
+        raise UnsupportedModelError(
+            f"{file.path.name}: a selector after layers of several streams is not known.",
+            "Choose a DFlash2 drafter without hyper-connections.",
+        )
     # sections, as of targets with M-RoPE, name the text position alone: then factors do not count
     divided = not file.ints(f"{arch}.rope.dimension_sections", []) and ROPE_FACTORS in present
     return DFlashConfig(
         name=file.str_("general.name", "") or file.path.stem,
         n_embd=n_embd,
-        n_ff=count(file, f"{arch}.feed_forward_length"),
+        n_ff=0 if streams else count(file, f"{arch}.feed_forward_length"),
         n_heads=n_heads,
         n_heads_kv=n_heads_kv,
         head_dim=head_dim,
         eps=rms_eps(file),
-        rope=RopeConfig.from_gguf(file, head_dim),
+        rope=streams.rope if streams and streams.rope else RopeConfig.from_gguf(file, head_dim),
         taps=read_taps(file, f"{arch}.target_layers", MAX_TAPS),
         n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
         block_size=block_size,
         mask_token=count(file, "tokenizer.ggml.mask_token_id", low=0, high=MAX_WIDTH),
         causal=file.bool_(f"{arch}.attention.causal", False),
-        windows=_windows(file, n_layer),
+        windows=(None,) * n_layer if streams else _windows(file, n_layer),
         scale=real(file, f"{arch}.attention.scale", head_dim**-0.5),
         value_scale=real(file, f"{arch}.attention.value_scale", 1.0),
-        embedding_scale=real(file, f"{arch}.embedding_scale", 1.0),
+        embedding_scale=1.0 if streams else real(file, f"{arch}.embedding_scale", 1.0),
         anchor=bool(markov) and file.bool_(f"{arch}.sample_from_anchor", True),
         markov=markov,
         confident=confident,
         conv=_conv(file, n_embd) if selector else None,
         selector=_selector(file) if selector else None,
-        divided=divided,
+        divided=divided and not streams,
+        gelu=_is_gelu(file),
+        streams=streams,
     )
 
 
@@ -277,16 +340,12 @@ def _columns(file: GgufFile, name: str) -> int:
     return shape[1]
 
 
-def _refuse_other_forms(file: GgufFile) -> None:
+def _is_gelu(file: GgufFile) -> bool:
     activation = file.str_(f"{ARCHITECTURE}.hidden_activation", "silu")
-    if activation != "silu":
+    if activation not in ("silu", *_GELU):
         raise UnsupportedModelError(
-            f"{file.path.name}: its feed-forward part uses {shorten(activation)!r}; only silu runs "
-            "here.",
-            "Choose a drafter of a Qwen target.",
+            f"{file.path.name}: its feed-forward part uses {shorten(activation)!r}; silu and gelu "
+            "run here, as in llama.cpp.",
+            "Choose a drafter with one of these.",
         )
-    if file.int_(f"{ARCHITECTURE}.hyper_connection.count", 0) > 1:
-        raise UnsupportedModelError(
-            f"{file.path.name}: drafters with hyper connections do not run here.",
-            "Choose a drafter of a Qwen target.",
-        )
+    return activation in _GELU

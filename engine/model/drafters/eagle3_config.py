@@ -51,6 +51,11 @@ class Eagle3Config:
         return True
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @property
     def n_kept(self) -> int:
         """A feature row, fused."""
         return self.n_embd

@@ -8,13 +8,7 @@ from dataclasses import replace
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import (
-    CommonSizes,
-    common_sizes,
-    heads,
-    hold_to_own_head,
-    model_config,
-)
+from engine.model.families.common import common_sizes, heads, hold_to_own_head, model_config
 from engine.model.families.glm5 import read_sinkhorn
 from engine.model.families.kda import read_clamps, read_mixture
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, REMEDY, count, real
@@ -34,33 +28,21 @@ def read_deepseek4(file: GgufFile) -> ModelConfig:
     sizes = common_sizes(file, runs_mtp=True)
     n = sizes.n_blocks
     hold_to_own_head(file)
-    n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, n, range(n))
-    if n_head_kv != 1:
-        what = f"{n_head_kv} key-value heads, where all heads share one row"
-        raise ModelFileError(file.path, f"key {arch}.attention.head_count_kv", what, REMEDY)
-    rope = RopeConfig.from_gguf(file, head_dim)
+    attention, rope = read_window_attention(file, n, sizes.n_embd)
     ratios = _ratios(file, sizes.n_blocks, sizes.n_layer)
-    n_groups = count(file, f"{arch}.attention.output_group_count", high=n_head)
-    if n_head % n_groups:
-        what = f"{n_head} heads do not make {n_groups} groups"
-        raise ModelFileError(file.path, f"key {arch}.attention.output_group_count", what, REMEDY)
     index_dim = count(file, f"{arch}.attention.indexer.key_length", high=MAX_HEAD_DIM)
     if index_dim < rope.n_rot:
         what = f"{index_dim} numbers are fewer than the {rope.n_rot} that rope turns"
         raise ModelFileError(file.path, f"key {arch}.attention.indexer.key_length", what, REMEDY)
-    attention = CompressedAttentionPart(
-        n_head,
-        head_dim,
-        rope.n_rot,
-        q_rank=count(file, f"{arch}.attention.q_lora_rank"),
-        n_groups=n_groups,
-        output_rank=count(file, f"{arch}.attention.output_lora_rank"),
-        window=count(file, f"{arch}.attention.sliding_window", high=_MOST),
+    attention = replace(
+        attention,
         n_index_head=count(file, f"{arch}.attention.indexer.head_count", high=MAX_HEADS),
         index_dim=index_dim,
         n_blocks=count(file, f"{arch}.attention.indexer.top_k", high=_MOST),
     )
-    mixtures = _mixtures(file, n, sizes)
+    n_by_token = count(file, f"{arch}.hash_layer_count", 0, low=0, high=MAX_LAYERS)
+    by_token = [i < min(n_by_token, sizes.n_layer) for i in range(n)]
+    mixtures = read_mixtures(file, by_token, sizes.n_vocab)
     blocks = [
         BlockParts((replace(attention, ratio=ratio),), mixture, ffn_norm="ffn_norm.weight")
         for ratio, mixture in zip(ratios, mixtures, strict=True)
@@ -79,6 +61,32 @@ def read_deepseek4(file: GgufFile) -> ModelConfig:
         block_rope=replace(rope, freq_base=theta, keeps_magnitude=True),
         trunk=read_sinkhorn(file, has_head=True),
     )
+
+
+def read_window_attention(
+    file: GgufFile, n_blocks: int, n_embd: int
+) -> tuple[CompressedAttentionPart, RopeConfig]:
+    """The attention of a layer without blocks of tokens, and the rotation that the file names."""
+    key = f"{file.architecture}.attention"
+    n_head, n_head_kv, head_dim = heads(file, n_embd, n_blocks, range(n_blocks))
+    if n_head_kv != 1:
+        what = f"{n_head_kv} key-value heads, where all heads share one row"
+        raise ModelFileError(file.path, f"key {key}.head_count_kv", what, REMEDY)
+    n_groups = count(file, f"{key}.output_group_count", high=n_head)
+    if n_head % n_groups:
+        what = f"{n_head} heads do not make {n_groups} groups"
+        raise ModelFileError(file.path, f"key {key}.output_group_count", what, REMEDY)
+    rope = RopeConfig.from_gguf(file, head_dim)
+    part = CompressedAttentionPart(
+        n_head,
+        head_dim,
+        rope.n_rot,
+        q_rank=count(file, f"{key}.q_lora_rank"),
+        n_groups=n_groups,
+        output_rank=count(file, f"{key}.output_lora_rank"),
+        window=count(file, f"{key}.sliding_window", high=_MOST),
+    )
+    return part, rope
 
 
 def deepseek4_notes(config: ModelConfig) -> list[str]:
@@ -126,8 +134,9 @@ def _ratios(file: GgufFile, n_blocks: int, n_layer: int) -> list[int]:
     return ratios
 
 
-def _mixtures(file: GgufFile, n_blocks: int, sizes: CommonSizes) -> list[MixturePart]:
-    arch = file.architecture
+def read_mixtures(file: GgufFile, by_token: list[bool], n_vocab: int) -> list[MixturePart]:
+    """The experts of each block. by_token: whether the token chooses them, of n_vocab."""
+    arch, n_blocks = file.architecture, len(by_token)
     key = f"{arch}.expert_gating_func"
     if (number := count(file, key, low=0)) != _SOFTPLUS:
         raise UnsupportedModelError(
@@ -141,14 +150,13 @@ def _mixtures(file: GgufFile, n_blocks: int, sizes: CommonSizes) -> list[Mixture
         place = f"key {arch}.swiglu_clamp_exp"
         raise ModelFileError(file.path, place, "the key is missing", REMEDY)
     shared = read_clamps(file, f"{arch}.swiglu_clamp_shexp", n_blocks, before=True) or routed
-    n_by_token = count(file, f"{arch}.hash_layer_count", 0, low=0, high=MAX_LAYERS)
     by_choice = mixture.router
     assert by_choice is not None
-    by_token = replace(by_choice, biased=False, by_token=sizes.n_vocab)
+    of_token = replace(by_choice, biased=False, by_token=n_vocab)
     return [
         replace(
             mixture,
-            router=by_token if i < min(n_by_token, sizes.n_layer) else by_choice,
+            router=of_token if by_token[i] else by_choice,
             gating=routed[i],
             shared_gating=shared[i],
         )

@@ -71,6 +71,16 @@ class CompressedAttention:
         self._output = weights.project("attn_output_b.weight")
         self._indexer = _Indexer(part, weights, config, layer) if part.has_indexer else None
 
+    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+        """Leave context rows [B, T, n_embd] in memory, in a layer without blocks."""
+        _, kv = self._input(context, invariant=around.invariant).split_with_sizes(self._sizes, -1)
+        around.memory.attention.update(self._layer, self._key(kv, around))
+
+    def _key(self, kv: torch.Tensor, turned: RopeAndMemory) -> torch.Tensor:
+        """kv [B, T, head_dim] as the row of a token, [B, T, 1, head_dim]."""
+        kv = rms_norm(kv, self._kv_norm, self._eps).unsqueeze(2)
+        return rope_at_end(kv, turned.cos, turned.sin)
+
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape; stores the tokens' rows."""
         part, invariant = self._part, around.invariant
@@ -81,8 +91,7 @@ class CompressedAttention:
         q = self._q(low, invariant=invariant).view(*x.shape[:2], part.n_head, part.head_dim)
         q = head_norm(q, self._head_norm, self._eps * part.head_dim)
         q = rope_at_end(q, turned.cos, turned.sin)
-        kv = rms_norm(kv, self._kv_norm, self._eps).unsqueeze(2)
-        kv = rope_at_end(kv, turned.cos, turned.sin)
+        kv = self._key(kv, turned)
         if self._rows is not None:
             # a head each: the cells of all heads are one row of keys
             kv = join((kv[:, :, 0], self._rows(block[0], around))).unflatten(2, (2, -1))

@@ -163,6 +163,10 @@ class TrunkPart(Protocol):
         """Streams of a token that the MTP block is handed raw; 1 where it is the row after the
         final norm."""
 
+    @property
+    def tapped(self) -> bool:
+        """Whether drafters can read what enters a layer: the stream, or the mean of several."""
+
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors outside the blocks, under their full names."""
 
@@ -178,6 +182,7 @@ class ResidualStream:
     """Each block adds to one stream; its norms are those that BlockParts names."""
 
     n_handed: ClassVar[int] = 1
+    tapped: ClassVar[bool] = True
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """None."""

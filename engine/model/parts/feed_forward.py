@@ -25,7 +25,12 @@ class ClampPart:
     before: bool = False
 
 
-Gating = SituPart | ClampPart
+@dataclass(frozen=True, slots=True)
+class GeluPart:
+    """GELU in place of SiLU (kernels.pointwise.geglu); not for experts."""
+
+
+Gating = SituPart | ClampPart | GeluPart
 """What may stand in place of plain SwiGLU."""
 
 

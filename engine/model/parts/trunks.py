@@ -22,6 +22,7 @@ class HyperConnections:
     n_streams: int
     rank: int
     ngrams: NgramEmbeddingPart | None = None
+    tapped: ClassVar[bool] = False
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.TrunkPart."""
@@ -76,6 +77,12 @@ class SinkhornConnections:
         """See engine.model.parts.TrunkPart."""
         return self.n_streams if self.has_head else 1
 
+    @property
+    def tapped(self) -> bool:
+        """See engine.model.parts.TrunkPart: llama.cpp hands the mean of deepseek4's streams, and
+        nothing of glm5-next's."""
+        return self.has_head
+
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.TrunkPart."""
         return self._gates("output_hc", n_embd, self.n_streams, 1) if self.has_head else {}
@@ -104,6 +111,7 @@ class CrossLayerResidual:
 
     group: int
     n_handed: ClassVar[int] = 1
+    tapped: ClassVar[bool] = False
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.TrunkPart."""

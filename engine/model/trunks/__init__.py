@@ -52,7 +52,7 @@ class Trunk(Protocol):
         """x [B, T, n_embd], embedded tokens; tokens int64 [B, T] -> [B, T, n_embd], or the streams
         [B, T, n_streams, n_embd] that a trunk with several hands on.
 
-        taps: is shown what every block takes, where one row enters a block; other trunks are not
+        taps: is shown what every block takes, one row; trunks that are not TrunkPart.tapped are not
         asked (engine.model.drafters.config).
         """
 

@@ -137,7 +137,7 @@ class StreamBlock:
         mixer = make_mixer(parts.mixers, weights, config, layer)
         assert mixer is not None  # such blocks have both halves
         assert parts.ffn is not None
-        self._mixer: Mixer = mixer
+        self.mixer: Mixer = mixer
         self._ffn: FeedForward = make_feed_forward(parts.ffn, weights, config.eps)
         self._halves = _halves(parts, weights, config)
 
@@ -145,7 +145,7 @@ class StreamBlock:
         """streams [B, T, n_streams, n_embd] -> the same shape."""
         invariant = around.invariant
         mix, feed = self._halves
-        streams = mix.advance(streams, lambda x: self._mixer(x, around), invariant=invariant)
+        streams = mix.advance(streams, lambda x: self.mixer(x, around), invariant=invariant)
         return feed.advance(
             streams,
             lambda x: self._ffn(x, invariant=invariant, tokens=around.tokens),
@@ -195,22 +195,35 @@ class StreamTrunk:
         embeddings: dict[int, NgramEmbedding],
         n_streams: int,
         reader: StreamReader | None,
+        device: torch.device,
     ) -> None:
         self._blocks, self._embeddings = tuple(blocks), embeddings
         self._n_streams, self._reader = n_streams, reader
+        self._mean = SinkhornReader(None, device)
 
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
         """See engine.model.trunks.Trunk."""
-        streams = join([x] * self._n_streams).view(*x.shape[:2], self._n_streams, -1)
+        streams = copied(x, self._n_streams)
         for i, block in enumerate(self._blocks):
+            self._tap(taps, i, streams)
             if i in self._embeddings:
                 streams = add(streams, self._embeddings[i](streams, tokens, around))
             streams = block(streams, around)
+        self._tap(taps, len(self._blocks), streams)
         if self._reader is None:
             return streams
         return self._reader(streams, invariant=around.invariant)
+
+    def _tap(self, taps: TapCollector, layer: int, streams: torch.Tensor) -> None:
+        if taps.wants(layer):
+            taps.enters(layer, self._mean(streams, invariant=True))
+
+
+def copied(x: torch.Tensor, n_streams: int) -> torch.Tensor:
+    """x [B, T, n_embd] as streams [B, T, n_streams, n_embd] that are alike."""
+    return join([x] * n_streams).view(*x.shape[:2], n_streams, -1)
 
 
 def make_streams(
@@ -227,4 +240,4 @@ def make_streams(
             embeddings[layer] = NgramEmbedding(part.ngrams, of_this, config, layer, table)
         blocks.append(StreamBlock(parts, of_this, config, layer))
     reader = SinkhornReader(None, weights.device) if part.n_handed == 1 else None
-    return StreamTrunk(blocks, embeddings, part.n_streams, reader)
+    return StreamTrunk(blocks, embeddings, part.n_streams, reader, weights.device)

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from operator import ge
 from typing import Any, TypeAlias
 
+from engine.analysis.acceptance.accept_rules import rule_said
 from engine.foreign_numbers import (
     COUNT,
     LONGEST_DRAFT,
@@ -137,6 +138,8 @@ class LineLogs:
         self._runs: dict[tuple[str, str], _Run] = {}
         self._tables: list[_Run] = []
         self._n_left_of_table = 0
+        self._rules: set[str] = set()
+        """Of acceptance, as lines that repeat arguments name them."""
         self.last_read: tuple[Saying, str, str] | None = None
         """Of the newest line, where others of its shape say the same: what it says, its text, and
         the server that it is of."""
@@ -162,6 +165,9 @@ class LineLogs:
             or "Aggregate" in said
         ):
             return self._takes(number, stream, said[:_LONGEST])
+        elif "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
+            self._rules.add(rule.text)
+            return False
         else:
             return False
         return True
@@ -194,6 +200,8 @@ class LineLogs:
                 continue
             facts: dict[str, Any] = {"attachment": "log", "observed_findings": run.findings}
             facts |= {"server": {"address": run.name}} if run.name else {}
+            # of several servers, the lines below do not say whose arguments these were
+            facts |= {"accept_rule": min(self._rules)} if len(self._rules) == 1 else {}
             about = [{"prompt": one.place} if run.shape == BENCH else {} for one in run.requests]
             found.append(
                 write_requests(store, run.requests, run.shape, file, {}, facts=facts, about=about)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.observe.files.line_logs import LineLogs
@@ -230,6 +231,7 @@ def _facts(server: ServerLog, file: str) -> dict[str, Any]:
         "model": {"name": server.model} if server.model else None,
         "speculative_types": drafters,
         "synthetic": server.is_synthetic,
+        "accept_rule": rule.text if (rule := server.rule) else None,
         "observed_findings": server.unread,
     } | ({"server": {"address": server.stream}} if server.stream else {})
 
@@ -267,8 +269,9 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
             writer.facts.add_to("observed_findings", lost | {"seq_id": seq_id})
     rows = RowWriter(writer, reach)
     rows.drafters, rows.log_pieces = server.drafters, server.pieces
+    rows.rule = rule = server.rule or AcceptRule()
     if server.is_light:
-        _write_light(writer, server, rows.drafters, reach)
+        _write_light(writer, server, rows.drafters, reach, rule.name)
     else:
         ready = [
             row
@@ -354,14 +357,14 @@ def _whole_tokens(one: LogRound, after: int | None, is_last: bool) -> tuple[Stre
 
 
 def _write_light(
-    writer: TraceWriter, server: ServerLog, drafters: Sequence[str], reach: PlaneReach
+    writer: TraceWriter, server: ServerLog, drafters: Sequence[str], reach: PlaneReach, rule: str
 ) -> None:
     """The rounds with a draft, by columns: there are millions of them. Rounds without a draft are
     not logged, nor is any token."""
     tables = [_light_table(request) for request in server.requests]
     n_each = [len(one) for one in tables]
     seq_id = np.repeat(np.arange(len(n_each)), n_each)
-    accepted, drafted, us, restored, sizes = np.concatenate(tables).T
+    accepted, drafted, us, restored, sizes, n_max = np.concatenate(tables).T
     t_ms = np.where(us < 0, np.nan, us / 1e3)
     whole = accepted + 1 + restored
     before = np.concatenate([np.cumsum(part) - part for part in np.split(whole, np.cumsum(n_each))])
@@ -384,7 +387,7 @@ def _write_light(
         "seq_id": seq_id,
         "t_ms": np.maximum(t_ms - begun, 0.0),
         "drafter": np.where(is_drafted, drafter, 0).astype(np.int32),
-        "accept_rule": np.where(is_drafted, code("match"), 0).astype(np.int32),
+        "accept_rule": np.where(is_drafted, code(rule), 0).astype(np.int32),
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": accepted,
         "num_target_tokens": 1 + restored,
@@ -396,6 +399,7 @@ def _write_light(
         "replay_index": restored,
         "verify_width": drafted + 1,
         "checkpoint_bytes": sizes,
+        "draft_n_max": n_max,
         "n_rs_seq": np.full(len(us), MISSING if reach.n_rs_seq is None else reach.n_rs_seq),
     }
     # before each request's first row one of its prompt, which ended at some time before
@@ -415,8 +419,8 @@ def _write_light(
 
 
 def _light_table(request: LogRequest) -> np.ndarray:
-    """The complete rounds of a request, int64 [n, 5]: tokens accepted and drafted, time in
-    microseconds (-1 without), whether a checkpoint was restored, and its bytes."""
+    """The complete rounds of a request, int64 [n, 6]: tokens accepted and drafted, time in
+    microseconds (-1 without), whether a checkpoint was restored, its bytes, the longest draft."""
     parts, at = [], 0
     for end, batch in [*request.batches, (len(request.rounds), np.zeros((0, 3), np.int64))]:
         rounds = [
@@ -426,12 +430,13 @@ def _light_table(request: LogRequest) -> np.ndarray:
                 -1 if one.end_us is None else one.end_us,
                 one.restored,
                 MISSING if one.checkpoint_bytes is None else one.checkpoint_bytes,
+                MISSING if one.n_max is None else one.n_max,
             )
             for one in request.rounds[at:end]
             if one.is_complete
         ]
-        parts += [np.array(rounds, np.int64).reshape(-1, 5), np.zeros((len(batch), 5), np.int64)]
-        parts[-1][:, :3], parts[-1][:, 4], at = batch, MISSING, end
+        parts += [np.array(rounds, np.int64).reshape(-1, 6), np.zeros((len(batch), 6), np.int64)]
+        parts[-1][:, :3], parts[-1][:, 4:], at = batch, MISSING, end
     return np.concatenate(parts)
 
 

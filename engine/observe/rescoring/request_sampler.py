@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from engine.errors import OptionError
+from engine.sampling.distribution import Distribution
 from engine.sampling.options import SamplerOptions
 from engine.sampling.sampler import LogitBias, Penalties, Sampler
 
@@ -157,6 +158,23 @@ class EmittedJudge:
         for row, token in zip(logits, tokens, strict=True):
             row = self._penalties.apply(row) if self._penalties.active else row
             found.append(self._shortfall(row, token))
+            self._penalties.accept(token)
+        return found
+
+    def distributions(
+        self, logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int]
+    ) -> list[Distribution]:
+        """What the sampler draws from at some rows, ascending, of logits [n, n_vocab], after which
+        these n tokens were emitted."""
+        logits = self._bias.apply(logits)
+        if not self._penalties.active:
+            draw = self._chain.rows(logits[list(rows)]) if rows else None
+            return [draw(i) for i in range(len(rows))] if draw else []
+        found, wanted = [], set(rows)
+        for row, token in enumerate(tokens):
+            if row in wanted:
+                moved = self._penalties.apply(logits[row])
+                found.append(self._chain.rows(moved.unsqueeze(0))(0))
             self._penalties.accept(token)
         return found
 

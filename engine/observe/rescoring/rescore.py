@@ -2,7 +2,8 @@
 
 Prompt and emitted tokens are decoded once: the row at a token's place tells the probability and
 rank that the target gives it, and whether the request's sampler could have chosen it. Where it
-could not, and noise does not explain that, speculation has changed the text.
+could not, and neither noise nor a lossy rule of acceptance explains that, speculation has changed
+the text. What the rule was expected to accept is counted by place in the draft.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
+from engine.analysis.acceptance.breakdown import Judged, Share
 from engine.analysis.findings.check import record_findings
 from engine.decode.target_facts import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
@@ -28,8 +31,10 @@ from engine.observe.rescoring.request_sampler import (
 from engine.observe.rescoring.teacher_forcing import Teacher, noise_of_gaps
 from engine.observe.rescoring.texts import RescoredText, TextReader
 from engine.progress import ReportProgress
+from engine.sampling.distribution import Distribution
 from engine.session import Session
 from engine.trace.records import MISSING, N_TOP, ColumnState
+from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 
@@ -65,8 +70,8 @@ class RescoredSequence:
 
     greedy: whether it was sampled at temperature 0, None where its tokens could not be judged;
     not_judged: why. n_near_ties: tokens that are not the sampler's choice by as little as noise
-    explains; n_changed: by more, changed: the first of them. gap: why not all tokens were
-    re-scored, empty where all were.
+    explains; n_lossy: by more, and a lossy rule may accept them; n_changed: the others, changed:
+    the first of them. gap: why not all tokens were re-scored, empty where all were.
     """
 
     seq_id: int
@@ -75,6 +80,7 @@ class RescoredSequence:
     greedy: bool | None = None
     not_judged: str = ""
     n_near_ties: int = 0
+    n_lossy: int = 0
     n_changed: int = 0
     changed: ChangedToken | None = None
     gap: str = ""
@@ -83,7 +89,10 @@ class RescoredSequence:
 @dataclass(frozen=True, slots=True)
 class Rescored:
     """What came of it, fact `rescored` of the run. compute: of our engine. noise: of the gap
-    between two logits, None where no token was in doubt. identity: whether it is the same model."""
+    between two logits, None where no token was in doubt. identity: whether it is the same model.
+    rule: of acceptance, is_rule_known: whether anything names it, else it is taken for `match`.
+    acceptance: by place in the draft, of tokens that were judged; expected: by the rule, None
+    where not all that it needs is known, for `rejection` the sum of min(p, q)."""
 
     run_id: int
     by: str
@@ -92,6 +101,9 @@ class Rescored:
     identity: Identity
     noise: float | None
     sequences: tuple[RescoredSequence, ...]
+    rule: str = ""
+    is_rule_known: bool = False
+    acceptance: tuple[Share, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -119,7 +131,9 @@ class SameModelUnknownError(OptionError):
 @dataclass(frozen=True, slots=True)
 class _Scores:
     """One text. emitted, rejected: facts of its tokens. gaps, top2_gaps, shorts: as in
-    ChangedToken, [n]; shorts is None where the tokens cannot be judged, which `why` tells."""
+    ChangedToken, [n]; shorts is None where the tokens cannot be judged, which `why` tells. leeway:
+    what a lossy rule allows of each of the shorts. drawn: what the sampler draws from at each place
+    of text.judged_at, empty where that is not known."""
 
     text: RescoredText
     emitted: TargetFacts
@@ -129,11 +143,25 @@ class _Scores:
     shorts: list[float] | None
     sampling: RequestSampling | None
     why: str
+    leeway: np.ndarray
+    drawn: list[Distribution]
 
     @property
     def is_doubted(self) -> bool:
         """Whether any token is not what the sampler chooses by our logits."""
         return any(not short <= 0 for short in self.shorts or ())
+
+    def of_model(self, noise: float | None) -> list[float]:
+        """The shorts that tell whether it is the model: 0 where noise explains them, and without
+        those that a lossy rule explains."""
+        pairs = zip(self.shorts or (), self.is_changed(noise), strict=True)
+        within = noise or 0.0
+        return [short if is_one else 0.0 for short, is_one in pairs if is_one or short <= within]
+
+    def is_changed(self, noise: float | None) -> np.ndarray:
+        """Which tokens neither the sampler nor a lossy rule can have chosen, bool [n]."""
+        shorts = np.array(self.shorts or (), float)
+        return ~(shorts <= self.leeway[: len(shorts)] + (noise or 0.0))
 
 
 def rescore(
@@ -145,13 +173,15 @@ def rescore(
     *,
     identity: Identity | None = None,
     assume_same: bool = False,
+    rule: AcceptRule | None = None,
 ) -> Rescored:
     """Fill the target's columns of a run's tokens where they are empty, and judge every token.
 
     identity: what is known already of whether the run is of this model; None: what its facts and
-    its text tell. assume_same: take it for the same where that is not known. To be called by the
-    thread that writes the store. Raises UnsupportedModelError for another model,
-    SameModelUnknownError, NothingToRescoreError, Cancelled; nothing has been written then.
+    its text tell. assume_same: take it for the same where that is not known. rule: of acceptance,
+    None: as the run's facts name it. To be called by the thread that writes the store. Raises
+    UnsupportedModelError for another model, SameModelUnknownError, NothingToRescoreError,
+    Cancelled; nothing has been written then.
     """
     facts, report = store.runs[run_id], progress or _silent
     identity = identity or identify(session, facts)
@@ -163,14 +193,15 @@ def rescore(
         raise NothingToRescoreError(
             f"No token of run {run_id} can be re-scored. {why}", "Choose another run."
         )
-    scores = _score(session, known, report, cancelled)
+    known_rule = rule or rule_of(facts)
+    rule = known_rule or AcceptRule()
+    scores = _score(session, store, known, rule, report, cancelled)
     noise = None
     if doubted := [one for one in scores if one.is_doubted]:
         whole = [[*one.text.prompt, *one.text.ids.tolist()] for one in doubted]
         noise = noise_of_gaps(session, facts, whole, report, cancelled)
     if identity.verdict == UNKNOWN:
-        shorts = [short for one in scores for short in one.shorts or ()]
-        identity = by_text([0.0 if short <= (noise or 0.0) else short for short in shorts])
+        identity = by_text([short for one in scores for short in one.of_model(noise)])
         check_same(identity)
     found = {one.text.seq_id: _sequence(store, one, noise) for one in scores}
     if identity.verdict == UNKNOWN and not assume_same:
@@ -189,8 +220,11 @@ def rescore(
         identity,
         noise,
         tuple(found.values()),
+        rule.text,
+        known_rule is not None,
+        _acceptance(RunRef(store, run_id), scores, rule),
     )
-    _write(store, run_id, result, scores, session)
+    _write(store, run_id, result, scores, session, rule)
     return result
 
 
@@ -217,7 +251,9 @@ def check_same(identity: Identity) -> None:
 
 def _score(
     session: Session,
+    store: TraceStore,
     texts: Sequence[RescoredText],
+    rule: AcceptRule,
     report: ReportProgress,
     cancelled: Callable[[], bool],
 ) -> list[_Scores]:
@@ -230,16 +266,33 @@ def _score(
             check_cancelled(cancelled)
             report(before + row, sum(lengths), "re-scoring")
 
-        found.append(_score_text(session, teacher, text, look))
+        leeway = np.where(_is_kind(store, text.rows, *_OF_RULE), rule.leeway, 0.0)
+        found.append(_score_text(session, teacher, text, leeway, look))
     return found
 
 
+_OF_RULE = ("accepted", "unknown")
+"""Kinds of tokens that a rule may have accepted."""
+
+
+def _is_kind(store: TraceStore, rows: np.ndarray, *kinds: str) -> np.ndarray:
+    """Which rows of `tokens` are of a kind, bool [n]."""
+    codes = [store.text_pool.find(kind) for kind in kinds]
+    return np.isin(store.tokens.column("kind")[rows], codes)
+
+
 def _score_text(
-    session: Session, teacher: Teacher, text: RescoredText, look: Callable[[int], None]
+    session: Session,
+    teacher: Teacher,
+    text: RescoredText,
+    leeway: np.ndarray,
+    look: Callable[[int], None],
 ) -> _Scores:
     n_prompt, ids = len(text.prompt), text.ids.tolist()
     sampling, why = _sampling(session, text)
     judge = EmittedJudge(sampling, text.prompt) if sampling else None
+    drawing = EmittedJudge(sampling, text.prompt) if sampling else None
+    drawn: list[Distribution] = []
     emitted: list[TargetFacts] = []
     rejected: list[TargetFacts] = []
     gaps: list[float] = []
@@ -261,8 +314,11 @@ def _score_text(
         wanted = torch.tensor(tokens, device=logits.device).unsqueeze(1)
         gaps += (best[:, 0] - logits.gather(1, wanted)[:, 0]).tolist()
         top2_gaps += (best[:, 0] - best[:, 1]).tolist()
-        if judge:
+        if judge and drawing:
             shorts += judge.shortfalls(logits, tokens)
+            first, last = np.searchsorted(text.judged_at, (start, stop)).tolist()
+            places = (text.judged_at[first:last] - start).tolist()
+            drawn += drawing.distributions(logits, tokens, places)
     return _Scores(
         text,
         _joined(emitted),
@@ -272,6 +328,8 @@ def _score_text(
         shorts if judge else None,
         sampling,
         why,
+        leeway,
+        drawn,
     )
 
 
@@ -292,14 +350,16 @@ def _sampling(session: Session, text: RescoredText) -> tuple[RequestSampling | N
 def _sequence(store: TraceStore, scores: _Scores, noise: float | None) -> RescoredSequence:
     ranks, shorts = scores.emitted.rank, scores.shorts or []
     doubtful = [i for i, short in enumerate(shorts) if not short <= 0]
-    changed = [i for i in doubtful if noise is None or not shorts[i] <= noise]
+    changed = np.flatnonzero(scores.is_changed(noise)).tolist()
+    n_near = sum(shorts[i] <= (noise or 0.0) for i in doubtful)
     return RescoredSequence(
         scores.text.seq_id,
         len(ranks),
         sum(rank == 1 for rank in ranks),
         scores.sampling.is_greedy if scores.sampling else None,
         scores.why,
-        len(doubtful) - len(changed),
+        n_near,
+        len(doubtful) - len(changed) - n_near,
         len(changed),
         _changed(store, scores, changed[0], shorts[changed[0]]) if changed else None,
         scores.text.gap,
@@ -323,8 +383,73 @@ def _changed(store: TraceStore, scores: _Scores, i: int, short: float) -> Change
     )
 
 
+def _acceptance(run: RunRef, scores: Sequence[_Scores], rule: AcceptRule) -> tuple[Share, ...]:
+    """Accepted tokens of those judged, by place in the draft. Where not all can be expected, those
+    whose candidates are known: a log that has only some rounds does not choose them by outcome."""
+    judged, tokens = Judged.of(run), run.store.tokens
+    rows = np.concatenate([one.text.judged_rows for one in scores])
+    chances = np.concatenate([_chances(run.store, one, rule) for one in scores], 1)
+    at = (tokens.column(name)[rows].tolist() for name in ("seq_id", "pos"))
+    number = {place: i for i, place in enumerate(zip(*at, strict=True))}
+    places = zip(judged.seq.tolist(), judged.pos.tolist(), strict=True)
+    of = np.array([number.get(place, -1) for place in places], np.int64)
+    found = np.full((2, len(of)), np.nan)
+    found[:, of >= 0] = chances[:, of[of >= 0]]
+    is_told = np.zeros(len(of), bool)
+    is_told[of >= 0] = np.isfinite(tokens.column("draft_top_p")[rows[of[of >= 0]], 0])
+    if np.isnan(found[0]).any() and is_told.any():
+        found, judged = found[:, is_told], Judged(*(one[is_told] for one in judged))
+    shares = []
+    for i in range(int(judged.place.max(initial=-1)) + 1):
+        mine = judged.place == i
+        least, most = (float(one[mine].mean()) if mine.any() else np.nan for one in found)
+        known = (None, None) if np.isnan(least) else (least, most)
+        shares.append(Share(int(mine.sum()), int(judged.accepted[mine].sum()), *known))
+    return tuple(shares)
+
+
+def _chances(store: TraceStore, scores: _Scores, rule: AcceptRule) -> np.ndarray:
+    """Probability that the rule accepts what is drafted at each judged place, at least and at most,
+    [2, m]; NaN where it is not known. Of a drafter that draws, over all that it may draw."""
+    rows, tokens = scores.text.judged_rows, store.tokens
+    found = np.full((2, len(rows)), np.nan)
+    if not scores.drawn:
+        return found
+    p, q = _of_rule(store, scores, rule)
+    found[:] = rule.chance(p, q)
+    if not rule.draws:
+        return found
+    ids, probs = (tokens.column(name)[rows] for name in ("draft_top_id", "draft_top_p"))
+    for i, drawn in enumerate(scores.drawn):
+        known = ids[i] != MISSING
+        if not known.any() or not np.isfinite(probs[i][known]).all():
+            continue
+        of_target = np.array([drawn.of(int(token)) for token in ids[i][known]])
+        least = float(np.minimum(of_target, probs[i][known]).sum())
+        rest = 1.0 - max(float(probs[i][known].sum()), float(of_target.sum()))
+        found[:, i] = least, min(least + max(rest, 0.0), 1.0)
+    return found
+
+
+def _of_rule(store: TraceStore, scores: _Scores, rule: AcceptRule) -> tuple[np.ndarray, np.ndarray]:
+    """p and q of the drafted token at each judged place, [m], NaN where not known."""
+    rows, tokens = scores.text.judged_rows, store.tokens
+    ids = tokens.column("token_id")[rows].tolist()
+    pairs = zip(ids, scores.drawn, strict=True)
+    p = np.array([np.nan if token == MISSING else drawn.of(token) for token, drawn in pairs])
+    q = tokens.column("draft_p")[rows] if rule.draws else np.full(len(rows), np.nan)
+    # a token of the trace's own engine that was drawn has its q
+    own = tokens.column("rule_q")[rows]
+    return p, np.where(np.isnan(own), q, own)
+
+
 def _write(
-    store: TraceStore, run_id: int, result: Rescored, scores: Sequence[_Scores], session: Session
+    store: TraceStore,
+    run_id: int,
+    result: Rescored,
+    scores: Sequence[_Scores],
+    session: Session,
+    rule: AcceptRule,
 ) -> None:
     """Fill the rows, tell of it in the run's facts, and apply the rules."""
     session.files.check()  # what was computed is void if weights were written over meanwhile
@@ -339,10 +464,16 @@ def _write(
             for top in facts.top_ids:
                 writer.learn(top, session.tokenizer.piece)
             tokens.fill(rows, _columns(facts))
+        if one.drawn and not _is_observed(tokens, "rule_p", text.judged_rows):
+            of_rule = zip(("rule_p", "rule_q"), _of_rule(store, one, rule), strict=True)
+            tokens.fill(text.judged_rows, dict(of_rule))
+            derived |= {"rule_p", "rule_q"}
     states = dict(writer.facts.columns or {})
     more: dict[str, ColumnState] = dict.fromkeys(sorted(derived), "derived")
     states["tokens"] = states.get("tokens", {}) | more
     writer.set_facts(columns=states, rescored=asdict(result))
+    if result.is_rule_known:
+        writer.set_facts(accept_rule=result.rule)
     record_findings(store, [run_id])
 
 

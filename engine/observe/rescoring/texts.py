@@ -54,9 +54,10 @@ class RescoredText:
 
     prompt: token ids. ids: of the tokens that follow it, in order; rows: which row of `tokens` each
     of them is; int64 [n] both. rejected_ids, rejected_rows: drafted tokens that were refused, and
-    rejected_at: the place in ids that each was meant for, ascending; int64 [m]. asked: what is
-    known of the request. gap: why no more tokens are known, one sentence; empty where the text is
-    whole.
+    rejected_at: the place in ids that each was meant for, ascending; int64 [m]. judged_rows,
+    judged_at: the same of drafted tokens that were accepted or refused, one for each place, whether
+    or not their ids are known. asked: what is known of the request. gap: why no more tokens are
+    known, one sentence; empty where the text is whole.
     """
 
     seq_id: int
@@ -66,6 +67,8 @@ class RescoredText:
     rejected_ids: np.ndarray
     rejected_rows: np.ndarray
     rejected_at: np.ndarray
+    judged_rows: np.ndarray
+    judged_at: np.ndarray
     asked: Asked
     gap: str = ""
 
@@ -93,6 +96,7 @@ class TextReader:
         self._emitted = rows_by_sequence(store, run_id, EMITTED_KINDS)
         self._prompts = rows_by_sequence(store, run_id, ("prompt",))
         self._rejected = rows_by_sequence(store, run_id, ("rejected",))
+        self._judged = rows_by_sequence(store, run_id, ("accepted", "rejected"))
         self._facts = store.runs[run_id]
 
     def texts(self) -> list[RescoredText]:
@@ -129,9 +133,18 @@ class TextReader:
             refused[there],
             rejected[there],
             at[there],
+            *self._judged_places(seq_id, first, n),
             asked,
             gap,
         )
+
+    def _judged_places(self, seq_id: int, first: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of drafted tokens that were judged at the first n places, and those places."""
+        rows = self._judged.get(seq_id, _NO_ROWS)
+        rows = rows[self._column("draft_index", rows) >= 0]
+        at, order = np.unique(self._column("pos", rows) - first, return_index=True)
+        there = (at >= 0) & (at < n)
+        return rows[order][there], at[there]
 
     def _is_known(self, ids: np.ndarray) -> np.ndarray:
         known: np.ndarray = (ids >= 0) & (ids < self._session.config.n_vocab)

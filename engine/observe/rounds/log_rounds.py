@@ -31,6 +31,8 @@ class LogRound:
     end_us: int | None = None
     phases: dict[str, float] = field(default_factory=dict)
     is_complete: bool = False
+    n_max: int | None = None
+    """Longest draft by the server's rule of adaptive depth, None as long as it says nothing."""
     first_n: int | None = None
     """Number of its first token among those of the answer, from 1."""
 

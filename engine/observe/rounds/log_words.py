@@ -77,6 +77,10 @@ _CHECKPOINT = re.compile(
     r"(created|restored|erased|erasing) .{0,200}?"
     r"\(pos_min = -?\d+, pos_max = (?:-\d+|(\d+))(?:, n_tokens = (\d+))?"
 )
+_ADAPTED = re.compile(
+    r"adaptive (?:draft depth|draft length|draft|depth|n_max|n_draft|n)\b"
+    r"(?: seq (\d{1,9}))?\s{0,8}+[:=]?\s{0,8}+(\d{1,9}) -> (\d{1,9})"
+)
 _SIZE = re.compile(r"size = ([\d.]+) MiB")
 _RELEASED = re.compile(r"^stop processing(?:: n_tokens = (\d+), truncated = (\d))?")
 MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
@@ -156,6 +160,8 @@ def slot_saying(said: str) -> Saying | None:
         n_bytes = NOTHING if size is None else (*size.span(1), float(1 << 30))
         places = tuple((*found.span(i), MOST_TOKENS) for i in (2, 3))
         return "checkpoint", found[1], (*places, n_bytes)
+    if (adapted := _adapted(said)) is not None:
+        return adapted
     if said.startswith("forcing full"):
         return "forced", "", ()
     return _sums(said) or _mark(said)
@@ -184,6 +190,8 @@ def server_saying(message: str) -> Saying | None:
     if "statistics" in message and "#calls" in message:
         found = _STATISTICS.search(message)
         return ("statistics", "", _values(found, None, COUNT, COUNT, COUNT)) if found else None
+    if (adapted := _adapted(message)) is not None:
+        return adapted
     if (saying := _sums(message)) is not None:
         return "bare", saying[0], saying[2]
     return _mark(message)
@@ -211,6 +219,12 @@ _OF_SLOT: tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...]
     ("n_tokens", "cached", _CACHED, (MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS)),
     ("stop processing", "released", _RELEASED, (MOST_TOKENS, 9)),
 )
+
+
+def _adapted(said: str) -> Saying | None:
+    """The longest draft of a slot is another from here on."""
+    found = _ADAPTED.search(said) if "adaptive " in said else None
+    return ("adapted", "", _values(found, COUNT, LONGEST_DRAFT, LONGEST_DRAFT)) if found else None
 
 
 def _sums(said: str) -> Saying | None:

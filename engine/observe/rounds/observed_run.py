@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of, rule_said
 from engine.observe.rounds.answer import Answer, PlainReader
 from engine.observe.rounds.counters import (
     ACCEPTED,
@@ -125,6 +126,8 @@ class ObservedRun:
         self._rows = RowWriter(self._writer, self._reach, vocabulary)
         self.vocabulary = vocabulary
         self._rows.drafters = known.drafters if known is not None else []
+        said = rule_said(json.dumps(facts, default=str))  # a capture's arguments of the server
+        self._learn_rule(said or (known.rule if known is not None else None))
 
     @property
     def requests(self) -> Sequence[ObservedRequest]:
@@ -188,8 +191,14 @@ class ObservedRun:
         self._rows.log_pieces = server.pieces
         if server.is_synthetic:
             self._writer.set_facts(synthetic=True)
+        self._learn_rule(server.rule)
         for answer in self._current:
             answer.join_log()
+
+    def _learn_rule(self, rule: AcceptRule | None) -> None:
+        if rule is not None:
+            self._rows.rule = rule
+            self._writer.set_facts(accept_rule=rule.text)
 
     def counters(self, before: str, after: str) -> None:
         """Replies of /metrics before and after, all requests being over; a difference from what
@@ -323,6 +332,11 @@ class ObservedRun:
         """A request is not recorded for want of room."""
         n = self._writer.facts.requests_left_out or 0
         self._writer.set_facts(requests_left_out=n + 1)
+
+    @property
+    def rule(self) -> AcceptRule | None:
+        """How the server accepts drafted tokens, None where nothing says it."""
+        return rule_of(self._writer.facts)
 
     @property
     def drafters(self) -> list[str]:

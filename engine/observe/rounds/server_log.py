@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from engine.analysis.acceptance.accept_rules import REJECTION, SYNTHETIC, AcceptRule, rule_said
 from engine.errors import TraceFileError
 from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_MS, OutOfRangeError, whole
 from engine.observe.rounds.log_lines import (
@@ -71,6 +72,7 @@ class ServerLog(ServerState):
         self.n_rs_seq: int | None = None
         self.drafters: list[str] = []
         self.is_synthetic = False
+        self.said_rule: AcceptRule | None = None
         self.has_times = False
         self.model = ""
         """The model's file, by its name."""
@@ -143,6 +145,13 @@ class ServerLog(ServerState):
                 self.last_read = "server", (), 0, saying
         except OutOfRangeError as error:
             self._bad(line, str(error))
+
+    @property
+    def rule(self) -> AcceptRule | None:
+        """How drafted tokens are accepted, where a line says it or the drafts show it."""
+        if self.is_synthetic:
+            return AcceptRule(SYNTHETIC)
+        return self.said_rule or (AcceptRule(REJECTION) if self.draws else None)
 
     @property
     def unread(self) -> list[dict[str, Any]]:
@@ -289,6 +298,8 @@ class ServerLog(ServerState):
             self.n_rs_seq = n_rs_seq if self.n_rs_seq is None else self.n_rs_seq
         elif "synthetic speculative acceptance is enabled" in message:
             self.is_synthetic = True
+        elif "sampling" in message and (rule := rule_said(message)) is not None:
+            self.said_rule = rule
         elif (saying := server_saying(message)) is not None:
             if self._say(line, us, message, saying):
                 self.last_read = "server", (), 0, saying

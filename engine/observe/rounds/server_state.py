@@ -21,13 +21,15 @@ _MOST_SPEEDS = 1000
 
 @dataclass(slots=True)
 class Slot:
-    """The state of a slot. replay: a restore was logged and its replay has not ended."""
+    """The state of a slot. replay: a restore was logged and its replay has not ended. n_max: of
+    adaptive depth, None as long as no line names it."""
 
     request: LogRequest
     round: LogRound | None = None
     candidates: dict[int, dict[int, tuple[int, float]]] = field(default_factory=dict)
     checkpoint_bytes: int | None = None
     replay: bool = False
+    n_max: int | None = None
 
 
 class ServerState:
@@ -42,6 +44,9 @@ class ServerState:
         """Of tokens that were drafted or emitted, as far as they are whole characters."""
         self.is_light = True
         self.first_missing = ""
+        self.draws = False
+        """Whether a token was accepted that is not its drafter's best: drafts are drawn, and which
+        tokens they have is known of the accepted ones alone."""
         self.slots: dict[int, Slot] = {}
         self.last_us: int | None = None
         """The clock at the newest message of a slot."""
@@ -72,6 +77,8 @@ class ServerState:
             slot = self.slots.get(key >> 32)
             if slot is None or slot.request.task != key & COUNT or slot.replay:
                 return False
+            if slot.n_max is not None:
+                return False
             if slot.request.is_broken:
                 return False
             found.append((slot, (number == key >> 32).nonzero()[0]))
@@ -93,9 +100,10 @@ class ServerState:
         """The slot, at work for a task."""
         slot = self.slots.get(number)
         if slot is None or slot.request.task != task:
+            n_max = None if slot is None else slot.n_max
             if slot is not None:
                 slot.request.is_over = True
-            slot = self.slots[number] = Slot(self._request(number, task))
+            slot = self.slots[number] = Slot(self._request(number, task), n_max=n_max)
         self._current = slot.request
         return slot
 
@@ -135,6 +143,9 @@ class ServerState:
                 one.first_n = number
             elif n_missing and len(one.tokens) + n_missing <= one.accepted + 1:
                 one.tokens += [UNKNOWN_TOKEN] * n_missing
+            at = len(one.tokens)
+            if at < min(one.accepted, len(one.draft)) and not one.restored:
+                self.draws |= one.draft[at][0][0] != id_
             one.tokens.append(token)
             if one.end_us is None and us is not None:
                 one.end_us = us
@@ -179,7 +190,7 @@ class ServerState:
         return True
 
     def _add_round(self, slot: Slot, one: LogRound) -> None:
-        slot.round = one
+        slot.round, one.n_max = one, slot.n_max
         self.n_rounds += 1
         slot.request.rounds.append(one)
 
@@ -195,6 +206,24 @@ class ServerState:
         one = LogRound(pos, 0, is_complete=True)
         self._add_round(slot, one)
         self._clock.joins(one)
+        return True
+
+    def on_adapted(self, *args: Any) -> bool:
+        """Adaptive depth has chosen another longest draft for a slot: that of the message, of its
+        sequence, or of the line before. Up to the first time it was the one that is left now."""
+        *slots, _, number, before, after = args
+        if number is None and self._current is not None:
+            number = self._current.slot
+        slot = slots[0] if slots else self.slots.get(-1 if number is None else number)
+        if slot is None:
+            return False
+        if slot.n_max is None:
+            for request in self.requests:
+                if request.slot == slot.request.slot:
+                    request.unfold()
+                    for one in request.rounds:
+                        one.n_max = before
+        slot.n_max = after
         return True
 
     def on_saved(self, slot: Slot, said: Said, mib: float) -> bool:

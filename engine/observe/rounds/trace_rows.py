@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
@@ -102,6 +103,8 @@ class RowWriter:
         self._n_rounds = self.n_merged = 0
         self.drafters: list[str] = []
         """The server's drafters, as far as known."""
+        self.rule = AcceptRule()
+        """How drafted tokens are accepted."""
         self.log_pieces: Mapping[int, bytes] = {}
         """Bytes of tokens as the server's log tells them."""
         self._rows: dict[str, list[dict[str, Any]]] = {"tokens": [], "drafts": [], "rounds": []}
@@ -201,7 +204,7 @@ class RowWriter:
             t_ms=t_ms,
             pos0=ready.n_prompt + one.first - 2 if is_placed else None,
             drafter=self._drafter(one),
-            accept_rule="match" if one.drafted else "",
+            accept_rule=self.rule.name if one.drafted else "",
             num_draft_tokens=one.drafted,
             num_accepted_draft_tokens=one.accepted,
             num_target_tokens=(2 if restored else 1) if one.path and is_one else None,
@@ -247,7 +250,7 @@ class RowWriter:
                 kind=kind,
                 token_id=token.token_id,
                 text=self._text(token),
-                **(_drafted(one.log, i) if kind == "accepted" else {}),
+                **(_drafted(one.log, i, self.rule, token.token_id) if kind == "accepted" else {}),
             )
 
     def _undone_tokens(
@@ -262,13 +265,15 @@ class RowWriter:
         if log is None:
             return
         for i in range(one.accepted, len(log.draft)):
+            # of a drafter that draws only the candidates are logged
+            token_id = None if self.rule.draws else log.draft[i][0][0]
             self._append(
                 "tokens",
                 **ids,
                 pos=first_pos + i,
                 kind="rejected" if i == one.accepted else "ignored",
-                token_id=log.draft[i][0][0],
-                **_drafted(log, i),
+                token_id=token_id,
+                **_drafted(log, i, self.rule, token_id),
             )
         for i in range(one.accepted if log.restored else 0):
             token = tokens[i] if i < len(tokens) else StreamedToken()
@@ -318,14 +323,16 @@ def _stop_kind(one: ObservedRound) -> str:
     return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]
 
 
-def _drafted(log: LogRound | None, index: int) -> dict[str, Any]:
-    """Columns of a drafted token."""
+def _drafted(
+    log: LogRound | None, index: int, rule: AcceptRule, token_id: int | None
+) -> dict[str, Any]:
+    """Columns of a drafted token. token_id: which one it is, if the drafter draws."""
     if log is None or index >= len(log.draft):
         return {"draft_index": index}
     tops = log.draft[index]
     return {
         "draft_index": index,
-        "draft_p": tops[0][1],
+        "draft_p": next((p for token, p in tops if token == token_id or not rule.draws), None),
         "draft_top_id": [token for token, _ in tops[:N_TOP]],
         "draft_top_p": [p for _, p in tops[:N_TOP]],
     }
@@ -336,7 +343,7 @@ def _of_log(log: LogRound | None) -> dict[str, Any]:
     if log is None:
         return {}
     phases = {f"{phase}_ms": ms for phase, ms in log.phases.items()}
-    return {"checkpoint_bytes": log.checkpoint_bytes, **phases}
+    return {"checkpoint_bytes": log.checkpoint_bytes, "draft_n_max": log.n_max, **phases}
 
 
 def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> dict[str, Any]:

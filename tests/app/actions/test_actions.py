@@ -62,7 +62,6 @@ def test_lists_name_only_known_actions() -> None:
         "menu.recent",
         "menu.theme",
         "menu.layout",
-        "menu.scenarios",
         "menu.plots",
         "menu.panels",
     }
@@ -74,7 +73,7 @@ def test_mnemonics_of_a_menu_are_unique() -> None:
     texts = {spec.id: spec.text for spec in SPECS}
     texts |= {"menu.recent": "Open &Recent", "menu.theme": "&Theme"}
     texts["menu.layout"], texts["menu.panels"] = "&Layout", "Pa&nels"
-    texts |= {"menu.scenarios": "Sc&enarios", "menu.plots": "Pl&ots"}
+    texts["menu.plots"] = "Pl&ots"
     menus = [[title for title, _ in MENUS]]
     menus += [[texts[e] for e in entries if e != SEPARATOR] for _, entries in MENUS]
     for entries in menus:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QPersistentModelIndex, Qt
 
-from app.panels.results.result_plots import MOST_CELLS, front, map_axes, result_map
-from app.panels.results.results_view import ResultTable
+from app.panels.tune.result_plots import MOST_CELLS, front, map_axes, result_map
+from app.panels.tune.results_view import ResultTable
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import ResultColumn, Results, read
 from app.trace_models.tune_surface import BEST

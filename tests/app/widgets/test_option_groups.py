@@ -76,12 +76,12 @@ def test_every_kind_of_field_is_read_and_heard(group: OptionGroup) -> None:
 
 
 def test_every_option_of_a_run_is_shown_somewhere(qtbot: QtBot) -> None:
-    """What has a row has a field, in exactly one place of the Run panel."""
+    """What has a row has a field, in exactly one place of the Run panel or of Lab."""
     from app.panels.run_settings.run_panel import RunPanel
 
     panel = RunPanel()
     qtbot.addWidget(panel)
-    groups = (panel.draft, panel.sampling, panel.memory, panel.limits, panel.faults)
+    groups = (panel.draft, panel.sampling, panel.memory, panel.limits, *panel.provoking)
     shown = [path for group in groups for path in group.paths()] + list(ABOVE)
     assert len(set(shown)) == len(shown)
     assert set(shown) == {one.path for one in options_in(RunOptions) if one.option.row}

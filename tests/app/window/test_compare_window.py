@@ -16,6 +16,7 @@ from app.engine_thread.events import State
 from app.engine_thread.requests import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.widgets.fitted_labels import ScrollPage
+from app.window.dialogs.scenarios import ScenarioDialog
 from app.window.window import MainWindow
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.compare.memory_script_parser import parse_script, read_script
@@ -54,7 +55,7 @@ def test_the_first_look_has_no_lanes(window: MainWindow) -> None:
     assert not window.divergence.isVisible()
     assert not window.findings.isVisible()
     assert not window.actions_by_id["run.compare"].isEnabled(), "there is no model"
-    assert not window.scenario_menu.menuAction().isVisible()
+    assert not window.scenarios
 
 
 def test_compare_takes_prompt_options_and_lanes(
@@ -152,7 +153,7 @@ def test_reset_closes_the_tabs_and_leaves_no_bar(loaded: MainWindow, qtbot: QtBo
     qtbot.waitUntil(loaded.divergence.isVisible)
     bars = [bar for bar in loaded.findChildren(QTabBar) if bar.parent() is loaded]
     seen = [bar.tabText(0) for bar in bars if bar.isVisible() and bar.count()]
-    assert sorted(seen) == ["Divergence", "Ring occupancy"]
+    assert sorted(seen) == ["Divergence", "Memory"]
 
 
 @dataclass(frozen=True)
@@ -164,23 +165,35 @@ class FakeScenario:
     options: RunOptions = RunOptions(n_predict=5, spec=SpecOptions(types=("draft-mtp",)))  # noqa: RUF009
     lanes: tuple[LaneSpec, ...] = (NOISE_LANE, LaneSpec.parse("carry"))
     draft_accept: tuple[int, ...] = (0,)
+    symptom: str = "Nothing is accepted."
 
 
-def test_scenarios_are_a_menu_that_compares(
+def texts(dialog: ScenarioDialog) -> list[tuple[str, str]]:
+    """What is seen, and the title, of every scenario on offer."""
+    groups = [dialog.list.topLevelItem(at) for at in range(dialog.list.topLevelItemCount())]
+    rows = [group.child(at) for group in groups for at in range(group.childCount())]
+    return [(row.text(0), row.text(1)) for row in rows]
+
+
+def test_a_scenario_is_chosen_by_what_is_seen_and_compares(
     qtbot: QtBot, engine: FakeEngine, model_file: Path
 ) -> None:
     bridge = Bridge(engine)
     window = MainWindow(bridge, Settings(), scenarios=[FakeScenario()])
     qtbot.addWidget(window)
     window.show()
-    action = window.scenario_menu.actions()[0]
+    (action,) = window.scenarios
     assert (action.text(), action.toolTip()) == ("Full rejection && more", "Every draft is wrong")
-    assert window.scenario_menu.menuAction().isVisible()
-    assert not window.scenario_menu.isEnabled()
+    window.actions_by_id["run.scenarios"].trigger()
+    dialog = window.findChild(ScenarioDialog)
+    assert dialog is not None
+    (row,) = texts(dialog)
+    assert row == ("Nothing is accepted.", "Full rejection & more")
+    assert not dialog.play.isEnabled() and "Open a model" in dialog.about.text()
     window.open_model(model_file)
     wait(qtbot, window, State.READY)
-    assert window.scenario_menu.isEnabled()
-    action.trigger()
+    assert dialog.play.isEnabled() and dialog.about.text() == "Every draft is wrong"
+    dialog.play.click()
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
     scenario = FakeScenario()
@@ -197,9 +210,11 @@ def test_scripts_of_memory_operations_stand_behind_the_scenarios(
     window = MainWindow(bridge, Settings(), scenarios=[FakeScenario(), script])
     qtbot.addWidget(window)
     window.show()
-    _, separator, action = window.scenario_menu.actions()
-    assert separator.isSeparator()
-    assert (action.text(), action.toolTip()) == ("Say && do", "It")
+    window.actions_by_id["run.scenarios"].trigger()
+    dialog = window.findChild(ScenarioDialog)
+    assert dialog is not None
+    assert texts(dialog)[1] == ("It.", "Say & do")
+    _, action = window.scenarios
     window.open_model(model_file)
     wait(qtbot, window, State.READY)
     for chosen, played in (("planes", "carry"), ("ring", "ring")):
@@ -321,7 +336,7 @@ def test_a_build_of_llama_cpp_is_kept_for_its_lanes(
     assert Settings().llama_library == tmp_path.resolve()
     window.open_model(model_file)
     wait(qtbot, window, State.READY)
-    window.scenario_menu.actions()[0].trigger()
+    window.scenarios[0].trigger()
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
     assert engine.compared[0].llama_library == tmp_path.resolve()

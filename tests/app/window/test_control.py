@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.looks.theme import load_theme
-from app.panels.breaks import BreaksView
+from app.panels.lab.breaks_view import BreaksView
 from app.saved.settings import Settings
 from app.trace_models.run_facts import effective, run_marks, run_title
 from app.window.window import MainWindow
@@ -89,7 +89,7 @@ def test_examples_are_written_into_the_line(view: BreaksView) -> None:
 
 def test_a_rule_pauses_the_run_and_says_where(loaded: MainWindow, qtbot: QtBot) -> None:
     loaded.actions_by_id["run.add_break"].trigger()
-    qtbot.waitUntil(loaded.docks["breaks"].isVisible)
+    qtbot.waitUntil(loaded.breaks.isVisible)
     qtbot.keyClicks(loaded.breaks.line, "depth >= 2")
     qtbot.keyClick(loaded.breaks.line, Qt.Key.Key_Return)
     loaded.actions_by_id["run.start"].trigger()
@@ -218,7 +218,7 @@ def test_a_faulty_run_is_red(loaded: MainWindow, qtbot: QtBot) -> None:
 
 
 def test_options_that_contradict_start_nothing(loaded: MainWindow) -> None:
-    loaded.run_panel.draft["synth_rates"].setText("2")
+    loaded.run_panel.synthetic["synth_rates"].setText("2")
     loaded.docks["run"].hide()
     for action in ("run.start", "run.step", "run.compare"):
         loaded.actions_by_id[action].trigger()

@@ -18,7 +18,7 @@ from app.trace_models.run_facts import run_row
 from app.trace_models.run_rows import Position
 from app.window.dialogs.files import ExportDialog
 from app.window.dialogs.fork import ForkDialog
-from app.window.docks import LAYOUTS, TITLES
+from app.window.layouts import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
@@ -234,4 +234,7 @@ def test_a_run_goes_on_from_a_token_with_other_options(
     found = dict(zip(tokens.column("pos")[mine].tolist(), ids[mine].tolist(), strict=True))
     assert found[pos] == 100
     assert all(found[int(tokens.column("pos")[i])] == ids[i] for i in out[:9])
-    assert run_row(run).drafter == "↳ run 0, draft-mtp"
+    said = f"fork of run 0 at round {run.facts.fork.round}, rounds 0 to"
+    qtbot.waitUntil(lambda: said in window.status.going_text)
+    assert window.status.going_text.endswith("decoded again")
+    assert run_row(run).drafter.startswith("from round ") and "draft-mtp" in run_row(run).drafter

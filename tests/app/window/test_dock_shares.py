@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.looks.theme import THEME_NAMES
-from app.window.docks import LAYOUTS
+from app.window.layouts import LAYOUTS
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import settle
@@ -43,8 +43,9 @@ def test_the_share_is_that_of_the_layout_at_any_size(
         window.actions_by_id[f"view.layout_{name}"].trigger()
         for size in SIZES:
             grow(window, qtbot, size)
-            found = share(window, layout.bottom[0])
-            assert found == pytest.approx(layout.bottom_share, abs=0.03), (name, size)
+            first, wanted = next(iter(layout.bottom.items()))
+            found = share(window, first)
+            assert found == pytest.approx(wanted, abs=0.03), (name, size)
 
 
 def test_many_small_steps_do_not_add_up(window: MainWindow, qtbot: QtBot) -> None:

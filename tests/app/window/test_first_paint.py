@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.saved.settings import Settings
-from app.window.docks import TITLES
+from app.window.layouts import TITLES
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 
@@ -36,7 +36,7 @@ def painted():
     heavy = [name for name in ("pyqtgraph", "torch", "gguf") if name in sys.modules]
     window.complete()
     names = window.panels.plots.views
-    empty = [name for name in names if window.docks[name].widget() is None]
+    empty = [name for name in names if window.docks.view(name) is None]
     buttons = [button.isVisible() for button in window.docks["rollback"].findChildren(TitleButton)]
     print(json.dumps([heavy, list(names), empty, "pyqtgraph" in sys.modules, buttons]))
     window.close()
@@ -115,4 +115,4 @@ def test_completing_moves_no_dock(qtbot: QtBot, engine: FakeEngine) -> None:
     for window in windows:  # only now, for closing keeps the layout for the next window
         window.close()
     assert found[0] == found[1]
-    assert {"model", "run", "rollback", "ring"} <= set(found[0])
+    assert {"model", "run", "rollback", "memory"} <= set(found[0])

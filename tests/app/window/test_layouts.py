@@ -14,13 +14,13 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.bridge import Bridge
 from app.panels.tokens.end_card import COMPARE, NextStep, RunEnd
 from app.widgets.empty_state import EmptyState
-from app.window.docks import LAYOUTS, TITLES, known_layout
+from app.window.layouts import LAYOUTS, TITLES, known_layout
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
 from tests.support.fake_session import FakeEngine
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
-from tests.support.window_acts import settle
+from tests.support.window_acts import VIEWS, settle
 
 STEP = NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
 
@@ -63,10 +63,10 @@ def test_a_layout_makes_the_plots_in_sight_and_no_others(window: MainWindow, qtb
         before = set(window.plots.views)
         choose(window, name)
         settle(qtbot)
-        seen = {n for n in TITLES if window.docks[n].isVisible()}
+        seen = {n for n in VIEWS if window.docks[n].isVisible()}
         seen = {n for n in seen if window.docks[n].geometry().right() >= 0}
         assert set(window.plots.views) - before <= seen, name
-        made = {n for n in seen if window.docks[n].widget() is None}
+        made = {n for n in seen if window.docks.front(n) is None}
         assert not made, f"{name}: not made"
 
 
@@ -79,7 +79,7 @@ def test_divergence_gets_the_room(window: MainWindow, qtbot: QtBot) -> None:
     choose(window, "rollback")
     qtbot.waitUntil(
         lambda: (
-            window.docks["ring"].height() + window.docks["rollback"].height()
+            window.docks["memory"].height() + window.docks["rollback"].height()
             > 0.55 * window.height()
         )
     )
@@ -92,20 +92,24 @@ def test_each_is_kept_for_itself(
         return make_window(Bridge(engine))
 
     first = new()
-    first.docks["ring"].close()
+    first.docks["memory"].close()
     choose(first, "rollback")
     first.docks["findings"].show()
+    first.docks.reveal("what_if")
+    first.docks["tuning"].close()
     choose(first, "stream")
-    assert shown(first) == set(LAYOUTS["stream"].shown) - {"ring"}
+    assert shown(first) == set(LAYOUTS["stream"].shown) - {"memory"}
     choose(first, "rollback")
     first.close()
     second = new()
     assert second.docks.layout_name == "rollback"
     assert shown(second) == {*LAYOUTS["rollback"].shown, "findings"}
+    assert second.docks.pages == ["ring", "faults", "timing", "what_if", "gate"]
     second.actions_by_id["view.reset_layout"].trigger()
     assert shown(second) == set(LAYOUTS["rollback"].shown)
+    assert second.docks.pages[3] == "tune"
     choose(second, "stream")
-    assert "ring" not in shown(second)
+    assert "memory" not in shown(second)
 
 
 @pytest.mark.usefixtures("each_font")
@@ -146,27 +150,23 @@ def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot)
         if bar.isVisible() and bar.height() > 0
     ]
     texts = [[bar.tabText(i) for i in range(bar.count())] for bar in bars]
-    assert sorted(texts) == [
-        ["Divergence", "Findings"],
-        ["Ring occupancy", "Acceptance", "Time per round", "Verify width", "KV cells", "What if"],
-    ]
+    assert sorted(texts) == [["Divergence", "Findings"], ["Memory", "Acceptance", "Time"]]
 
 
 @pytest.mark.shares_window
 def test_a_floating_dock_comes_back(window: MainWindow) -> None:
-    window.docks["ring"].setFloating(True)
+    window.docks["memory"].setFloating(True)
     window.actions_by_id["view.reset_layout"].trigger()
-    assert not window.docks["ring"].isFloating()
+    assert not window.docks["memory"].isFloating()
     assert shown(window) == set(LAYOUTS["stream"].shown)
 
 
 def test_every_empty_dock_offers_what_fills_it(window: MainWindow) -> None:
-    for name in TITLES:
-        window.docks[name].show()
-        window.docks[name].raise_()
-        view = window.docks[name].widget()
+    for name in VIEWS:
+        window.docks.reveal(name)
+        view = window.docks.view(name)
         empty = [e for e in view.findChildren(EmptyState) if e.isVisibleTo(view)]
-        if name in ("run", "breaks", "conform"):
+        if name in ("run", "faults", "breaks", "conform"):
             assert not empty, "a form is never empty"
             continue
         assert len(empty) == 1, name
@@ -245,7 +245,7 @@ def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
         window.resize(width, height)
         choose(window, layout)
         window.docks.reset()
-        for name in TITLES:
+        for name in VIEWS:
             opens = window.docks[name].isHidden()
             window.docks.reveal(name)
             settle(qtbot)

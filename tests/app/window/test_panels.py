@@ -21,7 +21,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
 from app.widgets.buttons import TitleButton
-from app.window.docks import LAYOUTS, TITLES
+from app.window.layouts import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from tests.support.window_acts import settle
 
@@ -151,7 +151,7 @@ def test_each_plot_has_a_button_for_its_menu(ran: MainWindow, qtbot: QtBot) -> N
         dock = ran.docks[name]
         qtbot.waitUntil(lambda dock=dock: in_sight(dock))
         (button,) = dock.findChildren(TitleButton)
-        assert TITLES[name] in button.accessibleName()
+        assert dock.windowTitle() in button.accessibleName()
         place = button.mapTo(ran, button.rect().center())
         assert ran.childAt(place) is button, name
         assert dock.rect().contains(button.geometry())
@@ -160,7 +160,7 @@ def test_each_plot_has_a_button_for_its_menu(ran: MainWindow, qtbot: QtBot) -> N
         qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
         menu = ran.plots_menu
         assert menu.isVisible()
-        assert ran.plots.chosen() is dock.widget(), name
+        assert ran.plots.chosen() is ran.docks.view(name), name
         menu.close()
 
 

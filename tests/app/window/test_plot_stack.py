@@ -15,7 +15,7 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.timed_trace import add_rounds, begin, timed_trace
 
-STACK = ("rollback", "ring", "acceptance", "timing", "verify", "kv")
+STACK = ("rollback", "ring", "kv", "acceptance", "timing", "verify")
 
 
 def edges(view: RoundView) -> tuple[float, float]:
@@ -37,7 +37,7 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     store, _, run_id = timed_trace(60)
     window.feed.show_run(RunRef(store, run_id))
     views = [window.plots[name] for name in STACK if name != "ring"]  # it has no slots here
-    last = window.plots["kv"]
+    last = window.plots["verify"]
     qtbot.waitUntil(lambda: [v.plot.has_axis for v in views] == [v is last for v in views])
     QApplication.processEvents()
     assert window.size().toTuple() == size, "the stack fits"
@@ -51,7 +51,7 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     assert shown.height() > 2 * page.height(), "a caption is above it"
     assert not window.plots["timing"].plot.has_axis, "as before"
     window.actions_by_id["view.layout_stream"].trigger()
-    window.docks["acceptance"].raise_()
+    window.docks.reveal("acceptance")
     window.resize(1600, 1000)
     qtbot.waitUntil(lambda: window.plots["acceptance"].plot.has_axis)
 

@@ -108,8 +108,7 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert curves["unconditional_given_drafted"].getData()[0] is None
     (tokens,) = opened.findChildren(TokensView)
     estimate = plots["what_if"]
-    opened.docks["what_if"].show()
-    opened.docks["what_if"].raise_()
+    opened.docks.reveal("what_if")
     qtbot.waitUntil(lambda: estimate.empty.words[0] == "Not observed")
     show(opened, qtbot, "trtllm-perf-metrics.jsonl")
     words = ("Not observed", "tensorrt-llm does not report the tokens.")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QLineEdit
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread import worker
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs.files import WritePerfetto
 from app.trace_models.run_facts import ModelRuns, RunRow
 from app.trace_models.run_notes import note, notes_of
 from app.window import run_library
-from app.window.dialogs.files import QuitChoice
+from app.window.dialogs.files import ExportDialog, QuitChoice
 from app.window.window import MainWindow
 from engine.trace.change_facts import change_facts
 from engine.trace.export import export_csv
@@ -24,7 +27,7 @@ from engine.trace.facts import RunFacts
 from engine.trace.reopen import open_trace
 from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import sample_trace
-from tests.support.window_acts import messages, trigger, wait
+from tests.support.window_acts import job_ends, messages, trigger, wait
 
 
 @pytest.fixture
@@ -64,6 +67,10 @@ def saved(window: MainWindow, qtbot: QtBot) -> None:
 
 def rows(window: MainWindow) -> list[RunRow]:
     return window.runs.model.rows
+
+
+def folders(window: MainWindow) -> list[str]:
+    return [line.title for line in window.runs.model.lines if line.row is None]
 
 
 def test_names_and_stars_come_back(
@@ -174,15 +181,16 @@ def test_arrow_keys_go_from_run_to_run(window: MainWindow, qtbot: QtBot) -> None
     first, second = sample_trace(rounds=2), sample_trace(rounds=2)
     window.runs.set_recorded([ModelRuns("a", first.store), ModelRuns("b", second.store)])
     window.runs.show_run(second.run)
-    assert [str(line) for line in window.runs.model.lines if isinstance(line, str)] == ["a", "b"]
+    assert folders(window) == ["a", "b"]
     window.docks.reveal("runs")
-    qtbot.keyClick(window.runs.table, Qt.Key.Key_Up)
+    for _ in range(2):  # over the name of its model
+        qtbot.keyClick(window.runs.table, Qt.Key.Key_Up)
     with qtbot.waitSignal(window.runs.run_selected) as chosen:
         qtbot.keyClick(window.runs.table, Qt.Key.Key_Return)
     assert chosen.args == [first.run]
     window.runs.show_run(None)
-    qtbot.keyClick(window.runs.table, Qt.Key.Key_Down)
-    qtbot.keyClick(window.runs.table, Qt.Key.Key_Down)
+    for _ in range(3):
+        qtbot.keyClick(window.runs.table, Qt.Key.Key_Down)
     with qtbot.waitSignal(window.runs.run_selected) as chosen:
         qtbot.keyClick(window.runs.table, Qt.Key.Key_Return)
     assert chosen.args == [second.run]
@@ -221,7 +229,7 @@ def test_rows_of_old_traces_wait_on_disk(
     assert rows(window)[0].tokens == before.tokens
     run_on(window, model_file, qtbot)
     assert window.bridge.session_store is not first.store, "its model has started another trace"
-    assert [line for line in window.runs.model.lines if isinstance(line, str)] == ["model", "other"]
+    assert folders(window) == ["model", "other"]
     assert window.sessions.autosave is not None
     assert first.store in window.sessions.autosave.unexported()
 
@@ -234,7 +242,7 @@ def test_a_full_trace_is_followed_by_another_of_the_same_group(
     run_on(window, model_file, qtbot, 2)
     assert len({row.run.store for row in rows(window)}) == 2
     assert {row.model for row in rows(window)} == {"model"}
-    assert window.runs.model.lines == rows(window), "one group needs no name"
+    assert folders(window) == [], "one group needs no name"
     assert window.feed.run == window.bridge.live == rows(window)[1].run
     run_on(window, model_file, qtbot)
     assert len(rows(window)) == 3
@@ -255,3 +263,117 @@ def test_every_column_of_the_list_has_room_for_its_title(window: MainWindow) -> 
     header = window.runs.table.horizontalHeader()
     for column in range(header.count()):
         assert header.sectionSize(column) >= header.sectionSizeHint(column), column
+
+
+def test_numbers_go_on_from_session_to_session_and_from_model_to_model(
+    start: Callable[[], MainWindow], model_file: Path, qtbot: QtBot
+) -> None:
+    window = start()
+    run_on(window, model_file, qtbot, 2)
+    run_on(window, model_file.with_name("other.gguf"), qtbot)
+    assert [row.number for row in rows(window)] == [0, 1, 2]
+    saved(window, qtbot)
+    window.close()
+    again = start()
+    assert [row.number for row in rows(again)] == [0, 1, 2]
+    run_on(again, model_file, qtbot)
+    again.run_panel.prompt.setPlainText("x")
+    trigger(again, "run.compare")
+    wait(qtbot, again, State.READY)
+    trigger(again, "run.start")
+    wait(qtbot, again, State.READY)
+    again.runs.refresh_numbers()
+    lanes = {row.number for row in rows(again) if row.run.facts.lane}
+    assert lanes == {4}, "a comparison is one"
+    assert max(row.number for row in rows(again)) == 5
+    again.runs.delete_asked.emit([again.feed.run])
+    assert again.runs.undo.text() == "Deleted run 5. Undo"
+
+
+def test_a_run_begins_again_with_its_settings(loaded: MainWindow, qtbot: QtBot) -> None:
+    """Whatever Run Settings say by now."""
+    panel = loaded.run_panel
+    assert not loaded.actions_by_id["run.again"].isEnabled()
+    panel.prompt.setPlainText("first")
+    panel.n_predict.setValue(24)
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    first = loaded.feed.run
+    assert first is not None
+    panel.prompt.setPlainText("second")
+    panel.n_predict.setValue(48)
+    trigger(loaded, "run.again")
+    wait(qtbot, loaded, State.READY)
+    again = loaded.feed.run
+    assert again is not None and again != first
+    asked = [loaded.bridge.request_of(run) for run in (first, again)]
+    assert asked[0] == asked[1] and asked[0] is not None and asked[0].texts == ("first",)
+    assert again.facts.options == first.facts.options
+
+
+def test_a_comparison_begins_again(loaded: MainWindow, engine: FakeEngine, qtbot: QtBot) -> None:
+    loaded.run_panel.prompt.setPlainText("one")
+    trigger(loaded, "run.compare")
+    wait(qtbot, loaded, State.READY)
+    loaded.run_panel.prompt.setPlainText("other")
+    trigger(loaded, "run.again")
+    wait(qtbot, loaded, State.READY)
+    assert len(engine.compared) == 2 and engine.compared[0] == engine.compared[1]
+
+
+def test_one_run_is_exported_with_its_lanes(
+    loaded: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded.run_panel.prompt.setPlainText("one")
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    trigger(loaded, "run.compare")
+    wait(qtbot, loaded, State.READY)
+    opened: list[str] = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: bool(opened.append(url.path())))
+    n_lanes = len(loaded.bridge.store.runs) - 1
+    for action, n_runs in (("file.export_run", n_lanes), ("file.export", n_lanes + 1)):
+        trigger(loaded, action)
+        (dialog,) = [one for one in loaded.findChildren(ExportDialog) if one.isVisible()]
+        dialog.folder.setText(str(tmp_path))
+        with qtbot.waitSignal(loaded.bridge.exported) as exported:
+            dialog.accept()
+        folder = exported.args[0].folder
+        assert len(open_trace(folder).runs) == n_runs
+        qtbot.waitUntil(lambda folder=folder: any(str(folder) in one for one in messages(loaded)))
+        (button,) = loaded.banners.banners[-1].offer_buttons
+        assert button.text() == "Open &Folder"
+        button.click()
+        assert opened[-1] == str(folder)
+        assert f"warning: Nothing on this desktop opens {folder}." in " ".join(messages(loaded))
+
+
+def test_a_number_is_saved_with_its_run_and_not_before(
+    start: Callable[[], MainWindow], model_file: Path, qtbot: QtBot
+) -> None:
+    """The file of the trace does not know the second run when it starts."""
+    window = start()
+    run_on(window, model_file, qtbot)
+    saved(window, qtbot)
+    trigger(window, "run.start")
+    wait(qtbot, window, State.READY)
+    assert messages(window) == []
+
+
+def test_a_run_becomes_a_trace_of_perfetto(
+    loaded: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not loaded.actions_by_id["file.perfetto"].isEnabled()
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    asked = str(tmp_path / "run"), ""
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *a, **k: asked)
+    with job_ends(qtbot, loaded.bridge, WritePerfetto):
+        trigger(loaded, "file.perfetto")
+    assert (tmp_path / "run.pftrace").stat().st_size > 1000
+    assert f"Perfetto trace written to {tmp_path / 'run.pftrace'}." in messages(loaded)[-1]
+    (button,) = loaded.banners.banners[-1].offer_buttons
+    assert button.text() == "Open &Folder"
+    monkeypatch.setitem(sys.modules, "perfetto.trace_builder.proto_builder", None)
+    trigger(loaded, "file.perfetto")
+    assert "pip install 'draftscope[perfetto]'" in loaded.banners.banners[-1].remedy

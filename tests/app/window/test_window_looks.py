@@ -9,13 +9,14 @@ from collections.abc import Callable
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QToolButton
+from PySide6.QtWidgets import QApplication, QDialog, QDockWidget, QLabel, QMainWindow, QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.saved.settings import TEXT_ZOOMS, Settings
-from app.window.docks import LAYOUTS, TITLES
+from app.window.docks import LAYOUT_VERSION
+from app.window.layouts import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import messages, trigger, wait
@@ -47,19 +48,17 @@ def test_text_grows_up_to_a_limit_and_stays_so(window: MainWindow) -> None:
 
 
 @pytest.mark.shares_window
-def test_the_layout_is_chosen_in_the_toolbar(window: MainWindow) -> None:
-    (button,) = window.findChildren(QToolButton, "toolbar.layout")
-    assert button.text() == "Stream"
-    menu = button.menu()
-    assert isinstance(menu, QMenu)
-    assert [action.text().replace("&", "") for action in menu.actions()][:3] == [
-        "Stream",
-        "Rollback",
-        "Divergence",
+def test_the_layout_is_chosen_in_the_toolbar(window: MainWindow, qtbot: QtBot) -> None:
+    (tabs,) = window.findChildren(QTabBar, "toolbar.layouts")
+    assert tabs.isVisible()
+    assert [tabs.tabText(at) for at in range(tabs.count())] == [
+        layout.title for layout in LAYOUTS.values()
     ]
-    menu.actions()[2].trigger()
-    assert button.text() == "Divergence"
+    qtbot.mouseClick(tabs, Qt.MouseButton.LeftButton, pos=tabs.tabRect(2).center())
     assert window.docks.layout_name == "divergence"
+    assert window.actions_by_id["view.layout_divergence"].isChecked()
+    window.actions_by_id["view.layout_plots"].trigger()
+    assert tabs.tabText(tabs.currentIndex()) == "Plots"
 
 
 def test_follow_action_and_view_agree(loaded: MainWindow, qtbot: QtBot) -> None:
@@ -96,14 +95,14 @@ def test_layout_is_kept_and_reset(
     first = new()
     shown = {name for name in TITLES if first.docks[name].isVisible()}
     assert shown == set(LAYOUTS["stream"].shown)
-    first.docks["ring"].close()
+    first.docks["memory"].close()
     first.resize(first.width(), 640)
     first.close()
     second = new()
-    assert not second.docks["ring"].isVisible()
+    assert not second.docks["memory"].isVisible()
     assert second.height() == 640
     trigger(second, "view.reset_layout")
-    assert second.docks["ring"].isVisible()
+    assert second.docks["memory"].isVisible()
 
 
 def test_spoilt_layout_gives_the_first_one(
@@ -119,6 +118,26 @@ def test_spoilt_layout_gives_the_first_one(
     assert {name for name in TITLES if window.docks[name].isVisible()} == set(
         LAYOUTS["stream"].shown
     )
+
+
+def test_a_layout_of_other_docks_gives_the_first_one(
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
+) -> None:
+    """As the window before this one had: more of them, with other names."""
+    before = QMainWindow()
+    for name in ("what_if", "gate", "rollback"):
+        dock = QDockWidget(name, before)
+        dock.setObjectName(f"dock.{name}")
+        before.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, dock)
+    for version in (LAYOUT_VERSION - 1, LAYOUT_VERSION):
+        Settings().set_layout("stream", before.saveState(version))
+        window = make_window(Bridge(engine))
+        if version != LAYOUT_VERSION:
+            shown = {name for name in TITLES if window.docks[name].isVisible()}
+            assert shown == set(LAYOUTS["stream"].shown)
+        window.docks.reveal("gate")
+        assert window.docks["checks"].isVisible()
+        window.close()
 
 
 @pytest.mark.shares_window

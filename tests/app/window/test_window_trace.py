@@ -63,7 +63,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     old = loaded.bridge.store
-    assert loaded.runs.model.lines == loaded.runs.model.rows, "one model needs no name"
+    assert all(line.row for line in loaded.runs.model.lines), "one model needs no name"
     with qtbot.waitSignal(loaded.bridge.loaded):
         loaded.open_model(model_file.with_name("other.gguf"))
     wait(qtbot, loaded, State.READY)
@@ -73,12 +73,17 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     wait(qtbot, loaded, State.READY)
     loaded.runs.refresh_numbers()
     model = loaded.runs.model
-    assert [model.index(line, 0).data() for line in range(4)] == ["model", "0", "other", "0"]
+    assert [model.index(line, 0).data() for line in range(4)] == [
+        "▾ model",
+        "   0",
+        "▾ other",
+        "   1",
+    ], "numbers go on"
     assert loaded.actions_by_id["plot.overlay"].isEnabled(), "over a run of another model too"
     loaded.runs.run_selected.emit(model.rows[0].run)
     assert loaded.feed.run is not None and loaded.feed.run.store is old
     assert loaded.runs.model.shown == model.rows[0].run
-    assert loaded.status.model_text == "other · Q8_0 · f32 · ready · on show: a run of model"
+    assert loaded.status.model_text == "other · Q8_0 · f32 · ready · on show: run 0 of model"
     stores: list[object] = []
     with monkeypatch.context() as patched:
         patched.setattr(loaded.bridge, "ask", lambda job: stores.append(job.store))
@@ -90,7 +95,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     assert loaded.feed.run.store is loaded.bridge.session_store is not old
-    assert loaded.status.model_text == "other · Q8_0 · f32 · ready"
+    assert loaded.status.model_text == "other · Q8_0 · f32 · ready · on show: run 1"
 
 
 def test_export_folder_names_are_free(tmp_path: Path) -> None:

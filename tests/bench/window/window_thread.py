@@ -11,7 +11,8 @@ import numpy as np
 from PySide6.QtCore import QObject, Qt, QTimer
 
 from app.engine_thread.feed import FRAME_MS
-from app.window.docks import LAYOUTS, TITLES
+from app.widgets.pages import Pages
+from app.window.layouts import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef
@@ -116,6 +117,8 @@ def spread_out(window: MainWindow) -> None:
                 window.addDockWidget(area, window.docks[name])
     for name in TITLES:
         window.docks[name].show()
+        for pages in window.docks[name].findChildren(Pages):
+            pages.set_stack(True)
 
 
 def measure_frames(seconds: float) -> list[Figure]:

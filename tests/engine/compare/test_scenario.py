@@ -64,6 +64,8 @@ def test_the_bundled_ones_are_complete() -> None:
         assert scenario.about.count(".") >= 2
         assert scenario.about.endswith(".") and not scenario.title.endswith(".")
         assert set(scenario.expects) <= set(RULES)
+        assert scenario.symptom[-1:] in (".", "?") and len(scenario.symptom) < 90, "one sentence"
+    assert len({scenario.symptom for scenario in bundled}) == len(bundled)
 
 
 def test_a_file_is_read(read: Callable[[str], Scenario]) -> None:

@@ -30,6 +30,7 @@ def test_gradients(ops):
         (ops.swiglu, (x, y)),
         (lambda *both: ops.clamped_swiglu(*both, 0.5), (x, y)),
         (lambda *both: ops.situ(*both, 4.0, 25.0), (x, y)),
+        (ops.geglu, (x, y)),
         (ops.output_gate, (x, y)),
         (ops.delta_gates, (x, a, b, z)),
         (ops.step_gates, (x, a, b)),
@@ -159,6 +160,28 @@ def test_situ_of_halves_of_one_tensor(ops, d, linear):
 def test_situ_far_away(ops):
     gate, up = torch.tensor([[1e4, 1e4, -1e4]]), torch.tensor([[1e4, -1e4, 1e4]])
     torch.testing.assert_close(ops.situ(gate, up, 4.0, 25.0), torch.tensor([[100.0, -100.0, 0.0]]))
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("d", [1, 16, 53])
+def test_geglu_of_halves_of_one_tensor(ops, d):
+    gate, up = (torch.randn(2, 3, 2 * d) * 3).split(d, -1)
+    wanted = torch.nn.functional.gelu(gate.double(), approximate="tanh") * up.double()
+    torch.testing.assert_close(ops.geglu(gate, up).double(), wanted, rtol=2e-6, atol=1e-6)
+
+
+@IMPLEMENTATIONS
+def test_geglu_far_away(ops):
+    gate, up = torch.tensor([[1e9, -1e9, 0.0, -30.0]]), torch.full((1, 4), 2.0)
+    torch.testing.assert_close(ops.geglu(gate, up), torch.tensor([[2e9, 0.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("run", [with_llvm.geglu, with_torch.invariant.geglu])
+def test_bits_of_geglu_do_not_depend_on_neighbours(run):
+    gate, up = torch.randn(2, 9, 21)
+    for row in range(9):
+        one = slice(row, row + 1)
+        assert torch.equal(run(gate[one], up[one]), run(gate, up)[one])
 
 
 @pytest.mark.parametrize("run", [with_llvm.situ, with_torch.invariant.situ])

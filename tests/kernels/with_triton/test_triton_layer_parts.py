@@ -169,6 +169,13 @@ def test_situ(device, strides, linear):
     torch.testing.assert_close(y.cpu().double(), wanted, rtol=2e-6, atol=1e-30)
 
 
+def test_geglu(device):
+    gate, up = (torch.randn(2, 3, 140) * 3).split(70, -1)
+    wanted = torch.nn.functional.gelu(gate.double(), approximate="tanh") * up.double()
+    y = pointwise.geglu(gate.to(device), up.to(device))
+    torch.testing.assert_close(y.cpu().double(), wanted, rtol=2e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("bound", [None, -5.0])
 @pytest.mark.parametrize("strides", ["plain", "columns"])
 def test_channel_gates(device, strides, bound):

@@ -134,11 +134,12 @@ def test_a_lane_that_stopped_says_why(view: DivergenceView) -> None:
     assert "Depth 3 is too deep." in view.header.sentence.text()
 
 
-def test_lanes_are_kept_while_a_plain_run_is_on_show(faulty: DivergenceView) -> None:
+def test_a_plain_run_has_no_lanes(faulty: DivergenceView) -> None:
     store = faulty._lanes.store
     plain = store.begin_run({})
     faulty.show_run(RunRef(store, plain))
-    assert len(faulty.header.cards.cards) == 4
+    assert faulty.header.cards.cards == {} and not faulty.has_divergences
+    assert faulty._empty.words[0] == f"No comparison with run {plain}"
     LaneBuilder(store).lane("planes", CLEAN)
     faulty.show_run(RunRef(store, 5))
     assert list(faulty.header.cards.cards) == [5, 6], "a newer comparison"

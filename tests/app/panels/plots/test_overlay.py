@@ -93,8 +93,7 @@ def line(window: MainWindow, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_front(window: MainWindow, name: str) -> OverlaidView:
-    window.docks[name].show()
-    window.docks[name].raise_()
+    window.docks.reveal(name)
     QApplication.processEvents()
     view = window.plots[name]
     assert isinstance(view, OverlaidView)
@@ -489,3 +488,32 @@ def test_lines_can_be_seen_in_both_themes(overlaid: MainWindow) -> None:
             for y in range(image.height())
         )
         assert seen > 100, name
+
+
+# -- more than two ---------------------------------------------------------------------------
+
+
+def test_up_to_four_runs_are_drawn(window: MainWindow, store: TraceStore, qtbot: QtBot) -> None:
+    for _ in range(2):
+        add_rounds(store, begin(store, ("draft-mtp",)), 0, SHORT)
+    window.resize(1280, 800)
+    window.feed.show_run(RunRef(store, 1))
+    for run_id in (0, 2, 3, 4):
+        window.runs.overlay_asked.emit(RunRef(store, run_id))
+    assert [run.run_id for run in window.feed.overlaid] == [4, 3, 2], "the oldest goes"
+    for name in BARS:
+        view = in_front(window, name)
+        window.actions_by_id["plot.show_all"].trigger()
+        assert isinstance(view, BarView)
+        for curve, run_id in zip(view._lines, (4, 3, 2), strict=True):
+            x, y = curve.getData()
+            assert y[0] == pytest.approx(height(store, name, run_id, 0)), (name, run_id)
+            assert x[-1] >= SHORT - 1
+    rates = in_front(window, "acceptance")
+    assert isinstance(rates, AcceptanceView)
+    assert all(len(line.getData()[0]) for line in rates._lines_further)
+    window.feed.show_run(RunRef(store, 3))
+    assert [run.run_id for run in window.feed.overlaid] == [4, 1, 2], "two change places"
+    qtbot.keyClick(window, Qt.Key.Key_O, Qt.KeyboardModifier.ShiftModifier)
+    assert window.feed.overlaid == []
+    assert not any(len(line.getData()[0]) for line in rates._lines_further)

@@ -28,7 +28,7 @@ from app.window.plot_export import write_plot
 from app.window.plot_group import OVER_ROUNDS
 from app.window.window import MainWindow
 from engine.errors import TraceFileError
-from engine.trace.records import PHASES
+from engine.trace.records import MISSING, PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance
@@ -37,7 +37,7 @@ from tests.support.timed_trace import add_rounds, timed_trace
 
 pytestmark = pytest.mark.shares_window
 
-BOTTOM = ("ring", "acceptance", "timing", "verify", "kv", "what_if")
+BOTTOM = ("memory", "acceptance", "time")
 
 
 @pytest.fixture
@@ -150,6 +150,28 @@ def test_ubatches_show_padding_and_the_reason(make: Callable[[type[RoundView]], 
     assert "verify: 2 × " in tip and "replay: 1 × 2 tokens · end of batch" in tip
 
 
+def test_the_longest_draft_of_adaptive_depth_is_a_line(
+    make: Callable[[type[RoundView]], RoundView],
+) -> None:
+    store, _, run_id = timed_trace(60)
+    rounds = store.rounds
+    mine = np.flatnonzero(rounds.column("run_id") == run_id)
+    longest = 2 + np.arange(len(mine)) % 7
+    longest[:20] = MISSING
+    rounds.fill(mine, {"draft_n_max": longest})
+    view = make(VerifyWidthView)
+    view.show_run(RunRef(store, run_id))
+    x, y = view._longest.getData()  # type: ignore[attr-defined]
+    number = rounds.column("round")[mine]
+    drawn = dict(zip(((x[::2] + x[1::2]) / 2).tolist(), y[::2].tolist(), strict=True))
+    assert drawn == dict(zip(number[20:].tolist(), (longest[20:] + 1.0).tolist(), strict=True))
+    assert f"n_max + 1: {longest[-1] + 1}" in view.legend.labels
+    assert f"n_max {longest[30]} by adaptive depth" in view.plot.tip(float(number[30]), 1.0)
+    plain = make(VerifyWidthView)
+    plain.show_run(RunRef(*timed_trace(60)[::2]))
+    assert "n_max + 1" in plain.legend.labels and "adaptive" not in plain.plot.tip(30.0, 1.0)
+
+
 def test_duplicate_cells_are_marked(make: Callable[[type[RoundView]], RoundView]) -> None:
     store, _, run_id = timed_trace(60)
     view = make(KvCellsView)
@@ -173,8 +195,9 @@ def test_a_long_run_is_drawn_with_as_many_points_as_pixels(window: MainWindow) -
         window.actions_by_id[f"plot.x_{unit}"].trigger()
         window.actions_by_id["plot.show_all"].trigger()
         for name, n_parts in parts.items():
-            window.docks[name].raise_()
-            QApplication.processEvents()
+            window.docks.reveal(name)
+            for _ in range(2):  # for a plot that is made now, then for its place in the stack
+                QApplication.processEvents()
             view = window.plots[name]
             first, stop = view.plot.rounds_in_sight
             assert stop - first == 100_000
@@ -186,12 +209,12 @@ def test_a_plot_behind_another_tab_draws_when_it_comes_to_the_front(
     window: MainWindow, qtbot: QtBot
 ) -> None:
     window.resize(1280, 800)
-    window.docks["ring"].raise_()
+    window.docks.reveal("ring")
     QApplication.processEvents()
     filled(window)
     view = window.plots["kv"]
     assert n_points(view) == 0
-    window.docks["kv"].raise_()
+    window.docks.reveal("kv")
     qtbot.waitUntil(lambda: n_points(view) > 0)
 
 
@@ -199,7 +222,7 @@ def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
     window: MainWindow, qtbot: QtBot
 ) -> None:
     window.resize(1280, 800)
-    window.docks["ring"].raise_()
+    window.docks.reveal("ring")
     QApplication.processEvents()
     store, run_id = filled(window)
     timing, estimate = window.plots["timing"], window.plots["what_if"]
@@ -209,9 +232,9 @@ def test_behind_another_tab_nothing_is_read_until_it_comes_to_the_front(
     qtbot.waitUntil(lambda: window.plots.rollback.plot.n_rounds == 90)
     shown = [timing.plot.n_rounds, estimate.note.text(), estimate.headline.text()]
     assert shown == before
-    window.docks["timing"].raise_()
+    window.docks.reveal("timing")
     qtbot.waitUntil(lambda: timing.plot.n_rounds == 90)
-    window.docks["what_if"].raise_()
+    window.docks.reveal("what_if")
     qtbot.waitUntil(lambda: estimate.headline.text() != before[2])
 
 
@@ -230,7 +253,7 @@ def test_a_plot_made_late_shows_what_the_others_show(
     window.actions_by_id["plot.pin"].trigger()
     assert list(window.plots.views) == ["rollback", "ring"] and not window.plots.whole
     in_sight = first.plot.x_range
-    window.docks["timing"].raise_()
+    window.docks.reveal("timing")
     late = window.plots.views["timing"]
     qtbot.waitUntil(lambda: n_points(late) > 0)
     for view in (first, late):
@@ -273,7 +296,7 @@ def test_all_plots_share_cursor_pan_and_reset(window: MainWindow, qtbot: QtBot) 
     ranges = {tuple(np.round(view.plot.x_range, 6)) for view in views}
     assert len(ranges) == 1
     assert not any(view.plot.follow for view in views)
-    window.docks["rollback"].raise_()
+    window.docks.reveal("rollback")
     QApplication.processEvents()
     plot = views[0].plot
     spot = plot.mapFromScene(plot.box.mapViewToScene(QPointF(sum(plot.x_range) / 2, 1.0)))
@@ -284,15 +307,15 @@ def test_all_plots_share_cursor_pan_and_reset(window: MainWindow, qtbot: QtBot) 
 
 
 def test_the_docks_are_tabs_below(window: MainWindow) -> None:
-    together = window.tabifiedDockWidgets(window.docks["ring"])
+    together = window.tabifiedDockWidgets(window.docks["memory"])
     assert set(together) == {window.docks[name] for name in BOTTOM[1:]}
-    window.docks["timing"].setFloating(True)
+    window.docks["time"].setFloating(True)
     window.actions_by_id["view.reset_layout"].trigger()
-    assert set(window.tabifiedDockWidgets(window.docks["ring"])) == set(together)
+    assert set(window.tabifiedDockWidgets(window.docks["memory"])) == set(together)
 
 
 def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
-    window.docks["what_if"].raise_()
+    window.docks.reveal("what_if")
     QApplication.processEvents()
     view = window.plots["what_if"]
     assert not view.has_rounds
@@ -313,7 +336,7 @@ def test_export_as_picture_drawing_and_table(
     window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window.set_theme("dark")
-    window.docks["timing"].raise_()
+    window.docks.reveal("timing")
     QApplication.processEvents()
     store, run_id = filled(window)
     view = window.plots["timing"]

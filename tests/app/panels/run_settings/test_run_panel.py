@@ -285,7 +285,7 @@ def test_several_prompts_are_several_sequences(panel: RunPanel) -> None:
     assert panel.options().parallel == 2
     panel.prompts.remove_button.click()
     assert panel.texts() == ["two"] * 3
-    assert not panel.prompts.remove_button.isVisible(), "the last one stays"
+    assert not panel.prompts.remove_button.isEnabled(), "the last one stays"
 
 
 def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
@@ -304,6 +304,28 @@ def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
 
 
 # -- options beyond the first lines --------------------------------------------------------
+
+
+def test_a_removed_prompt_comes_back_where_it_was(panel: RunPanel, qtbot: QtBot) -> None:
+    box = panel.prompts
+    box.put_entries({"texts": ["a", "b", "c"]})
+    panel.resize(300, 700)
+    panel.show()
+    qtbot.waitExposed(panel)
+    buttons = box.add_button, box.remove_button
+    places = [button.geometry() for button in buttons]
+    assert not box.undo_button.isVisible()
+    for index in (1, 0):
+        box._go_to(index)
+        box.remove_button.click()
+    assert panel.texts() == ["c"]
+    qtbot.waitUntil(box.undo_button.isVisible)
+    assert [button.geometry() for button in buttons] == places
+    box.undo_button.click()
+    assert (panel.texts(), box.editor.toPlainText()) == (["a", "c"], "a")
+    box.undo_button.click()
+    assert (panel.texts(), box.editor.toPlainText()) == (["a", "b", "c"], "b")
+    assert not box.undo_button.isVisible()
 
 
 def test_limits_faults_and_bias_reach_the_options(panel: RunPanel) -> None:
@@ -366,22 +388,22 @@ def test_a_grammar_is_named_by_its_file(panel: RunPanel) -> None:
 def test_what_contradicts_itself_is_said_in_place(panel: RunPanel) -> None:
     heard: list[str] = []
     panel.options_changed.connect(lambda: heard.append(panel.problem))
-    panel.draft["synth_rates"].setText("0.5, 0.9, 0.1")
+    panel.synthetic["synth_rates"].setText("0.5, 0.9, 0.1")
     assert "rises" in panel.problem
     assert panel.message.text() == panel.problem == heard[-1]
     with pytest.raises(OptionError):
         panel.options()
-    panel.draft["synth_rates"].setText("0.9, x")
+    panel.synthetic["synth_rates"].setText("0.9, x")
     assert "is not a number" in panel.problem
-    panel.draft["synth_rates"].setText("0.9 0.5 0.1")
+    panel.synthetic["synth_rates"].setText("0.9 0.5 0.1")
     assert panel.problem == ""
     assert "invalid" in panel.message.text()
-    assert "invalid" in panel.draft.summary
+    assert "invalid" in panel.synthetic.summary
     assert panel.options().spec.synthetic == (0.9, 0.5, 0.1)
     panel.n_max.setValue(2)
     assert "3 values" in panel.problem
-    panel.draft["synth_rates"].clear()
-    panel.draft["synth_len"].setValue(2.5)
+    panel.synthetic["synth_rates"].clear()
+    panel.synthetic["synth_len"].setValue(2.5)
     assert panel.options().spec.synth_len == 2.5
     panel.drafter.set_names([])
     assert panel.problem == "", "nothing is drafted, so nothing is accepted"

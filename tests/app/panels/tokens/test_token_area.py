@@ -67,6 +67,7 @@ def every_kind() -> TraceBuilder:
 def with_unknown() -> TraceBuilder:
     builder = every_kind()
     builder.untold(" unknown")
+    builder._token("side", " side", 0, 1, draft_node=1, draft_parent=-1)
     return builder
 
 
@@ -127,6 +128,7 @@ def test_every_kind_has_its_own_look(show: Callable[..., Shown], theme: Theme) -
     assert double[1] - double[0] == 2
     assert len(outline) == 2
     assert outline[1] - outline[0] > height / 2
+    assert rows_with(image, box["side"], colour("side.line")) == outline
     for kind in ("target", "bonus", "unknown"):
         assert not rows_with(image, box[kind], colour("accepted.line"))
 

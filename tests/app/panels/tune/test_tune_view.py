@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
-from app.panels.tune import TuneView
+from app.panels.tune.tune_view import TuneView
 from app.trace_models.tune_surface import (
     BEST,
     CURRENT,

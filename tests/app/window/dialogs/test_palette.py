@@ -12,11 +12,16 @@ from app.actions import SPECS
 from app.actions.actions import submenu_of
 from app.window.dialogs.help import ShortcutsDialog
 from app.window.dialogs.palette import Command, CommandPalette
+from app.window.layouts import PAGES
 from app.window.window import MainWindow
 
 pytestmark = pytest.mark.shares_window
 
 CTRL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
+
+
+_PAGES = {f"Panels: {title}" for pages in PAGES.values() for title in pages.values()}
+_N_LINES = len(SPECS) - 1 + len(_PAGES)
 
 
 @pytest.fixture
@@ -37,12 +42,16 @@ def text(palette: CommandPalette, column: int) -> str:
 
 def test_lists_every_action_but_itself(palette: CommandPalette, window: MainWindow) -> None:
     ids = {a.objectName(): a.text().replace("&", "") for a in window.actions_by_id}
-    assert set(palette.lines) == {
-        f"{submenu_of(name)}: {text}" if submenu_of(name) else text
-        for name, text in ids.items()
-        if name != "view.palette"
-    }
-    assert len(palette.lines) == len(SPECS) - 1
+    assert (
+        set(palette.lines)
+        == {
+            f"{submenu_of(name)}: {text}" if submenu_of(name) else text
+            for name, text in ids.items()
+            if name != "view.palette"
+        }
+        | _PAGES
+    )
+    assert len(palette.lines) == _N_LINES
     assert palette.field.hasFocus()
     widest = max(palette.fontMetrics().horizontalAdvance(line) for line in palette.lines)
     assert palette.list.columnWidth(0) >= widest, "no name is cut"
@@ -108,7 +117,7 @@ def test_nothing_that_fits_is_no_trap(palette: CommandPalette, qtbot: QtBot) -> 
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
     assert palette.isVisible()
     palette.field.clear()
-    assert len(palette.lines) == len(SPECS) - 1
+    assert len(palette.lines) == _N_LINES
 
 
 def test_disabled_actions_have_a_reason(window: MainWindow) -> None:
@@ -147,10 +156,13 @@ def test_behind_a_long_name_there_is_room_for_what_it_does(
     ("typed", "first"),
     [
         ("inspector", "Panels: Step Inspector"),
+        ("what if", "Panels: What if"),
+        ("kernels", "Panels: Kernels"),
         ("ghost", "Ghost Tokens"),
         ("csv trace", "Export Trace…"),  # what it does
         ("exp tr", "Export Trace…"),
         ("gttk", "Ghost Tokens"),
+        ("measure plain", "Measure Plain"),
     ],
 )
 def test_words_come_before_letters_anywhere(

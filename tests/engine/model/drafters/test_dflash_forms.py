@@ -33,6 +33,14 @@ def _factors(tensors):
     tensors["rope_freqs.weight"] = FACTORS
 
 
+def _as_gemma(tensors):
+    rng = np.random.default_rng(2)
+    for layer in range(3):
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            tensors[f"blk.{layer}.{name}.weight"] = rng.uniform(0.5, 2, 64).astype("f4")
+    tensors["blk.1.layer_output_scale.weight"] = np.array([0.3], "f4")
+
+
 PLAIN_ROPE = {"dflash.rope.dimension_sections": DROP}
 
 
@@ -51,6 +59,9 @@ PLAIN_ROPE = {"dflash.rope.dimension_sections": DROP}
         (WINDOWED, {"dflash.attention.scale": 0.3, "dflash.attention.value_scale": 0.5}, None),
         (WINDOWED, {"dflash.embedding_scale": 2.5}, None),
         (WINDOWED, {"dflash.rope.dimension_count": np.uint32(20)}, None),
+        (WINDOWED, {"dflash.hidden_activation": "gelu"}, None),
+        (WINDOWED, {"dflash.hidden_activation": "gelu_pytorch_tanh"}, _as_gemma),
+        (WINDOWED, {}, _as_gemma),
         (SHARED, {}, _own_table),
         (SHARED, {}, _factors),
         (SHARED, PLAIN_ROPE, _factors),

@@ -142,11 +142,11 @@ def _with(name, array):
         (WINDOWED, {"dflash.block_size": 1}, None, "block_size: 1 is outside 2..1024"),
         (WINDOWED, {"dflash.attention.sliding_window_pattern": [True]}, None, "1 values for 3"),
         (WINDOWED, {"tokenizer.ggml.mask_token_id": 384}, None, "token 384 is outside the 384"),
-        (WINDOWED, {"dflash.hidden_activation": "gelu"}, None, "uses 'gelu'; only silu"),
-        (WINDOWED, {"dflash.hyper_connection.count": 4}, None, "hyper connections do not run"),
+        (WINDOWED, {"dflash.hidden_activation": "relu2"}, None, "uses 'relu2'; silu and"),
+        (WINDOWED, {"dflash.hyper_connection.count": 4}, None, "2 key-value heads, where"),
         (WINDOWED, {}, _without("blk.1.attn_k.weight"), "blk.1.attn_k.weight: the tensor is miss"),
         (WINDOWED, {}, _with("d2t", np.arange(1, 221) * 2), "outside the target's ids 0..383"),
-        (WINDOWED, {}, _with("blk.0.post_ffw_norm.weight", np.ones(64, "f4")), "has no place in"),
+        (WINDOWED, {}, _with("blk.0.post_norm.weight", np.ones(64, "f4")), "has no place in"),
         (SELECTING, {"dflash.conv_group_size": 10}, None, "10 channels of 64 are no whole number"),
         (SELECTING, {}, _without("selector_successor.weight"), "selector_successor.weight: the te"),
         (SELECTING, {}, _without("blk.0.ffn_conv_base"), "blk.0.ffn_conv_base: the tensor is mis"),
@@ -160,3 +160,17 @@ def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path, base, keys,
     with GgufFile.open(path) as file, pytest.raises(DraftscopeError, match=message) as refusal:
         load_drafter(file, target)
     assert refusal.value.message.count(". ") == 0
+
+
+@HERE
+def test_it_drafts_without_a_corrector_of_candidates(tmp_path):
+    path = rewrite(
+        drafter_file(f"{WINDOWED}.gguf"),
+        tmp_path / "x.gguf",
+        edit=_with("lilicorr.pass_proj.weight", np.ones((8, 64), "f4")),
+    )
+    with GgufFile.open(path) as file:
+        drafter = load_drafter(file, session(TARGETS[WINDOWED]).model)
+    assert drafter.info.unused == ("lilicorr.",)
+    assert drafter.weight_bytes == loaded(WINDOWED).weight_bytes == drafter.info.loaded_bytes["f32"]
+    assert loaded(WINDOWED).info.unused == ()

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from engine.analysis.acceptance.accept_rules import AcceptRule
+from engine.analysis.acceptance.breakdown import breakdown
 from engine.analysis.findings.check import record_findings, recorded
 from engine.errors import Cancelled, OptionError, UnsupportedModelError
 from engine.observe.rescoring.rescore import SameModelUnknownError, rescore
 from engine.options import RunOptions, SpecOptions
+from engine.sampling.options import SamplerOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -200,10 +203,8 @@ def test_a_run_of_our_own_is_checked_and_keeps_its_values(session) -> None:
 
 def _own_run(session: Session, **options: Any) -> TraceStore:
     store = TraceStore()
-    spec = SpecOptions(types=("draft-mtp",))
-    run = session.start(
-        [session.prompt(PROMPT)], RunOptions(n_predict=60, spec=spec, **options), store
-    )
+    options = {"n_predict": 60, "spec": SpecOptions(types=("draft-mtp",))} | options
+    run = session.start([session.prompt(PROMPT)], RunOptions(**options), store)
     while run.step():
         pass
     return store
@@ -271,3 +272,33 @@ def test_a_text_longer_than_the_model_was_trained_for_is_scored(session) -> None
     run = observed_run([(0, 0, [220])] * n, settings={"temperature": 0, "mirostat": 2})
     (sequence,) = rescore(session, run.store, run.run_id, assume_same=True).sequences
     assert sequence.n_tokens == n
+
+
+def test_a_lossy_rule_allows_accepted_tokens_what_it_says(session, logits) -> None:
+    """The runner-up in an accepted place, by rules that just allow it, and just do not."""
+    starts = np.cumsum([0, *(len(ids) for _, _, ids in GREEDY)])
+    gaps = {n: np.diff(np.sort(logits[starts[n]])[-2:])[0] for n in (9, 12, 14)}
+    number = max(gaps, key=lambda n: gaps[n])
+    token = int(np.argsort(logits[starts[number]])[-2])
+    for scale, expected in ((1.2, (1, 0)), (0.5, (0, 1))):
+        run = observed_run([*GREEDY[:number], (3, 1, (token,))])
+        rule = AcceptRule("relaxed", (float(np.exp(-gaps[number] * scale)),))
+        result = rescore(session, run.store, run.run_id, assume_same=True, rule=rule)
+        (one,) = result.sequences
+        assert (one.n_lossy, one.n_changed) == expected
+        assert run.facts.accept_rule == rule.text
+
+
+def test_a_run_by_rejection_is_expected_to_accept_what_p_and_q_say(session) -> None:
+    sampler = SamplerOptions(temp=1.0, top_k=40, seed=5)
+    spec = SpecOptions(types=("draft-mtp",), accept="rejection")
+    store = _own_run(session, n_predict=150, spec=spec, sampler=sampler)
+    result = rescore(session, store, 0)
+    assert (result.rule, result.is_rule_known, result.n_changed) == ("rejection", True, 0)
+    groups = breakdown(RunRef(store, 0)).by("position in draft")
+    for share, group in zip(result.acceptance, groups, strict=True):
+        assert (share.n, share.accepted) == (group.a.n, group.a.accepted)
+        # the sum over all that may be drawn, and the mean of those that were
+        assert share.expected == pytest.approx(group.a.expected, abs=2 / share.n**0.5)
+        assert share.expected is not None and share.most is not None
+        assert 0 < share.expected <= share.most <= 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import recorded
 from engine.observe.files.importing import import_file
 from engine.observe.rescoring.rescore import NothingToRescoreError, SameModelUnknownError, rescore
@@ -93,14 +94,18 @@ def test_one_altered_id_in_a_capture_is_caught_at_that_token(tmp_path: Path) -> 
     assert (found.verdict, found.pairs[0].n_same) == ("different", place)
 
 
-def test_synthetic_acceptance_is_not_the_targets_text() -> None:
+def test_what_synthetic_acceptance_keeps_is_no_change_by_rounding_or_rollback() -> None:
     run = imported("synthetic")
+    result = rescore(session(), run.store, run.run_id)
+    assert (result.rule, result.is_rule_known, result.n_changed) == ("synthetic", True, 0)
+    assert result.sequences[0].n_lossy == 2 and not result.acceptance[0].expected
+    strict = imported("synthetic")
     with pytest.raises(SameModelUnknownError):
-        rescore(session(), run.store, run.run_id)
-    result = rescore(session(), run.store, run.run_id, assume_same=True)
+        rescore(session(), strict.store, strict.run_id, rule=AcceptRule())
+    result = rescore(session(), strict.store, strict.run_id, assume_same=True, rule=AcceptRule())
     changed = result.sequences[0].changed
     assert changed is not None and changed.kind == "accepted" and changed.rank > 1
-    assert "text-changed" in {finding.rule for finding in recorded(run.store)}
+    assert "text-changed" in {finding.rule for finding in recorded(strict.store)}
 
 
 def test_chat_streams_are_re_scored_by_their_pieces() -> None:

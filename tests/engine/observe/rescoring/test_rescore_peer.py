@@ -53,15 +53,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def observed(url: str, *settings: dict[str, Any]) -> RunRef:
-    """Every prompt with each of the settings, one after the other."""
+def observed(url: str, *settings: dict[str, Any], log: Path | None = None) -> RunRef:
+    """Every prompt with each of the settings, one after the other. log: the server's."""
     store, start = TraceStore(), perf_counter()
 
     def now() -> float:
         return 1e3 * (perf_counter() - start)
 
     with ServerClient(url) as client:
-        run = ObservedRun(store, "ask", client.facts())
+        run = ObservedRun(store, "ask", client.facts(), patience_ms=1e9)
+    if log is not None:
+        run.listen_to_log()
     for own in settings:
         for prompt in PROMPTS:
             body = {"prompt": prompt, "stream": True, "timings_per_token": True, **own}
@@ -71,6 +73,9 @@ def observed(url: str, *settings: dict[str, Any]) -> RunRef:
                 for piece in reply.iter_raw():
                     request.data(piece, now())
             request.done(now())
+    if log is not None:
+        run.log(log.read_text(errors="replace"))
+        run.log_ended()
     run.end()
     return RunRef(store, run.run_id)
 
@@ -120,3 +125,22 @@ def test_texts_with_and_without_speculation_are_the_same_or_part_at_a_near_tie(
         rescore(session, run.store, run.run_id)
     found = triage(*runs)
     assert len(found.pairs) == len(PROMPTS) and found.verdict in ("same", "near tie")
+
+
+@pytest.mark.parametrize("sampling", ["probabilistic", "greedy"])
+def test_acceptance_is_as_expected_of_the_rule_that_the_log_shows(
+    sampling: str, tmp_path: Path
+) -> None:
+    log, settings = tmp_path / "log", [DRAWN | {"temperature": 1.0, "seed": i} for i in range(8)]
+    words = ["-m", DEMO_TARGET, *MTP, "-c", 1024, "-lv", 5, "--spec-draft-sampling", sampling]
+    with llama_server(log, *words) as url:
+        run = observed(url, *settings, log=log)
+    result = rescore(Session.open(DEMO_TARGET, compute="f32"), run.store, run.run_id)
+    draws = sampling == "probabilistic"
+    assert (result.rule, result.is_rule_known) == ("rejection" if draws else "match", draws)
+    assert result.n_changed == 0 and len(result.acceptance) == 3
+    for share in result.acceptance:
+        assert share.expected is not None and share.most is not None and share.n > 100
+        # four standard deviations of the count
+        spread = 4 * (share.expected * (1 - share.expected) / share.n) ** 0.5
+        assert share.expected - spread <= share.accepted / share.n <= share.most + spread

@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
-from app.panels.conform import ConformView
+from app.panels.checks.conform_view import ConformView
 from app.window.window import MainWindow
 from engine.conform.checks import CHECKS
 from tests.engine.conform.test_runner import ADAPTER
@@ -19,7 +19,7 @@ from tests.support.window_acts import messages
 
 
 def shown(window: MainWindow, qtbot: QtBot) -> ConformView:
-    window.actions_by_id["view.panel_conform"].trigger()
+    window.docks.enter("conform")
     view = window.findChild(ConformView)
     assert view is not None
     qtbot.waitUntil(view.isVisible)

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.jobs.files import ReadResults
-from app.panels.results.results_view import ResultsView
+from app.panels.tune.results_view import ResultsView
 from app.window.window import MainWindow
 from engine.experiments.results.schema import trace_folder
 from engine.trace.export import export_csv

@@ -32,7 +32,7 @@ from PySide6.QtWidgets import (
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
-from app.panels.results.result_plots import ParetoPlot, ResultMap, map_axes, result_map
+from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
 from app.widgets.empty_state import EmptyState

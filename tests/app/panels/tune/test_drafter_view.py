@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
-from app.panels.drafter import DrafterView
+from app.panels.tune.drafter_view import DrafterView
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

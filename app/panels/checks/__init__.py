@@ -1,0 +1,1 @@
+"""The Checks panel: rollback of llama.cpp builds, and kernels of other engines."""

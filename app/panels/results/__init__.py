@@ -1,1 +1,0 @@
-"""The dock of results of a sweep or of tune."""

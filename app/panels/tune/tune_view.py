@@ -1,0 +1,287 @@
+"""The Tune view: what the run on show would have reached under other settings, and its drafter."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QPalette, QResizeEvent
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QComboBox,
+    QHBoxLayout,
+    QLabel,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.looks.theme import Theme
+from app.trace_models.tune_surface import (
+    SurfaceRequest,
+    TuneSurface,
+    headline,
+    heat_map,
+    note,
+    readout,
+    rows,
+)
+from app.widgets.drafter_quality import DrafterFacts, DrafterQuality
+from app.widgets.fitted_labels import ElidedLabel
+from app.widgets.heat_grid import HeatGrid
+from app.widgets.whole_run_view import WholeRunView
+from engine.analysis.what_if.rules import FIXED, RULES
+from engine.trace.run_ref import RunRef
+
+_BESIDE_FROM = 120
+"""Characters across from which the drafter's quality is next to the heat map."""
+_ONE_LINE_FROM = 56
+"""Characters across from which the choices are in one line."""
+_READOUT_FROM, _NOTE_FROM = 14, 16
+"""Lines from which on there is room below the map for what is pointed at, and for the note."""
+_MAP_CHARACTERS = 110
+"""Width of the map's side, unless its cells take more: the drafter next to it has the rest."""
+_WRAPPED_FROM = 40
+"""Lines from which on there is room for all of the note."""
+_UNLIMITED = 16_777_215
+_SPACING = 3
+_LEAST_CHARACTERS = 8
+"""Of a choice, where there is no room for all of it."""
+_HINT = "★ frame: best · dashed: setting of this run · point at a cell for its figures"
+_CLICK = " · click: put it into Run settings"
+
+
+class TuneView(WholeRunView):
+    """Speeds are estimated elsewhere: `asked` wants them, `show_surface` brings them."""
+
+    untold = "the lengths of its drafts"
+    period_ms = 1500
+
+    asked = Signal(object)  # SurfaceRequest
+    setting_chosen = Signal(object, int, float)  # RunRef, n_max, p_min
+    run_selected = Signal(object)  # RunRef
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(
+            "Tune",
+            "No draft yet",
+            "Estimates which n_max and p_min would have been fastest. Record long drafts once, "
+            "with n_max 16 and p_min 0, and press Run (F5).",
+            parent,
+        )
+        self._facts: DrafterFacts | None = None
+        self._found: TuneSurface | None = None
+        self._waits: SurfaceRequest | None = None
+        self._is_stale = False
+        self._drafter_runs: list[RunRef] = []
+        self.headline = QLabel()
+        self.headline.setTextFormat(Qt.TextFormat.PlainText)
+        self.headline.setWordWrap(True)
+        self.headline.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        font = self.headline.font()
+        font.setBold(True)
+        self.headline.setFont(font)
+        self.rule = _choice("Rule of draft lengths")
+        for name, spec in RULES.items():
+            self.rule.addItem(name)
+            tip = f"{spec.about} ({spec.source})"
+            self.rule.setItemData(self.rule.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
+        self.rule.setToolTip("Rule by which the length of each draft is chosen")
+        self.rule.activated.connect(lambda _: self._ask())
+        self.drafter = _choice("Drafter")
+        self.drafter.setToolTip("Show the newest run of this trace with another drafter")
+        self.drafter.activated.connect(self._select_drafter)
+        self.grid = HeatGrid(theme, "Estimated speed by n_max and p_min")
+        self.grid.pointed.connect(self._tell)
+        self.grid.tip = self._words_of
+        self.grid.chosen.connect(self._choose)
+        self.readout, self.note = ElidedLabel(), ElidedLabel()
+        self.note.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.quality = DrafterQuality(theme)
+        self.quality.hide()  # until there is room for it, for which it does not ask
+        self.quality.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        self._named: list[QHBoxLayout] = []
+        fields = self._fields = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        fields.setSpacing(6)
+        for name, field in (("rule", self.rule), ("drafter", self.drafter)):
+            label = QLabel(name)
+            label.setBuddy(field)
+            named = QHBoxLayout()
+            named.setSpacing(6)
+            named.addWidget(label)
+            named.addWidget(field)
+            named.addStretch(1)
+            fields.addLayout(named)
+            self._named.append(named)
+        self._head = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._head.setSpacing(6)
+        self._head.addWidget(self.headline, 1)
+        self._head.addLayout(fields)
+        left = QVBoxLayout()
+        left.setSpacing(_SPACING)
+        left.addWidget(self.grid, 1)
+        left.addWidget(self.readout)
+        left.addWidget(self.note)
+        left.addStretch(0)
+        body = QHBoxLayout()
+        body.setSpacing(10)
+        body.addLayout(left, 5)
+        body.addWidget(self.quality, 4)
+        column = self._column = QVBoxLayout(self.page)
+        column.setContentsMargins(8, 4, 8, 4)
+        column.setSpacing(4)
+        column.addLayout(self._head)
+        column.addLayout(body, 1)
+
+    def retheme(self, theme: Theme) -> None:
+        """Take the colours of a theme."""
+        self.grid.retheme(theme)
+        self.quality.retheme(theme)
+
+    def table(self) -> tuple[list[str], list[list[object]]]:
+        """Every cell of the heat map."""
+        return ([], []) if self._found is None else rows(self._found)
+
+    @property
+    def shown(self) -> TuneSurface | None:
+        """The surface on show."""
+        return self._found
+
+    def show_surface(self, request: SurfaceRequest, found: TuneSurface | None) -> None:
+        """What came of a request; None: the run has no draft."""
+        if request is not self._waits:
+            return
+        self._waits = None
+        if found is not None:
+            self._found = found
+            self.headline.setText(headline(found))
+            self.note.setText(note(found))
+            self.grid.set_map(heat_map(found))
+            self._fit_sides()
+            self._tell(None)
+        if self._is_stale:
+            self._ask()
+
+    def _begin(self, run: RunRef | None) -> None:
+        self._facts = None if run is None else DrafterFacts(run)
+        self._found = self._waits = None
+        self._is_stale = False
+        self.grid.set_map(None)
+        for label in (self.headline, self.readout, self.note):
+            label.setText("")
+
+    def _read(self) -> bool:
+        assert self._facts is not None
+        self._facts.read()
+        return bool(self._facts.by_name)
+
+    def _show(self) -> None:
+        assert self._facts is not None
+        self._list_drafters()
+        if self.quality.isVisibleTo(self):
+            self.quality.show_facts(self._facts)
+        self._ask()
+
+    def _ask(self) -> None:
+        """One request at a time: what is asked meanwhile is asked when it is answered."""
+        self._is_stale = self._waits is not None
+        if self._run is not None and not self._is_stale:
+            self._waits = SurfaceRequest(self._run, self.rule.currentText())
+            self.asked.emit(self._waits)
+
+    def _list_drafters(self) -> None:
+        """The drafters of the runs in this trace, each with its newest run."""
+        assert self._run is not None
+        newest: dict[str, RunRef] = {}
+        for run_id in self._run.store.runs:
+            run = self._run.sibling(run_id)
+            if name := drafter_name(run):
+                newest[name] = run
+        if name := drafter_name(self._run):
+            newest[name] = self._run
+        names = list(newest)
+        if names != [self.drafter.itemText(i) for i in range(self.drafter.count())]:
+            self.drafter.clear()
+            self.drafter.addItems(names)
+        self._drafter_runs = list(newest.values())
+        if self._run in self._drafter_runs:
+            self.drafter.setCurrentIndex(self._drafter_runs.index(self._run))
+
+    def _select_drafter(self, index: int) -> None:
+        run = self._drafter_runs[index]
+        if run != self._run:
+            self.run_selected.emit(run)
+
+    def _tell(self, cell: tuple[int, int] | None) -> None:
+        if self._found is None:
+            return
+        if cell is not None:
+            self.readout.setText(readout(self._found, cell[1], cell[0]))
+        else:
+            runs_here = RULES[self._found.request.rule].runs_here
+            rule = self._found.request.rule
+            more = _CLICK if rule == FIXED.name else f" · --spec-draft-adapt {rule}"
+            self.readout.setText(_HINT + (more if runs_here else " · not a rule of this engine"))
+
+    def _words_of(self, row: int, column: int) -> str:
+        return "" if self._found is None else readout(self._found, column, row)
+
+    def _choose(self, row: int, column: int) -> None:
+        found = self._found
+        if found is not None and found.request.rule == FIXED.name:
+            self.setting_chosen.emit(found.request.run, *found.setting(column, row))
+
+    def minimumSizeHint(self) -> QSize:
+        """With one choice below the other and no text below the map, however it is now."""
+        least = super().minimumSizeHint()
+        for label in (self.readout, self.note):
+            if not label.isHidden():
+                least -= QSize(0, label.minimumSizeHint().height() + _SPACING)
+        across = [part.minimumSize().width() for part in self._named]
+        across.append(self.grid.minimumSizeHint().width())
+        margins = self._column.contentsMargins()
+        wide = max(across) + margins.left() + margins.right()
+        return QSize(max(wide, self.empty.minimumSizeHint().width()), least.height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        characters = event.size().width() / self.fontMetrics().averageCharWidth()
+        wide = characters >= _BESIDE_FROM
+        direction = QBoxLayout.Direction
+        self._head.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
+        lines = event.size().height() / self.fontMetrics().height()
+        self.readout.setVisible(lines >= _READOUT_FROM)
+        self.note.setVisible(lines >= _NOTE_FROM)
+        self.note.setWordWrap(lines >= _WRAPPED_FROM)
+        one_line = characters >= _ONE_LINE_FROM
+        self._fields.setDirection(direction.LeftToRight if one_line else direction.TopToBottom)
+        if wide is self.quality.isHidden():
+            self.quality.setVisible(wide)
+            if wide and self._facts is not None and self.has_rounds:
+                self.quality.show_facts(self._facts)
+        self._fit_sides()
+
+    def _fit_sides(self) -> None:
+        """Give the drafter's quality the width that the map does not fill."""
+        most = _UNLIMITED
+        if not self.quality.isHidden():
+            least = _MAP_CHARACTERS * self.fontMetrics().averageCharWidth()
+            most = max(self.grid.most_wide, least)
+        for part in (self.grid, self.readout, self.note):
+            part.setMaximumWidth(most)
+
+
+def drafter_name(run: RunRef) -> str:
+    """The drafters of a run, empty for a lane of a comparison and for none."""
+    options = run.facts.options
+    return "" if run.facts.lane or options is None else ", ".join(options.spec.types)
+
+
+def _choice(name: str) -> QComboBox:
+    box = QComboBox()
+    box.setAccessibleName(name)
+    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+    box.setMinimumContentsLength(_LEAST_CHARACTERS)
+    return box

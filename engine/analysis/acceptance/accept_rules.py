@@ -1,0 +1,146 @@
+"""Acceptance rules of servers: how each decides about a drafted token, by name.
+
+q is the probability with which the drafter drew the token, 1 where it took its best one. llama.cpp
+#27694, vLLM #46781 and #45229 (open), SGLang's target-only sampling.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import OptionError
+from engine.trace.facts import RunFacts
+
+MATCH, REJECTION, BLOCK, SYNTHETIC = "match", "rejection", "block", "synthetic"
+THRESHOLD, RELAXED = "threshold", "relaxed"
+ABOUT = {
+    MATCH: "the token that the target draws, or it is refused: p of it (llama-server, greedy)",
+    REJECTION: "min(1, p/q) (llama-server --spec-draft-sampling probabilistic, vLLM)",
+    BLOCK: "drafts as blocks, at least as many as `rejection` (vLLM, SGLang)",
+    SYNTHETIC: "by chance, whatever the target says (vLLM, llama-server --spec-synth-*)",
+    THRESHOLD: "threshold:SINGLE,ACC: p of at least SINGLE, else p/ACC (SGLang)",
+    RELAXED: "relaxed:RATIO: greedy, p of at least RATIO times the best one's (vLLM)",
+}
+_DEFAULTS: dict[str, tuple[float, ...]] = {THRESHOLD: (1.0, 1.0), RELAXED: (1.0,)}
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptRule:
+    """A rule with its values: RATIO of `relaxed`, SINGLE and ACC of `threshold`."""
+
+    name: str = MATCH
+    values: tuple[float, ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> AcceptRule:
+        """A rule as `NAME` or `NAME:VALUE,VALUE`. Raises OptionError."""
+        name, _, rest = text.partition(":")
+        defaults = _DEFAULTS.get(name, ())
+        try:
+            given = tuple(float(one) for one in rest.split(",")) if rest else ()
+        except ValueError:
+            given = (math.nan,)
+        is_right = len(given) <= len(defaults) and all(0 < one <= 1 for one in given)
+        if name not in ABOUT or not is_right:
+            raise OptionError(
+                f"{text[:60]!r} is not an acceptance rule.",
+                f"Name one of {', '.join(ABOUT)}; values are above 0 and at most 1.",
+            )
+        return cls(name, (*given, *defaults[len(given) :]))
+
+    @property
+    def text(self) -> str:
+        """As `read` takes it."""
+        return self.name + ":" * bool(self.values) + ",".join(f"{one:g}" for one in self.values)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the drafter draws its tokens, so that q counts."""
+        return self.name in (REJECTION, BLOCK)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the text keeps the target's distribution."""
+        if self.name == SYNTHETIC:
+            return False
+        return all(one >= 1 for one in self.values)
+
+    @property
+    def leeway(self) -> float:
+        """By how much the logit of an accepted token may be below that of one that the target
+        would choose; 0 where the rule gives none."""
+        if self.name == SYNTHETIC:
+            return math.inf
+        return -math.log(self.values[0]) if self.name == RELAXED else 0.0
+
+    def chance(self, p: np.ndarray, q: np.ndarray) -> np.ndarray:
+        """Probability that a token is accepted, [n], NaN where it is not known: p of the target's
+        sampler and q of the drafter, NaN for a token that was not drawn. Of `block` what
+        `rejection` accepts, a lower bound."""
+        if self.name in (SYNTHETIC, RELAXED):
+            return np.full(len(p), np.nan)
+        if self.name == THRESHOLD:
+            single, acc = self.values
+            return np.where(p >= single, 1.0, np.minimum(1.0, p / acc))
+        drawn = np.nan_to_num(q, nan=1.0)
+        return np.asarray(np.minimum(1.0, p / np.maximum(drawn, _TINY)))
+
+
+def rule_of(facts: RunFacts) -> AcceptRule | None:
+    """The rule of a run: as its facts name it, else its options; None where neither does."""
+    named = facts.accept_rule
+    if named is None and facts.options is not None:
+        named = facts.options.spec.accept
+    try:
+        return None if named is None else AcceptRule.read(named)
+    except OptionError:  # of a file
+        return None
+
+
+_SAID = re.compile(
+    r"(?P<llama>spec[-_]draft[-_]sampling[= '\",:]{1,8}probabilistic)"
+    r"|rejection_sample_method[= '\",:]{1,8}(?P<vllm>\w{1,20})"
+    r"|draft_sample_method[= '\",:]{1,8}(?P<draft>\w{1,20})"
+    r"|relax_ratio[= '\",:]{1,8}(?P<ratio>[\d.]{1,12})"
+    r"|accept[-_]threshold[-_](?P<which>single|acc)[= '\",:]{1,8}(?P<value>[\d.]{1,12})"
+    r"|(?P<sglang>speculative[-_]use[-_]rejection[-_]sampling(?![= '\":]{1,4}False))",
+    re.IGNORECASE,
+)
+
+
+def rule_said(text: str) -> AcceptRule | None:
+    """The rule that a server's command line, or a line that repeats its settings, names; None where
+    it says nothing of one."""
+    found = dict(_pairs(text))
+    if "single" in found or "acc" in found:
+        values = tuple(_share(found.get(name, "1")) for name in ("single", "acc"))
+        if min(values) < 1:
+            return AcceptRule(THRESHOLD, values)
+    if "ratio" in found:
+        return AcceptRule(RELAXED, (_share(found["ratio"]),))
+    method = found.get("vllm", "")
+    if method in (BLOCK, SYNTHETIC):
+        return AcceptRule(method)
+    if "llama" in found or "sglang" in found or found.get("draft") == "probabilistic":
+        return AcceptRule(REJECTION)
+    return AcceptRule() if found else None
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for one in _SAID.finditer(text):
+        if one["which"]:
+            yield one["which"].lower(), one["value"]
+            continue
+        yield from ((k, v.lower()) for k, v in one.groupdict().items() if v and k != "value")
+
+
+def _share(text: str) -> float:
+    """A number above 0 and at most 1, 1 for anything else."""
+    value = float(text) if re.fullmatch(r"\d{1,4}(?:\.\d{0,8})?|\.\d{1,8}", text) else 1.0
+    return value if 0 < value <= 1 else 1.0
