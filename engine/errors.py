@@ -87,6 +87,10 @@ class OutOfMemoryError(DraftscopeError):
     """The machine or the device cannot hold what was asked for."""
 
 
+class DeviceLostError(DraftscopeError):
+    """A GPU that failed in a run and takes no more work from this process."""
+
+
 class TraceFileError(DraftscopeError):
     """An exported trace or session file that cannot be read."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -10,9 +11,10 @@ from typing import Any, Protocol
 from engine.analysis.findings.check import record_findings
 from engine.decode.held_sequences import CachedRun, PromptCache
 from engine.decode.scheduler import RoundObserver, Scheduler
-from engine.errors import NonFiniteError, OptionError
+from engine.errors import DeviceLostError, NonFiniteError, OptionError, OutOfMemoryError
 from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
+from engine.machine.device import free_unused, meaning_of
 from engine.memory.reuse import LentMemories
 from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.timings import acceptance, summary, timings
@@ -81,15 +83,28 @@ class Run:
         if self._auditing is not None:
             self.done = next(self._auditing, _ENDED) is _ENDED
         else:
+            failure = None
             try:
                 more = self._scheduler.step()
             except BaseException as error:
                 self._cached = self._memories = None  # no one knows how far the round came
-                self._scheduler.note_failure(error)
-                self.stop()
+                failure = meaning_of(error, self._scheduler.device)
+                self._scheduler.note_failure(failure or error)
+                if isinstance(failure, DeviceLostError):
+                    with suppress(RuntimeError):  # nothing on it can be cleared
+                        self.stop()
+                else:
+                    self.stop()
                 if isinstance(error, NonFiniteError):
                     self.files.check()  # weights that are no model's explain it
-                raise
+                if failure is None:
+                    raise
+            if failure is not None:
+                # without what led to it, whose frames hold what is to be freed
+                failure.__context__ = None
+                if isinstance(failure, OutOfMemoryError):
+                    free_unused(self._scheduler.device)
+                raise failure
             if not more and self._audit is not None:
                 self._scheduler.close()
                 self._auditing = self._audit.steps(self.trace, self.run_id)
@@ -125,11 +140,13 @@ class Run:
     def stop(self) -> None:
         """End the run now; what was recorded stays."""
         if not self.done:
-            self._scheduler.stop()
             self.done = True
-            if self._auditing is not None:
-                self._auditing.close()
-            self._close()
+            try:
+                self._scheduler.stop()
+            finally:
+                if self._auditing is not None:
+                    self._auditing.close()
+                self._close()
 
     @property
     def emitted(self) -> list[list[int]]:

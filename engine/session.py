@@ -32,7 +32,7 @@ from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
-from engine.machine.device import CPU, read, resolve_device
+from engine.machine.device import CPU, meaning_of, read, resolve_device
 from engine.machine.graphs import graphs_are_on
 from engine.machine.host_memory import give_back_freed_memory
 from engine.memory.hybrid import HybridMemory
@@ -443,18 +443,25 @@ class Session:
         device: torch.device | None = None,
     ) -> HybridMemory:
         """Memory for the target as the options ask for it. device: None = that of the session."""
-        return HybridMemory.for_model(
-            self.config,
-            n_seqs,
-            n_ctx,
-            device or self.device,
-            policy=options.rollback,
-            n_rs_seq=n_rs_seq,
-            unified=options.kv == "unified",
-            faults=options.faults,
-            batch_invariant=options.batch_invariant,
-            types=options.state_types,
-        )
+        where = device or self.device
+        try:
+            return HybridMemory.for_model(
+                self.config,
+                n_seqs,
+                n_ctx,
+                where,
+                policy=options.rollback,
+                n_rs_seq=n_rs_seq,
+                unified=options.kv == "unified",
+                faults=options.faults,
+                batch_invariant=options.batch_invariant,
+                types=options.state_types,
+            )
+        except RuntimeError as error:
+            meaning = meaning_of(error, where)
+            if meaning is None:
+                raise
+            raise meaning from error
 
     def begin_run(
         self,

@@ -13,9 +13,12 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
 import torch
 import triton
 
-__all__ = ["LEAST_DEPTH", "as_rows", "cdiv", "jit", "power_of_2"]
+__all__ = ["INTERPRETED", "LEAST_DEPTH", "as_rows", "cdiv", "jit", "power_of_2"]
 
 jit = triton.jit
+
+INTERPRETED = triton.knobs.runtime.interpret
+"""Whether kernels run in Triton's interpreter, which knows no instructions of a GPU."""
 
 LEAST_DEPTH = 16
 """The least depth K of `tl.dot` with operands of 16 bits and more: Triton up to 3.7 asks for 16,

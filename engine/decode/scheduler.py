@@ -211,6 +211,10 @@ class Scheduler:
         self._slots.stop()
         self._release()
 
+    @property
+    def device(self) -> torch.device:
+        return self._memory.attention.device
+
     def note_failure(self, error: BaseException) -> None:
         """Note what memory and drafters hold, where an error ends the run."""
         held = [

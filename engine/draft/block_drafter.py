@@ -149,9 +149,12 @@ class BlockDrafter(ABC):
             for request, draft in zip(some, self._choose(some, out), strict=True):
                 draft.block = m
                 drafts[request.seq] = draft
-        for seq, draft in drafts.items():
-            if seq in self._n_wrong:
-                draft.n_wrong_rows = int(self._n_wrong.pop(seq))
+        marked = [seq for seq in drafts if seq in self._n_wrong]
+        if marked:
+            (counts,) = read(torch.stack([self._n_wrong.pop(seq) for seq in marked]))
+            for seq, count in zip(marked, counts.tolist(), strict=True):
+                drafts[seq].n_wrong_rows = count
+        for draft in drafts.values():
             if len(draft.tokens) < self._n_min:
                 draft.cut(0, "n_min")
         return [drafts[request.seq] for request in requests]

@@ -1,9 +1,10 @@
-"""Devices: the name that `--device` takes, the device it means, waiting for it; and copies between
-host and device, uploads that do not wait and `read`, the one that does."""
+"""Devices: the name that `--device` takes, the device it means, waiting for it, what its failures
+mean; and copies between host and device, uploads that do not wait and `read`, the one that does."""
 
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -11,9 +12,10 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from engine.errors import OptionError
+from engine.errors import DeviceLostError, DraftscopeError, OptionError, OutOfMemoryError
 
 CPU = torch.device("cpu")
+_LOST = ("CUDA error", "Triton Error [CUDA]")
 _REMEDY = "Use --device cpu, or auto."
 
 
@@ -69,6 +71,34 @@ def wait_for(device: torch.device) -> None:
     """Return when a CUDA device has done what it was given, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | None:
+    """What an error in a run means for the user: a device without memory or one that failed; None
+    for any other."""
+    first = str(error).strip().split("\n")[0]
+    if isinstance(error, torch.OutOfMemoryError):
+        room = ""
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            room = f": {free >> 20} of {total >> 20} MiB are free"
+        return OutOfMemoryError(
+            f"The run needs more memory than {device} has{room}.",
+            "Lower -c, -np, -ub or --spec-draft-n-max, choose --rollback replay, or --device cpu.",
+        )
+    if isinstance(error, torch.AcceleratorError) or first.startswith(_LOST):
+        return DeviceLostError(
+            f"{device} failed in the run: {first}",
+            "What was recorded is kept. Start the program again, or use --device cpu.",
+        )
+    return None
+
+
+def free_unused(device: torch.device) -> None:
+    """Give memory that nothing uses any more back to a CUDA device, for other programs too."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 _ALIGNED = 8

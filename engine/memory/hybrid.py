@@ -114,7 +114,7 @@ class HybridMemory:
             POLICIES[policy](layout, n_seqs, n_rs_seq, device, faults) if layout else None,
             faults,
             batch_invariant=batch_invariant,
-            graphs=graphs_for(device) if config.records_on(device.type) else None,
+            graphs=graphs_for(device),
         )
 
     @classmethod

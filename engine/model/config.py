@@ -76,10 +76,6 @@ class ModelConfig:
         mixtures = (isinstance(block.ffn, MixturePart) for block in self.blocks)
         return any(mixtures) or any(size.further for size in cells)
 
-    def records_on(self, device_type: str) -> bool:
-        """Whether a pass can be recorded (engine.machine.graphs). On the processor all can be."""
-        return device_type == "cpu" or not any(block.asks_host for block in self.blocks)
-
     def cells(self) -> Mapping[int, CellSize]:
         """The trunk layers that attend, and what a token leaves in each."""
         sizes = ((i, block.cells()) for i, block in enumerate(self.blocks))

@@ -44,26 +44,26 @@ def resolve_compute(
 ) -> str:
     """The compute mode meant by `name` for a model of `n_params` parameters in these GGML types.
 
-    "auto" is, if any of the types can stay in its blocks, "q8" on a processor that multiplies
-    integers through LLVM, but for a small model "blocks", whose weights are exact, as on a CUDA
-    device; else f32 for a small model on the processor, bf16 on a CUDA device and where the
-    processor multiplies it in hardware, and f32 elsewhere.
-    Raises OptionError for an unknown name, and for q8 and int8 on a CUDA device.
+    "auto" is, if any of the types can stay in its blocks, "q8" on a CUDA device and on a processor
+    that multiplies integers through LLVM, but for a small model "blocks", whose weights are exact;
+    else f32 for a small model on the processor, bf16 on a CUDA device and where the processor
+    multiplies it in hardware, and f32 elsewhere.
+    Raises OptionError for an unknown name, and for int8 on a CUDA device.
     """
     if name not in COMPUTE_MODES:
         modes = ", ".join(COMPUTE_MODES)
         raise OptionError(f"The compute mode {name!r} is unknown.", f"Choose from {modes}.")
     on_cuda = device.type == "cuda"
-    if on_cuda and name.startswith(("int8", "q8")):
+    if on_cuda and name.startswith("int8"):
         raise OptionError(
             f"--compute {name} is for the processor; there is no such product on {device}.",
-            "Use blocks, bf16 or f32, or --device cpu.",
+            "Use q8, blocks, bf16 or f32, or --device cpu.",
         )
     if name != "auto":
         return name
     is_small = n_params < SMALL_MODEL
     quick = "blocks" if on_cuda or uses_llvm() else None
-    if quick and not on_cuda and not is_small and has_feature("avx2"):
+    if quick and not is_small and (on_cuda or has_feature("avx2")):
         quick = "q8"
     if quick and any(stays_in_blocks(type, quick, device) for type in types):
         return quick

@@ -170,20 +170,26 @@ class Weights:
     def table(self, name: str) -> Embedding:
         """An embedding, whose rows are looked up: the numbers of the file in every mode.
 
-        On the processor it stays in its blocks where it can, but in f32: there the head may be
-        the same matrix.
+        It stays in its blocks where it can, but in f32: there the head may be the same matrix.
         """
         width = self._shapes[self._prefix + name][1]
-        if self.compute == "f32" or self.device.type != "cpu":
+        if self.compute == "f32":
             return Embedding(MatrixRows(self.keep(name), rounding=self._rounding(name)), width)
         rows = self._rows(name, "q8" if self.compute == "q8" else "blocks")
+        rows = replace(rows, data=rows.data.to(self.device))
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)
 
     def stored_rows(self, name: str) -> StoredRows:
-        """A table of which rows are asked for, as it is stored; not counted."""
+        """A table of which rows are asked for, as it is stored; not counted on the processor, where
+        it may be the mapped file."""
         full = self._prefix + name
-        return self._reader.rows(full, self._shapes[full])
+        rows = self._reader.rows(full, self._shapes[full])
+        if self.device.type == "cpu":
+            return rows
+        there = rows.to(self.device)
+        self.n_bytes += there.n_bytes
+        return there
 
     def project(self, *names: str) -> Projection:
         """The matrices under `names`, stacked by rows, in the compute mode."""

@@ -172,7 +172,9 @@ def choose_blocks_with_torch(
     def keys_of(own: torch.Tensor) -> torch.Tensor:
         return _block_keys(own, weight, table, indexer)
 
-    return _choose_with_torch(q, None, keys, positions, mask, indexer, keys_of, invariant)
+    # no position is beyond the table
+    most = min(keys.shape[1], len(table)) // indexer.ratio
+    return _choose_with_torch(q, None, keys, positions, mask, indexer, keys_of, most, invariant)
 
 
 def choose_pools_with_torch(
@@ -194,7 +196,8 @@ def choose_pools_with_torch(
         shares = pointwise(torch.exp, gates - gates.amax(2, keepdim=True), invariant=invariant)
         return _in_order(shares * keys) / _in_order(shares)
 
-    return _choose_with_torch(q, weights, rows, positions, mask, indexer, keys_of, invariant)
+    most = rows.shape[1] // indexer.ratio
+    return _choose_with_torch(q, weights, rows, positions, mask, indexer, keys_of, most, invariant)
 
 
 def _choose_with_torch(
@@ -205,16 +208,17 @@ def _choose_with_torch(
     mask: torch.Tensor,
     indexer: Indexer,
     keys_of: Callable[[torch.Tensor], torch.Tensor],
+    most: int,
     invariant: bool,
 ) -> torch.Tensor:
-    """keys_of: of blocks [B, n, d], from the rows of their cells [B, n, ratio, _]."""
+    """keys_of: of blocks [B, n, d], from the rows of their cells [B, n, ratio, _]. most: whole
+    blocks that there can be; the host looks at no number."""
     ratio, n_blocks, _ = indexer
+    if most <= n_blocks:
+        return mask
     own = torch.where(mask, positions[:, None], -1).amax(2)
     positions = torch.where(mask[:, -1], positions, -1)  # of all that any token sees
     n_whole = (own + 1) // ratio
-    most = int(n_whole.max())
-    if most <= n_blocks:
-        return mask
     scores = _scores(q, weights, keys_of(_in_blocks(rows, positions, most, ratio)), invariant)
     is_whole = torch.arange(most, device=q.device) < n_whole[..., None]
     chosen = _best(scores.masked_fill(~is_whole, -torch.inf), n_blocks) & is_whole

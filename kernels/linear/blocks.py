@@ -78,5 +78,5 @@ def linear_blocks(x: torch.Tensor, packed: PackedWeight, *, invariant: bool) -> 
     """See kernels.linear.linear, for data in blocks."""
     blocks, rounded = packed.data, packed.mode == "bf16"
     if packed.mode == "q8":
-        return integer_blocks.integer_linear(x, blocks.bytes, blocks.type)
+        return integer_blocks.integer_linear(x, blocks.bytes, blocks.type, invariant=invariant)
     return block_linear(x, blocks.bytes, blocks.type, rounded=rounded, invariant=invariant)

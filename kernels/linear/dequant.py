@@ -14,15 +14,16 @@ from torch import Tensor
 from kernels.dispatch import pick, uses_llvm
 from kernels.linear import decode_with_llvm
 from kernels.linear.decode_with_llvm import LANES, sizes
+from kernels.linear.integer_blocks.parts import IQ4_LEVELS, split
 from kernels.llvm import Code, Program, Value
 
 
 def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
     """Blocks of the GGML type named `type` ("Q4_K"), uint8 [n_bytes], to float32 [n_elements].
 
-    The result has memory of its own where `raw` is; temporaries are those of one slice, whatever
-    the size. Raises NotImplementedError for a type without a decoder and ValueError when the number
-    of bytes is not that of n_elements.
+    The result has memory of its own where `raw` is; temporaries are those of one slice on the
+    processor, whatever the size. Raises NotImplementedError for a type without a decoder and
+    ValueError when the number of bytes is not that of n_elements.
     """
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_blocks, rest = divmod(n_elements, block)
@@ -32,8 +33,8 @@ def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
         raw = raw.clone()  # decoders read whole words
     blocks = raw.view(n_blocks, block_bytes)
     out = torch.empty(n_blocks, block, dtype=torch.float32, device=raw.device)
-    decode = _decoder(type) if raw.device.type == "cpu" else _torch_or_naive(type)
-    step = SLICE_ELEMENTS // block
+    decode = _decoder(type) if raw.device.type == "cpu" else _on_gpu(type)
+    step = SLICE_ELEMENTS // block if raw.device.type == "cpu" else max(n_blocks, 1)
     for start in range(0, n_blocks, step):
         decode(blocks[start : start + step], out[start : start + step])
     return out.view(-1)
@@ -41,6 +42,17 @@ def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
 
 def _torch_or_naive(type: str) -> Decoder:
     return DECODERS.get(type) or naive_decoder(type)
+
+
+def decodes_on_gpu(type: str) -> bool:
+    """Whether blocks of this GGML type can be decoded where a GPU has them."""
+    return type in DECODERS or type in OF_PARTS
+
+
+def _on_gpu(type: str) -> Decoder:
+    if not decodes_on_gpu(type):
+        raise NotImplementedError(f"no decoder of {type} for a GPU")
+    return DECODERS.get(type) or OF_PARTS[type]
 
 
 def _fastest(type: str) -> Decoder:
@@ -77,16 +89,24 @@ def naive_decoder(type: str) -> Callable[[Tensor, Tensor], None]:
 Decoder = Callable[[Tensor, Tensor], None]
 GRAIN = 2**15
 SLICE_ELEMENTS = 2**17
-_IQ4_VALUES = torch.tensor(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8
-)
-# byte value -> its eight bits, lowest first, as bytes of 0 or 16 packed into one int64
-_FIFTH_BITS = (
-    (((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1) << 4)
-    .to(torch.uint8)
-    .view(torch.int64)
-    .flatten()
-)
+
+
+@functools.cache
+def _iq4_values(device: torch.device) -> Tensor:
+    """Kept on the device: a recorded pass uploads nothing."""
+    return torch.tensor(IQ4_LEVELS, dtype=torch.int8).to(device)
+
+
+@functools.cache
+def _of_fifth_bits(device: torch.device) -> Tensor:
+    """Byte value -> its eight bits, lowest first, as bytes of 0 or 16 packed into one int64."""
+    bits = ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1) << 4
+    return bits.to(torch.uint8).view(torch.int64).flatten().to(device)
+
+
+def _grain(x: Tensor) -> int:
+    """Elements of one operation, at most; a GPU takes all at once."""
+    return GRAIN if x.device.type == "cpu" else max(x.numel(), GRAIN)
 
 
 def _half(blocks: Tensor, start: int, count: int = 1) -> Tensor:
@@ -109,7 +129,7 @@ def _nibbles(words: Tensor, run: int) -> Tensor:
 def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
     """The 32 bits at byte `start`, lowest first, as bytes of 0 or 16 in int32 [n, 8]."""
     index = blocks[:, start : start + 4].flatten().int()
-    return _FIFTH_BITS.index_select(0, index).view(torch.int32).view(-1, 8)
+    return _of_fifth_bits(index.device).index_select(0, index).view(torch.int32).view(-1, 8)
 
 
 def _spread(words: Tensor, n_bits: int) -> Tensor:
@@ -124,7 +144,7 @@ def _fill(
 ) -> None:
     """out = (q - zero) * scale + offset, with scale and offset [n, runs per block]."""
     run = out.numel() // scale.numel()
-    rows = GRAIN // run
+    rows = _grain(out) // run
     parts = [out.view(-1, run).split(rows), q.view(-1, run).split(rows)]
     parts += [f.reshape(-1, 1).split(rows) for f in (scale, offset) if f is not None]
     for to, values, factor, *summand in zip(*parts, strict=True):
@@ -197,7 +217,8 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
 def _iq4(blocks: Tensor, start: int, stop: int) -> Tensor:
     """The 4-bit indices in bytes start to stop, looked up: int8, block after block."""
     q = _nibbles(_words(blocks, start, stop), 16).view(torch.uint8).flatten()
-    return torch.cat([_IQ4_VALUES.index_select(0, part.int()) for part in q.split(GRAIN)])
+    values = _iq4_values(q.device)
+    return torch.cat([values.index_select(0, part.int()) for part in q.split(_grain(q))])
 
 
 def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
@@ -207,16 +228,35 @@ def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
 def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
     packed = blocks[:, 4:8]
     low = torch.stack([packed & 15, packed >> 4], 2).flatten(1)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)
     high = ((blocks[:, 2:4].unsqueeze(-1) >> shifts) & 3).flatten(1)
     scale = (low | (high << 4)).float().sub_(32).mul_(_half(blocks, 0))
     _fill(out, _iq4(blocks, 8, 136), scale)
 
 
+def _of_parts(type: str) -> Decoder:
+    """The decoder of a type of which only the integers and their scales are written down."""
+
+    def fill(blocks: Tensor, out: Tensor) -> None:
+        parts = split(blocks, type)
+        groups = 1 if parts.group_scales is None else parts.group_scales.shape[-1]
+        q = parts.integers.unflatten(-1, (groups, -1)).float()
+        scale = parts.scale[..., None]
+        if parts.group_scales is not None:
+            scale = scale * parts.group_scales.float()
+        q = q * scale[..., None]
+        if parts.minimum is not None and parts.group_minimums is not None:
+            q = q - (parts.minimum[..., None] * parts.group_minimums.float())[..., None]
+        out.copy_(q.flatten(-2))
+
+    return fill
+
+
 def _plain(dtype: torch.dtype) -> Decoder:
     def fill(blocks: Tensor, out: Tensor) -> None:
         values = blocks.view(dtype).flatten()
-        for to, part in zip(out.flatten().split(GRAIN), values.split(GRAIN), strict=True):
+        grain = _grain(out)
+        for to, part in zip(out.flatten().split(grain), values.split(grain), strict=True):
             to.copy_(part)
 
     return fill
@@ -237,6 +277,8 @@ DECODERS: dict[str, Decoder] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
 }
+OF_PARTS: dict[str, Decoder] = {type: _of_parts(type) for type in ("Q2_K", "Q3_K", "MXFP4")}
+"""Further types that a GPU decodes; on the processor gguf-py does."""
 
 
 CHUNK = 128

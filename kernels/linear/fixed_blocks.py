@@ -24,7 +24,7 @@ def linear(product: Product, x: torch.Tensor, packed: PackedWeight) -> torch.Ten
     if packed.mode in INTEGER_MODES:
         return product(x, packed)
     rows = x.reshape(-1, x.shape[-1])
-    sizes = _sizes(product, packed, torch.get_num_threads())
+    sizes = _sizes(product, packed, torch.get_num_threads(), x.device)
     outputs, start = [], 0
     for size in sizes:
         while len(rows) - start >= size or (size == sizes[-1] and start < len(rows)):
@@ -41,23 +41,27 @@ def _block(product: Product, rows: torch.Tensor, packed: PackedWeight, size: int
     return product(filled, packed)[: len(rows)]
 
 
-_found: dict[tuple[Product, str, tuple[int, int], int], tuple[int, ...]] = {}
+_found: dict[tuple[Product, str, tuple[int, int], int, torch.device], tuple[int, ...]] = {}
 
 
-def _sizes(product: Product, packed: PackedWeight, n_threads: int) -> tuple[int, ...]:
+def _sizes(
+    product: Product, packed: PackedWeight, n_threads: int, device: torch.device
+) -> tuple[int, ...]:
     """Sizes of blocks to use, largest first; found by trying, once for every shape of matrix."""
-    key = product, packed.mode, packed.shape, n_threads
+    key = product, packed.mode, packed.shape, n_threads, device
     if key not in _found:
-        _found[key] = _try_sizes(functools.partial(_block, product), packed)
+        _found[key] = _try_sizes(functools.partial(_block, product), packed, device)
     return _found[key]
 
 
 def _try_sizes(
-    block: Callable[[torch.Tensor, PackedWeight, int], torch.Tensor], packed: PackedWeight
+    block: Callable[[torch.Tensor, PackedWeight, int], torch.Tensor],
+    packed: PackedWeight,
+    device: torch.device,
 ) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(WIDE, packed.shape[1], generator=generator)
-    x *= torch.logspace(-2, 2, WIDE).unsqueeze(1)
+    x = (x * torch.logspace(-2, 2, WIDE).unsqueeze(1)).to(device)
     first = block(x[:BLOCK], packed, BLOCK)
     for shift in (1, 3, 4):
         # the same rows at other places, and rows of zeros next to the last ones

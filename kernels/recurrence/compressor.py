@@ -200,29 +200,35 @@ def first_of_block_with_torch(positions: torch.Tensor, ratio: int) -> torch.Tens
 def compress_with_torch(
     x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
 ) -> torch.Tensor:
-    """See compress. The host looks at positions."""
-    y = x.new_zeros(*x.shape[:2], part.width)
-    span, first = part.n_slots, positions[:, 0].tolist()
-    for b, position in enumerate(first):
-        before = torch.arange(position - span, position, device=x.device) % span
-        history = torch.cat((ring[b, before], x[b]))
-        ends = range((part.ratio - 1 - position) % part.ratio, x.shape[1], part.ratio)
-        for t in ends:
-            # in an order of its own, whatever else ends here
-            y[b, t] = _weighed(history[t + 1 : t + 1 + span], position + t, part)
-    return y
-
-
-def _weighed(held: torch.Tensor, position: int, part: Compressor) -> torch.Tensor:
-    """held: [n_slots, 2 n_channels], oldest first."""
+    """See compress."""
+    (n_batch, n_tokens), span, ratio = x.shape[:2], part.n_slots, part.ratio
+    first = positions[:, :1]
+    slots = torch.arange(span, device=x.device)
+    before = (first + slots) % span
+    history = torch.cat((ring.gather(1, before[..., None].expand(-1, -1, ring.shape[2])), x), 1)
+    # at most so many blocks end in as many tokens; the last of them may be beyond
+    n_ends = -(-n_tokens // ratio)
+    ends = (ratio - 1 - first) % ratio + ratio * torch.arange(n_ends, device=x.device)
+    sequence = torch.arange(n_batch, device=x.device)[:, None]
+    tokens = (ends[..., None] + 1 + slots).clamp(max=n_tokens + span - 1)
+    held = history[sequence[..., None], tokens]  # oldest first
     values, scores = held.chunk(2, -1)
     if part.overlaps:
-        d, r = part.width, part.ratio
-        values, scores = (torch.cat((x[:r, :d], x[r:, d:])) for x in (values, scores))
-        if position < r:
-            values, scores = values[r:], scores[r:]
-    weights = torch.exp(scores - scores.amax(0))
-    return (weights * values).sum(0) / weights.sum(0)
+        d = part.width
+        values, scores = (
+            torch.cat((h[:, :, :ratio, :d], h[:, :, ratio:, d:]), 2) for h in (values, scores)
+        )
+        is_first = ((first + ends < ratio)[..., None] & (slots < ratio))[..., None]
+        scores = scores.masked_fill(is_first, -torch.inf)
+        values = values.masked_fill(is_first, 0.0)
+    weights = torch.exp(scores - scores.amax(2, keepdim=True))
+    total, weight = torch.zeros_like(values[:, :, 0]), torch.zeros_like(values[:, :, 0])
+    for i in range(span):  # in one order, whatever else ends here
+        total = total + weights[:, :, i] * values[:, :, i]
+        weight = weight + weights[:, :, i]
+    y = x.new_zeros(n_batch, n_tokens + 1, part.width)
+    y[sequence, ends.clamp(max=n_tokens)] = total / weight
+    return y[:, :n_tokens]
 
 
 def rings_after(

@@ -133,10 +133,7 @@ def recent_tokens_with_torch(
 def hash_rows_with_torch(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
     """See hash_rows."""
 
-    def of(numbers: tuple[int, ...]) -> torch.Tensor:
-        # the same bits with a sign
-        return torch.tensor([(x ^ 2**63) - 2**63 for x in numbers], device=context.device)
-
+    of = functools.partial(_constants, device=context.device)
     cut = (context < 0) | (context == hashing.end_id)
     cut[..., 0] = False  # a token that is the end itself still follows what came before it
     tokens = torch.where(cut.cumsum(-1) > 0, hashing.end_id, context)
@@ -149,6 +146,12 @@ def hash_rows_with_torch(context: torch.Tensor, hashing: NgramHash) -> torch.Ten
     # a negative number means 2^64 more
     more = of(tuple(2**64 % size for size in hashing.sizes)) * (numbers < 0)
     return (numbers.remainder(sizes) + more).remainder(sizes) + of(hashing.offsets)
+
+
+@functools.cache
+def _constants(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Numbers below 2^64 as int64 with the same bits; kept, as a recorded pass uploads nothing."""
+    return torch.tensor([(x ^ 2**63) - 2**63 for x in numbers]).to(device)
 
 
 def agreeing_with_torch(

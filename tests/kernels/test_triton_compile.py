@@ -23,6 +23,8 @@ from kernels.attention import with_triton as attention
 from kernels.linear import with_triton as heads
 from kernels.linear.block_linear import TYPES
 from kernels.linear.block_linear import with_triton as blocks_op
+from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
+from kernels.linear.integer_blocks import with_triton as integers_op
 from kernels.moe import RELU2, SWIGLU, clamped_swiglu_activation, situ_activation, swiglu_within
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
@@ -205,6 +207,29 @@ def test_mixture_of_experts(compiled, sizes, mode):
     assert [kernel.name for kernel in compiled] == ["_route", "_open", "_close", "_combine"]
     if mode == "bf16":
         assert all("mma" in kernel.ptx for kernel in compiled[1:3])
+
+
+@pytest.mark.parametrize("n_rows", [1, 4, 8])
+@in_turn("type_name", INTEGER_TYPES)
+def test_integer_products(compiled, type_name, n_rows):
+    n_in = 2560
+    blocks = torch.zeros(18432, len(random_blocks(type_name, 1, n_in)[0]), dtype=torch.uint8)
+    integers_op.integer_linear(torch.ones(n_rows, n_in), blocks, type_name)
+    quantise, product = compiled
+    assert (quantise.name, product.name) == ("_quantise", "_product")
+    assert "fma.rn" not in quantise.ptx
+    assert "dp4a.s32.s32" in product.ptx
+    # room for 12 programs of one warp side by side in a multiprocessor at least
+    assert product.n_registers <= 168 and product.n_shared <= 8 << 10
+
+
+@in_turn("type_name", [*TYPES[:4]])
+def test_expanding_a_matrix(compiled, type_name, monkeypatch):
+    monkeypatch.setattr(torch, "mm", lambda a, b, out=None, out_dtype=None: a.float() @ b.float())
+    blocks = torch.zeros(64, len(random_blocks(type_name, 1, 2560)[0]), dtype=torch.uint8)
+    for dtype in (torch.float32, torch.bfloat16):
+        blocks_op.expanded_product(torch.ones(65, 2560), blocks, type_name, dtype)
+    assert [kernel.name for kernel in compiled] == ["_expand"] * 2
 
 
 @in_turn(

@@ -8,6 +8,7 @@ host and device is counted too.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kernels.linear import dequant
+from kernels.rows import ngrams
+
 DEVICE = torch.device("cuda:0")
+# functions that keep tensors
+_KEPT = ((ngrams, "_constants"), (dequant, "_iq4_values"), (dequant, "_of_fifth_bits"))
 # indices of c10::DeviceType
 _CUDA, _META = 1, 14
 
@@ -29,10 +35,12 @@ _CUDA, _META = 1, 14
 @dataclass
 class Seen:
     """reads: calls of transfer.read on the device. uploads, downloads: operations that moved
-    values. waits: synchronisations for the clock. strays: operations with an argument on each."""
+    values. waits: synchronisations for the clock. strays: operations with an argument on each.
+    recordings: passes that were recorded."""
 
     reads: int = 0
     waits: int = 0
+    recordings: int = 0
     uploads: list[str] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
@@ -61,6 +69,10 @@ class _Watch(TorchDispatchMode):
         return result
 
 
+def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
 def _without_value(host: torch.Tensor) -> torch.Tensor:
     """A fake tensor of one element remembers it, and would then be copied in earnest."""
     host.constant = None
@@ -80,6 +92,7 @@ def fake_cuda(
     seen = Seen()
     from engine.decode import target_facts
     from engine.draft import model_drafter
+    from engine.gguf.reader import TensorReader
     from engine.machine import device as transfer
     from engine.machine import graphs
     from engine.sampling import sampler
@@ -93,6 +106,17 @@ def fake_cuda(
         assert device == DEVICE
         seen.waits += 1
 
+    def record(run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """A replay would compute the same shapes again. Nothing crosses in a recorded pass."""
+        before = seen.reads, seen.waits, len(seen.uploads), len(seen.downloads)
+        try:
+            outputs = run()
+        except RuntimeError as error:  # which would turn recording off, and no more
+            raise AssertionError("a pass cannot be recorded") from error
+        assert before == (seen.reads, seen.waits, len(seen.uploads), len(seen.downloads))
+        seen.recordings += 1
+        return outputs, lambda: None
+
     for module in (transfer, sampler, target_facts, model_drafter):
         monkeypatch.setattr(module, "read", read)
     monkeypatch.setattr(transfer, "pinned", _without_value)
@@ -100,8 +124,20 @@ def fake_cuda(
     monkeypatch.setattr("kernels.linear.dequant.uses_llvm", lambda: False)
     # nor a place there
     monkeypatch.setattr("engine.model.weights._in_one_piece", lambda tensors: False)
-    # a replay would compute the same shapes again
-    monkeypatch.setattr(graphs, "_RecordOnCuda", lambda: lambda run: (run(), lambda: None))
+    monkeypatch.setattr(graphs, "_RecordOnCuda", lambda: record)
+    # numbers of a file are checked on the processor, where they have no values here
+    monkeypatch.setattr(
+        TensorReader, "take_ids", lambda _, name, shape, n: torch.zeros(shape).long()
+    )
+    # tensors that are kept would be those of another fake device
+    for module, name in (
+        (ngrams, "_constants"),
+        (dequant, "_iq4_values"),
+        (dequant, "_of_fifth_bits"),
+    ):
+        monkeypatch.setattr(module, name, functools.cache(getattr(module, name).__wrapped__))
+    # tensors on the processor have no memory
+    monkeypatch.setattr("kernels.dispatch.uses_llvm", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)

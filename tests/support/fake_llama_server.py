@@ -10,9 +10,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
-def tokens_per_round(rate: float, n_max: int) -> float:
-    """Expected, with one probability at every place."""
-    return sum(rate**i for i in range(n_max + 1))
+def tokens_per_round(rate: float, n_max: int, fade: float = 1.0) -> float:
+    """Expected, with a probability at each place that is `fade` times that of the place before."""
+    return sum(rate**i * fade ** (i * (i - 1) // 2) for i in range(n_max + 1))
+
+
+def round_ms(n_max: int, width_ms: float, jump_at: int = 1 << 20, jump_ms: float = 0.0) -> float:
+    """What a round takes; more from a width of verification on, as where a kernel changes."""
+    return 20.0 + width_ms * n_max + jump_ms * (n_max + 1 >= jump_at)
+
+
+def drawn_rounds(rate: float, fade: float, n_max: int, n: int, dice: random.Random) -> list[int]:
+    """Tokens accepted in each round of n tokens."""
+    found = []
+    while n > 0:
+        accepted = 0
+        while accepted < n_max and dice.random() < rate * fade**accepted:
+            accepted += 1
+        found.append(accepted)
+        n -= accepted + 1
+    return found
 
 
 def main() -> None:
@@ -21,6 +38,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--rate", type=float, default=0.7)
     parser.add_argument("--width-ms", type=float, default=2.0)
+    parser.add_argument("--jump-at", type=int, default=1 << 20)
+    parser.add_argument("--jump-ms", type=float, default=0.0)
+    parser.add_argument("--fade", type=float, default=1.0)
+    parser.add_argument("--silent", action="store_true")
     parser.add_argument("--started", type=Path)
     parser.add_argument("--spec-type", default="none")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
@@ -33,8 +54,8 @@ def main() -> None:
         with args.started.open("a") as file:
             file.write(f"{args.spec_type} {n_max} {args.spec_draft_p_min:g}\n")
     # the floor costs a little here
-    round_ms = 20.0 + args.width_ms * n_max + args.spec_draft_p_min
-    ms = round_ms / tokens_per_round(args.rate, n_max)
+    takes_ms = round_ms(n_max, args.width_ms, args.jump_at, args.jump_ms) + args.spec_draft_p_min
+    ms = takes_ms / tokens_per_round(args.rate, n_max, args.fade)
     dice = random.Random(args.port)
 
     class Handler(BaseHTTPRequestHandler):
@@ -53,8 +74,25 @@ def main() -> None:
             }
             if n_max:
                 timings |= {"draft_n": 10 * n_max, "draft_n_accepted": int(10 * n_max * args.rate)}
+            chunks = [{"choices": [{"text": args.text}]}]
+            if asked.get("timings_per_token") and not args.silent:
+                rounds = drawn_rounds(args.rate, args.fade, n_max, n, dice)
+                step_ms = timings["predicted_ms"] / len(rounds)
+                timings |= {"draft_n": len(rounds) * n_max, "draft_n_accepted": sum(rounds)}
+                chunks = [
+                    {
+                        "choices": [{"text": args.text if i == 0 else ""}],
+                        "timings": {
+                            "predicted_n": i + sum(rounds[:i]) + 1,
+                            "predicted_ms": step_ms * i,
+                            "draft_n": i * n_max,
+                            "draft_n_accepted": sum(rounds[:i]),
+                        },
+                    }
+                    for i in range(len(rounds))
+                ]
             events = [
-                {"choices": [{"text": args.text}]},
+                *chunks,
                 {"choices": [], "usage": {"completion_tokens": n}, "timings": timings},
             ]
             self.send_response(200)

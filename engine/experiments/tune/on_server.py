@@ -1,7 +1,9 @@
 """Settings measured on a user's own server, which is started with each of them, or runs already.
 
-Each length is measured once, from the shortest on until two in a row are clearly slower than the
-best; floors are tried at the best lengths; the best three and plain decoding are then measured in
+The longest draft is measured once, and its rounds are recorded where the server reports them: the
+simulator then says which lengths can be faster than the best so far, and the middle one of them is
+next. Else they are tried from the shortest on until two in a row are clearly slower than the best.
+Floors are tried at the best lengths; the best three and plain decoding are then measured in
 alternation. What has been measured is kept in a file, if one is named, from which the same command
 goes on after it was ended.
 """
@@ -19,18 +21,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from engine.analysis.what_if.recorded import RecordedRounds
 from engine.errors import OptionError, PeerLibraryError
 from engine.experiments.bench.llama_programs import free_port, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict
 from engine.experiments.tune.confirm import Confirmed
 from engine.experiments.tune.lengths import DraftSetting, has_floor
+from engine.experiments.tune.proposed import ServerRounds, at_best, recorded
 from engine.experiments.tune.server_speed import ServerPass, TimedServer
 
 _AGAIN_S = 0.1
 _LEAST_TOKENS = 16
 _CLEARLY_SLOWER = 0.9
+_WORTH = 1.02
+"""How much faster than the best one a length has to be able to be."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
 # of the seconds given, those that requests may take; the rest is for starts
@@ -108,27 +115,49 @@ class _Tuner:
         )
 
     def _screen_lengths(self, drafter: str) -> None:
-        """Lengths from the shortest on, then floors at the best two."""
-        found: dict[int, float] = {}
+        """Lengths that the recorded longest one makes promising, or from the shortest on; then
+        floors at the best two."""
+        lengths = sorted(self.plan.lengths)
+        longest = self._name(DraftSetting(drafter, lengths[-1]))
+        found = {lengths[-1]: self._screen(longest, by_round=True)}
+        answers = self.kept.rounds.get(longest, ())
+        rounds = recorded(
+            [[one for one in of if 0 <= one[1] <= one[0] <= lengths[-1]] for of in answers],
+            is_synthetic=bool(self.plan.rates),
+        )
         worse = 0
-        for n_max in sorted(self.plan.lengths):
-            speed = self._screen(self._name(DraftSetting(drafter, n_max)))
-            worse = worse + 1 if speed < _CLEARLY_SLOWER * max(found.values(), default=0.0) else 0
-            found[n_max] = speed
-            if worse == 2 or time.monotonic() > self.until:
+        while left := [n_max for n_max in lengths if n_max not in found]:
+            n_max = left[0] if rounds is None else self._promising(rounds, found, lengths)
+            if n_max is None or worse == 2 or time.monotonic() > self.until:
                 break
+            speed = self._screen(self._name(DraftSetting(drafter, n_max)))
+            is_slower = speed < _CLEARLY_SLOWER * max(found.values())
+            worse = worse + 1 if is_slower and rounds is None else 0
+            found[n_max] = speed
         if has_floor(drafter) and not self.plan.rates:
             for n_max in sorted(found, key=lambda n: -found[n])[:2]:
                 for floor in self.plan.floors:
                     if time.monotonic() < self.until:
                         self._screen(self._name(DraftSetting(drafter, n_max, floor)))
 
+    def _promising(
+        self, rounds: RecordedRounds, found: Mapping[int, float], lengths: Sequence[int]
+    ) -> int | None:
+        """The next length to measure: the middle one of those that may be worth it; None where no
+        other can be clearly faster than the best."""
+        plain = {0: self.screened[PLAIN][0]} if PLAIN in self.screened else {}
+        speeds = at_best(rounds, {**plain, **found}, lengths)
+        best = max(found.values())
+        worth = [n for n in lengths if n not in found and speeds[n] > _WORTH * best]
+        return worth[len(worth) // 2] if worth else None
+
     def _name(self, setting: DraftSetting) -> str:
         self.settings[setting.name] = setting
         return setting.name
 
-    def _screen(self, name: str) -> float:
-        """Speed of a setting, measured once; of the first one, how many tokens the time allows."""
+    def _screen(self, name: str, *, by_round: bool = False) -> float:
+        """Speed of a setting, measured once; of the first one, how many tokens the time allows.
+        by_round: keep its rounds."""
         known = self.kept.screened.get(name)
         if known is None:
             began = time.monotonic()
@@ -136,8 +165,10 @@ class _Tuner:
                 start_s = time.monotonic() - began
                 if not self.screened:
                     self._choose_n_predict(server, start_s)
-                done = self._pass(server)
+                done = self._pass(server, by_round=by_round)
             known = done.speed, done.acceptance
+            if by_round:
+                self.kept.keep_rounds(name, [one.rounds for one in done.answers])
             self.kept.add({"screened": name, "speed": known[0], "acceptance": known[1]})
         self.screened[name] = known
         self.report(f"{name}: {known[0]:.1f} tok/s")
@@ -157,9 +188,12 @@ class _Tuner:
         self.kept.add({"n_predict": self.n_predict})
         self.report(f"{len(plan.prompts)} prompts, {self.n_predict} tokens each")
 
-    def _pass(self, server: TimedServer) -> ServerPass:
-        server.ask(self.plan.prompts[:1], _WARM_TOKENS, ignore_eos=self.plan.ignore_eos)
-        return server.ask(self.plan.prompts, self.n_predict, ignore_eos=self.plan.ignore_eos)
+    def _pass(self, server: TimedServer, *, by_round: bool = False) -> ServerPass:
+        plan = self.plan
+        server.ask(plan.prompts[:1], _WARM_TOKENS, ignore_eos=plan.ignore_eos)
+        return server.ask(
+            plan.prompts, self.n_predict, ignore_eos=plan.ignore_eos, by_round=by_round
+        )
 
     def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
         """The finalists in alternation, all servers running at once where memory allows it."""
@@ -276,6 +310,7 @@ class _Kept:
         self.n_predict: int | None = None
         self.screened: dict[str, tuple[float, float | None]] = {}
         self.pairs: dict[tuple[str, int], float] = {}
+        self.rounds: dict[str, ServerRounds] = {}
         self._path = plan.kept
         if plan.kept is None:
             return
@@ -297,9 +332,19 @@ class _Kept:
                 "Name another file with --keep, or delete it.",
             ) from error
 
-    def _take(self, one: Mapping[str, object]) -> None:
+    def keep_rounds(self, name: str, rounds: ServerRounds) -> None:
+        """Of the run of a setting."""
+        self.rounds[name] = rounds
+        self.add({"name": name, "rounds": rounds})
+
+    def _take(self, one: Mapping[str, Any]) -> None:
         if "n_predict" in one:
             self.n_predict = int(str(one["n_predict"]))
+        elif "rounds" in one:
+            self.rounds[str(one["name"])] = [
+                [(int(drafted), int(accepted)) for drafted, accepted in answer]
+                for answer in one["rounds"]
+            ]
         elif "screened" in one:
             rate = one["acceptance"]
             known = float(str(one["speed"])), None if rate is None else float(str(rate))

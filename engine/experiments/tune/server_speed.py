@@ -6,8 +6,9 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,13 +22,15 @@ _LONGEST_TEXT = 2**24
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One request. n_tokens: after the first one, generated in `seconds`. drafted, accepted: as the
-    server says, None where it does not."""
+    server says, None where it does not. rounds: tokens drafted and accepted in each, where that
+    was asked for and the server reports it by token."""
 
     text: str
     n_tokens: int
     seconds: float
     drafted: int | None = None
     accepted: int | None = None
+    rounds: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,13 @@ class TimedServer:
         # a llama-server that loads lists models, too
         return bool(self._model) and self._is_healthy()
 
-    def ask(self, prompts: Sequence[str], n_predict: int, *, ignore_eos: bool) -> ServerPass:
-        """Answers to the prompts, one after another. Raises ServerError."""
-        return ServerPass(tuple(self._answer(text, n_predict, ignore_eos) for text in prompts))
+    def ask(
+        self, prompts: Sequence[str], n_predict: int, *, ignore_eos: bool, by_round: bool = False
+    ) -> ServerPass:
+        """Answers to the prompts, one after another. by_round: with their rounds, if a llama-server
+        answers. Raises ServerError."""
+        more = {"ignore_eos": ignore_eos} | ({"timings_per_token": True} if by_round else {})
+        return ServerPass(tuple(self._answer(text, n_predict, more) for text in prompts))
 
     def _is_healthy(self) -> bool:
         try:
@@ -93,7 +100,7 @@ class TimedServer:
             return False
         return status in (200, 404)  # not every server has it
 
-    def _answer(self, prompt: str, n_predict: int, ignore_eos: bool) -> Answer:
+    def _answer(self, prompt: str, n_predict: int, more: Mapping[str, bool]) -> Answer:
         body = {
             "model": self._model,
             "prompt": prompt,
@@ -102,7 +109,7 @@ class TimedServer:
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_prompt": False,
-            "ignore_eos": ignore_eos,
+            **more,
         }
         try:
             status, reply = self._request("POST", "/v1/completions", body)
@@ -137,10 +144,15 @@ def _read(reply: http.client.HTTPResponse) -> Answer:
     pieces: list[str] = []
     first = last = 0.0
     n_tokens, timings = 0, {}
+    counts: dict[float, tuple[int, int]] = {}
     for event in _events(reply):
         usage, choices = event.get("usage"), event.get("choices")
         if isinstance(event.get("timings"), dict):
             timings = event["timings"]
+            ended = timings.get("predicted_ms")
+            if isinstance(ended, (int, float)):  # the same of all tokens of a round
+                sums = (_whole(timings, name) or 0 for name in ("draft_n", "draft_n_accepted"))
+                counts.setdefault(float(ended), (next(sums), next(sums)))
         if isinstance(usage, dict):
             n_tokens = _whole(usage, "completion_tokens") or n_tokens
         piece = choices[0].get("text") if choices else None
@@ -154,7 +166,9 @@ def _read(reply: http.client.HTTPResponse) -> Answer:
     drafted, accepted = _whole(timings, "draft_n"), _whole(timings, "draft_n_accepted")
     ms, n_timed = timings.get("predicted_ms"), _whole(timings, "predicted_n")
     if isinstance(ms, (int, float)) and 0 < ms < 1e9 and n_timed:
-        return Answer(text, n_timed, ms / 1e3, drafted, accepted)
+        in_order = [counts[at] for at in sorted(counts)]
+        rounds = tuple((b[0] - a[0], b[1] - a[1]) for a, b in pairwise(in_order))
+        return Answer(text, n_timed, ms / 1e3, drafted, accepted, rounds)
     if not n_tokens:
         raise ValueError("its answer does not say how many tokens it has")
     return Answer(text, max(n_tokens - 1, 0), last - first, drafted, accepted)

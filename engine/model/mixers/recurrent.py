@@ -256,7 +256,7 @@ class Mamba2:
             C.view(*shape, *self._groups),
             self._d,
         )
-        out = memory.advance(self._state, inputs).view(*shape, -1)
+        out = memory.advance(self._state, inputs).flatten(2)
         if self._norm is None:
             out = swiglu(z, out, invariant=invariant)
         else:

@@ -121,13 +121,6 @@ class BlockParts:
         """All that may keep something of a sequence."""
         return self.mixers if self.before is None else (self.before, *self.mixers)
 
-    @property
-    def asks_host(self) -> bool:
-        """Whether something in the block has to look at numbers of a GPU on the host while a pass
-        runs: n-grams for a table in the file, or how many blocks there are to choose from."""
-        cells = self.cells()
-        return self.before is not None or bool(cells and (cells.further or cells.ratio))
-
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors of the block, named within it."""
         found: Shapes = {}

@@ -93,6 +93,9 @@ def _pair(
     if session is not None:
         for side in (a, b):
             if side.prompt is not None and side.has_ids and side.n_prompt < LONGEST_TEXT:
+                if side.draws:
+                    missing.append(_DRAWN._replace(fact=_DRAWN.fact.format(side.name)))
+                    continue
                 from engine.observe.drafter_diff.redraft import Redrafter
 
                 redrafter = Redrafter(session, side, cancelled)
@@ -126,6 +129,12 @@ def _pair(
     )
 
 
+_DRAWN = Missing(
+    "The drafter of {} draws its tokens, so they cannot be made again.",
+    "Have it take the best ones: --spec-draft-sampling greedy, or temperature 0.",
+)
+
+
 def _missing(
     a: DraftSide, b: DraftSide, contexts: Sequence[object], session: Session | None
 ) -> Iterator[Missing]:
@@ -142,7 +151,7 @@ def _missing(
                 f"{side.name} has no ids of drafted tokens.",
                 "Start llama-server with -lv 5 and LLAMA_TRACE=1 and join its log (--log).",
             )
-        elif any(len(draft.tokens) < draft.n_drafted for draft in side.drafts):
+        elif any(len(draft.tokens) < draft.n_drafted for draft in side.drafts) and not side.draws:
             yield Missing(
                 f"{side.name} lacks ids of rejected tokens, so only accepted ones are compared.",
                 "A llama-server log of -lv 5 with LLAMA_TRACE=1 has them.",

@@ -373,9 +373,10 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         names = [n for n in settings[0] if n in settings[1] and _differ(n, *settings)]
     else:
         names = []
-    rules = [
-        side.run.facts.options.spec.accept if side.run.facts.options else "" for side in (a, b)
-    ]
+    # at temperature 0 rules without loss all accept the best token
+    lossless = all(side.rule is not None and side.rule.is_lossless for side in (a, b))
+    counts = not (all(settings) and max(temps) <= 0 and lossless)
+    rules = [side.rule.text if side.rule and counts else "" for side in (a, b)]
     said = [f"{name} {settings[0][name]} in A, {settings[1][name]} in B" for name in names]
     if all(rules) and rules[0] != rules[1]:
         said.append(f"rule {rules[0]} in A, {rules[1]} in B")

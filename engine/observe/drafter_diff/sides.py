@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
 from engine.errors import OptionError
 from engine.observe.rescoring.texts import Asked, asked_of, rows_by_sequence
@@ -15,6 +16,7 @@ from engine.trace.run_ref import RunRef
 if TYPE_CHECKING:
     from engine.session import Session
 
+_SHOWN = 16
 _LONGEST_PROMPT = 1 << 20
 LONGEST_TEXT = 8192
 """Tokens that are decoded again."""
@@ -80,6 +82,20 @@ class DraftSide:
             if draft.tokens[i] != text[at]:
                 return i
         return draft.n_drafted
+
+    @property
+    def rule(self) -> AcceptRule | None:
+        """How its drafted tokens are accepted; None where nothing says or shows it. Candidates of
+        which always the best one was drafted show `match`."""
+        n_shown = sum(draft.n_accepted for draft in self.drafts if draft.tops)
+        return rule_of(self.run.facts) or (AcceptRule() if n_shown >= _SHOWN else None)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the drafter draws its tokens: by its rule, at a temperature above 0."""
+        temp = self.setting.get("temperature")
+        is_greedy = isinstance(temp, int | float) and temp <= 0
+        return self.rule is not None and self.rule.draws and not is_greedy
 
     @property
     def setting(self) -> dict[str, Any]:

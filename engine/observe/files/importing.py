@@ -13,7 +13,7 @@ from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_logs import SIGNS
 from engine.observe.files.log_run import fill_log
-from engine.observe.files.records import METRICS
+from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.rounds.log_lines import texts_of, unwrapped, without_colours
 from engine.observe.rounds.log_words import has_entries
@@ -39,8 +39,8 @@ def recognise(data: bytes) -> str | None:
         return CAPTURE
     head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
     record = records.recognise(head)
-    if record == METRICS:
-        return METRICS
+    if record in (METRICS, PRINTED):
+        return record
     text = "".join(texts_of([head])).lstrip()
     if text.startswith(("{", "[{", "data:")):  # a record may quote a log
         return LOG if is_log(_of_wrapped(text)) else record

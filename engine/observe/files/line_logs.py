@@ -45,13 +45,14 @@ _TABLE_END = 40
 _SUM_DIGITS = 0.01
 SIGNS = re.compile(
     r"Spec(?:Decoding|ulative) metrics: |Decode batch[.,][^\n]{0,300}accept (?:len|rate):"
-    r"|Finish: [^\n]{0,8000}'spec_verify_ct':|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d"
+    r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
+    r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d"
 )
 """What a text has in which there are such lines."""
 _METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
 _PROCESSES = re.compile(
     r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)"
-    r"|\[[\w.]{1,60}\.py:\d{1,6}\]|Engine \d{1,6}:|\b[DTPE]P\d{1,4}\b"
+    r"|(?:\[|(?<!\S))[\w.]{1,60}\.py:\d{1,6}\]|Engine \d{1,6}:|\b[DTPE]P\d{1,4}\b"
 )
 _ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b")
 _SPEED = re.compile(
@@ -59,9 +60,9 @@ _SPEED = re.compile(
     r"Avg generation throughput:\s{0,9}([\d.]{1,20})"
 )
 _COUNTS = (
-    re.compile(r"\b(?:Accepted|Number of accepted tokens):\s{0,9}(\d{1,20})\b(?! ?\.)"),
-    re.compile(r"\b(?:Drafted|Number of draft tokens):\s{0,9}(\d{1,20})\b(?! ?\.)"),
-    re.compile(r"\bNumber of emitted tokens:\s{0,9}(\d{1,20})\b"),
+    re.compile(r"\b(?:Accepted|Number of accepted tokens(?: tokens)?):\s{0,9}(\d{1,20})\b(?! ?\.)"),
+    re.compile(r"\b(?:Drafted|Number of draft tokens(?: tokens)?):\s{0,9}(\d{1,20})\b(?! ?\.)"),
+    re.compile(r"\bNumber of emitted tokens(?: tokens)?:\s{0,9}(\d{1,20})\b"),
     re.compile(r"\bNumber of speculative tokens:\s{0,9}(\d{1,20})\b"),
 )
 """Accepted, drafted and emitted tokens, and those of one draft."""
@@ -72,7 +73,8 @@ _RATES = re.compile(r"Per-position acceptance rate:\s{0,9}")
 _ITEM = re.compile(r"\s{0,9}([\d.]{1,20})\s{0,9}(?:,|$|(?=[^\d.\s]))")
 _BATCH = re.compile(r"Decode batch[.,:]? ?")
 _OF_BATCH = re.compile(
-    r"(accept len|accept rate|gen throughput \(token/s\)|#running-req):\s{0,9}([\d.]{1,20})"
+    r"(accept len|accept rate|avg_accept_len|accept_rate|gen throughput \(token/s\)|#running-req)"
+    r":\s{0,9}([\d.]{1,20})"
 )
 _RANK = re.compile(r"\bDP(\d{1,4})\b")
 _PAIR = re.compile(r"'(\w{1,60})': (\d{1,20}(?:\.\d{1,20})?(?:e-?\d{1,3})?)(?=[,}\s])")
@@ -227,7 +229,7 @@ class LineLogs:
             engine = _engine(said)
             places = (0, head, None), engine, *((*found.span(i), 1e9) for i in (1, 2))
             saying = "speed", "", places
-        elif "Decode batch" in said and "accept " in said:
+        elif "Decode batch" in said and "accept" in said:
             found = _BATCH.search(said)
             if found is None:
                 return False
@@ -526,7 +528,8 @@ def _vllm_saying(said: str, head: re.Match[str]) -> Saying:
 
 def _batch_saying(said: str, head: re.Match[str]) -> Saying:
     """What a line about a decode batch says, as the values of `_on_batch`."""
-    spans = {found[1]: found.span(2) for found in _OF_BATCH.finditer(said, head.end())}
+    found = _OF_BATCH.finditer(said, head.end())
+    spans = {one[1].removeprefix("avg_").replace("t_", "t "): one.span(2) for one in found}
     rank = _RANK.search(said, 0, head.start())
     names = ("accept len", "accept rate", "gen throughput (token/s)", "#running-req")
     values = ((*spans[one], LONGEST_PART_MS) if one in spans else NOTHING for one in names)

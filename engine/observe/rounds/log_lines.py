@@ -335,6 +335,21 @@ class LogLines:
         if self._others is None or not self._others.takes(self.number, "", line):
             yield self._placed(line, "", None, is_first=False)
 
+    def own_source(self, line: str) -> tuple[str | None, int]:
+        """The server that a line names by how it begins, None for none, and where the text after
+        a time that follows begins, 0 without a time."""
+        if (found := STAMP.match(line)) is not None:
+            return "", found.end()
+        if (begin := self._form_of(line) if self._forms else None) is None:
+            return None, 0
+        found = None if self._is_plain else STAMP.match(line, begin.end())
+        return self.source(begin[0]), 0 if found is None else found.end()
+
+    @property
+    def is_json(self) -> bool:
+        """Whether lines are objects that hold lines."""
+        return bool(self._is_json)
+
     @staticmethod
     def _head(line: str) -> re.Match[str] | None:
         """Where a server's own text begins in a line."""

@@ -4,6 +4,7 @@ every request ends with."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from engine.observe.rounds.log_shapes import (
     Block,
     LightRows,
     Reading,
+    says_nothing,
 )
 from engine.observe.rounds.log_words import Saying
 from engine.observe.rounds.server_log import LogServers, Read, ServerLog
@@ -29,6 +31,9 @@ _FEW_LINES = 64
 """Of which the shapes are not looked for."""
 _MOST_LINES = 1 << 16
 """Of a block."""
+_NUMBERS = re.compile("[0-9]+")
+_QUIET = Reading("", "nothing", None, "", is_own=False)
+"""Of lines that have no word that any reader looks for."""
 
 
 class LogReader(LogServers):
@@ -73,6 +78,10 @@ class LogReader(LogServers):
     def _take(self, lines: list[str]) -> None:
         at = 0
         while at < len(lines):
+            if self._is_waiting:
+                self._place(lines[at])
+                at += 1
+                continue
             block = lines[at : at + self._n_block]
             at += len(block)
             if len(block) < _FEW_LINES:
@@ -93,6 +102,11 @@ class LogReader(LogServers):
         numbers = {shape: i for i, shape in enumerate(dict.fromkeys(block.shapes))}
         of_line = np.fromiter(map(numbers.__getitem__, block.shapes), np.int64, len(lines))
         known = [self._readings.get(shape) for shape in numbers]
+        if not self._lines.is_json:
+            firsts = dict(zip(reversed(of_line.tolist()), reversed(lines), strict=True))
+            for shape, i in numbers.items():
+                if known[i] is None and self._is_quiet(shape, firsts[i]):
+                    known[i] = _QUIET
         readings = list(map(known.__getitem__, of_line.tolist()))
         values, light = self._columns(block, known, of_line)
         says_more = np.array([one is None or one.whose != "nothing" for one in known])
@@ -108,7 +122,7 @@ class LogReader(LogServers):
             if reading is not None and row is not None and self._say(reading, before + i + 1, row):
                 at += 1
                 continue
-            self._lines.last = self._stream_before(block, readings, i, placed)
+            self._lines.last = self._stream_before(block, lines, readings, i, placed)
             self._lines.number = before + i
             self._place(lines[i], None if reading is not None else block.shapes[i])
             while self._is_waiting and i + 1 < len(lines):
@@ -120,8 +134,18 @@ class LogReader(LogServers):
                 n_learned = self._lines.n_learned
             placed = i
             at = bisect_right(todo, i, at)
-        self._lines.last = self._stream_before(block, readings, len(lines), placed)
+        self._lines.last = self._stream_before(block, lines, readings, len(lines), placed)
         self._lines.number = before + len(lines)
+
+    def _is_quiet(self, shape: bytes, line: str) -> bool:
+        """Whether lines of an unknown shape can be passed over. line: one of them."""
+        if len(shape) > LONGEST_SHAPE:
+            return False
+        source, start = self._lines.own_source(line)
+        server = self._by_stream.get(source or "")
+        if start and (server is None or not server.has_times):
+            return False  # the first line with a time says that there are some
+        return says_nothing(shape, len(_NUMBERS.sub("0", line[:start]).encode()))
 
     def _columns(
         self, block: Block, known: list[Reading | None], of_line: np.ndarray
@@ -154,6 +178,8 @@ class LogReader(LogServers):
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
             return False
+        if us is not None:
+            server.has_times = True
         handler, said = reading.handler, (line, us, reading.kind)
         try:
             if reading.whose == "server":
@@ -188,14 +214,20 @@ class LogReader(LogServers):
 
     def _say_light(self, light: LightRows, lines: list[int]) -> bool:
         server = self._by_stream.get(light.stream(lines[0]))
-        return server is not None and not server.is_waiting and server.takes_light(light.at(lines))
+        if server is None or server.is_waiting:
+            return False
+        rows = light.at(lines)
+        server.has_times |= bool(rows[0, -1] >= 0)
+        return server.takes_light(rows)
 
     def _stream_before(
-        self, block: Block, readings: list[Reading | None], i: int, placed: int
+        self, block: Block, lines: list[str], readings: list[Reading | None], i: int, placed: int
     ) -> str:
         """The server that the line before is of. placed: the newest line that was placed."""
         for at in range(i - 1, placed, -1):
             one = readings[at]
+            if one is _QUIET and (source := self._lines.own_source(lines[at])[0]) is not None:
+                return source
             if one is not None and one.is_own:
                 found = block.streams(one, np.array([at]), self._lines.source)
                 return found if isinstance(found, str) else found[0]

@@ -33,6 +33,16 @@ _NUMBER = re.compile(rb"[0-9]+")
 _DIGITS = np.full(256, 0, bool)
 _DIGITS[48:58] = True
 _OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
+_SAYS = re.compile(
+    rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
+    rb"|n_(?:gen|decoded|rs_seq|batch|past|tokens) |build|llama_server|main: |model|next token"
+    rb"|candidate|update slots|mean |per pos|Aggregate|metrics: |Decode batch|throughput:|pred="
+    rb"|\\u|\x1b"
+)
+"""What a line has, by its shape, that may say something to any reader."""
+_BARE = re.compile(rb"srv |que |cmn |llama_|common_|\[ |system|total time|[0-9]\.0\.0\.0 |\}.?$")
+"""What a line has in which a server's own text may begin without a time, or a second one has, or
+one that wraps another."""
 
 
 class Reading:
@@ -131,6 +141,14 @@ class Reading:
         if end is not None and name(prefix) == self.stream:
             self.prefix = end[0] + 1, end
         return end is not None
+
+
+def says_nothing(shape: bytes, start: int) -> bool:
+    """Whether no line of a shape says anything to any reader. start: where the text after the
+    time begins, 0 for a line without a time."""
+    if _SAYS.search(shape) is not None:
+        return False
+    return b"0.0.0.0 " not in shape[start:] if start else _BARE.search(shape) is None
 
 
 class LightRows:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from kernels.linear.block_linear import block_linear_with_torch
-from kernels.triton_setup import cdiv, jit, power_of_2
+from kernels.linear.block_linear import TYPES, block_linear_with_torch
+from kernels.linear.dequant import dequantise
+from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 GROUP = 32
 MAX_ROWS = 16
 COLUMNS = 4
+FEW_ROWS = 64
+"""Rows beyond which expanding a matrix first is faster, as measured on an H100."""
+MOST_EXPANDED = 1 << 26
 
 
 @jit
@@ -48,12 +52,12 @@ def block_linear(
     invariant: bool = False,
 ) -> torch.Tensor:
     """See kernels.linear.block_linear.block_linear."""
-    if rounded:
-        return block_linear_with_torch(x, blocks, type, rounded=True, invariant=invariant)
-    n_out, n_in = blocks.shape[0], x.shape[-1]
-    rows = x.reshape(-1, n_in)
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
+    if rounded and invariant:
+        return block_linear_with_torch(x, blocks, type, rounded=True, invariant=True)
+    n_out, n_in, rows = blocks.shape[0], x.shape[-1], as_rows(x)
+    if rounded or (len(rows) > FEW_ROWS and not invariant):
+        dtype = torch.bfloat16 if rounded else torch.float32
+        return expanded_product(rows, blocks, type, dtype).view(*x.shape[:-1], n_out)
     words = blocks.view(torch.int16)
     y = torch.empty(rows.shape[0], n_out, dtype=torch.float32, device=x.device)
     # the shape of a tile decides in which order a row is summed
@@ -63,6 +67,48 @@ def block_linear(
         TYPE=type, BM=side, BN=COLUMNS, BG=16 if side <= 4 else 8, num_warps=4,
     )  # fmt: skip
     return y.view(*x.shape[:-1], n_out)
+
+
+@jit
+def _expand(words, y, n_out, n_groups, row_words, TYPE: tl.constexpr, BG: tl.constexpr):
+    n, j = tl.program_id(0), tl.program_id(1) * BG + tl.arange(0, BG)[:, None]
+    p, inside = tl.arange(0, 16)[None, :], j < n_groups
+    even, odd = decode(words + n.to(tl.int64) * row_words, j, p, inside, TYPE)
+    numbers = tl.reshape(tl.join(even, odd), (BG, 32)).to(y.dtype.element_ty)
+    at = n.to(tl.int64) * n_groups * 32 + j * 32 + tl.arange(0, 32)[None, :]
+    tl.store(y + at, numbers, inside)
+
+
+def expanded_product(
+    rows: torch.Tensor, blocks: torch.Tensor, type: str, dtype: torch.dtype
+) -> torch.Tensor:
+    """The product by the vendor's library, for many rows [n, in], with weights expanded to
+    bfloat16, in which the rows are then, too, or float32; f32 [n, out].
+
+    Expanded weights take MOST_EXPANDED numbers at most at a time.
+    """
+    n_out, n_in = blocks.shape[0], rows.shape[1]
+    rows = rows.to(dtype)
+    y = torch.empty(len(rows), n_out, device=rows.device)
+    step = max(1, MOST_EXPANDED // n_in)
+    for start in range(0, n_out, step):
+        part = blocks[start : start + step]
+        if type in TYPES:
+            weight = torch.empty(len(part), n_in, dtype=dtype, device=rows.device)
+            words = part.view(torch.int16)
+            _expand[(len(part), cdiv(n_in // GROUP, 8))](
+                words, weight, len(part), n_in // GROUP, words.shape[1], TYPE=type, BG=8,
+                num_warps=4,
+            )  # fmt: skip
+        else:
+            numbers = dequantise(part.reshape(-1), type, len(part) * n_in)
+            weight = numbers.view(len(part), n_in).to(dtype)
+        to = y[:, start : start + step]
+        if dtype == torch.float32:
+            torch.mm(rows, weight.t(), out=to)
+        else:
+            to.copy_(torch.mm(rows, weight.t(), out_dtype=torch.float32))
+    return y
 
 
 @jit

@@ -29,7 +29,9 @@ TYPES = tuple(SPLITTERS)
 """The types that have such a product."""
 
 
-def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
+def integer_linear(
+    x: torch.Tensor, blocks: torch.Tensor, type: str, *, invariant: bool = False
+) -> torch.Tensor:
     """x @ weight.T, x rounded to integers of 8 bits
     (kernels.linear.integer_blocks.parts).
 
@@ -38,10 +40,14 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
 
     Integers add up exactly, and floats in one order (integer_linear_naive): a row
     has the same bits whatever the other rows are, on every number of threads and every processor.
+    On a GPU that holds up to 64 rows, and for more with `invariant`: else those of a prompt are
+    multiplied as bfloat16.
 
     Raises ValueError for a type that is not one of TYPES and for rows of another length.
     """
     _check(type, x.shape[-1], blocks.shape[1])
+    if x.is_cuda and invariant:
+        return _run(x, blocks, type, invariant=True)
     return _run(x, blocks, type)
 
 
@@ -55,7 +61,9 @@ def _check(type: str, n_in: int, n_bytes: int) -> None:
         raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")
 
 
-def integer_linear_naive(x: Tensor, blocks: Tensor, type: str) -> Tensor:
+def integer_linear_naive(
+    x: Tensor, blocks: Tensor, type: str, *, invariant: bool = False
+) -> Tensor:
     """The reference of the integer products: exact integers, and one order of f32 operations.
 
     Of every 256 neighbouring numbers of a row comes one number t, and a result is the sum of the t
@@ -113,6 +121,5 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
     return torch.einsum("nbgk,obgk->nobg", a.double(), b.double()).long()
 
 
-_run = pick(
-    integer_linear_naive, integer_linear_naive, llvm="kernels.linear.integer_blocks.with_llvm"
-)
+_HERE = "kernels.linear.integer_blocks."
+_run = pick(integer_linear_naive, integer_linear_naive, _HERE + "with_triton", _HERE + "with_llvm")

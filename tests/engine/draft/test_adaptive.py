@@ -12,6 +12,7 @@ from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import RULES
 from engine.analysis.what_if.simulation import simulate
 from engine.draft.adaptive import ADAPT_RULES, AdaptedSequences
+from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 from tests.support.timed_trace import timed_trace
@@ -69,8 +70,11 @@ def test_no_rule_changes_the_text(rule: str) -> None:
     assert tokens_of(run) == tokens_of(plain)
     drafted = run.trace.rounds.column("num_draft_tokens")
     assert drafted.max() <= 4
+    longest = run.trace.rounds.column("draft_n_max")[drafted > 0]
+    assert (longest >= drafted[drafted > 0]).all() and longest.max() <= 4
+    assert (plain.trace.rounds.column("draft_n_max") == MISSING).all()
     if rule == "step":
-        assert drafted[drafted > 0][0] == 1
+        assert drafted[drafted > 0][0] == longest[0] == 1
 
 
 def test_nothing_beats_the_oracle() -> None:

@@ -98,6 +98,16 @@ def test_auto(monkeypatch):
     assert resolve_compute("auto", 600_000_000) == "f32"
 
 
+def test_auto_on_a_gpu():
+    there, large = torch.device("cuda:0"), 600_000_000
+    assert resolve_compute("auto", large, there, ["Q4_K", "F32"]) == "q8"
+    assert resolve_compute("auto", large, there, ["MXFP4"]) == "q8"
+    assert resolve_compute("auto", 9_000_000, there, ["Q4_K"]) == "blocks"
+    assert resolve_compute("auto", large, there, ["F16"]) == "bf16"
+    with pytest.raises(OptionError, match="int8 is for the processor"):
+        resolve_compute("int8", large, there)
+
+
 def test_explicit_modes_stay_as_they_are():
     for name in ("f32", "bf16", "int8"):
         assert resolve_compute(name, 1) == resolve_compute(name, 10**12) == name

@@ -89,4 +89,3 @@ def test_ngrams_and_ratios_may_be_absent(variant):
     config = check(variant(NAME, keys, without))
     assert config.blocks[0].before is None
     assert config.blocks[3].kind == "attention"
-    assert config.records_on("cuda")

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.linear import dequant
 from kernels.linear.dequant import dequantise
+from tests.support.random_blocks import random_blocks
 
 COMMON = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 COMMON += ["Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
@@ -63,6 +64,7 @@ def assert_same_bits(found: torch.Tensor, expected: np.ndarray) -> None:
 
 def test_the_types_are_those_of_gguf_py() -> None:
     assert set(dequant.DECODERS) == set(COMMON)
+    assert set(dequant.OF_PARTS) < set(OTHERS)
     every = {type_.name for type_ in gguf.GGMLQuantizationType}
     assert every == {*COMMON, *OTHERS, *WITHOUT_DECODER}
 
@@ -84,6 +86,16 @@ def test_few_blocks(type_name: str, n_blocks: int) -> None:
         expected = law(raw, type_name)
         if np.isnan(expected).mean() < 0.5:
             assert_same_bits(dequantise(torch.from_numpy(raw), type_name, n), expected)
+
+
+@pytest.mark.parametrize("type_name", dequant.OF_PARTS)
+def test_types_that_only_a_gpu_decodes_here(type_name: str) -> None:
+    """The same functions on the processor; the bits of scales are tame, to be numbers."""
+    block, _ = block_of(type_name)
+    raw = random_blocks(type_name, 16, 4 * block)
+    out = torch.empty(64, block)
+    dequant.OF_PARTS[type_name](raw.view(64, -1), out)
+    assert_same_bits(out.flatten(), law(raw.flatten().numpy(), type_name))
 
 
 @pytest.mark.parametrize("type_name", COMMON)

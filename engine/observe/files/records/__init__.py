@@ -12,16 +12,17 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import is_whole
-from engine.observe.files.records.aiperf import AIPERF
+from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
-from engine.observe.files.records.prometheus import is_metrics, read_metrics
+from engine.observe.files.records.printed import is_printed, read_printed
+from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, Shape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.trace.store import TraceStore
 
-METRICS, REPLY = "prometheus", "reply"
+METRICS, REPLY, PRINTED = "prometheus", "reply", "benchmark"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in (AIPERF, *READERS, LLAMA_SERVER)}
 _SIGNS = {key for shape in SHAPES.values() for sign in shape.signs for key in sign}
@@ -29,7 +30,7 @@ _REPLY = re.compile(
     rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"|"type"\s*:\s*"response\.'
     rb'|"done"\s*:\s*(?:true|false)|"(?:tokens_predicted|output_ids)"\s*:'
 )
-NAMES = (*SHAPES, REPLY, METRICS)
+NAMES = (*SHAPES, REPLY, METRICS, PRINTED)
 """What a file may be said to be, where its keys leave that open."""
 
 
@@ -39,6 +40,10 @@ def recognise(data: bytes) -> str | None:
     if is_metrics(data):
         return METRICS
     known = next((name for name, shape in SHAPES.items() if shape.may_be_in(data)), None)
+    if known is None and is_summary_table(data):
+        return AIPERF.name
+    if known is None and is_printed(data.decode("utf-8", "replace")):
+        return PRINTED
     return known or (REPLY if _REPLY.search(data) else None)
 
 
@@ -53,12 +58,18 @@ def fill(
     engines, or values that cannot be.
     """
     if name == METRICS or (name is None and is_metrics(data)):
-        found = read_metrics(data, file, later)
-        if not found:
+        (data, left_out), (later, _) = only_samples(data), only_samples(later)
+        if not (found := read_metrics(data, file, later)):
             raise _nothing(file, "Prometheus")
-        return [write_requests(store, found, METRICS, file)]
-    documents, left_out = read_documents(data, file)
-    every = nodes(file, documents, _SIGNS)
+        return [write_requests(store, found, METRICS, file, left_out=left_out)]
+    if name == PRINTED or (name is None and recognise(data) == PRINTED):
+        if not (found := read_printed(data.decode("utf-8-sig", "replace"))):
+            raise _nothing(file, "benchmarks")
+        return [write_requests(store, found, PRINTED, file)]
+    documents, left_out = (
+        ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)
+    )
+    every = [one for one in nodes(file, documents, _SIGNS) if WARMUP not in one.path]
     replies = list(kept_replies(documents))
     shape = SHAPES.get(name) if name is not None else _shape_of(every, replies, file)
     if shape is LLAMA_SERVER:

@@ -1,10 +1,12 @@
-"""AIPerf's acceptance records: read, and written for every sequence of a trace.
+"""AIPerf's acceptance records: read, and written for every sequence of a trace; and its summaries
+of a whole benchmark, as JSON and as CSV (docs/tutorials/spec-decode-metrics.md).
 
 A record has no time and no text, so nothing of a trace but its counts goes into it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +21,75 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 
 _OURS = "draftscope"
+_TOTALS = {
+    "num_spec_steps": "total_spec_decode_steps",
+    "num_draft_tokens": "total_draft_tokens",
+    "num_accepted_draft_tokens": "total_accepted_draft_tokens",
+    "predicted_n": "total_output_tokens",
+}
+_POOLED = "pooled_spec_decode_acceptance_histogram"
+_MEAN = "spec_decode_token_weighted_acceptance_length"
+_RATE = "spec_decode_overall_draft_acceptance_rate"
+_ROW = re.compile(
+    r'^"?([A-Za-z][^,"()\n]{0,80}?)(?: \([^)\n]{1,40}\))?"?,"?([\d.]{1,40})"?\r?$', re.M
+)
+_CSV = re.compile(rb'^"?Total Spec Decode Steps[^,\n]{0,40},', re.MULTILINE)
+WARMUP = "warmup_metrics"
+"""What a summary says of requests before the benchmark."""
+
+
+def is_summary_table(data: bytes) -> bool:
+    """Whether bytes are a summary as CSV, with sums of speculative decoding."""
+    return _CSV.search(data) is not None
+
+
+def table_values(data: bytes) -> dict[str, Any]:
+    """A summary as CSV with the keys that the one as JSON has; rows of a single number only. Ratios
+    have two decimals there, so they are not held to the counts."""
+    found: dict[str, Any] = {}
+    for name, value in _ROW.findall(data.decode("utf-8-sig", "replace")):
+        key = re.sub(r"\W", "_", name.strip().lower())
+        if re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", value):
+            found[key] = {"avg": float(value)}
+    return found
+
+
+def _read_summary(node: Node) -> RecordedRequest:
+    """The sums of a benchmark. A number by itself is called the average of one."""
+    values = node.fields()
+    found = RecordedRequest("aiperf", node.place, stop="end")
+
+    def figure(key: str) -> float | None:
+        one = values.object(key)
+        return None if one is None else one.number("avg")
+
+    for name, key in _TOTALS.items():
+        if (total := figure(key)) is None:
+            continue
+        if total != int(total):
+            raise values.wrong(f"{key}.avg", total, "a whole number")
+        if name == "predicted_n":
+            found.timings[name] = int(total)
+        else:
+            setattr(found, name, int(total))
+    found.histogram = values.histogram(_POOLED)
+    steps, accepted = found.num_spec_steps, found.num_accepted_draft_tokens
+    names = _TOTALS["num_accepted_draft_tokens"], _TOTALS["num_spec_steps"]
+    if (mean := figure(_MEAN)) is not None and accepted is not None and steps:
+        found.check_ratio(_MEAN, mean, accepted + steps, steps, *names)
+    drafted, rate = found.num_draft_tokens, figure(_RATE)
+    if rate is not None and accepted is not None and drafted:
+        names = names[0], _TOTALS["num_draft_tokens"]
+        found.check_ratio(_RATE, rate, 100 * accepted, drafted, *names)
+    found.check_counts(_TOTALS | {"histogram": _POOLED})
+    found.record = {key: node.values[key] for key in (*_TOTALS.values(), _POOLED, _MEAN, _RATE)
+                    if key in node.values}  # fmt: skip
+    return found
 
 
 def _read(node: Node) -> RecordedRequest:
+    if _TOTALS["num_spec_steps"] in node.values:
+        return _read_summary(node)
     found, values = read_acceptance(node, "")
     found.engine = values.text("engine") or ""
     found.set_tokens(None, None, values.count("completion_tokens"))
@@ -31,7 +99,11 @@ def _read(node: Node) -> RecordedRequest:
 AIPERF = Shape(
     "aiperf",
     "AIPerf",
-    (("engine", "num_spec_steps", "mean_acceptance_length"), ("engine", "per_step_accepted")),
+    (
+        ("engine", "num_spec_steps", "mean_acceptance_length"),
+        ("engine", "per_step_accepted"),
+        (_TOTALS["num_spec_steps"],),
+    ),
     _read,
 )
 
@@ -74,7 +146,8 @@ def _record(
     shape = facts.record.shape if facts.record else ""
     lists = {} if rows is None else _lists(store, rows, least=0 if shape else 1)
     if shape == AIPERF.name:
-        return request.record | lists if request.record else None
+        is_record = bool(request.record) and _TOTALS["num_spec_steps"] not in request.record
+        return request.record | lists if is_record else None
     if rows is not None and (store.rounds.column("n_merged")[rows] != MISSING).any():
         return None  # rows of an unknown number of steps each
     figures = request.told or summary(store, *key)

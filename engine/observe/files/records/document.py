@@ -28,6 +28,10 @@ _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
 _KEY = re.compile(r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*')
 _BETWEEN = re.compile(r"[\s,}\]\x1e]*")
 """What lies between values; braces and brackets there are those of what was cut away."""
+_ELIDED = re.compile(
+    r'("(?:[^"\\\r\n]|\\.){1,100}"\s{0,9}:\s{0,9})(?:\[\s?(?:\.{3}|…)\s?\]|\{\s?(?:\.{3}|…)\s?\})'
+)
+"""A value that a person has left out."""
 _STATUS = re.compile(r"(?:< )?HTTP/\d")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE\]|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
@@ -90,6 +94,8 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return _events(text, name)
+    if _ELIDED.search(text) is not None:
+        text = _ELIDED.sub(r"\1null", text)
     try:
         return [("", _parse(text))], ""
     except JsonError as error:

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, is_real
+from engine.gguf.binary import shorten
 from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
@@ -43,6 +44,13 @@ _EXACT = {"vllm": COUNT, "llamacpp": 10**6}
 """Up to where a server prints a counter with all its digits."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
+_SAMPLE = re.compile(
+    r"[`>*|\s]{0,9}([A-Za-z_]\w{0,80}[:_]\w{1,200}(?:\{.{0,4000}\})?)\s{0,9}\|?\s{0,9}"
+    r"(?<=[\s|}])([^\s|]{1,40}(?: \d{1,20})?)[\s|]{0,9}"
+)
+"""A sample, also as a row of a table."""
+_BEGIN = re.compile(r"[`>*|\s]{0,9}(?:vllm|llamacpp|sglang):")
+
 _EMITTED = "emitted"
 
 _Counters = dict[str, dict[int, float]]
@@ -51,6 +59,27 @@ _Counters = dict[str, dict[int, float]]
 def is_metrics(data: bytes) -> bool:
     """Whether bytes, or their beginning, are counters of speculative decoding."""
     return _SIGN.search(data) is not None
+
+
+def only_samples(data: bytes) -> tuple[bytes, str]:
+    """Counters as a person has copied them: commands, table rules and tags around them are left
+    out, and a sentence says how many lines; as they are where there are none."""
+    kept: list[str] = []
+    left: list[str] = []
+    for line in data.decode("utf-8-sig", "replace").splitlines():
+        if not line.strip() or line.startswith("#"):
+            kept.append(line)
+        elif len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
+            kept.append(f"{found[1]} {found[2]}")
+        elif _BEGIN.match(line) or len(line) > LONGEST_LINE:
+            kept.append(line)  # what is wrong with it is said later
+        else:
+            left.append(line)
+    if not left and not any("|" in line for line in kept):
+        return data, ""
+    n = "1 line was" if len(left) == 1 else f"{len(left):,} lines were"
+    sentence = f"{n} left out, the first is {shorten(left[0].strip(), 80)}" if left else ""
+    return ("\n".join(kept) + "\n").encode(), sentence
 
 
 def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:

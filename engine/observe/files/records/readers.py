@@ -6,7 +6,7 @@ SGLang: `meta_info` of /generate, `sglext.spec_tokens_details` elsewhere. The co
 generations of names. Proposed drafts are verifications times the drafts that a verification can
 have: an assumption of the server's, and not a count.
 TensorRT-LLM: `speculative_decoding` of a choice, or of the performance metrics, a line for each
-request.
+request; `specDecodingStats` of the iterations that /metrics lists.
 mlx-vlm: `timings` with llama-server's names and the number of rounds. Accepted tokens may exceed
 those emitted: a round counts before a stop cuts it.
 LM Studio: `stats` of a prediction, and fragments of text. What it calls ignored was never sent to
@@ -248,7 +248,7 @@ _TENSORRT_KEYS = {
 }
 
 
-def _read_tensorrt_llm(node: Node) -> RecordedRequest:
+def _read_tensorrt_request(node: Node) -> RecordedRequest:
     found, values = _counts(node, "tensorrt-llm", _TENSORRT_KEYS)
     rate = values.number("acceptance_rate")
     accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
@@ -262,8 +262,33 @@ def _read_tensorrt_llm(node: Node) -> RecordedRequest:
     return found
 
 
+_ITERATION = ("numDraftTokens", "numAcceptedTokens")
+
+
+def _read_tensorrt_llm(node: Node) -> RecordedRequest:
+    return (_read_iteration if _ITERATION[0] in node.values else _read_tensorrt_request)(node)
+
+
+def _read_iteration(node: Node) -> RecordedRequest:
+    """`specDecodingStats` of an iteration: each request that has a draft has one."""
+    keys = {
+        "num_draft_tokens": _ITERATION[0],
+        "num_accepted_draft_tokens": _ITERATION[1],
+        "num_spec_steps": "numRequestsWithDraftTokens",
+    }
+    found, values = _counts(node, "tensorrt-llm", keys)
+    values.number("acceptanceLength")
+    found.stop = "interval"
+    found.check_counts(keys)
+    return found
+
+
 TENSORRT_LLM = Shape(
-    "tensorrt-llm", "TensorRT-LLM", (("total_accepted_draft_tokens",),), _read_tensorrt_llm
+    "tensorrt-llm",
+    "TensorRT-LLM",
+    (("total_accepted_draft_tokens",), _ITERATION),
+    _read_tensorrt_llm,
+    without=("total_spec_decode_steps",),  # AIPerf's
 )
 
 # -- mlx-vlm ---------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ from engine.errors import OptionError, PeerLibraryError, ServerError
 from engine.experiments.bench.llama_programs import free_port, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.tune.on_server import ServerPlan, tune_server
+from engine.experiments.tune.proposed import at_best, recorded
 from engine.experiments.tune.server_speed import TimedServer
-from tests.support.fake_llama_server import tokens_per_round
+from tests.support.fake_llama_server import drawn_rounds, round_ms, tokens_per_round
 
 PROGRAM = Path(__file__).parents[3] / "support" / "fake_llama_server.py"
 
@@ -43,6 +46,47 @@ def test_the_fastest_length_is_recommended(rate: float, width_ms: float) -> None
     assert found.flags is not None
     assert found.flags.flags.startswith("--spec-type draft-mtp --spec-draft-n-max ")
     assert all(one.same == one.n_prompts == 2 for one in found.confirmed)
+
+
+@pytest.mark.parametrize(
+    ("rate", "fade", "width_ms", "jump_at", "jump_ms"),
+    [
+        (0.9, 1.0, 0.3, 9, 25.0),  # a kernel for few rows ends at 8
+        (0.85, 0.9, 1.5, 99, 0.0),
+        (0.95, 1.0, 0.1, 99, 0.0),
+        (0.6, 0.8, 4.0, 4, 10.0),
+    ],
+)
+def test_a_recorded_run_says_which_lengths_are_worth_measuring(
+    rate: float, fade: float, width_ms: float, jump_at: int, jump_ms: float
+) -> None:
+    lengths = tuple(range(1, 17))
+    words = ["--rate", rate, "--fade", fade, "--width-ms", width_ms]
+    words += ["--jump-at", jump_at, "--jump-ms", jump_ms]
+    found = tune_server(plan(*words, lengths=lengths, floors=(), n_predict=400, pairs=2))
+    speeds = {
+        n: 1e3 * tokens_per_round(rate, n, fade) / round_ms(n, width_ms, jump_at, jump_ms)
+        for n in (0, *lengths)
+    }
+    measured = max(one.median for one in found.confirmed)
+    assert measured >= 0.97 * max(speeds.values())
+    assert len(found.screened) <= 10, f"of 16 lengths {len(found.screened) - 1} were measured"
+
+
+def test_no_length_is_faster_than_it_is_said_to_be_at_best() -> None:
+    dice = random.Random(1)
+    answers = [[(8, k) for k in drawn_rounds(0.8, 1.0, 8, 4000, dice)]]
+    rounds = recorded(answers, is_synthetic=True)
+    assert rounds is not None
+    for jump_at in (3, 6, 99):
+        speeds = {
+            n: 1e3 * tokens_per_round(0.8, n) / round_ms(n, 2.0, jump_at, 9.0) for n in range(9)
+        }
+        for known in ((0, 8), (0, 4, 8), range(9)):
+            most = at_best(rounds, {n: speeds[n] for n in known}, range(9))
+            assert all(most[n] >= 0.98 * speeds[n] for n in range(9))
+            assert all(most[n] == speeds[n] for n in known)
+    assert recorded([[(8, 3)] * 5], is_synthetic=False) is None
 
 
 def test_where_drafts_do_not_pay_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,14 +158,20 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
     assert main(["tune", "--server", "x", "--running", "plain=http://x"]) == 2
 
 
-def test_no_server_outlives_a_killed_tune(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="servers end with their parent on Linux")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_server_outlives_an_ended_tune(tmp_path: Path, how: signal.Signals) -> None:
     starts = tmp_path / "starts"
     asked = command("--started", starts)
     words = ["tune", "--server", asked, "--spec-type", "draft-mtp", "--prompts", "demo"]
-    running = subprocess.Popen([sys.executable, "-m", "app", *words], stderr=subprocess.PIPE)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "app", *words],
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     assert running.stderr is not None
     running.stderr.readline()  # the first server is up
-    running.kill()
+    running.send_signal(how)
     running.wait()
     running.stderr.close()
     pattern = str(starts)

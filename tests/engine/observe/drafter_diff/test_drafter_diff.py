@@ -3,6 +3,8 @@ is refused. tests.support.drafter_diff_campaign plays all of them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from engine.errors import OptionError, UnsupportedModelError
 from engine.observe.drafter_diff.diff import drafter_diff
 from engine.observe.drafter_diff.sides import sides_of
 from engine.observe.files.importing import import_file
-from engine.options import Prompt
+from engine.options import Prompt, SamplerOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -83,3 +85,37 @@ def test_a_server_and_this_engine_draft_alike() -> None:
     found = drafter_diff(theirs, RunRef(run.trace, run.run_id), target)
     assert found.first is None
     assert found.pairs[0].n_equal >= 45
+
+
+def test_servers_that_accept_by_other_rules_differ_in_their_rule_and_no_draft_is_blamed() -> None:
+    """Our run as that of a server whose log shows candidates of which the best is always taken, and
+    as one whose drafter draws."""
+    runs = []
+    for temp in (1.0, 1.0, 0.0):
+        run = decode(
+            opened("mtp"),
+            [opened("mtp").prompt("def add(a, b):")],
+            replace(
+                options_of(64, "draft-mtp"), sampler=SamplerOptions(temp=temp, seed=2, top_k=40)
+            ),
+        )
+        ref = RunRef(run.trace, run.run_id)
+        request = {"seq_ids": [0], "settings": {"temperature": temp, "top_k": 40}}
+        del ref.facts["options"]
+        ref.facts["requests"] = [request]
+        runs.append(ref)
+    shown, drawing, cold = runs
+    drawing.facts.accept_rule = "rejection"
+    assert [one.rule.name for run in runs for one in sides_of("A", run)] == [
+        "match",
+        "rejection",
+        "match",
+    ]
+    for model in (None, opened("mtp")):
+        first = drafter_diff(shown, drawing, model).first
+        assert first is not None and first.stage == "acceptance rule"
+        assert "rule match in A, rejection in B" in first.about
+    (pair,) = drafter_diff(shown, drawing, opened("mtp")).pairs
+    assert any("draws its tokens" in one.fact for one in pair.missing)
+    cold.facts.accept_rule = "rejection"
+    assert drafter_diff(cold, cold, opened("mtp")).first is None

@@ -104,6 +104,55 @@ def test_what_is_unusual_in_a_long_log_is_seen_too(
     assert repr(facts(text, has_batches=bool(seed % 2))) == repr(by_line(monkeypatch, facts, text))
 
 
+WORDS = (
+    *("alpha", "beta", "slot", "draft", "cache", "task", "accepted", "I", "D", "0.01.002.003 I"),
+    *("srv ", "que:", "main:", "{", "}", "update_slots:", "metrics:", "id", "statistics", "12"),
+    *(
+        "llama_decode:",
+        "4.5",
+        "[53402]",
+        "|",
+        "é",
+        "pred=",
+        "\x1b[0m",
+        "throughput:",
+        "eval time =",
+    ),
+    *("system", "build:", "Engine 001:", "n_gen =", "'a'", "INFO [ x ]"),
+)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 5, 12])
+def test_lines_that_are_passed_over_would_have_said_nothing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other lines between those of a server, each of a shape of its own."""
+    chance = random.Random(seed)
+    kinds = ["light", "default", "compose", "old", "vllm", "sglang"]
+    mixed: list[str] = []
+    for line in text_of(kinds[seed % len(kinds)], 1500).split("\n"):
+        mixed.append(line)
+        for _ in range(chance.randrange(4)):
+            words = " ".join(chance.choices(WORDS, k=chance.randrange(2, 9)))
+            head = line[: chance.randrange(24)] if chance.random() < 0.5 else ""
+            stamp = "0.09.111.222 W " if chance.random() < 0.3 else ""
+            mixed.append(f"{head}{stamp}{words}")
+    text = "\n".join(mixed)
+    passed = repr(facts(text))
+    n_quiet = 0
+
+    def is_quiet(self: LogReader, shape: bytes, line: str) -> bool:
+        nonlocal n_quiet
+        n_quiet += REALLY(self, shape, line)
+        return False
+
+    monkeypatch.setattr(LogReader, "_is_quiet", is_quiet)
+    assert repr(facts(text)) == passed and n_quiet > 20
+
+
+REALLY = LogReader._is_quiet
+
+
 def test_shapes_differ_where_anything_but_a_number_does() -> None:
     lines = ["a 1/ 3 b", "a 22/456 b", "a 22/ 456 b", "", "12", "x", "a 1/ 3 é", "a 9/ 8 é"]
     shapes = Block(lines).shapes

@@ -1,0 +1,132 @@
+"""Sums that benchmark programs print when they end: llama.cpp's `llama-speculative` and
+`-simple`, vLLM's example `spec_decode.py` and `vllm bench serve`, SGLang's benchmarks.
+
+A line is a name and a number; a name that comes again begins another run of the program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
+from engine.observe.files.records.request import RecordedRequest
+
+_STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
+_EMITTED, _MEAN, _RATE = "predicted_n", "mean", "rate"
+_NAMES = {
+    "n_predict": _EMITTED,
+    "n_drafted": _DRAFTED,
+    "n_accept": _ACCEPTED,
+    "accept": _RATE,
+    "total_num_output_tokens": _EMITTED,
+    "num_drafts": _STEPS,
+    "num_draft_tokens": _DRAFTED,
+    "num_accepted_tokens": _ACCEPTED,
+    "mean acceptance length": _MEAN,
+    "total generated tokens": _EMITTED,
+    "acceptance rate (%)": _RATE,
+    "acceptance length": _MEAN,
+    "accept length": _MEAN,
+    "drafts": _STEPS,
+    "draft tokens": _DRAFTED,
+    "accepted tokens": _ACCEPTED,
+}
+_LINE = re.compile(
+    r"(?:^|, )[ \t|>*`-]{0,20}(?P<name>"
+    + "|".join(re.escape(one) for one in sorted(_NAMES, key=len, reverse=True))
+    + r"|acceptance at token \d{1,4}|position \d{1,4})[ \t]{0,60}[:=][ \t]{0,60}"
+    r"(?P<value>\d{1,20}(?:\.\d{1,20})?)(?P<percent>[ \t]?%)?(?=[\s,|`*]|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SIGN = re.compile(
+    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:|accept length:)"
+    r"[ \t]{0,60}\d|(?:^|, )acceptance length:[ \t]{0,60}\d",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ENGINES = (("n_drafted", "llama.cpp"), ("accept length", "sglang"), ("#questions", "sglang"))
+
+
+def is_printed(text: str) -> bool:
+    """Whether a text has such sums."""
+    return _SIGN.search(text) is not None
+
+
+def read_printed(text: str) -> list[RecordedRequest]:
+    """The sums of each run of a program that a text has. Numbers that cannot be are left out."""
+    found: list[RecordedRequest] = []
+    values: dict[str, re.Match[str]] = {}
+
+    def close() -> None:
+        one = _request(values, text) if values else None
+        if one is not None:
+            found.append(one)
+        values.clear()
+
+    for match in _LINE.finditer(text):
+        name = match["name"].lower()
+        name = _NAMES.get(name, name)
+        if name in values:
+            close()
+        values[name] = match
+    close()
+    return found
+
+
+def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | None:
+    first = next(iter(values.values()))
+    around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
+    engine = next((engine for sign, engine in _ENGINES if sign in around), "vllm")
+    line = 1 + text.count("\n", 0, first.start("name"))
+    found = RecordedRequest(engine, f"line {line}", stop="end")
+
+    def take(name: str, read: Callable[[str], float]) -> float | None:
+        match = values.get(name)
+        try:
+            return None if match is None else read(match["value"])
+        except OutOfRangeError as error:
+            found.check(False, (match["name"],), f"{match['name']}: {error}")  # type: ignore[index]
+            return None
+
+    for name in (_STEPS, _DRAFTED, _ACCEPTED):
+        if (count := take(name, lambda one: whole(one, COUNT))) is not None:
+            setattr(found, name, count)
+    if (emitted := take(_EMITTED, lambda one: whole(one, COUNT))) is not None:
+        found.timings[_EMITTED] = emitted
+    steps, drafted, accepted = (getattr(found, one) for one in (_STEPS, _DRAFTED, _ACCEPTED))
+    mean, rate = take(_MEAN, real), take(_RATE, real)
+    if drafted is None and mean is None:
+        return None
+    found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
+    if mean is not None:
+        found.given["mean_acceptance_length"] = mean
+    for name, given, part, whole_ in (
+        (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
+        (_RATE, rate, 100 * (accepted or 0), drafted),
+    ):
+        if given is not None and accepted is not None and whole_:
+            half = 0.5001 * 10.0 ** -len(values[name]["value"].partition(".")[2])
+            found.check(
+                abs(part / whole_ - given) <= half,
+                (values[name]["name"], values[_ACCEPTED]["name"]),
+                f"{values[name]['name']} is {given:g}, but the counts make {part / whole_:.4g}",
+            )
+    _take_positions(found, values)
+    return found
+
+
+def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]]) -> None:
+    """Shares of the drafts that had each position accepted, as far as they follow each other."""
+    rates: list[float] = []
+    while len(rates) < LONGEST_DRAFT:
+        at = len(rates)
+        match = values.get(f"acceptance at token {at}")
+        scale = 1.0
+        if match is None:
+            match, scale = values.get(f"position {at}"), 100.0
+        if match is None or (rate := float(match["value"]) / scale) > 1:
+            break
+        rates.append(rate)
+    if not rates:
+        return
+    found.rates, found.num_spec_tokens = rates, len(rates)

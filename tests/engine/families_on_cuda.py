@@ -1,0 +1,92 @@
+"""Rounds of every family and drafter on fake CUDA tensors, through the kernels that a GPU runs.
+
+test_rounds_on_cuda.py runs this in a process of its own (tests/support/as_on_cuda.py). A host that
+looks at a number, tensors of two devices, and anything that crosses while a pass is recorded raise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
+from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
+from engine.session import Session
+from tests.support.as_on_cuda import LAUNCHED
+from tests.support.fake_cuda import fake_cuda
+from tests.support.golden_drafters import TARGETS, drafter_file, there
+from tests.support.golden_files import golden_file
+from tests.support.golden_runs import MTP_MODELS, options_of
+
+MODELS = [*MTP_MODELS, *(f"{name}-mtp-f32" for name in ("bailingmoe3-a", "deepseek4-a"))]
+MODELS += ["glm5-next-b-mtp-f32", "nemotron_h_moe-b-mtp-f32", "qwen4exp-c-mtp-f32"]
+DRAFTERS = [name for name in TARGETS if there(name)]
+TOKENS = tuple(np.random.default_rng(3).integers(3, 100, 6).tolist()) * 2
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    random = np.random.default_rng(5)
+
+    def values(tensor: torch.Tensor) -> np.ndarray:
+        if tensor.is_floating_point():
+            return random.random(tuple(tensor.shape), np.float32)
+        return random.integers(0, 2, tuple(tensor.shape))
+
+    with fake_cuda(monkeypatch, values) as seen:
+        yield seen
+
+
+def decode(fake, opened: Session, options, n: int = 1) -> None:
+    options = replace(options, ignore_eos=True, parallel=n)
+    run = opened.start([Prompt(TOKENS[: 12 - i]) for i in range(n)], options)
+    while run.step():
+        pass
+    # a product that finds out how to keep a row's bits waits for the device
+    assert bool(fake.recordings) != options.batch_invariant
+    assert not fake.strays
+    assert LAUNCHED
+
+
+@pytest.mark.parametrize("name", list(RANDOM_FAMILIES))
+def test_families(fake, tmp_path, name):
+    """Each in the blocks of its file, undone by one policy."""
+    policy = list(ROLLBACK_POLICIES)[list(RANDOM_FAMILIES).index(name) % len(ROLLBACK_POLICIES)]
+    path = tmp_path / f"{name}.gguf"
+    write_random_model(path, arch=name, size="tiny", quant="q4_k_m")
+    options = options_of(8, "ngram-mod", n_max=2, rollback=policy)
+    decode(fake, Session.open(path, compute="auto", device="cuda"), options)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "how"),
+    [
+        (name, list(ROLLBACK_POLICIES)[i % 5], list(product(SPLITS, KV_MODES))[i % 4])
+        for i, name in enumerate(MODELS)
+    ],
+)
+def test_mtp(fake, name, policy, how):
+    split, kv = how
+    options = options_of(8, "draft-mtp", n_max=2, rollback=policy, split=split, kv=kv)
+    decode(
+        fake, Session.open(golden_file(f"{name}.gguf"), compute="bf16", device="cuda"), options, 2
+    )
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters(fake, name):
+    target, draft = golden_file(f"{TARGETS[name]}.gguf"), drafter_file(f"{name}.gguf")
+    options = options_of(10, f"draft-{name.split('-')[0].replace('dflash2', 'dflash')}", n_max=2)
+    decode(fake, Session.open(target, draft, compute="f32", device="cuda"), options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_batch_invariance_and_a_temperature(fake, name):
+    options = options_of(
+        8, "draft-mtp", n_max=2, batch_invariant=True, sampler=SamplerOptions(temp=0.8)
+    )
+    decode(fake, Session.open(golden_file(f"{name}.gguf"), compute="f32", device="cuda"), options)

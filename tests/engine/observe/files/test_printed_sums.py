@@ -1,0 +1,168 @@
+"""Sums as benchmark programs print and keep them, counters as people copy them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.analysis.findings.check import find, record_findings
+from engine.observe.files.importing import import_file, recognise
+from engine.trace.store import TraceStore
+
+SUMS = ("predicted_n", "num_spec_steps", "draft_n", "draft_n_accepted")
+SPECULATIVE = """
+n_draft   = 8
+n_predict = 129
+n_drafted = 132
+n_accept  = 47
+accept    = 35.606%
+
+draft:
+
+llama_print_timings: prompt eval time =   363.60 ms /     8 tokens (   45.45 ms per token)
+llama_print_timings:        eval time = 27360.44 ms /   214 runs   (  127.85 ms per token)
+"""
+BENCH = """============ Result ============
+Successful requests:                     4
+Total generated tokens:                  800
+---------------Speculative Decoding---------------
+Acceptance rate (%):                     30.00
+Acceptance length:                       1.60
+Drafts:                                  500
+Draft tokens:                            1000
+Accepted tokens:                         300
+Per-position acceptance (%):
+  Position 0:                            40.00
+  Position 1:                            20.00
+==================================
+"""
+EXAMPLE = """total_num_output_tokens: 90
+num_drafts: 40
+num_draft_tokens: 120
+num_accepted_tokens: 50
+mean acceptance length: 2.25
+acceptance at token 0: 0.70
+"""
+
+
+def imported(tmp_path: Path, text: str) -> TraceStore:
+    path = tmp_path / "pasted.txt"
+    path.write_text(text)
+    store = TraceStore()
+    record_findings(store, import_file(store, path))
+    return store
+
+
+def sums(store: TraceStore) -> list[tuple[Any, ...]]:
+    """Of each request."""
+    return [tuple(one["told"].get(n) for n in SUMS) for one in store.runs[0]["requests"]]
+
+
+def rules(store: TraceStore) -> list[str]:
+    return [finding.rule for finding in find(store)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "engine"),
+    [
+        (SPECULATIVE, [(129, None, 132, 47)], "llama.cpp"),
+        (BENCH, [(800, 500, 1000, 300)], "vllm"),
+        (BENCH.replace("\n", "\r\n"), [(800, 500, 1000, 300)], "vllm"),
+        (EXAMPLE, [(90, 40, 120, 50)], "vllm"),
+        (EXAMPLE + EXAMPLE.replace("50", "40").replace("2.25", "2.00"), [(90, 40, 120, 50),
+         (90, 40, 120, 40)], "vllm"),
+        ("Output throughput: 3.1\nAccept length: 2.75\n", [(None, None, None, None)], "sglang"),
+        ("#questions: 80, Throughput: 276.30 token/s, Acceptance length: 5.36",
+         [(None, None, None, None)], "sglang"),
+    ],
+)  # fmt: skip
+def test_what_a_program_prints_at_its_end(
+    tmp_path: Path, text: str, expected: list[Any], engine: str
+) -> None:
+    store = imported(tmp_path, text)
+    assert sums(store) == expected and not rules(store)
+    assert store.runs[0]["source"]["engine"] == engine and not len(store.rounds)
+    assert all(0 not in one for one in sums(store))
+
+
+def test_a_length_alone_is_an_average(tmp_path: Path) -> None:
+    told = imported(tmp_path, "Accept length: 2.75\n").runs[0]["requests"][0]["told"]
+    assert told["mean_acceptance_length"] == 2.75 and told.get("draft_n") is None
+
+
+@pytest.mark.parametrize(
+    "change", [("1.60", "1.90"), ("30.00", "31.00"), ("1000", "100"), ("  300", "  301")]
+)
+def test_printed_sums_that_disagree_are_found(tmp_path: Path, change: tuple[str, str]) -> None:
+    assert "counters-contradict" in rules(imported(tmp_path, BENCH.replace(*change)))
+
+
+def test_a_summary_of_aiperf_leaves_the_warmup_out(tmp_path: Path) -> None:
+    def one(value: float) -> dict[str, Any]:
+        return {"unit": "count", "avg": value}
+
+    totals = {
+        "total_spec_decode_steps": one(10.0),
+        "total_draft_tokens": one(30.0),
+        "total_accepted_draft_tokens": one(12.0),
+    }
+    text = json.dumps(totals | {"warmup_metrics": totals})
+    assert sums(imported(tmp_path, text)) == [(None, 10, 30, 12)]
+    wrong = totals | {"spec_decode_token_weighted_acceptance_length": one(3.5)}
+    assert "counters-contradict" in rules(imported(tmp_path, json.dumps(wrong)))
+
+
+TABLE = """<details>
+$ curl -s http://h:8000/metrics | grep spec
+vllm:spec_decode_num_drafts_total{engine="0"} | 22
+-- | --
+vllm:spec_decode_num_draft_tokens_total{engine="0"} | 66
+| vllm:spec_decode_num_accepted_tokens_total{engine="0"} | 10 |
+"""
+
+
+def test_counters_in_a_table_are_counters(tmp_path: Path) -> None:
+    store = imported(tmp_path, TABLE.partition("\n")[2].partition("\n")[2])
+    assert sums(store) == [(None, 22, 66, 10)]
+    store = imported(tmp_path, TABLE)
+    assert sums(store) == [(None, 22, 66, 10)]
+    assert "3 lines were left out" in str(store.runs[0]["observed_findings"])
+
+
+def test_values_that_a_person_has_left_out_are_not_there(tmp_path: Path) -> None:
+    text = """{ "choices": [ ... ], "usage": {...}, "metrics": {"speculative_decoding":
+      {"mean_acceptance_length": 1.5, "num_spec_steps": 20, "num_draft_tokens": 60,
+       "num_accepted_draft_tokens": 10, "acceptance_histogram": [12, 6, 2, 0]}}}"""
+    assert sums(imported(tmp_path, text)) == [(None, 20, 60, 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (("INFO 07-24 04:00:31 metrics.py:316] Speculative metrics: Draft acceptance rate: 0.250, "
+         "System efficiency: 0.1, Number of speculative tokens: 4, Number of accepted tokens: 10, "
+         "Number of draft tokens tokens: 40, Number of emitted tokens tokens: 20."),
+         (20, 40, 10, None, None)),
+        (("[ts] [2026-07-24 20:53:48,415 ATTN TP RANK 0] - INFO - Decode batch. #running-req: 2, "
+         "gen throughput (token/s): 539.35, avg_accept_len: 1.90, accept_rate: 0.30, "),
+         (None, None, None, 1.9, 0.3)),
+    ],
+)  # fmt: skip
+def test_lines_of_other_builds(tmp_path: Path, text: str, expected: tuple[Any, ...]) -> None:
+    store = imported(tmp_path, text)
+    told = store.runs[0]["requests"][0]["told"]
+    names = ("predicted_n", "draft_n", "draft_n_accepted", "mean_acceptance_length")
+    given = tuple(told.get(name) for name in (*names, "draft_acceptance_rate"))
+    if expected[3] is None:
+        assert given[:3] == expected[:3]
+    else:
+        assert given == expected
+    assert not store.runs[0].get("server")
+
+
+@pytest.mark.parametrize("text", ["drafts are nice", "position 3: 4", "accept = 3%"])
+def test_other_texts_are_no_sums(text: str) -> None:
+    assert recognise(text.encode()) is None

@@ -1,0 +1,86 @@
+"""Runs whose device has no memory left, or fails: a sentence, the trace, a session that goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.decode.scheduler import Scheduler
+from engine.errors import DeviceLostError, OutOfMemoryError
+from engine.machine.device import meaning_of
+from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
+from tests.support.golden_runs import MTP_MODELS, decode, options_of, prompt_of, session
+
+NAME = MTP_MODELS[0]
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+LOST = [
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with"),
+    RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
+]
+
+
+def failing(monkeypatch, error: Exception, n: int = 2):
+    """A run whose pass number n raises."""
+    forward, left = HybridModel.forward, [n]
+
+    def fail(*args, **kwargs):
+        left[0] -= 1
+        if not left[0]:
+            raise error
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(HybridModel, "forward", fail)
+    return session(NAME).start([prompt_of(NAME)], options_of(20, "draft-mtp"))
+
+
+def test_memory_that_is_not_there(monkeypatch):
+    run = failing(monkeypatch, NO_MEMORY)
+    assert run.step()
+    with pytest.raises(OutOfMemoryError, match=r"needs more memory than cpu has\.") as raised:
+        run.step()
+    assert "Lower -c" in str(raised.value.remedy)
+    # the frames of the failed pass hold its tensors
+    assert raised.value.__context__ is None and raised.value.__cause__ is None
+    assert run.done and not run.step()
+    assert len(run.emitted[0]) == 1
+    monkeypatch.undo()
+    again = decode(session(NAME), [prompt_of(NAME)], options_of(20, "draft-mtp"))
+    assert len(again.emitted[0]) == 20
+
+
+@pytest.mark.parametrize("error", LOST, ids=["torch", "triton"])
+def test_a_device_that_fails(monkeypatch, error):
+    run = failing(monkeypatch, error)
+
+    def stop(_):
+        raise RuntimeError("CUDA error: nothing can be done with it")
+
+    assert run.step()
+    monkeypatch.setattr(Scheduler, "stop", stop)
+    with pytest.raises(DeviceLostError) as raised:
+        run.step()
+    message = str(raised.value)
+    assert str(error).split("\n")[0] in message and "Compile with" not in message
+    assert run.done and len(run.trace.tokens.column("token_id")) > 0
+
+
+def test_a_memory_that_does_not_fit(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise NO_MEMORY
+
+    opened = session(NAME)
+    monkeypatch.setattr(HybridMemory, "for_model", refuse)
+    with pytest.raises(OutOfMemoryError, match="needs more memory"):
+        opened.start([prompt_of(NAME)], options_of(20, n_max=2, rollback="planes"))
+
+
+def test_how_much_is_free_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 20, 80 << 20))
+    meaning = meaning_of(NO_MEMORY, torch.device("cuda", 1))
+    assert "than cuda:1 has: 3 of 80 MiB are free." in str(meaning)
+
+
+def test_other_errors_mean_what_they_say():
+    for error in (RuntimeError("shapes differ"), ValueError("CUDA"), KeyboardInterrupt()):
+        assert meaning_of(error, torch.device("cpu")) is None

@@ -1,0 +1,28 @@
+"""A pytest plugin: kernels are chosen as where a CUDA device is, and Triton's do nothing.
+
+For tests on fake tensors (tests/support/fake_cuda.py), in a process of its own with
+TRITON_INTERPRET=1: an operation runs what it would run on a GPU, up to the launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.runtime.interpreter import GridExecutor
+
+from kernels import dispatch
+
+LAUNCHED: set[str] = set()
+"""Names of the kernels that were launched."""
+
+
+def _launch(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    away = {str(x.device) for x in tensors} - {"cuda:0"}
+    assert tensors and not away, f"{self.fn.__name__} was given tensors on {away}"
+    LAUNCHED.add(self.fn.__name__)
+
+
+dispatch._has_cuda = lambda: True  # type: ignore[assignment]
+GridExecutor.__call__ = _launch
