@@ -87,12 +87,13 @@ class Table:
             for row in rows:
                 self.append(**same, **row)
             return
+        found: Iterable[tuple[str, list[Any]]]
         names = list(rows[0])
         if all(list(row) == names for row in rows):
             by_column = zip(*(row.values() for row in rows), strict=True)
             found = zip(names, map(list, by_column), strict=True)
         else:
-            names = dict.fromkeys(chain.from_iterable(rows))
+            names = list(dict.fromkeys(chain.from_iterable(rows)))
             found = ((name, [row.get(name) for row in rows]) for name in names)
         columns = {name: [value] * len(rows) for name, value in same.items()}
         for name, values in found:
