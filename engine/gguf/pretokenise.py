@@ -98,7 +98,7 @@ SPLITTINGS = {
     "kimi-k2": Splitting((_kimi(),), by_rank=True),
     "deepseek-v3": Splitting(_DEEPSEEK),
     "refact": Splitting((r"\p{N}", _GPT2)),
-    "granite-docling": Splitting((_GPT2,)),
+    **dict.fromkeys(("granite-docling", "gpt-2", "mpt", "olmo"), Splitting((_GPT2,))),
 }
 """By `tokenizer.ggml.pre`."""
 

@@ -1,4 +1,4 @@
-"""Recurrent states that are matrices: of the gated delta rule, and of Mamba-2."""
+"""Recurrent states that are matrices: of the gated delta rule, of Mamba and of Mamba-2."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from engine.model.recurrence import Recurrence, RowNumbers
 from kernels.linear.rounding import rounded
 from kernels.recurrence import delta_rule, ssd
+from kernels.recurrence.conv import fold_window
+from kernels.recurrence.selective_scan import scan_into, scan_slots
 
 Kernel = Callable[..., Any]
 
@@ -53,6 +55,73 @@ class SsdInputs(NamedTuple):
     def with_gates(self, type: str) -> SsdInputs:
         """See engine.model.stored_state.GatedInputs."""
         return self._replace(dt=rounded(self.dt, type), g=rounded(self.g, type))
+
+
+class ScanInputs(NamedTuple):
+    """x, dt: values and step sizes, [B, T, C]. A: [N, C] and D: [C], of the layer. B, C:
+    [B, T, N]."""
+
+    x: torch.Tensor
+    dt: torch.Tensor
+    A: torch.Tensor
+    B: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor
+
+    def part(self, rows: slice, tokens: slice) -> ScanInputs:
+        """See engine.model.recurrence.RecurrenceInputs."""
+        x, dt, B, C = (part[rows, tokens] for part in (self.x, self.dt, self.B, self.C))
+        return ScanInputs(x, dt, self.A, B, C, self.D)
+
+    def with_gates(self, type: str) -> ScanInputs:
+        """See engine.model.stored_state.GatedInputs."""
+        return self._replace(dt=rounded(self.dt, type))
+
+
+class ScanState(Recurrence[ScanInputs]):
+    """S [d_state, n_channels] of kernels.recurrence.selective_scan; a token's log entry is the
+    state after it. Advancing gives o [B, T, n_channels]."""
+
+    def __init__(self, d_state: int, n_channels: int) -> None:
+        super().__init__((d_state, n_channels), [(d_state, n_channels)])
+
+    def into(
+        self,
+        inputs: ScanInputs,
+        start: torch.Tensor,
+        slots: Sequence[torch.Tensor],
+        *,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        return scan_into(*inputs, start, slots=slots, invariant=invariant)
+
+    def log(
+        self, inputs: ScanInputs, start: torch.Tensor, *, invariant: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        states = start.new_empty(*inputs.x.shape[:2], *self.shape)
+        newest_first = states.unbind(1)[::-1]
+        return scan_into(*inputs, start, slots=newest_first, invariant=invariant), (states,)
+
+    def fold(
+        self,
+        start: torch.Tensor,
+        entries: Sequence[torch.Tensor],
+        n_tokens: int | torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        (states,) = entries
+        out = torch.empty_like(start) if out is None else out
+        if isinstance(n_tokens, int):
+            return out.copy_(states[:, n_tokens - 1] if n_tokens else start)
+        # the last of the states up to there is a window of one row
+        window, to = (each.view(len(each), 1, -1) for each in (start, out))
+        fold_window(window, states.flatten(2), n_tokens, to)
+        return out
+
+    def by_index(self, inputs: ScanInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+        return scan_slots(*inputs, pool, rows.read, rows.write)
 
 
 class MatrixState(Recurrence[Any]):

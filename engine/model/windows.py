@@ -181,6 +181,8 @@ class TokenWindow(InputWindow[TokenInputs]):
 
     def by_index(self, inputs: TokenInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
         context, history = recent_tokens(inputs.x, take_rows(pool, rows.read))
-        new, taps = history[:, self.shape[0] :], self._newest.to(pool.device)
-        causal_conv_slots(new, taps, pool, rows.read, rows.in_order, activate=False)
+        # kept there: a recorded pass uploads nothing
+        self._newest = self._newest.to(pool.device)
+        new = history[:, self.shape[0] :]
+        causal_conv_slots(new, self._newest, pool, rows.read, rows.in_order, activate=False)
         return context

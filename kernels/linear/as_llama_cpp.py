@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.linear.integer_blocks.parts import is_long, quantise
+from kernels.linear.block_parts import is_long, quantise
 from kernels.linear.packed import PackedWeight
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kernels.dispatch import pick, uses_llvm
 from kernels.linear import decode_with_llvm
+from kernels.linear.block_parts import IQ4_LEVELS, split
 from kernels.linear.decode_with_llvm import LANES, sizes
-from kernels.linear.integer_blocks.parts import IQ4_LEVELS, split
 from kernels.llvm import Code, Program, Value
 
 

@@ -206,7 +206,7 @@ def compress_with_torch(
     slots = torch.arange(span, device=x.device)
     before = (first + slots) % span
     history = torch.cat((ring.gather(1, before[..., None].expand(-1, -1, ring.shape[2])), x), 1)
-    # at most so many blocks end in as many tokens; the last of them may be beyond
+    # at most this many blocks end in the tokens; the last of them may be beyond
     n_ends = -(-n_tokens // ratio)
     ends = (ratio - 1 - first) % ratio + ratio * torch.arange(n_ends, device=x.device)
     sequence = torch.arange(n_batch, device=x.device)[:, None]

@@ -84,8 +84,9 @@ def test_drafters(fake, name):
     decode(fake, Session.open(target, draft, compute="f32", device="cuda"), options)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [MTP_MODELS[0], MTP_MODELS[2]])
 def test_batch_invariance_and_a_temperature(fake, name):
+    # of models without experts, which the host chooses then
     options = options_of(
         8, "draft-mtp", n_max=2, batch_invariant=True, sampler=SamplerOptions(temp=0.8)
     )

@@ -6,12 +6,20 @@ it, so the torch versions of the kernels run; a machine with CUDA runs tests mar
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from engine.experiments.random_models.random_model import write_random_model
+from engine.gguf.file import GgufFile
+from engine.model.loader import load_model
 from engine.options import RunOptions
 from engine.session import Session
 from tests.support.fake_cuda import DEVICE, fake_cuda
@@ -69,6 +77,18 @@ def test_the_fake_device_notices(fake):
     assert len(fake.downloads) == 1
     there[torch.from_numpy(np.arange(2))]
     assert len(fake.strays) == 1
+
+
+@pytest.mark.parametrize("quant", ["q8_0", "q4_k_m"])
+@pytest.mark.parametrize("compute", ["q8", "blocks"])
+def test_weights_stay_as_their_file_has_them(fake, tmp_path, quant, compute):
+    """Embedding and head, which are one matrix, included."""
+    path = tmp_path / "model.gguf"
+    write_random_model(path, arch="qwen35", size="tiny", quant=quant)
+    with GgufFile.open(path) as file:
+        model = load_model(file, compute=compute, device=DEVICE)
+        in_file = sum(tensor.n_bytes for tensor in file.tensors.values())
+    assert model.weight_bytes <= 1.05 * in_file
 
 
 @pytest.mark.parametrize(
@@ -133,3 +153,21 @@ def test_checkpoints_on_the_host_come_there(fake):
 def test_the_run_says_where_it_was(fake):
     run = opened("f32").start([prompt_of(NAME)], RunOptions(n_predict=4))
     assert run.trace.runs[run.run_id]["device"] == "cuda:0"
+
+
+def test_every_family_with_the_kernels_of_a_gpu():
+    """families_on_cuda.py in a process where operations are chosen as on a GPU."""
+    pytest.importorskip("triton")
+    here = Path(__file__)
+    chosen = ["-p", "tests.support.as_on_cuda", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *chosen, str(here.with_name("families_on_cuda.py"))],
+        cwd=here.parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert re.search(r"^[1-9]\d* passed in", done.stdout, re.MULTILINE), done.stdout[-2000:]

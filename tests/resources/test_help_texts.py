@@ -21,9 +21,9 @@ _OPTION = re.compile(r"(?<![\w`/-])(--?[a-z][\w-]*\w|-[a-z])(?![\w…-])")
 FOREIGN_OPTIONS = {
     # llama-server, llama-bench, vLLM
     *("--metrics", "-lv", "--log-file", "--log-jsonl", "-embd"),
-    "--per-request-spec-decode-metrics",
+    *("--per-request-spec-decode-metrics", "--spec-draft-sampling"),
     # pytest, bench of the window and of kernels, campaigns
-    *("--only", "--pairs", "--readme", "--seed", "--minutes"),
+    *("--only", "--pairs", "--readme", "--seed", "--minutes", "--clean"),
     # bootstrap's own tools, pip, curl and cmake in the recipe of a server; flags of compilers
     *("-mno-amx-tile", "-e", "--no-binary", "--no-deps", "-v"),
 }

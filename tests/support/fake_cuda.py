@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels.linear import dequant
+from kernels.linear import dequant, fixed_blocks
 from kernels.rows import ngrams
 
 DEVICE = torch.device("cuda:0")
@@ -90,12 +92,12 @@ def fake_cuda(
 ) -> Iterator[Seen]:
     """Within the context `cuda:0` exists. values: what `read` finds for a tensor on it."""
     seen = Seen()
-    from engine.decode import target_facts
-    from engine.draft import model_drafter
     from engine.gguf.reader import TensorReader
     from engine.machine import device as transfer
     from engine.machine import graphs
-    from engine.sampling import sampler
+    from engine.model.drafters import loading
+
+    real_read = transfer.read
 
     def read(*tensors: torch.Tensor) -> list[np.ndarray]:
         assert all(tensor.device == DEVICE for tensor in tensors)
@@ -117,8 +119,11 @@ def fake_cuda(
         seen.recordings += 1
         return outputs, lambda: None
 
-    for module in (transfer, sampler, target_facts, model_drafter):
-        monkeypatch.setattr(module, "read", read)
+    for name in ("draft_dflash", "draft_dspark", "draft_mtp"):  # imported when first used
+        importlib.import_module(f"engine.draft.{name}")
+    for module in list(sys.modules.values()):
+        if getattr(module, "read", None) is real_read:
+            monkeypatch.setattr(module, "read", read)
     monkeypatch.setattr(transfer, "pinned", _without_value)
     # tensors on the processor have no memory here either
     monkeypatch.setattr("kernels.linear.dequant.uses_llvm", lambda: False)
@@ -129,13 +134,14 @@ def fake_cuda(
     monkeypatch.setattr(
         TensorReader, "take_ids", lambda _, name, shape, n: torch.zeros(shape).long()
     )
+    monkeypatch.setattr(loading, "_check_rope_factors", lambda file, weights: None)
+    # nor have products
+    monkeypatch.setattr(fixed_blocks, "_try_sizes", lambda block, packed, device: (8,))
+    monkeypatch.setattr(fixed_blocks, "_found", {})
     # tensors that are kept would be those of another fake device
-    for module, name in (
-        (ngrams, "_constants"),
-        (dequant, "_iq4_values"),
-        (dequant, "_of_fifth_bits"),
-    ):
-        monkeypatch.setattr(module, name, functools.cache(getattr(module, name).__wrapped__))
+    for module, name in _KEPT:
+        again = functools.cache(getattr(module, name).__wrapped__)
+        monkeypatch.setattr(module, name, again)
     # tensors on the processor have no memory
     monkeypatch.setattr("kernels.dispatch.uses_llvm", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

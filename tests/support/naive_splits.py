@@ -34,7 +34,7 @@ def naive_pieces(text: str, pre: str) -> Iterator[str]:
 def _split(text: str, pre: str) -> Iterator[str]:
     at, known = 0, _Text(text, pre)
     while at < len(text):
-        end = {"granite-docling": _gpt2, "kimi-k2": _kimi}.get(pre, _words)(known, at)
+        end = _SPLITS.get(pre, _words)(known, at)
         assert end > at
         yield text[at:end]
         at = end
@@ -190,3 +190,7 @@ def _kimi(t: _Text, at: int) -> int:
 def _folded_ending(t: _Text, at: int) -> int:
     """As `ending`, and the long s counts as one."""
     return at + 2 if t.text[at : at + 2] == "'\u017f" else t.ending(at)
+
+
+_SPLITS = {"kimi-k2": _kimi, **dict.fromkeys(("granite-docling", "gpt-2", "mpt", "olmo"), _gpt2)}
+"""By `pre`; the others go by words."""

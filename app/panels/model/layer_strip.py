@@ -115,6 +115,7 @@ class LayerKind(NamedTuple):
 LAYER_KINDS = {
     "delta net": LayerKind("G", "delta_net", "Gated DeltaNet"),
     "kda": LayerKind("K", "kda", "Kimi Delta Attention"),
+    "mamba": LayerKind("O", "mamba", "Mamba"),
     "mamba-2": LayerKind("S", "mamba", "Mamba-2"),
     "short convolution": LayerKind("C", "convolution", "short convolution"),
     "attention": LayerKind("A", "attention", "attention"),

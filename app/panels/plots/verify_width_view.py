@@ -13,7 +13,7 @@ from app.trace_models.number_text import whole_text
 from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import RunOverlay, RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import draw_bar, draw_dashes, plot_pen
+from app.widgets.line_styles import draw_dashes, plot_pen
 from app.widgets.plot_surface import draw_nothing
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
@@ -58,9 +58,9 @@ class VerifyWidthView(BarView):
         )
         longest = Swatch(
             _LONGEST,
-            "accepted.line",
+            "plot.text",
             "Longest draft that adaptive depth allows, where it is in use, and the token before",
-            draw_bar,
+            draw_dashes,
         )
         super().__init__(
             theme,
@@ -206,7 +206,7 @@ class VerifyWidthView(BarView):
     def _recolour(self, theme: Theme) -> None:
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
         self._borders.setPen(plot_pen(theme.color("plot.limit"), 1.5))
-        self._longest.setPen(plot_pen(theme.color("accepted.line"), 2.0))
+        self._longest.setPen(plot_pen(theme.color("plot.text"), 2.0))
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)

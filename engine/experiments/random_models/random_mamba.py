@@ -1,4 +1,4 @@
-"""Models with Mamba-2 or short convolutions that are written with random weights: shapes, metadata.
+"""Models with Mamba or short convolutions that are written with random weights: shapes, metadata.
 
 Sizes follow released models: Nemotron-H, Granite 4 (350M), Falcon-H1 (0.5B), LFM2 (700M).
 """
@@ -14,7 +14,7 @@ from engine.model.config import ModelConfig
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import MixturePart, Relu2Part, RouterPart, SwigluPart
-from engine.model.parts.recurrent import Mamba2Part, ShortConvPart
+from engine.model.parts.recurrent import Mamba2Part, MambaPart, ShortConvPart
 from engine.model.rope import RopeConfig
 
 # numbers that f32 holds exactly
@@ -71,6 +71,29 @@ def _alone(n_layer: int, n_embd: int, n_vocab: int, mamba: Mamba2Part) -> ModelC
     return _config("mamba2", n_embd, n_vocab, [BlockParts((mamba,), None)] * n_layer)
 
 
+def _mamba(n_layer: int, n_embd: int, n_vocab: int, mamba: MambaPart) -> ModelConfig:
+    return _config("mamba", n_embd, n_vocab, [BlockParts((mamba,), None)] * n_layer)
+
+
+def _jamba(
+    n_layer: int,
+    n_embd: int,
+    n_vocab: int,
+    mamba: MambaPart,
+    heads: tuple[int, int, int],
+    width: int,
+    mixture: MixturePart | None,
+) -> ModelConfig:
+    """Attention in the fifth of every eight blocks, experts in every other one."""
+    attention = AttentionPart(*heads, gated=False, normed=False, rope="none")
+    blocks = []
+    for i in range(n_layer):
+        mixer: MixerPart = attention if i % 8 == 4 else mamba
+        ffn: FeedForwardPart = mixture if mixture and i % 2 else SwigluPart(width)
+        blocks.append(BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight"))
+    return _config("jamba", n_embd, n_vocab, blocks)
+
+
 def _granite(
     n_layer: int,
     n_embd: int,
@@ -125,6 +148,11 @@ def _lfm2(
     return _config(arch, n_embd, n_vocab, blocks, n_rot=head_dim, output_norm=norm)
 
 
+def _of_jamba(n: int, used: int, width: int) -> MixturePart:
+    router = RouterPart("softmax", biased=False, normalised=False)
+    return MixturePart(n, used, width, 0, shared_gate=False, router=router)
+
+
 def _mixture(n: int, used: int, width: int, shared: int = 0) -> MixturePart:
     router = RouterPart(scale=_SCALE) if shared else RouterPart()
     kind = "relu2" if shared else "swiglu"
@@ -160,6 +188,30 @@ MAMBA_SIZES = {
         "0.3b": _granite(32, 768, 100_352, Mamba2Part(4, 128, 48, 32, 1), (12, 4, 64), 2048),
         "tiny": _granite(5, 256, 512, Mamba2Part(4, 32, 8, 64, 1), _TINY_HEADS, 256),
     },
+    "mamba": {
+        "0.4b": _mamba(48, 1024, 50_280, MambaPart(4, 16, 2048, 64)),
+        "tiny": _mamba(3, 256, 512, MambaPart(4, 16, 512, 32)),
+    },
+    "jamba": {
+        "0.8b": _jamba(
+            8,
+            1024,
+            65_536,
+            MambaPart(4, 16, 2048, 64, normed=True),
+            (8, 2, 128),
+            3584,
+            _of_jamba(16, 2, 3584),
+        ),
+        "tiny": _jamba(
+            6,
+            256,
+            512,
+            MambaPart(4, 16, 512, 32, normed=True),
+            _TINY_HEADS,
+            256,
+            _of_jamba(8, 2, 256),
+        ),
+    },
     "mamba2": {
         "0.4b": _alone(48, 1024, 50_288, Mamba2Part(4, 128, 32, 64, 1)),
         "tiny": _alone(3, 256, 512, Mamba2Part(4, 32, 8, 64, 2)),
@@ -189,7 +241,9 @@ def add_mamba_keys(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_layer_norm_rms_eps(config.eps)
     if config.cells():
         attention = _first(config, AttentionPart)
-        writer.add_feed_forward_length([_width(block) for block in blocks])
+        widths = [_width(block) for block in blocks]
+        # jamba's dense parts and experts are of one width
+        writer.add_feed_forward_length(widths[0] if arch == "jamba" else widths)
         writer.add_head_count(attention.n_head)
         writer.add_head_count_kv([attention.n_head_kv if block.cells() else 0 for block in blocks])
         writer.add_key_length(attention.head_dim)
@@ -202,6 +256,12 @@ def add_mamba_keys(writer: GGUFWriter, config: ModelConfig) -> None:
         writer.add_bool(f"{arch}.rope.scaling.finetuned", False)
     if arch.startswith("lfm2"):
         writer.add_shortconv_l_cache(_first(config, ShortConvPart).d_conv)
+    elif arch in ("mamba", "jamba"):
+        part = _first(config, MambaPart)
+        writer.add_ssm_conv_kernel(part.d_conv)
+        writer.add_ssm_inner_size(part.d_inner)
+        writer.add_ssm_state_size(part.d_state)
+        writer.add_ssm_time_step_rank(part.step_rank)
     else:
         _add_ssm_keys(writer, _first(config, Mamba2Part))
     mixtures = [block.ffn for block in blocks if isinstance(block.ffn, MixturePart)]
@@ -223,6 +283,8 @@ def _add_expert_keys(writer: GGUFWriter, arch: str, mixture: MixturePart) -> Non
     writer.add_expert_count(mixture.n_experts)
     writer.add_expert_used_count(mixture.n_used)
     writer.add_expert_feed_forward_length(mixture.n_ff)
+    if arch == "jamba":
+        return
     if arch == "lfm2moe":
         writer.add_leading_dense_block_count(1)
         writer.add_uint32(f"{arch}.expert_gating_func", 2)

@@ -44,6 +44,7 @@ from engine.model.tensors import block_shapes, global_shapes
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The last tokens of every vocabulary."""
+_OF_MAMBA = "conv1d.bias", "dt_norm.weight", "b_norm.weight", "c_norm.weight"
 _PIECE = 1 << 24
 """Values that are made at a time."""
 _CHAT_TEMPLATE = (
@@ -137,12 +138,12 @@ def _write(
 
 
 def _shapes(config: ModelConfig, *, tied: bool) -> Shapes:
-    """An MTP block has a norm of its own, a convolution of Mamba-2 its bias, which llama.cpp cannot
-    do without."""
+    """An MTP block has a norm of its own, Mamba what llama.cpp cannot do without."""
     shapes = global_shapes(config, () if tied else ("output.weight",))
     for index in range(config.n_layer + config.n_mtp):
         norm = config.mtp.output_norm if config.mtp else ""
-        present = f"blk.{config.n_layer}.{norm}", f"blk.{index}.ssm_conv1d.bias"
+        of_mamba = (f"blk.{index}.ssm_{one}" for one in _OF_MAMBA)
+        present = f"blk.{config.n_layer}.{norm}", *of_mamba
         shapes |= block_shapes(config, index, present)
     return shapes
 

@@ -14,6 +14,7 @@ from engine.model.families.bailing import read_bailingmoe3
 from engine.model.families.common import is_mtp_file
 from engine.model.families.deepseek4 import deepseek4_notes, read_deepseek4
 from engine.model.families.glm5 import glm5_next_notes, read_glm5_next
+from engine.model.families.jamba import read_jamba, read_mamba
 from engine.model.families.kimi import read_kimi_k3, read_kimi_linear
 from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
 from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid, read_mamba2_alone
@@ -47,7 +48,9 @@ FAMILIES = {
     "nemotron_h": Family(read_nemotron_h, peer_planes=True),
     "nemotron_h_moe": Family(read_nemotron_h_moe, peer_planes=True),
     "granitehybrid": Family(read_granite_hybrid, peer_planes=False),
+    "mamba": Family(read_mamba, peer_planes=False),
     "mamba2": Family(read_mamba2_alone, peer_planes=False),
+    "jamba": Family(read_jamba, peer_planes=False),
     "falcon-h1": Family(read_falcon_h1, peer_planes=False),
     "kimi-linear": Family(read_kimi_linear, peer_planes=False),
     "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
@@ -65,12 +68,10 @@ FAMILIES = {
 }
 
 
-_SELECTIVE_SCAN = "Mamba-1's selective scan (a step, B and C from a product of their own)"
 _RWKV = "RWKV's time mixing"
 MISSING = {
-    "mamba": _SELECTIVE_SCAN,
-    "jamba": _SELECTIVE_SCAN,
-    "plamo2": "Mamba with norms of step, B and C",
+    "plamo2": "Mamba-2 whose steps, B and C are a product of the convolved channels, and norms of "
+    "what its blocks add",
     "rwkv6": _RWKV,
     "rwkv6qwen2": _RWKV,
     "rwkv7": _RWKV,
@@ -99,6 +100,12 @@ def read_any_config(file: GgufFile) -> ModelConfig:
     arch = file.architecture
     if other := other_kind(file):
         raise UnsupportedModelError(f"{file.path.name} is {other.what}.", other.remedy)
+    if not file.bool_(f"{arch}.attention.causal", True) and arch in FAMILIES:
+        raise UnsupportedModelError(
+            f"{file.path.name}: {arch}.attention.causal is false, so that tokens see those after "
+            "them: such a model embeds a text and writes none.",
+            "Open a model that generates text.",
+        )
     if arch not in FAMILIES:
         lacks = f", which lacks {MISSING[arch]}" if arch in MISSING else ""
         raise UnsupportedModelError(

@@ -20,11 +20,13 @@ from engine.model.mixers.ngram_embedding import ngram_recurrences
 from engine.model.mixers.recurrent import (
     DeltaNet,
     Kda,
+    Mamba,
     Mamba2,
     ShortConv,
     delta_net_recurrences,
     kda_recurrences,
     mamba2_recurrences,
+    mamba_recurrences,
     short_conv_recurrences,
 )
 from engine.model.parts import MixerPart
@@ -36,7 +38,7 @@ from engine.model.parts.attention import (
     SparseLatentAttentionPart,
 )
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
-from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, ShortConvPart
+from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, MambaPart, ShortConvPart
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
 from kernels.pointwise import add
@@ -49,6 +51,7 @@ _MAKE: Mapping[type, Callable[..., Mixer]] = {
     CompressedAttentionPart: CompressedAttention,
     KdaPart: Kda,
     DeltaNetPart: DeltaNet,
+    MambaPart: Mamba,
     Mamba2Part: Mamba2,
     ShortConvPart: ShortConv,
 }
@@ -57,6 +60,7 @@ an NgramEmbeddingPart is made by the trunk."""
 _RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence[Any]]]] = {
     KdaPart: kda_recurrences,
     DeltaNetPart: delta_net_recurrences,
+    MambaPart: mamba_recurrences,
     Mamba2Part: mamba2_recurrences,
     ShortConvPart: short_conv_recurrences,
     NgramEmbeddingPart: ngram_recurrences,

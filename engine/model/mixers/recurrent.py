@@ -1,4 +1,4 @@
-"""Recurrent mixers: Gated DeltaNet, Kimi Delta Attention, Mamba-2, short convolutions."""
+"""Recurrent mixers: Gated DeltaNet, Kimi Delta Attention, Mamba, Mamba-2, short convolutions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.mixers.mixer import RopeAndMemory
-from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, ShortConvPart
+from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, MambaPart, ShortConvPart
 from engine.model.recurrence import Recurrence, StateKey
-from engine.model.recurrent_states import DeltaInputs, DeltaState, SsdInputs, SsdState
+from engine.model.recurrent_states import (
+    DeltaInputs,
+    DeltaState,
+    ScanInputs,
+    ScanState,
+    SsdInputs,
+    SsdState,
+)
 from engine.model.weights import MatrixRows, Projection, Weights
 from engine.model.windows import ConvInputs, ConvWindow
-from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm
+from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
 from kernels.pointwise import delta_gates, multiply, step_gates, swiglu
 from kernels.recurrence.channel_gates import channel_gates
 
@@ -191,6 +198,60 @@ def _qkv(weights: Weights) -> list[MatrixRows]:
 def _second(weights: Weights, names: tuple[str, ...]) -> Projection | None:
     """The second of two matrices."""
     return weights.project(names[1]) if len(names) == 2 else None
+
+
+def mamba_recurrences(part: MambaPart) -> dict[str, Recurrence[Any]]:
+    """How tokens advance the states of `part`."""
+    state = ScanState(part.d_state, part.d_inner)
+    return {"state": state, "window": ConvWindow(part.d_conv, part.d_inner)}
+
+
+class Mamba:
+    """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
+
+    What steps, B and C come of, small and fed back through the state at every token, stays f32 in
+    every compute mode.
+    """
+
+    def __init__(self, part: MambaPart, weights: Weights, config: ModelConfig, layer: int) -> None:
+        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
+        self._eps = config.eps
+        self._halves = [part.d_inner, part.d_inner]
+        self._input = weights.project("ssm_in.weight")
+        # taps as rows in memory, as the convolution reads them
+        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
+        self._bias = weights.keep("ssm_conv1d.bias")
+        self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
+        self._sizes = list(part.sizes.values())
+        self._norms: list[torch.Tensor] | None = None
+        if part.normed:
+            self._norms = [
+                weights.keep(f"{name}.weight")
+                if f"{name}.weight" in weights
+                else torch.ones(n, device=weights.device)
+                for name, n in part.sizes.items()
+            ]
+        self._steps = weights.stack([weights.numbers("ssm_dt.weight")], compute="f32")
+        self._dt = weights.keep("ssm_dt.bias")
+        self._a = weights.keep("ssm_a").t().contiguous()
+        self._d = weights.keep("ssm_d")
+        self._output = weights.project("ssm_out.weight")
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+        memory, invariant = around.memory.recurrent, around.invariant
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        channels, z = self._input(x, invariant=invariant).split_with_sizes(self._halves, -1)
+        values = memory.advance(self._window, ConvInputs(channels, self._conv, self._bias))
+        low = [*self._low(values, invariant=invariant).split_with_sizes(self._sizes, -1)]
+        if self._norms is not None:
+            low = [rms_norm(y, w, self._eps) for y, w in zip(low, self._norms, strict=True)]
+        step, B, C = low
+        dt, _ = step_gates(
+            self._steps(step, invariant=invariant), self._dt, self._d, invariant=invariant
+        )
+        out = memory.advance(self._state, ScanInputs(values, dt, self._a, B, C, self._d))
+        return self._output(swiglu(z, out, invariant=invariant), invariant=invariant)
 
 
 def mamba2_recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:

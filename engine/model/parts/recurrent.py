@@ -209,6 +209,58 @@ class Mamba2Part(_RecurrentPart):
 
 
 @dataclass(frozen=True, slots=True)
+class MambaPart(_RecurrentPart):
+    """Mamba block: d_inner channels, each with d_state numbers and decays of its own.
+
+    Steps, B and C are a product of the convolved channels; step_rank: width of the steps in
+    between. normed: RMS norms follow it, with weights where the file has them.
+    """
+
+    d_conv: int
+    d_state: int
+    d_inner: int
+    step_rank: int
+    normed: bool = False
+
+    kind: ClassVar[str] = "mamba"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Widths of steps, B and C, by how their norms' names begin."""
+        return {
+            "ssm_dt_norm": self.step_rank,
+            "ssm_b_norm": self.d_state,
+            "ssm_c_norm": self.d_state,
+        }
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        inner = self.d_inner
+        norms = {f"{name}.weight": (n,) for name, n in self.sizes.items()}
+        return {
+            "ssm_in.weight": (2 * inner, n_embd),
+            "ssm_conv1d.weight": (inner, self.d_conv),
+            "ssm_conv1d.bias": (inner,),
+            "ssm_x.weight": (sum(self.sizes.values()), inner),
+            "ssm_dt.weight": (inner, self.step_rank),
+            "ssm_dt.bias": (inner,),
+            "ssm_a": (inner, self.d_state),
+            "ssm_d": (inner,),
+            "ssm_out.weight": (n_embd, inner),
+            **(only_present(norms, present) if self.normed else {}),
+        }
+
+    def states(self) -> Mapping[str, StateSize]:
+        """S of every channel, whose decays differ, so that a log holds it whole; and the window."""
+        state = self.d_state, self.d_inner
+        window = (self.d_conv - 1, self.d_inner)
+        return {
+            "state": StateSize(state, (state,)),
+            "window": StateSize(window, ((self.d_inner,),), is_window=True),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConvPart(_RecurrentPart):
     """Short convolution of n_channels, the model's width, between two gates (LFM2)."""
 

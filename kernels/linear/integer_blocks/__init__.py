@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import pick
-from kernels.linear.integer_blocks.parts import (
+from kernels.linear.block_parts import (
     LONG,
     SHORT,
     SPLITTERS,
@@ -33,7 +33,7 @@ def integer_linear(
     x: torch.Tensor, blocks: torch.Tensor, type: str, *, invariant: bool = False
 ) -> torch.Tensor:
     """x @ weight.T, x rounded to integers of 8 bits
-    (kernels.linear.integer_blocks.parts).
+    (kernels.linear.block_parts).
 
     x: f32 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole blocks of the
     GGML type named `type`. Returns f32 [..., out].

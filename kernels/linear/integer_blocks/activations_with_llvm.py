@@ -1,4 +1,4 @@
-"""Rows of x quantised for the kernels: kernels.linear.integer_blocks.parts, in one
+"""Rows of x quantised for the kernels: kernels.linear.block_parts, in one
 buffer.
 
 A row is filled up with zeros to whole stretches of 256 numbers. Some rows stand together: what
@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import torch
 
-from kernels.linear.integer_blocks.parts import GROUP, LONG, MOST, SHORT
+from kernels.linear.block_parts import GROUP, LONG, MOST, SHORT
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
 from kernels.llvm.functions import rows, run, start
 from kernels.llvm.values import I8, I16, I32

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
+from kernels.linear.block_parts import IQ4_LEVELS, MXFP4_LEVELS
 from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH
-from kernels.linear.integer_blocks.parts import IQ4_LEVELS, MXFP4_LEVELS
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.values import F16, I8, I16, I32
 
@@ -71,7 +71,7 @@ FORMS = {
 
 
 class LongBlocks(NamedTuple):
-    """n blocks of 256 weights: see kernels.linear.integer_blocks.parts.IntegerBlockParts.
+    """n blocks of 256 weights: see kernels.linear.block_parts.IntegerBlockParts.
 
     bytes: PER_STRETCH vectors i8 [32 n] in the type's lanes. scales, minimums: f32 [n].
     group_scales, with their sign, and group_minimums: i8 [n * 256 / group], in their order.
@@ -285,7 +285,7 @@ _K_BITS = (63, 15, 63, 15), (0, 48, 0, 48)
 
 def _k_block(code: Code, blocks: Sequence[Value], integers: Sequence[Value]) -> LongBlocks:
     """Scales and minimums of a Q4_K or Q5_K block: 6 bits each in bytes 4 to 15; see
-    kernels.linear.integer_blocks.parts. Its scale and minimum are in front."""
+    kernels.linear.block_parts. Its scale and minimum are in front."""
     start = _loaded(code, blocks, 0, _I32X4).bits(vector(I8, 16 * len(blocks)))
     low = _moved(code, _in_fours(start, [1, 3, 2, 3]), (0, 0, 0, -4))
     high = _moved(code, _in_fours(start, [1, 1, 2, 2]), (-2, -2, -2, -2))

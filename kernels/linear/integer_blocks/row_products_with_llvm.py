@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
+from kernels.linear.block_parts import MOST, is_long
 from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, Layout
 from kernels.linear.integer_blocks.integers_with_llvm import (
     BYTES,
@@ -22,7 +23,6 @@ from kernels.linear.integer_blocks.integers_with_llvm import (
     Form,
     LongBlocks,
 )
-from kernels.linear.integer_blocks.parts import MOST, is_long
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.values import I16, I32
 

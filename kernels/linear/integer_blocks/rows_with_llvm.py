@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.linear.block_parts import GROUP
 from kernels.linear.decode_with_llvm import sizes
 from kernels.linear.integer_blocks.activations_with_llvm import (
     LINE,
@@ -21,7 +22,6 @@ from kernels.linear.integer_blocks.activations_with_llvm import (
     write_rows,
 )
 from kernels.linear.integer_blocks.integers_with_llvm import BYTES, long_blocks, short_blocks
-from kernels.linear.integer_blocks.parts import GROUP
 from kernels.linear.integer_blocks.row_products_with_llvm import (
     RowVectors,
     dot_products,

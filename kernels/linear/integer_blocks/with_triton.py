@@ -3,7 +3,7 @@ numbers of a row are multiplied by one instruction (dp4a).
 
 A step takes 256 neighbouring weights of a row, 64 words of four integers. Most types keep two of
 those in one word of the file, GAP words apart: such a pair is read once. Blocks stay as the file
-has them; those whose size is no multiple of four bytes are read in smaller parts.
+has them; those whose size is not a multiple of four bytes are read in smaller parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.linear.block_linear.with_triton import FEW_ROWS, expanded_product
-from kernels.linear.integer_blocks.parts import IQ4_LEVELS, LONG, MXFP4_LEVELS, SHORT, is_long
+from kernels.linear.block_parts import IQ4_LEVELS, LONG, MXFP4_LEVELS, SHORT, is_long
 from kernels.triton_setup import INTERPRETED, as_rows, cdiv, jit, power_of_2
 
 MAX_ROWS = 8

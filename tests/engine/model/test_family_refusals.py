@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError, UnsupportedModelError
+from engine.experiments.random_models.random_model import write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.families import read_config
 from engine.model.loader import load_model
@@ -138,3 +139,15 @@ def test_every_tensor_is_read(name):
         load_model(file, progress=lambda done, total, phase: told.append((done, total)))
     done, total = told[-1]
     assert done == total > 0
+
+
+def test_a_model_that_embeds_texts_is_refused(tmp_path):
+    path = tmp_path / "x.gguf"
+    write_random_model(tmp_path / "a.gguf", arch="lfm2", size="tiny", quant="f32")
+    rewrite(tmp_path / "a.gguf", path, {"lfm2.attention.causal": False})
+    with (
+        GgufFile.open(path) as file,
+        pytest.raises(UnsupportedModelError, match=r"attention\.causal is false") as caught,
+    ):
+        read_config(file)
+    assert caught.value.message.count(". ") == 0

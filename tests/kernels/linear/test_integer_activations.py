@@ -1,14 +1,14 @@
-"""The buffer of quantised rows against kernels.linear.integer_blocks.parts."""
+"""The buffer of quantised rows against kernels.linear.block_parts."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from kernels.linear.block_parts import LONG, SHORT
+from kernels.linear.block_parts import quantise as quantise_in_torch
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, quantise
 from kernels.linear.integer_blocks.integers_with_llvm import FORMS
-from kernels.linear.integer_blocks.parts import LONG, SHORT
-from kernels.linear.integer_blocks.parts import quantise as quantise_in_torch
 
 IN_ORDER = FORMS["Q8_0"].lanes
 SHORT_LAYOUTS = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.linear import integer_blocks as op
-from kernels.linear.integer_blocks.parts import LONG, SHORT, is_long, quantise, split
+from kernels.linear.block_parts import LONG, SHORT, is_long, quantise, split
 from tests.support.closeness import nmse
 from tests.support.implementations import Implementation
 from tests.support.random_blocks import random_blocks

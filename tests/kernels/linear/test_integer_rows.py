@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernels.linear import integer_blocks
+from kernels.linear.block_parts import is_long
 from kernels.linear.integer_blocks import TYPES, row_products_with_llvm, rows_with_llvm, with_llvm
-from kernels.linear.integer_blocks.parts import is_long
 from kernels.linear.integer_blocks.rows_with_llvm import write
 from kernels.processor import has_feature
 from tests.support.byte_sums import added_fours

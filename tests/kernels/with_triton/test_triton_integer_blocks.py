@@ -8,8 +8,8 @@ import torch
 from kernels.linear import block_linear as blocks_op
 from kernels.linear import integer_blocks as op
 from kernels.linear.block_linear import with_triton as blocks_with_triton
+from kernels.linear.block_parts import is_long
 from kernels.linear.integer_blocks import with_triton
-from kernels.linear.integer_blocks.parts import is_long
 from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.closeness import nmse
 from tests.support.implementations import Implementation

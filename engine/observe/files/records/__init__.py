@@ -22,6 +22,7 @@ from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.trace.store import TraceStore
 
+_HEAD = 1 << 18
 METRICS, REPLY, PRINTED = "prometheus", "reply", "benchmark"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in (AIPERF, *READERS, LLAMA_SERVER)}
@@ -62,7 +63,7 @@ def fill(
         if not (found := read_metrics(data, file, later)):
             raise _nothing(file, "Prometheus")
         return [write_requests(store, found, METRICS, file, left_out=left_out)]
-    if name == PRINTED or (name is None and recognise(data) == PRINTED):
+    if name == PRINTED or (name is None and recognise(data[:_HEAD]) == PRINTED):
         if not (found := read_printed(data.decode("utf-8-sig", "replace"))):
             raise _nothing(file, "benchmarks")
         return [write_requests(store, found, PRINTED, file)]

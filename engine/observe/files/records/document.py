@@ -94,13 +94,13 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return _events(text, name)
-    if _ELIDED.search(text) is not None:
-        text = _ELIDED.sub(r"\1null", text)
     try:
         return [("", _parse(text))], ""
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
             raise _invalid(name, f"line {error.line}", error) from error
+        if ("..." in text or "…" in text) and _ELIDED.search(text) is not None:
+            return read_documents(_ELIDED.sub(r"\1null", text).encode("utf-8", "replace"), name)
         return _values(text, name, error)
 
 
