@@ -53,7 +53,8 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def inference_mode(call: Callable[P, R]) -> Callable[P, R]:

@@ -88,11 +88,12 @@ class Table:
                 self.append(**same, **row)
             return
         names = list(rows[0])
+        found: Iterable[tuple[str, list[Any]]]
         if all(list(row) == names for row in rows):
             by_column = zip(*(row.values() for row in rows), strict=True)
             found = zip(names, map(list, by_column), strict=True)
         else:
-            names = dict.fromkeys(chain.from_iterable(rows))
+            names = list(dict.fromkeys(chain.from_iterable(rows)))
             found = ((name, [row.get(name) for row in rows]) for name in names)
         columns = {name: [value] * len(rows) for name, value in same.items()}
         for name, values in found:
