@@ -88,16 +88,9 @@ def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
     return one, two
 
 
-def run_label(run: RunRef) -> str:
-    """What a run is called where its trace is clear: the user's name for it, else its number; with
-    the lane, if it is one."""
-    name = notes_of(run.facts).name or str(run)
-    return f"{name}, {run_title(run.facts)}" if run.facts.lane else name
-
-
 def comparison_label(lanes: tuple[RunRef, ...]) -> str:
     """Runs that are lanes of one comparison, in words."""
-    return f"comparison, runs {lanes[0].run_id} to {lanes[-1].run_id}"
+    return f"run {number_of(lanes[0])}, {len(lanes)} lanes"
 
 
 def run_origin(facts: RunFacts) -> str:

@@ -14,7 +14,7 @@ from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of, run_to_show
 from app.trace_models.plain_tip import in_window
-from app.trace_models.run_facts import run_label
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position
 from app.trace_models.server_facts import known_facts, server_name
 from app.window.banner import Banner
@@ -165,9 +165,10 @@ class EngineNews(QObject):
             return
         if bridge.trace is not None or (shown is not None and shown not in (live, *lanes_of(live))):
             word = "is paused" if bridge.state is State.PAUSED else "goes on"
+            name = run_name(live)
             self._behind = banners.add(
                 "info",
-                f"{str(live).capitalize()} {word} in the background.",
+                f"{name[:1].upper()}{name[1:]} {word} in the background.",
                 "",
                 ("&Show the run", self._show_live),
                 sticky=True,
@@ -302,4 +303,4 @@ class EngineNews(QObject):
         if shown is None:
             return []
         others = [r.model for r in self._bridge.listed if r.store is shown.store and not r.in_use]
-        return [" of ".join((f"on show: {run_label(shown)}", *others[:1]))]
+        return [" of ".join((f"on show: {run_name(shown)}", *others[:1]))]

@@ -3,12 +3,13 @@ by the messages about it."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, SignalInstance
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.feed import Feed
 from app.trace_models.compared_lanes import lanes_of
-from app.trace_models.run_facts import comparison_label, run_label
+from app.trace_models.run_facts import comparison_label
+from app.trace_models.run_notes import run_name
 from app.window.banner import Banner, BannerArea, BannerButton
 from app.window.docks import Docks
 from engine.trace.run_ref import RunRef
@@ -51,18 +52,22 @@ class RunBanners:
 
 
 class SubjectNames(QObject):
-    """Says in the titles of panels which run or comparison they show."""
+    """Says in the titles of panels which run or comparison they show. renamed: runs may be called
+    something else."""
 
-    def __init__(self, bridge: Bridge, feed: Feed, docks: Docks, parent: QObject) -> None:
+    def __init__(
+        self, bridge: Bridge, feed: Feed, docks: Docks, renamed: SignalInstance, parent: QObject
+    ) -> None:
         super().__init__(parent)
         self._bridge, self._feed, self._docks = bridge, feed, docks
         feed.run_shown.connect(self._name)
-        bridge.listed_changed.connect(self._name)
+        for changed in (bridge.listed_changed, bridge.run_started, renamed):
+            changed.connect(self._name)
 
     def _name(self, *_: object) -> None:
         run = self._feed.run
         lanes = () if run is None else lanes_of(run)
-        label = "" if run is None else run_label(run)
+        label = "" if run is None else run_name(run)
         for name in _OF_RUN:
             self._docks.note(name, label)
         for name in _OF_COMPARISON:
@@ -75,5 +80,5 @@ class SubjectNames(QObject):
         """Said of the model in use where the run on show is not of it."""
         for runs in self._bridge.listed if run is not None else ():
             if run is not None and runs.store is run.store and not runs.in_use:
-                return f"in use; {run_label(run)} is of {runs.model}"
+                return f"in use; {run_name(run)} is of {runs.model}"
         return ""

@@ -95,7 +95,7 @@ class MainWindow(QMainWindow):
             bridge, self.panels, self.docks, self.feed, self.actions_by_id, self
         )
         self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
-        SubjectNames(bridge, self.feed, self.docks, self)
+        SubjectNames(bridge, self.feed, self.docks, self.runs.rename_asked, self)
         self.feed.run_shown.connect(self.panels.run_banners.show_run)
         GlyphWatch(bridge, self.feed, self.banners, self)
         self._connect_actions()

@@ -16,7 +16,7 @@ from app.panels.divergence.comparison_header import ComparisonHeader, PositionBa
 from app.panels.divergence.lane_plots import LanePlots
 from app.panels.divergence.lane_tables import LaneTables
 from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show, verdict_sentence
-from app.trace_models.run_facts import run_label
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
@@ -100,7 +100,7 @@ class DivergenceView(QWidget):
     def show_run(self, run: RunRef | None) -> None:
         """Show the comparison that a run belongs to, else none."""
         lanes = () if run is None else lanes_of(run)
-        self._empty.change(_NONE if run is None else f"No comparison with {run_label(run)}", _ABOUT)
+        self._empty.change(_NONE if run is None else f"No comparison with {run_name(run)}", _ABOUT)
         same = lanes == (() if self._lanes is None else self._lanes.runs)
         if not same:
             run_ids = tuple(lane.run_id for lane in lanes)

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
+from app.trace_models.run_notes import run_name
 from app.widgets.buttons import TitleNote
 from app.window.layouts import LAYOUTS
 from app.window.window import MainWindow
@@ -42,8 +43,8 @@ def test_every_panel_names_what_it_shows(window: MainWindow, store: TraceStore) 
     n_runs = len(store.runs)
     for run_id in (0, n_runs - 1):
         window.feed.show_run(RunRef(store, run_id))
-        name = f"run {run_id}" if run_id == 0 else f"run {run_id}, lane planes"
-        whole = name if run_id == 0 else f"comparison, runs {n_runs - 2} to {n_runs - 1}"
+        name = f"run {run_id}" if run_id == 0 else f"run {run_id}, planes"
+        whole = name if run_id == 0 else f"run {n_runs - 2}, 2 lanes"
         assert {said(window.docks[panel]) for panel in PANELS} == {name}
         assert said(window.docks["findings"]) == said(window.docks["divergence"]) == whole
         assert said(window.docks["conversation"]) == f"not of {name}"
@@ -129,6 +130,16 @@ def test_a_run_of_another_model_is_named_where_the_model_is(
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     qtbot.waitUntil(lambda: said(loaded.docks["model"]) == "")
+
+
+def test_titles_follow_the_name_and_number_in_runs(loaded: MainWindow, qtbot: QtBot) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    run = loaded.feed.run
+    assert run is not None
+    assert said(loaded.docks["rollback"]) == run_name(run)
+    loaded.runs.rename_asked.emit(run, "mine")
+    assert said(loaded.docks["rollback"]) == "mine"
 
 
 def test_a_run_that_goes_on_is_not_lost_from_sight(

@@ -95,7 +95,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     assert loaded.feed.run.store is loaded.bridge.session_store is not old
-    assert loaded.status.model_text == "other · Q8_0 · f32 · ready · on show: run 1"
+    assert loaded.status.model_text == "other · Q8_0 · f32 · ready · on show: run 2"
 
 
 def test_export_folder_names_are_free(tmp_path: Path) -> None:
