@@ -25,6 +25,8 @@ def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
     processor, whatever the size. Raises NotImplementedError for a type without a decoder and
     ValueError when the number of bytes is not that of n_elements.
     """
+    if type not in GGMLQuantizationType.__members__:
+        raise NotImplementedError(f"no decoder of {type}")
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_blocks, rest = divmod(n_elements, block)
     if rest or raw.numel() != n_blocks * block_bytes:

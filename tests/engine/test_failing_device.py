@@ -72,7 +72,8 @@ def test_a_memory_that_does_not_fit(monkeypatch):
     opened = session(NAME)
     monkeypatch.setattr(HybridMemory, "for_model", refuse)
     with pytest.raises(OutOfMemoryError, match="needs more memory"):
-        opened.start([prompt_of(NAME)], options_of(20, n_max=2, rollback="planes"))
+        # a size that no other test has left on the shelf
+        opened.start([prompt_of(NAME)], options_of(20, n_ctx=77, rollback="planes"))
 
 
 def test_how_much_is_free_is_said(monkeypatch):

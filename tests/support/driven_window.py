@@ -66,8 +66,10 @@ class Driver(QObject):
         ratio = widget.devicePixelRatioF()
         self.user.click(round(at.x() * ratio), round(at.y() * ratio))
 
-    def on_screen(self, widget: QWidget) -> bool:
-        """Whether all of a widget is painted and inside the screen."""
+    def on_screen(self, widget: QWidget | None) -> bool:
+        """Whether all of a widget is painted and inside the screen; of a page, None until then."""
+        if widget is None:
+            return False
         box = QRect(widget.mapToGlobal(QPoint()), widget.size())
         whole = widget.visibleRegion().boundingRect() == widget.rect()
         return whole and self.app.primaryScreen().geometry().contains(box)

@@ -1441,7 +1441,7 @@ MUTANTS = (
     Mutant(
         "split",
         "filler is kept",
-        "engine.decode.batching:_padded",
+        "engine.decode.batching:padded",
         "n_padding=n)",
         "n_padding=0)",
         "uneven planes",

@@ -66,9 +66,9 @@ def test_a_first_start_and_a_second_one(tmp_path: Path) -> None:
     assert first["screen"] == [0, 0, *SCREEN]
     assert left >= 0 and top >= 0 and left + width <= SCREEN[0] and top + height <= SCREEN[1]
     assert first["status"].startswith("demo-target") and first["status"].endswith("ready")
-    assert first["plot_buttons"] == ["Plot menu: Ring occupancy", "Plot menu: Rollback depth"]
+    assert first["plot_buttons"] == ["Plot menu: Memory", "Plot menu: Rollback depth"]
     assert first["end"] == "The text ended by an end token."
     assert "def test_" in first["text"], "the function and its test"
     assert first["plots_status"] and first["plots_height"] <= SCREEN[1]
-    assert len(first["plots_buttons"]) == 6
+    assert len(first["plots_buttons"]) == 4, "six plots in four panels"
     assert second == {"layout": "plots", "runs": 1, "status": True, "text": first["text"]}

@@ -189,9 +189,9 @@ BLOCK_PLANTED = [
     ),
     (
         "rows of rejected places",
-        "engine.decode.verify_loop:VerifyLoop.run",
-        "[: len(round_.accepted)]",
-        "[-len(round_.accepted) :]",
+        "engine.decode.verify_loop:VerifyLoop._judged",
+        "rows.first(len(round_.accepted))",
+        "rows[-len(round_.accepted) :]",
         "wrong-context-row",
     ),
     (

@@ -33,7 +33,7 @@ LANES = (
 )
 MODELS = (MTP_MODELS[0], "demo")
 UBATCHES = ("round", "n_seqs", "n_seq_tokens", "n_padding", "purpose", "reason", "seq_ids")
-TIMES = ("t_ms", *(f"{phase}_ms" for phase in PHASES))
+TIMES = ("t_ms", "total_ms", *(f"{phase}_ms" for phase in PHASES))
 
 
 @cache

@@ -187,16 +187,16 @@ def test_neighbours_of_one_type_become_one_matrix():
         ("f32", 10**9, {"Q4_K"}, "f32"),
         ("bf16", 10, {"Q4_K"}, "bf16"),
         ("blocks", 10, {"F32"}, "blocks"),
+        ("q8", 10, {"Q8_0"}, "q8"),
     ],
 )
 def test_modes_on_cuda(name, n_params, types, mode):
     assert resolve_compute(name, n_params, CUDA, types) == mode
 
 
-@pytest.mark.parametrize("mode", ["int8", "q8"])
-def test_products_of_integers_are_refused_on_cuda(mode):
-    with pytest.raises(OptionError, match=f"{mode} is for the processor.*cuda:0.*Use blocks"):
-        resolve_compute(mode, 10, CUDA, {"Q8_0"})
+def test_int8_is_refused_on_cuda():
+    with pytest.raises(OptionError, match="int8 is for the processor.*cuda:0.*Use q8, blocks"):
+        resolve_compute("int8", 10, CUDA, {"Q8_0"})
 
 
 @pytest.mark.parametrize(
