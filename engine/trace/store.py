@@ -89,7 +89,6 @@ class Table:
             return
         found: Iterable[tuple[str, list[Any]]]
         names = list(rows[0])
-        found: Iterable[tuple[str, list[Any]]]
         if all(list(row) == names for row in rows):
             by_column = zip(*(row.values() for row in rows), strict=True)
             found = zip(names, map(list, by_column), strict=True)

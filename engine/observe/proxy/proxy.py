@@ -164,6 +164,9 @@ class Proxy:
             try:
                 await self._uvicorn.serve(sockets=[self._listener])
             finally:
+                # a client that came at the last moment may not have a connection yet
+                if others := asyncio.all_tasks() - {asyncio.current_task()}:
+                    await asyncio.wait(others, timeout=_STOP_S)
                 for connection in list(self._uvicorn.server_state.connections):
                     if isinstance(connection.transport, asyncio.WriteTransport):
                         connection.transport.abort()  # of clients that do not read
