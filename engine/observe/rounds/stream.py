@@ -109,9 +109,10 @@ class EventReader:
         """The chunks that these bytes complete. Raises UnreadableError, after those before it."""
         if self._is_stream is None and (start := piece.lstrip()):
             self._is_stream = not start.startswith((b"{", b"["))
+        is_held = bool(self._parts) and self._parts[-1].endswith(b"\r")
         self._parts.append(piece)
         self._n_rest += len(piece)
-        if self._is_stream is False or not (b"\n" in piece or b"\r" in piece):
+        if self._is_stream is False or not (is_held or b"\n" in piece or b"\r" in piece):
             if self._n_rest > MOST_LINE_BYTES:
                 what = "a line" if self._is_stream else "a reply"
                 raise UnreadableError(f"sent {what} of more than {MOST_LINE_BYTES >> 20} MiB")

@@ -243,6 +243,12 @@ _LINES = st.sampled_from(
 ) | st.sampled_from(("", "datax: 4", " data: 5", "retry: x", "data: a: b", "id: \0", "data\0: 6"))
 
 
+def test_a_line_that_ends_with_a_piece_ends_with_the_next_one() -> None:
+    reader = EventReader("text/event-stream")
+    assert not list(reader.feed(b'data: {"content": "a"}\n\r'))
+    assert len(list(reader.feed(b"d"))) == 1
+
+
 @given(st.lists(st.tuples(_LINES, st.sampled_from(["\n", "\r", "\r\n"])), max_size=30), st.data())
 @settings(max_examples=60, deadline=None)
 def test_events_are_those_of_a_well_known_reader(lines: list[Any], data: st.DataObject) -> None:
