@@ -82,8 +82,11 @@ def _read_summary(node: Node) -> RecordedRequest:
         names = names[0], _TOTALS["num_draft_tokens"]
         found.check_ratio(_RATE, rate, 100 * accepted, drafted, *names)
     found.check_counts(_TOTALS | {"histogram": _POOLED})
-    found.record = {key: node.values[key] for key in (*_TOTALS.values(), _POOLED, _MEAN, _RATE)
-                    if key in node.values}  # fmt: skip
+    found.record = {
+        key: node.values[key]
+        for key in (*_TOTALS.values(), _POOLED, _MEAN, _RATE)
+        if key in node.values
+    }
     return found
 
 
