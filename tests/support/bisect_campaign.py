@@ -38,7 +38,7 @@ TAKEN = (
     "src",
     "vendor",
 )
-JUDGE = "check-rollback --depths 1,3 -n 16 --mtp"
+JUDGE = "check-rollback --depths 1,3 -n 16 --mtp -t 1"
 CMAKE = (
     "'-DCMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG' '-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG' "
     "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
