@@ -119,6 +119,8 @@ def _fault_lines(fault: Fault) -> Iterator[str]:
         yield f"  right in {before}" if not fault.doubt else f"  doubt: {fault.doubt}"
     else:
         yield f"  doubt: {fault.doubt}"
+    if fault.alone_on is not None:
+        yield "  cannot be judged itself; its change alone fails on the one before"
     if fault.mended is not None:
         earlier, later = (one.short for one in fault.mended)
         yield f"  mended and made again: {earlier} fails, and {later} after it passes"

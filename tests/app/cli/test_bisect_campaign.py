@@ -36,7 +36,8 @@ HARMLESS = [
 ]
 FAULTS = [
     Fault("early", 1, Edit("early", "src/code", "start", "wrong"), 0, "none"),
-    Fault("next to it", 3, Edit("between", "src/code", "start", "wrong"), 0, "none"),
+    Fault("next to it", 3, Edit("next", "src/code", "start", "wrong"), 0, "none"),
+    Fault("in between", 2, Edit("between", "src/code", "start", "wrong"), 0, "none"),
     Fault("late", 6, Edit("late", "src/code", "start", "wrong"), 0, "none"),
 ]
 
@@ -76,7 +77,7 @@ def test_no_clean_commit_is_accused_and_the_table_makes_the_same_again(folder: P
 
 def test_it_goes_on_after_it_was_killed(folder: Path, tmp_path: Path) -> None:
     """By the judge itself, which ends its parent at the third build."""
-    fault = FAULTS[2]
+    fault = FAULTS[-1]
     count = tmp_path / "count"
     count.write_text("")
     ends = f"echo . >> {count}; test $(wc -l < {count}) -ne 3 || kill -9 $PPID"
