@@ -280,9 +280,11 @@ class Search:
     def _judge_alone(self, fault: Fault, suspects: Sequence[int]) -> None:
         """Judge the changes of suspects, each alone on the last that passes; if one fails, it is
         the one."""
+        if self._alone is None or not 1 < len(suspects) <= self._most_skips:
+            return
         base = self.history.revisions[self.history.revisions[suspects[0]].parents[0]]
         failing = []
-        for i in suspects if self._alone and 1 < len(suspects) <= self._most_skips else ():
+        for i in suspects:
             suspect = self.history.revisions[i]
             with suppress(SkippedError):
                 if i == suspects[-1] or suspect.key in self._known:  # else left out by --skip
