@@ -171,7 +171,7 @@ def _begin(search: Search, revision: Revision | None) -> None:
     """Say what is done next, here and to windows."""
     from engine.experiments.bisect import report
 
-    now = f"{revision.short} {revision.title} is built and judged" if revision else ""
+    now = f"{revision.name} is built and judged" if revision else ""
     if now and is_terminal(sys.stderr):
         show_progress(now)
     path = progress_file()

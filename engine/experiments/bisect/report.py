@@ -103,9 +103,9 @@ def as_json(search: Search) -> dict[str, Any]:
 def _fault_lines(fault: Fault) -> Iterator[str]:
     last = fault.suspects[-1]
     if len(fault.suspects) == 1:
-        yield f"{last.short} {last.title}"
+        yield last.name
     else:
-        yield f"one of {len(fault.suspects)} revisions up to {last.short} {last.title}"
+        yield f"one of {len(fault.suspects)} revisions up to {last.name}"
         yield f"  {_named([one.short for one in fault.suspects])}"
     by_words: dict[tuple[str, str], list[str]] = {}
     for check, words in fault.checks.items():
