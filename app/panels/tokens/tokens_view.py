@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 import numpy as np
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QMenu, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
@@ -14,6 +17,7 @@ from app.panels.tokens.sequence_panels import SequencePanels
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_notes import run_name
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import RunStreams, TokenStream
@@ -48,6 +52,8 @@ class TokensView(QStackedWidget):
         super().__init__(parent)
         self._theme = theme
         self._run: RunStreams | None = None
+        self._parent: RunStreams | None = None
+        """Of a fork, the run that it goes on from."""
         self._panels: dict[int, _Panel] = {}
         self._spare: dict[int, _Panel] = {}
         """Those of the run before, emptied: a run of the same sequences takes them over."""
@@ -142,6 +148,10 @@ class TokensView(QStackedWidget):
         self._panels, self._hits, self._hit = {}, {}, None
         self._cursor = None
         self._run = None if run is None else RunStreams(run)
+        fork = None if run is None else run.facts.fork
+        self._parent = None
+        if run is not None and fork is not None and fork.parent in run.store.runs:
+            self._parent = RunStreams(run.sibling(fork.parent))
         self._set_followed(True)
         self.refresh()
         if run is None:
@@ -163,17 +173,21 @@ class TokensView(QStackedWidget):
         run = self._run
         if run is None:
             return
-        grown = run.poll()
+        grown, parent = run.poll(), self._parent
+        grown_before = parent.poll() if parent is not None else set()
         new = [seq_id for seq_id in sorted(grown & run.by_seq.keys()) if seq_id not in self._panels]
         if new:
             self._add_panels([run.by_seq[seq_id] for seq_id in new])
         for seq_id in sorted(grown & self._panels.keys()):
             self._panels[seq_id].grow()
+        if parent is not None:
+            for seq_id in sorted((grown_before | set(new)) & self._panels.keys()):
+                self._panels[seq_id].show_before(parent.by_seq.get(seq_id))
         if self._panels:
             self.setCurrentIndex(_STREAMS)
         if grown and self.find_bar.terms and not self.find_bar.isHidden():
             self._search.ask()
-        if run.behind:
+        if run.behind or (parent is not None and parent.behind):
             self._catch_up.start(0)
 
     def set_cursor(self, position: Position | None) -> None:
@@ -194,13 +208,13 @@ class TokensView(QStackedWidget):
     def toggle_ghosts(self, shown: bool) -> None:
         """Show or hide rejected and ignored tokens."""
         self._ghosts = shown
-        for area in self.areas.values():
+        for area in self._every_area():
             area.set_ghosts(shown)
 
     def set_zoom(self, zoom: int) -> None:
         """Write all tokens in letters larger by this many tenths, smaller below 0."""
         self._zoom = zoom
-        for area in self.areas.values():
+        for area in self._every_area():
             area.set_zoom(zoom)
 
     def step_rejection(self, step: int) -> None:
@@ -269,8 +283,12 @@ class TokensView(QStackedWidget):
         self._theme = theme
         self._legend.retheme(theme)
         self.find_bar.retheme(theme)
-        for area in self.areas.values():
+        for area in self._every_area():
             area.retheme(theme)
+
+    def _every_area(self) -> Iterator[TokenArea]:
+        for panel in self._panels.values():
+            yield from (panel.area, panel.before)
 
     def _say_what_it_waits_for(self) -> None:
         self._drop_spare()
@@ -303,9 +321,10 @@ class TokensView(QStackedWidget):
     def _begin(self, panel: _Panel, stream: TokenStream) -> None:
         """Show a stream in a panel, as all of them are shown by now."""
         area = panel.area
-        area.retheme(self._theme)
-        area.set_zoom(self._zoom)
-        area.set_ghosts(self._ghosts)
+        for one in (area, panel.before):
+            one.retheme(self._theme)
+            one.set_zoom(self._zoom)
+            one.set_ghosts(self._ghosts)
         panel.show_stream(stream)
         area.set_follow(self._follow)
         area.set_cursor(self._cursor)
@@ -323,7 +342,9 @@ class TokensView(QStackedWidget):
 
     def _show_titles(self) -> None:
         for panel in self._panels.values():
-            panel.show_title(len(self._panels) > 1 and not self._places.as_tabs)
+            panel.show_title(
+                self._parent is not None or (len(self._panels) > 1 and not self._places.as_tabs)
+            )
 
     def _on_query(self, _terms: tuple[Term, ...]) -> None:
         self._hit = None
@@ -387,29 +408,57 @@ class TokensView(QStackedWidget):
 
 
 class _Panel(QWidget):
-    """One sequence: its title, shown when there are several, over its area."""
+    """One sequence: its title, shown when there are several, over its area; of a fork the text of
+    its parent next to it, or below it where it is narrow, with the round of the fork level."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._title = QLabel()
-        self._title.setTextFormat(Qt.TextFormat.PlainText)
-        self._title.setContentsMargins(10, 4, 10, 4)
-        self._title.setForegroundRole(self._title.palette().ColorRole.PlaceholderText)
-        self._title.hide()
-        self.area = TokenArea(theme)
+        self.area, self.before = TokenArea(theme), TokenArea(theme)
+        self._titles = QLabel(), QLabel()
+        self._shows_title = self._moves = False
+        self._sides = QSplitter()
+        self._sides.setChildrenCollapsible(False)
+        for title, area in zip(self._titles, (self.area, self.before), strict=True):
+            title.setTextFormat(Qt.TextFormat.PlainText)
+            title.setContentsMargins(10, 4, 10, 4)
+            title.setForegroundRole(title.palette().ColorRole.PlaceholderText)
+            title.hide()
+            side = QWidget()
+            rows = QVBoxLayout(side)
+            rows.setContentsMargins(0, 0, 0, 0)
+            rows.setSpacing(0)
+            rows.addWidget(title)
+            rows.addWidget(area, 1)
+            self._sides.addWidget(side)
+            area.verticalScrollBar().valueChanged.connect(partial(self._line_up, area))
+        self.before.laid_out.connect(partial(self._line_up, self.area))
+        self.before.parentWidget().hide()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._title)
-        column.addWidget(self.area, 1)
+        column.addWidget(self._sides)
 
     def show_stream(self, stream: TokenStream | None) -> None:
-        """Show another stream, or nothing."""
+        """Show another stream, or nothing; of a fork, its parent's follows."""
+        self.before.parentWidget().hide()
+        self.before.set_stream(None)
         self.area.set_stream(stream)
         self._count()
 
+    def show_before(self, stream: TokenStream | None) -> None:
+        """Show the parent's text, or what has joined it; the first token of the fork's round is
+        marked."""
+        if stream is not None and self.before.stream is not stream:
+            self.before.set_stream(stream)
+            self.before.set_follow(False)
+            self._sides.setSizes([1_000] * 2)
+            self.before.parentWidget().show()
+        self.before.grow()
+        if stream is not None:
+            self.before.set_hits(np.array([self._fork_in(stream)]))
+        self._count()
+
     def show_title(self, shown: bool) -> None:
-        self._title.setVisible(shown)
+        self._shows_title = shown
         self._count()
 
     def grow(self) -> None:
@@ -417,7 +466,34 @@ class _Panel(QWidget):
         self._count()
         self.area.grow()
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        narrow = event.size().width() < _NARROW * self.fontMetrics().averageCharWidth()
+        self._sides.setOrientation(Qt.Orientation.Vertical if narrow else Qt.Orientation.Horizontal)
+
+    def _fork_in(self, stream: TokenStream) -> int:
+        assert self.area.stream is not None
+        fork = self.area.stream.run.facts.fork
+        return 0 if fork is None else stream.round_span(fork.round - (fork.n_kept is not None))[0]
+
+    def _line_up(self, moved: TokenArea, _value: int = 0) -> None:
+        """Scroll the other text as far, so that the round of the fork is level in both."""
+        stream, before = self.area.stream, self.before.stream
+        if self._moves or stream is None or before is None:
+            return
+        here = self.area.top_of(self._fork_in(stream))
+        there = self.before.top_of(self._fork_in(before))
+        other, down = (
+            (self.before, there - here) if moved is self.area else (self.area, here - there)
+        )
+        self._moves = True
+        other.verticalScrollBar().setValue(moved.verticalScrollBar().value() + down)
+        self._moves = False
+
     def _count(self) -> None:
-        stream = self.area.stream
-        if stream is not None and not self._title.isHidden():
-            self._title.setText(f"Sequence {stream.seq_id} · {stream.n_generated:,} tokens")
+        for title, area in zip(self._titles, (self.area, self.before), strict=True):
+            stream = area.stream
+            title.setVisible(stream is not None and self._shows_title)
+            if stream is not None and self._shows_title:
+                name = f"Sequence {stream.seq_id} · {stream.n_generated:,} tokens"
+                title.setText(f"{run_name(stream.run)} · {name}" if self.before.stream else name)
