@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QLabel, QMenu, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidget
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
 from app.panels.tokens.end_card import EndCard
-from app.panels.tokens.sequence_panels import SequencePanels
+from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import engine_name, is_ours
-from app.trace_models.run_notes import run_name
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import RunStreams, TokenStream
@@ -30,10 +28,9 @@ _FIND_PERIOD_MS = 500
 _NOTHING = "No run yet", "Press Run (F5) to watch tokens arrive."
 _WAIT_MS = 250
 """How long a run may be without a token before the view says what it waits for."""
-_CARD_FROM, _NARROW_CARD_FROM, _NARROW = 16, 26, 60
-"""Lines from which on there is room for all of the card, for that of a view that is narrower than
-this many characters too, where its sentences take several lines."""
-"""Lines from which on the card at the end of a run has more than one."""
+_CARD_FROM, _NARROW_CARD_FROM = 16, 26
+"""Lines from which on there is room for all of the card, for that of a NARROW view too, where its
+sentences take several lines."""
 _MOST_PANELS = 128
 """Sequences that have a panel; a run of more shows the first of them."""
 
@@ -51,11 +48,13 @@ class TokensView(QStackedWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
+        self.menu_actions: list[QAction] = []
+        """What a right click offers at a token."""
         self._run: RunStreams | None = None
         self._parent: RunStreams | None = None
         """Of a fork, the run that it goes on from."""
-        self._panels: dict[int, _Panel] = {}
-        self._spare: dict[int, _Panel] = {}
+        self._panels: dict[int, SequencePanel] = {}
+        self._spare: dict[int, SequencePanel] = {}
         """Those of the run before, emptied: a run of the same sequences takes them over."""
         self._ghosts = True
         self._follow = True
@@ -122,7 +121,7 @@ class TokensView(QStackedWidget):
         size = event.size()
         self._legend.setVisible(self._legend.heightForWidth(size.width()) * 5 <= size.height())
         metrics = self.fontMetrics()
-        narrow = size.width() < _NARROW * metrics.averageCharWidth()
+        narrow = size.width() < NARROW * metrics.averageCharWidth()
         least = _NARROW_CARD_FROM if narrow else _CARD_FROM
         self.end_card.set_low(size.height() < least * metrics.height())
 
@@ -318,7 +317,7 @@ class TokensView(QStackedWidget):
         self._more.setVisible(n_more > 0)
         self._more.setText(f"{n_more:,} more sequences are not shown here.")
 
-    def _begin(self, panel: _Panel, stream: TokenStream) -> None:
+    def _begin(self, panel: SequencePanel, stream: TokenStream) -> None:
         """Show a stream in a panel, as all of them are shown by now."""
         area = panel.area
         for one in (area, panel.before):
@@ -329,8 +328,8 @@ class TokensView(QStackedWidget):
         area.set_follow(self._follow)
         area.set_cursor(self._cursor)
 
-    def _panel(self) -> _Panel:
-        panel = _Panel(self._theme)
+    def _panel(self) -> SequencePanel:
+        panel = SequencePanel(self._theme)
         area = panel.area
         area.position_selected.connect(self.position_selected)
         area.range_selected.connect(self.range_selected)
@@ -385,7 +384,7 @@ class TokensView(QStackedWidget):
                 return seq_id, area.current
         return None
 
-    def _ask(self, panel: _Panel, where: QPoint) -> None:
+    def _ask(self, panel: SequencePanel, where: QPoint) -> None:
         """The menu of a sequence (also by the menu key)."""
         stream = panel.area.stream
         if stream is None:
@@ -396,6 +395,7 @@ class TokensView(QStackedWidget):
         end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
         end.setObjectName("tokens.end_sequence")
         end.setEnabled(stream.run == self._cancellable)
+        menu.addActions(self.menu_actions)
         menu.popup(panel.mapToGlobal(where))
 
     def _on_follow_changed(self) -> None:
@@ -405,95 +405,3 @@ class TokensView(QStackedWidget):
         if follow != self._follow:
             self._follow = follow
             self.follow_changed.emit(follow)
-
-
-class _Panel(QWidget):
-    """One sequence: its title, shown when there are several, over its area; of a fork the text of
-    its parent next to it, or below it where it is narrow, with the round of the fork level."""
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self.area, self.before = TokenArea(theme), TokenArea(theme)
-        self._titles = QLabel(), QLabel()
-        self._shows_title = self._moves = False
-        self._sides = QSplitter()
-        self._sides.setChildrenCollapsible(False)
-        for title, area in zip(self._titles, (self.area, self.before), strict=True):
-            title.setTextFormat(Qt.TextFormat.PlainText)
-            title.setContentsMargins(10, 4, 10, 4)
-            title.setForegroundRole(title.palette().ColorRole.PlaceholderText)
-            title.hide()
-            side = QWidget()
-            rows = QVBoxLayout(side)
-            rows.setContentsMargins(0, 0, 0, 0)
-            rows.setSpacing(0)
-            rows.addWidget(title)
-            rows.addWidget(area, 1)
-            self._sides.addWidget(side)
-            area.verticalScrollBar().valueChanged.connect(partial(self._line_up, area))
-        self.before.laid_out.connect(partial(self._line_up, self.area))
-        self.before.parentWidget().hide()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(self._sides)
-
-    def show_stream(self, stream: TokenStream | None) -> None:
-        """Show another stream, or nothing; of a fork, its parent's follows."""
-        self.before.parentWidget().hide()
-        self.before.set_stream(None)
-        self.area.set_stream(stream)
-        self._count()
-
-    def show_before(self, stream: TokenStream | None) -> None:
-        """Show the parent's text, or what has joined it; the first token of the fork's round is
-        marked."""
-        if stream is not None and self.before.stream is not stream:
-            self.before.set_stream(stream)
-            self.before.set_follow(False)
-            self._sides.setSizes([1_000] * 2)
-            self.before.parentWidget().show()
-        self.before.grow()
-        if stream is not None:
-            self.before.set_hits(np.array([self._fork_in(stream)]))
-        self._count()
-
-    def show_title(self, shown: bool) -> None:
-        self._shows_title = shown
-        self._count()
-
-    def grow(self) -> None:
-        """Show new tokens of the stream and count them."""
-        self._count()
-        self.area.grow()
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        narrow = event.size().width() < _NARROW * self.fontMetrics().averageCharWidth()
-        self._sides.setOrientation(Qt.Orientation.Vertical if narrow else Qt.Orientation.Horizontal)
-
-    def _fork_in(self, stream: TokenStream) -> int:
-        assert self.area.stream is not None
-        fork = self.area.stream.run.facts.fork
-        return 0 if fork is None else stream.round_span(fork.round - (fork.n_kept is not None))[0]
-
-    def _line_up(self, moved: TokenArea, _value: int = 0) -> None:
-        """Scroll the other text as far, so that the round of the fork is level in both."""
-        stream, before = self.area.stream, self.before.stream
-        if self._moves or stream is None or before is None:
-            return
-        here = self.area.top_of(self._fork_in(stream))
-        there = self.before.top_of(self._fork_in(before))
-        other, down = (
-            (self.before, there - here) if moved is self.area else (self.area, here - there)
-        )
-        self._moves = True
-        other.verticalScrollBar().setValue(moved.verticalScrollBar().value() + down)
-        self._moves = False
-
-    def _count(self) -> None:
-        for title, area in zip(self._titles, (self.area, self.before), strict=True):
-            stream = area.stream
-            title.setVisible(stream is not None and self._shows_title)
-            if stream is not None and self._shows_title:
-                name = f"Sequence {stream.seq_id} · {stream.n_generated:,} tokens"
-                title.setText(f"{run_name(stream.run)} · {name}" if self.before.stream else name)
