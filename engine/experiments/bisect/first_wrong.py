@@ -22,12 +22,13 @@ import msgspec
 import numpy as np
 
 from engine.compare.llama_cpp import CommandError
-from engine.compare.llama_process import GraphNode, LlamaProcess, LlamaSettings, graph_nodes
+from engine.compare.llama_process import GraphNode, LlamaProcess, graph_nodes
 from engine.compare.llama_transcript import TRANSCRIPTS, Asked, read_transcript
 from engine.compare.llama_wire import Value
 from engine.errors import DraftscopeError, PeerLibraryError
 from engine.experiments.bisect.builds import SkippedError
 from engine.experiments.bisect.judge import Judge
+from engine.options.llama_cpp import LlamaSettings
 
 _UNDOES = ("seq_rm", "load", "load_file", "seq_cp", "seq_keep")
 _MARGIN, _LEAST, _MOST = 10.0, 1e-6, 1e-3
