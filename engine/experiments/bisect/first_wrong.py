@@ -74,6 +74,7 @@ def find_first_wrong(
     """The first wrong operation of a bad build; None if there is none, or none is found in
     limit_s seconds. judge, checks: what is asked is what they ask of the good build."""
     until = time.monotonic() + limit_s
+    reply: FirstWrong | None = None
     with tempfile.TemporaryDirectory(prefix="draftscope-") as folder:
         os.environ[TRANSCRIPTS] = folder
         try:
@@ -87,9 +88,10 @@ def find_first_wrong(
                 found = _compared(read_transcript(path), model, (good, bad), until)
             except (DraftscopeError, CommandError):  # the good build does not do it again
                 continue
-            if found is not None:
+            if found is not None and found.node:
                 return found
-    return None
+            reply = reply or found  # another process may have read what it wrote
+    return reply
 
 
 class _Replay(LlamaProcess):
