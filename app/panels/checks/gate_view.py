@@ -3,6 +3,8 @@ a bisect is."""
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QPalette, QShowEvent
@@ -97,6 +99,8 @@ class GateView(WholeRunView):
         above.setContentsMargins(8, 4, 8, 4)
         above.addWidget(self.form)
         above.addWidget(self.empty, 1)
+        self.empty.show()  # a stack hides what it gives away
+        self.setCurrentIndex(0)
         column = QVBoxLayout(self.page)
         column.setContentsMargins(8, 4, 8, 4)
         column.setSpacing(4)
@@ -150,8 +154,16 @@ class GateView(WholeRunView):
         return bool(self._found)
 
     def _show(self) -> None:
-        settings = dict.fromkeys(facts.settings for _, facts in self._found)
-        column_of = _settings if len(settings) > 1 else _policy
+        settings = [_options(facts.settings) for _, facts in self._found]
+        common = [one for one in settings[0] if all(one in every for every in settings)]
+        by_settings = any(len(every) > len(common) for every in settings)
+
+        def column_of(facts: GateFacts) -> str:
+            if not by_settings:
+                return facts.policy
+            own = [one for one in _options(facts.settings) if one not in common]
+            return " ".join(own) or "defaults"
+
         has_baseline = any(facts.before for _, facts in self._found)
         rows = list(dict.fromkeys(_row(facts) for _, facts in self._found))[::-1]
         columns = list(dict.fromkeys(column_of(facts) for _, facts in self._found))
@@ -176,9 +188,12 @@ class GateView(WholeRunView):
             if has_baseline and not news and worst.outcome in BAD:
                 ground = _GROUNDS[KNOWN]
             grounds[row][column], values[row, column] = ground, 0.0
+        axis = "settings" if by_settings else "way of rolling back"
+        if common:
+            axis += f", with {' '.join(common)}"
         self.grid.set_map(
             HeatMap(
-                "settings" if column_of is _settings else "way of rolling back",
+                axis,
                 "scenario, drafted tokens",
                 tuple(columns),
                 tuple(rows),
@@ -214,12 +229,9 @@ def _words(facts: GateFacts) -> str:
     return f"{_row(facts)}, {facts.policy}: {facts.outcome}{before}{about}"
 
 
-def _policy(facts: GateFacts) -> str:
-    return facts.policy
-
-
-def _settings(facts: GateFacts) -> str:
-    return facts.settings or "defaults"
+def _options(settings: str) -> list[str]:
+    """Options with their values."""
+    return [one for one in re.split(r" (?=--?[a-z])", settings) if one]
 
 
 def _row(facts: GateFacts) -> str:

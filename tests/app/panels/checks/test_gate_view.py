@@ -46,6 +46,11 @@ def checked() -> TraceStore:
     return store
 
 
+def test_the_form_is_there_before_any_check(view: GateView) -> None:
+    assert not view.has_rounds
+    assert view.form.isVisible() and view.empty.isVisible()
+
+
 def test_cells_are_checks_and_a_click_selects_the_lane(view: GateView, qtbot: QtBot) -> None:
     store = checked()
     view.show_run(RunRef(store, 0))
@@ -78,12 +83,12 @@ def test_several_settings_are_columns_and_a_baseline_tells_what_is_new(
 ) -> None:
     store = TraceStore()
     for facts in (
-        ("mixed", "planes", 3, "right", "", "", "right"),
-        ("mixed", "checkpoint", 3, "right", "", "", "right"),
-        ("mixed", "planes", 3, "right", "", "-fa on", "right"),
-        ("mixed", "checkpoint", 3, "WRONG", "state-wrong", "-fa on", "right"),
-        ("all rejected", "planes", 3, "WRONG", "", "-fa on", "known defect"),
-        ("all rejected", "checkpoint", 3, "known defect", "", "", ""),
+        ("mixed", "planes", 3, "right", "", "-n 9", "right"),
+        ("mixed", "checkpoint", 3, "right", "", "-n 9", "right"),
+        ("mixed", "planes", 3, "right", "", "-fa on -n 9", "right"),
+        ("mixed", "checkpoint", 3, "WRONG", "state-wrong", "-fa on -n 9", "right"),
+        ("all rejected", "planes", 3, "WRONG", "", "-fa on -n 9", "known defect"),
+        ("all rejected", "checkpoint", 3, "known defect", "", "-n 9", ""),
     ):
         run = TraceWriter.begin(store, this_engine(), {"lane": "llama.cpp,x"})
         store.runs[run.run_id].gate = GateFacts(*facts)
@@ -91,6 +96,7 @@ def test_several_settings_are_columns_and_a_baseline_tells_what_is_new(
     qtbot.waitUntil(lambda: view.has_rounds)
     shown = view.grid.shown
     assert shown is not None and shown.x_labels == ("defaults", "-fa on")
+    assert shown.x_name == "settings, with -n 9"
     assert shown.y_labels == ("all rejected, 3", "mixed, 3")
     assert shown.texts == (("known defect", "WRONG"), ("right", "new: WRONG 1/2"))
     assert shown.grounds[0] == ("status.warning_tint", "status.warning_tint")
