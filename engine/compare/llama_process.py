@@ -79,11 +79,16 @@ class LlamaEngine(ABC):
         self.settings = settings or LlamaSettings()
         self._path = path
         self._widths: list[int] = []
-        mtp = self.settings.load_mtp
-        found = self._ask(
-            "open_model", *(str(path), self.settings.n_gpu_layers, self.settings.devices, int(mtp))
-        )
-        self._model, self._n_vocab, self._n_layers, self._n_bytes = _integers(found, 4)
+        self._model, self._n_vocab, self._n_layers, self._n_bytes = self._open_model(path)
+
+    def _open_model(self, path: Path) -> list[int]:
+        settings = self.settings
+        words = str(path), settings.n_gpu_layers, settings.devices, int(settings.load_mtp)
+        return _integers(self._ask("open_model", *words), 4)
+
+    def add_model(self, path: Path) -> int:
+        """Load a second file, as an MTP block in one of its own. Returns its number."""
+        return self._open_model(path)[0]
 
     @abstractmethod
     def _call(self, name: str, *values: Value | str) -> list[Value]:
@@ -118,20 +123,21 @@ class LlamaEngine(ABC):
         kv_unified: bool | None = None,
         mtp_of: int | None = None,
         traced: bool = False,
+        model: int | None = None,
     ) -> tuple[int, int]:
         """n_seqs sequences of n_ctx cells each, under the engine's settings.
 
         n_batch: tokens of a batch, None = as the settings say. n_rs_seq: snapshot planes to ask
         for. kv_unified: None = as the settings say. mtp_of: an MTP context at the side of that one.
-        traced: its decodes can be traced. Returns the context's number and the planes that it has,
-        0 where the architecture has none.
+        traced: its decodes can be traced. model: one that was added. Returns the context's number
+        and the planes that it has, 0 where the architecture has none.
         """
         settings = self.settings
         ubatch = min(n_ubatch, n_ctx)
         unified = settings.kv_unified if kv_unified is None else kv_unified
         found = self._ask(
             "open_context",
-            self._model,
+            self._model if model is None else model,
             n_seqs,
             n_ctx * n_seqs,
             max(ubatch, n_batch or settings.n_batch or ubatch),
@@ -272,6 +278,11 @@ class LlamaEngine(ABC):
             raise self._refused(error) from error
 
     def _refused(self, error: CommandError) -> DraftscopeError:
+        if error.kind == "build":
+            return PeerLibraryError(
+                f"{error}.",
+                "Name a newer build, or one with its headers, with all its libraries in one folder.",
+            )
         if error.kind == "model":
             return UnsupportedModelError(
                 f"llama.cpp cannot load {self._path.name}: {error}.",

@@ -78,6 +78,7 @@ check C 0 0:25 = B 0 max_abs<=0
 check C 0 0:25 = B 0 relative<=0
 check C 0 = B 0 error<=0
 """
+_SIDECAR = "MTP context"
 _CHECKPOINTS = (f"{LLAMA},rollback=checkpoint", f"{LLAMA},rollback=checkpoint,device")
 
 
@@ -141,6 +142,7 @@ def check_rollback(
     settings, words = gate.settings, " ".join(words_of(replace(gate, baseline=None)))
     before = read_baseline(Path(gate.baseline)) if gate.baseline else {}
     names = [*(one.name for one in _scenarios(1, gate)), *(one.name for one in scripts)]
+    names += [_SIDECAR] if settings.load_mtp else []
     if unknown := [name for name in only if name not in names]:
         raise OptionError(
             f"There is no scenario {unknown[0][:80]!r}.", f"Choose from {', '.join(names)}."
@@ -166,7 +168,7 @@ def check_rollback(
                 "gate_scripts", msgspec.to_builtins(_gate_facts(lane, words, before))
             )
         yield lane
-    if settings.load_mtp and not only:
+    if settings.load_mtp and (not only or _SIDECAR in only):
         yield _checked_sidecar(session, library, settings)
 
 
@@ -342,7 +344,7 @@ def _checked_sidecar(
     finally:
         if engine is not None:
             engine.close()
-    return CheckedLane("MTP context", "planes", 3, n_planes, 2, None, outcome, None, about)
+    return CheckedLane(_SIDECAR, "planes", 3, n_planes, 2, None, outcome, None, about)
 
 
 def _nmse(found: np.ndarray, reference: np.ndarray) -> float:
