@@ -281,7 +281,7 @@ class LlamaEngine(ABC):
         if error.kind == "build":
             return PeerLibraryError(
                 f"{error}.",
-                "Name a newer build, or one with its headers, with all its libraries in one folder.",
+                "Name a newer build, or one with its headers, with its libraries in one folder.",
             )
         if error.kind == "model":
             return UnsupportedModelError(

@@ -42,7 +42,7 @@ class GateForm(QWidget):
         self.unfold.setText("Settings")
         self.unfold.setAutoRaise(True)
         self.unfold.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self.unfold.clicked.connect(lambda: self.set_open(self.body.isHidden()))
+        self.unfold.clicked.connect(self._toggle)
         self.words = ElidedLabel()
         self.keep = QPushButton("&Keep")
         self.keep.setToolTip("Keep these settings: they are checked with those chosen after them")
@@ -82,12 +82,12 @@ class GateForm(QWidget):
         self.chips = QHBoxLayout()
         self.chips.setSpacing(4)
         self.chips.addStretch(1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(2)
-        column.addLayout(top)
-        column.addWidget(self.body)
-        column.addLayout(self.chips)
+        lines = QVBoxLayout(self)
+        lines.setContentsMargins(0, 0, 0, 0)
+        lines.setSpacing(2)
+        lines.addLayout(top)
+        lines.addWidget(self.body)
+        lines.addLayout(self.chips)
         WheelGuard(self)
         self.set_open(True)
         self._tell()
@@ -116,6 +116,9 @@ class GateForm(QWidget):
             return  # the error is on show
         self.set_open(False)
         self.asked.emit(tuple(wanted))
+
+    def _toggle(self) -> None:
+        self.set_open(self.body.isHidden())
 
     def _keep(self) -> None:
         options = self.options()
