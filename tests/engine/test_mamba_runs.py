@@ -106,3 +106,9 @@ def test_what_is_said_of_the_file(folder):
     # the log has the states, and a row of the window
     assert info.log_bytes_per_token == 5 * 4 * (16 + 1) * 512
     assert "no partial rollback" in info.llama_cpp
+    with GgufFile.open(folder / "plamo2.gguf") as file:
+        info = describe(file)
+    assert [layer.kind for layer in info.layers] == ["mamba-2", "attention"] * 2
+    # of two layers the states of 8 heads, and 3 numbers for each of 512 channels
+    assert info.state_bytes == 2 * 4 * (8 * 64 * 64 + 3 * 512)
+    assert "attention.head_count begins with 0" in info.llama_cpp
