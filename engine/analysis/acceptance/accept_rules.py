@@ -37,7 +37,7 @@ _TINY = 1e-30
 @dataclass(frozen=True, slots=True)
 class AcceptRule:
     """A rule with its values: RATIO of `relaxed`, SINGLE and ACC of `threshold`, of `synthetic` the
-    probability that so many tokens are accepted, by their number, where it is known."""
+    probability that this number of tokens is accepted, from 1 on, where it is known."""
 
     name: str = MATCH
     values: tuple[float, ...] = ()
