@@ -148,7 +148,7 @@ class _Scores:
 
     def ratios(self) -> np.ndarray:
         """Of each judged token, the target's probability over that of its best one, [m]."""
-        of_row = {}
+        of_row = dict[int, tuple[float, float]]()
         rows = (self.text.rows, self.emitted), (self.text.rejected_rows, self.rejected)
         for row, facts in rows:
             best = (top[0] for top in facts.top_probs)
