@@ -13,7 +13,6 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -30,68 +29,12 @@ from engine.errors import (
     PeerLibraryError,
     UnsupportedModelError,
 )
+from engine.options.llama_cpp import CACHE_TYPES, FLASH_ATTENTION, LlamaSettings
 
 _WAIT_S = 5.0
 _LONGEST = 300
 _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
-CACHE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "bf16": 30,
-    "q8_0": 8,
-    "q5_1": 7,
-    "q5_0": 6,
-    "q4_1": 3,
-    "q4_0": 2,
-    "iq4_nl": 20,
-}
-"""Types of attention cells by llama.cpp's names, and their numbers in ggml."""
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaSettings:
-    """Settings of models and contexts, by llama.cpp's names; what is not given here is fixed by
-    what a lane needs.
-
-    devices: names as `llama-cli --list-devices` has them, separated by commas, "" = the library's
-    choice. n_batch: tokens of a batch, None = those of a ubatch. load_mtp: load the MTP blocks of
-    the file too.
-    """
-
-    n_gpu_layers: int = 0
-    devices: str = ""
-    flash_attn: str = "off"
-    type_k: str = "f32"
-    type_v: str = "f32"
-    n_batch: int | None = None
-    kv_unified: bool = False
-    load_mtp: bool = False
-
-    def words(self) -> str:
-        """The settings as options of llama.cpp."""
-        batch = f" -b {self.n_batch}" if self.n_batch else ""
-        mtp = " --mtp" if self.load_mtp else ""
-        device = f" --device {self.devices}" if self.devices else ""
-        return (
-            f"-ngl {self.n_gpu_layers}{device} -fa {self.flash_attn} -ctk {self.type_k} "
-            f"-ctv {self.type_v}{' -kvu' if self.kv_unified else ''}{batch}{mtp}"
-        )
-
-    def __post_init__(self) -> None:
-        for name, known in (("flash_attn", FLASH_ATTENTION), ("type_k", CACHE_TYPES)):
-            if getattr(self, name) not in known:
-                raise OptionError(
-                    f"{name} is {getattr(self, name)!r}.", f"Choose from {', '.join(known)}."
-                )
-        if self.type_v not in CACHE_TYPES:
-            raise OptionError(
-                f"type_v is {self.type_v!r}.", f"Choose from {', '.join(CACHE_TYPES)}."
-            )
-
-
-DEFAULT_SETTINGS = LlamaSettings()
 
 
 class ModelFacts(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 
 from engine.batch import Span, UBatch
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, LlamaCommands
-from engine.compare.llama_process import LlamaEngine, LlamaSettings
+from engine.compare.llama_process import LlamaEngine
 from engine.compare.llama_wire import Value
 from engine.compare.memory_script_parser import read_script
 from engine.compare.state_blob import decode_state
@@ -27,6 +27,7 @@ from engine.model.hybrid import HybridModel
 from engine.model.mixers import layout_of
 from engine.model.recurrence import StateKey
 from engine.options import RunOptions
+from engine.options.llama_cpp import LlamaSettings
 from engine.session import Session
 from resources import ROLLBACK_SCRIPTS
 

@@ -18,8 +18,15 @@ import numpy as np
 import torch
 
 from engine.audit.draft_models import BlockModel, Candidates, DraftModel, candidates, draft_model
-from engine.audit.drafts import CLEAN, DEVIATIONS, Deviation, DraftedText, Replay, shares_apart
 from engine.audit.recorded_drafts import SHIFTED, RecordedDraft
+from engine.audit.redone_drafts import (
+    CLEAN,
+    DEVIATIONS,
+    Deviation,
+    DraftedText,
+    Replay,
+    shares_apart,
+)
 from engine.batch import Span
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
