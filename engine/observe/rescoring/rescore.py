@@ -146,16 +146,6 @@ class _Scores:
     leeway: np.ndarray
     drawn: list[Distribution]
 
-    def ratios(self) -> np.ndarray:
-        """Of each judged token, the target's probability over that of its best one, [m]."""
-        of_row = dict[int, tuple[float, float]]()
-        rows = (self.text.rows, self.emitted), (self.text.rejected_rows, self.rejected)
-        for row, facts in rows:
-            best = (top[0] for top in facts.top_probs)
-            of_row |= zip(row.tolist(), zip(facts.prob, best, strict=True), strict=True)
-        pairs = [of_row.get(row, (np.nan, 1.0)) for row in self.text.judged_rows.tolist()]
-        return np.array([p / best for p, best in pairs])
-
     @property
     def is_doubted(self) -> bool:
         """Whether any token is not what the sampler chooses by our logits."""
@@ -427,17 +417,19 @@ def _chances(store: TraceStore, scores: _Scores, rule: AcceptRule) -> np.ndarray
         return found
     p, q = _of_rule(store, scores, rule)
     place = tokens.column("draft_index")[rows]
-    found[:] = rule.chance(p, q, place, scores.ratios())
+    of_rows = [*scores.text.rows.tolist(), *scores.text.rejected_rows.tolist()]
+    known = dict(zip(of_rows, scores.emitted.ratios + scores.rejected.ratios, strict=True))
+    found[:] = rule.chance(p, q, place, np.array([known.get(i, np.nan) for i in rows.tolist()]))
     if not rule.draws:
         return found
     ids, probs = (tokens.column(name)[rows] for name in ("draft_top_id", "draft_top_p"))
     before = rule.carried(p, q, place)
     for i, drawn in enumerate(scores.drawn):
-        known = ids[i] != MISSING
-        if not known.any() or not np.isfinite(probs[i][known]).all():
+        there = ids[i] != MISSING
+        if not there.any() or not np.isfinite(probs[i][there]).all():
             continue
-        of_target = np.array([drawn.of(int(token)) for token in ids[i][known]])
-        found[:, i] = rule.expected(of_target, probs[i][known].astype(float), before[i])
+        of_target = np.array([drawn.of(int(token)) for token in ids[i][there]])
+        found[:, i] = rule.expected(of_target, probs[i][there].astype(float), before[i])
     return found
 
 
