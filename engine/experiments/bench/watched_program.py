@@ -45,7 +45,7 @@ def main() -> None:
 
 def _ended(how: int = os.WNOHANG) -> dict[int, int]:
     """Exit statuses of children that have ended, by id; waits for one unless `how` says not to."""
-    found = {}
+    found = dict[int, int]()
     try:
         while True:
             pid, status = os.waitpid(-1, how)

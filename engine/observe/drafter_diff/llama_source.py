@@ -17,6 +17,7 @@ from engine.compare.llama_cpp import WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine
 from engine.errors import OptionError, RollbackRefusedError
 from engine.model.drafters.kinds import DRAFT_SIMPLE
+from engine.model.hybrid import HybridModel
 from engine.model.mixers import layout_of
 from engine.model.mtp_file import DRAFT_MTP
 from engine.observe.rounds.log_rounds import LogRound
@@ -111,7 +112,7 @@ class _Drafter:
 
     def draft(self, token: int, n: int) -> list[_Top]:
         """Candidates of at most n tokens after the newest one, the drafted one first."""
-        memory, row, found = self._memory, self._row, []
+        memory, row, found = self._memory, self._row, list[_Top]()
         memory.save()
         while len(found) < n:
             logits = memory.decode([token], 1, row)[0]
@@ -167,7 +168,9 @@ def decode_with_llama(
             assert draft is not None
             beside = peer_lane.open_llama(draft, library, LlamaSettings())
             number, _ = beside.open_context(1, n_ctx, _WIDTH, 0, threads)
-            has_states = layout_of(session.drafts[name].model.config) is not None
+            its_model = session.drafts[name].model
+            assert isinstance(its_model, HybridModel)
+            has_states = layout_of(its_model.config) is not None
             memory, n_row = _Memory(beside, number, saves=has_states), 0
         drafter = _Drafter(memory, session.config.n_vocab, options.spec.p_min, n_row)
         facts = {
@@ -220,8 +223,8 @@ def _decoded(
         take(at, part, own)
     chosen = [sampler.draw(sampler.rows(logits)(0))]
     none = ObservedRound(0.0, 0.0, 0, 0, 1, _streamed(chosen), "none")
-    part = PromptPart(0, n_prompt, None, 0.0)
-    rows.write(ReadyRow(None, 0, n_prompt, none, part, prompt.tokens))
+    whole = PromptPart(0, n_prompt, None, 0.0)
+    rows.write(ReadyRow(None, 0, n_prompt, none, whole, prompt.tokens))
     emitted = chosen
     while (n_left := options.n_predict - len(emitted)) > 0 and emitted[-1] not in eog:
         pos = n_prompt + len(emitted) - 1

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.compare.llama_process import LlamaEngine, LlamaSettings
+from engine.compare.llama_process import LlamaEngine
 from engine.errors import OptionError
 from engine.observe.drafter_diff.diff import DrafterDiff, drafter_diff
 from engine.observe.drafter_diff.llama_source import LlamaSource, decode_with_llama
 from engine.observe.drafter_diff.sides import sides_of
 from engine.options import SamplerOptions
+from engine.options.llama_cpp import LlamaSettings
 from engine.session import Session
 from engine.trace.records import N_TOP
 from engine.trace.run_ref import RunRef
