@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTimer
+from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTimer, SignalInstance
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
@@ -110,6 +110,10 @@ class Docks:
     def pages(self) -> list[str]:
         """Names of the views in front where several share a dock."""
         return [pages.current for pages in self._pages.values()]
+
+    def turned(self) -> list[SignalInstance]:
+        """Emitted when other pages are in front in a dock."""
+        return [pages.turned for pages in self._pages.values()]
 
     def turn_to(self, names: Iterable[str]) -> None:
         """Bring these views to the front where they share a dock; a name of no view is ignored."""

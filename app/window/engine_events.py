@@ -60,7 +60,8 @@ class EngineNews(QObject):
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
         feed.numbers_changed.connect(self._refresh_runs)
-        feed.run_shown.connect(self._show_model_text)
+        for changed in (feed.run_shown, feed.numbers_changed):  # it is numbered after it began
+            changed.connect(self._show_model_text)
         feed.run_shown.connect(self._tell_of_run_behind)
 
     def show_state(self, state: State) -> None:

@@ -12,10 +12,13 @@ from app.trace_models.run_facts import comparison_label
 from app.trace_models.run_notes import run_name
 from app.window.banner import Banner, BannerArea, BannerButton
 from app.window.docks import Docks
+from app.window.layouts import DOCK_OF
 from engine.trace.run_ref import RunRef
 
-_OF_RUN = ("rollback", "memory", "inspector", "runs", "acceptance", "time", "tuning")
+_OF_RUN = ("rollback", "memory", "inspector", "runs", "acceptance", "time")
 _OF_COMPARISON = ("divergence", "findings")
+_OF_FILES = "results", "conform"
+"""Pages that show what a file or a package holds, whatever run is on show."""
 
 
 class RunBanners:
@@ -61,7 +64,7 @@ class SubjectNames(QObject):
         super().__init__(parent)
         self._bridge, self._feed, self._docks = bridge, feed, docks
         feed.run_shown.connect(self._name)
-        for changed in (bridge.listed_changed, bridge.run_started, renamed):
+        for changed in (bridge.listed_changed, bridge.run_started, renamed, *docks.turned()):
             changed.connect(self._name)
 
     def _name(self, *_: object) -> None:
@@ -74,6 +77,12 @@ class SubjectNames(QObject):
             self._docks.note(name, comparison_label(lanes) if lanes else label)
         is_turn = run is not None and run.facts.turn is not None
         self._docks.note("conversation", label if is_turn else f"not of {label}" if label else "")
+        runs = () if run is None else list(run.store.runs.values())
+        is_checked = any(one.gate or one.gate_scripts for one in runs)
+        checks = label if is_checked else f"not of {label}" if label else ""
+        of_files = {DOCK_OF[page] for page in _OF_FILES if page in self._docks.pages}
+        for name, text in (("tuning", label), ("checks", checks)):
+            self._docks.note(name, "" if name in of_files else text)
         self._docks.note("model", self._other_model(run))
 
     def _other_model(self, run: RunRef | None) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PySide6.QtCore import QObject, QPoint, QRect, QTimer
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QApplication, QTabBar, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QMenuBar, QTabBar, QToolButton, QWidget
 
 from tests.support.x_display import XUser
 
@@ -77,6 +77,16 @@ class Driver(QObject):
         buttons = self.window.findChildren(QToolButton)
         (button,) = (b for b in buttons if b.defaultAction() is action and b.isVisible())
         self.click(button)
+
+    def tabs(self, text: str) -> list[tuple[QTabBar, int]]:
+        """Every tab in sight with this text."""
+        bars = [bar for bar in self.window.findChildren(QTabBar) if bar.isVisible()]
+        return [(bar, i) for bar in bars for i in range(bar.count()) if bar.tabText(i) == text]
+
+    def choose_tab(self, text: str) -> None:
+        """Click on a tab, the only one in sight with this text."""
+        ((bar, at),) = self.tabs(text)
+        self.click_at(bar, bar.tabRect(at).center())
 
     def on_screen(self, widget: QWidget | None) -> bool:
         """Whether all of a widget is painted and inside the screen; of a page, None until then."""
@@ -171,18 +181,18 @@ def stopwatch(driver: Driver) -> Story:
     seen["cost"] = 0, header.cost.text()
 
     driver.clicks = 0
-    driver.choose("view.layout_stream")
+    driver.choose_tab("Stream")
     yield "the layout Stream", lambda: window.docks.layout_name == "stream"
-    bars = [b for b in window.findChildren(QTabBar) if b.isVisible()]
-    ((bar, at),) = ((b, i) for b in bars for i in range(b.count()) if b.tabText(i) == "Acceptance")
-    driver.click_at(bar, bar.tabRect(at).center())
+    yield "its tabs", lambda: driver.tabs("Acceptance")
+    driver.choose_tab("Acceptance")
     yield "acceptance", lambda: driver.on_screen(window.docks.view("acceptance"))
     yield "curves in it", lambda: _coloured(window, "acceptance") >= _CURVE
     seen["acceptance"] = driver.clicks
 
     driver.clicks = 0
-    bar, (file, *_) = window.menuBar(), window.menuBar().actions()
-    driver.click_at(bar, bar.actionGeometry(file).center())
+    (menus,) = window.findChildren(QMenuBar)
+    file = menus.actions()[0]
+    driver.click_at(menus, menus.actionGeometry(file).center())
     menu = file.menu()
     yield "the menu File", lambda: driver.on_screen(menu)
     driver.click_at(menu, menu.actionGeometry(window.actions_by_id["file.share"]).center())

@@ -125,16 +125,17 @@ class SequencePanel(QWidget):
             rows.addWidget(title)
             rows.addWidget(area, 1)
             self._sides.addWidget(side)
+            self._side_of_before = side  # the second one's
             area.verticalScrollBar().valueChanged.connect(partial(self._line_up, area))
         self.before.laid_out.connect(partial(self._line_up, self.area))
-        self.before.parentWidget().hide()
+        self._side_of_before.hide()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.addWidget(self._sides)
 
     def show_stream(self, stream: TokenStream | None) -> None:
         """Show another stream, or nothing; of a fork, its parent's follows."""
-        self.before.parentWidget().hide()
+        self._side_of_before.hide()
         self.before.set_stream(None)
         self.area.set_stream(stream)
         self._count()
@@ -146,7 +147,7 @@ class SequencePanel(QWidget):
             self.before.set_stream(stream)
             self.before.set_follow(False)
             self._sides.setSizes([1_000] * 2)
-            self.before.parentWidget().show()
+            self._side_of_before.show()
         self.before.grow()
         if stream is not None:
             self.before.set_hits(np.array([self._fork_in(stream)]))

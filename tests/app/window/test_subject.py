@@ -14,7 +14,7 @@ from app.trace_models.run_notes import run_name
 from app.widgets.buttons import TitleNote
 from app.window.layouts import LAYOUTS
 from app.window.window import MainWindow
-from engine.trace.facts import ForkOrigin
+from engine.trace.facts import ForkOrigin, GateFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.fake_session import FakeEngine
@@ -50,6 +50,26 @@ def test_every_panel_names_what_it_shows(window: MainWindow, store: TraceStore) 
         assert said(window.docks["conversation"]) == f"not of {name}"
     window.feed.clear()
     assert {said(window.docks[panel]) for panel in (*PANELS, "findings")} == {""}
+
+
+@pytest.mark.shares_window
+def test_pages_about_files_do_not_name_a_run(window: MainWindow, store: TraceStore) -> None:
+    """What they show does not follow the run on show."""
+    run = RunRef(store, 0)
+    window.feed.show_run(run)
+    for page, dock, text in (
+        ("what_if", "tuning", "run 0"),
+        ("results", "tuning", ""),
+        ("drafter", "tuning", "run 0"),
+        ("gate", "checks", "not of run 0"),
+        ("conform", "checks", ""),
+    ):
+        window.docks.turn_to([page])
+        assert said(window.docks[dock]) == text, page
+    window.docks.turn_to(["gate"])
+    run.facts.gate = GateFacts("rollback", "planes", 3, "right", "")
+    window.feed.show_run(run)
+    assert said(window.docks["checks"]) == "run 0"
 
 
 @pytest.mark.shares_window
