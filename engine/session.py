@@ -45,7 +45,7 @@ from engine.model.families.common import is_mtp_file
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model
-from engine.model.mtp_file import DRAFT_MTP
+from engine.model.mtp_file import DRAFT_MTP, leave_block
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run
@@ -110,11 +110,13 @@ class Session:
         compute: str = "auto",
         device: str = "cpu",
         mmap: bool | None = None,
+        drafts_by_mtp: bool = False,
         progress: ReportProgress | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Session:
         """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
         device (engine.machine.device.resolve_device). mmap: see engine.model.loader.reader_for.
+        drafts_by_mtp: of a whole model that drafts, its MTP block is used, if it has one.
 
         progress is called with bytes done, bytes in all, and what is being read, over all
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
@@ -128,7 +130,7 @@ class Session:
             )
             tokenizer = Tokenizer.from_gguf(file, cancelled)
             for other in others:
-                check_draft(file, tokenizer, other, cancelled)
+                check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
             mtp = next((one for one in others if is_mtp_file(one)), None)
             chat, info = ChatTemplate.from_gguf(file), describe(file, has_mtp_file=bool(mtp))
             total = sum(one.n_bytes for one in (file, *others))
@@ -378,6 +380,8 @@ class Session:
                 mtp = (
                     opened.enter_context(GgufFile.open(self._mtp_path)) if self._mtp_path else None
                 )
+                if mtp is not None:
+                    leave_block(mtp)
                 model = _loaded(
                     file,
                     compute=compute,

@@ -53,6 +53,11 @@ def target_path(args: argparse.Namespace) -> Path:
     return Path(named[0])
 
 
+def drafts_by_mtp(types: Sequence[str]) -> bool:
+    """Whether these drafters use the MTP block of a whole model given with -md."""
+    return "draft-mtp" in types and "draft-simple" not in types
+
+
 def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
     """The files that draft, by the drafter that uses each: those of -md, else with --demo the
     bundled ones. Raises what engine.draft.draft_files.drafters_of does."""
@@ -197,8 +202,9 @@ def loading_line() -> ReportProgress | None:
     return progress
 
 
-def check_files(target: Path, drafts: Sequence[Path] = ()) -> None:
-    """Refuse files that cannot be used at once, before torch takes its time to be imported.
+def check_files(target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = False) -> None:
+    """Refuse files that cannot be used at once, before torch takes its time to be imported. by_mtp:
+    see check_draft.
 
     Raises what Session.open would: ModelFileError, UnsupportedModelError,
     VocabularyMismatchError.
@@ -214,7 +220,7 @@ def check_files(target: Path, drafts: Sequence[Path] = ()) -> None:
         for path in drafts:
             with GgufFile.open(path) as draft:
                 assert tokenizer is not None
-                check_draft(file, tokenizer, draft)
+                check_draft(file, tokenizer, draft, by_mtp=by_mtp)
 
 
 def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] = ()) -> Session:
@@ -222,7 +228,8 @@ def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] 
 
     Raises what Session.open does.
     """
-    check_files(target, drafts)
+    by_mtp = drafts_by_mtp(getattr(args, "spec_type", None) or ())
+    check_files(target, drafts, by_mtp=by_mtp)
     from engine.model.threads import use_threads
     from engine.session import Session
 
@@ -233,6 +240,7 @@ def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] 
         compute=args.compute,
         device=args.device,
         mmap=args.mmap,
+        drafts_by_mtp=by_mtp,
         progress=loading_line(),
     )
     use_threads(args.threads, session.info)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import draft_paths, open_session, target_path
+from app.cli.common import draft_paths, drafts_by_mtp, open_session, target_path
 from app.cli.output import (
     end_text,
     is_coloured,
@@ -47,7 +47,9 @@ from engine.conversation.turns import Turn, content_of
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.fork import Fork, fork_lines
+from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import StreamDecoder
+from engine.model.mtp_file import has_mtp_block
 from engine.options import Prompt, RunOptions
 from engine.report.headline import figure_lines
 from engine.size_text import size_text
@@ -161,8 +163,11 @@ def _fork(args: argparse.Namespace) -> Fork:
 def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
     """The files that draft, of those drafters that are in use. Raises OptionError for a drafter
     without its file and for a file of -md that none of them uses, and what draft_paths raises."""
-    there = draft_paths(args)
-    types = options.spec.types
+    there, types = draft_paths(args), options.spec.types
+    if drafts_by_mtp(types) and "draft-mtp" not in there and "draft-simple" in there:
+        with GgufFile.open(there["draft-simple"]) as file:
+            if has_mtp_block(file):
+                there["draft-mtp"] = there.pop("draft-simple")
     for name in types:
         need = DRAFTERS[name].needs
         if need and need.has_file and name not in there:

@@ -13,7 +13,7 @@ from engine.model.drafters.config import check_drafter
 from engine.model.drafters.kinds import DRAFT_SIMPLE, KINDS, drafter_of
 from engine.model.families import read_config
 from engine.model.info import describe
-from engine.model.mtp_file import DRAFT_MTP, check_mtp_file
+from engine.model.mtp_file import DRAFT_MTP, check_mtp_file, has_mtp_block, leave_block
 
 
 def drafters_of(paths: Sequence[Path | str]) -> dict[str, Path]:
@@ -36,12 +36,20 @@ def drafters_of(paths: Sequence[Path | str]) -> dict[str, Path]:
 
 
 def check_draft(
-    target: GgufFile, tokenizer: Tokenizer, draft: GgufFile, cancelled: Callable[[], bool] = never
+    target: GgufFile,
+    tokenizer: Tokenizer,
+    draft: GgufFile,
+    cancelled: Callable[[], bool] = never,
+    *,
+    by_mtp: bool = False,
 ) -> None:
-    """Hold a file to the target that it is to draft for; no tensor data is read.
+    """Hold a file to the target that it is to draft for; no tensor data is read. by_mtp: a whole
+    model does so with its MTP block, if it has one, and the file is left with that.
 
     Raises ModelFileError, UnsupportedModelError, VocabularyMismatchError.
     """
+    if by_mtp and has_mtp_block(draft):
+        leave_block(draft)
     drafter = drafter_of(draft)
     if drafter == DRAFT_SIMPLE:
         describe(draft)

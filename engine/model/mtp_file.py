@@ -21,6 +21,24 @@ DRAFT_MTP = "draft-mtp"
 """The drafter that uses an MTP block."""
 
 
+def has_mtp_block(file: GgufFile) -> bool:
+    """Whether a model, or an MTP file, has a block that predicts tokens after the next."""
+    return file.int_(f"{file.architecture}.nextn_predict_layers", 0) > 0
+
+
+def leave_block(file: GgufFile) -> None:
+    """Leave of a whole model what an MTP file has, so that it is one: given as a draft for
+    draft-mtp, llama.cpp uses no more of it."""
+    arch = file.architecture
+    n_mtp = file.int_(f"{arch}.nextn_predict_layers", 0)
+    trunk = {f"blk.{i}" for i in range(min(file.int_(f"{arch}.block_count", 0), 1 << 16) - n_mtp)}
+    file.tensors = {
+        name: one
+        for name, one in file.tensors.items()
+        if ".".join(name.split(".", 2)[:2]) not in trunk
+    }
+
+
 def outer_shapes(config: ModelConfig, present: Container[str]) -> Shapes:
     """Tensors of an MTP file outside the block, those that it has."""
     return only_present(global_shapes(config, present), present)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, opened_file, unpacked
+from engine.foreign_json import JsonError, parse_json
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_logs import SIGNS
@@ -31,6 +33,8 @@ _MOST_BYTES = 512 << 20
 _MOST_LOG_BYTES = 1 << 36
 _PIECE = 1 << 22
 _MOST_WRAPPED = 200
+_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*[\[{\"]")
+"""What a list of JSON begins with."""
 
 
 def recognise(data: bytes) -> str | None:
@@ -58,6 +62,34 @@ def _of_wrapped(text: str) -> str:
     lines = (line.strip() for line in text.split("\n", _MOST_WRAPPED)[:_MOST_WRAPPED])
     found = (unwrapped(line) for line in lines if line[:1] == "{" and line[-1:] == "}")
     return "\n".join(one[0] for one in found if one is not None)
+
+
+def _of_list(data: bytes) -> str | bytes:
+    """The lines that a value of JSON holds, as collectors of logs give them back: those texts that
+    have the same place in it as the first one with an engine's line. The same if it is none."""
+    if _LIST.match(data) is None and not data.lstrip().startswith(b"{"):
+        return data
+    try:
+        found = list(_texts(parse_json(data.decode("utf-8-sig", "replace")), ()))
+    except JsonError:
+        return data
+    whose = next((path for path, text in found if is_log(text)), None)
+    lines = [
+        text.removesuffix("\n") for path, text in found if path == whose and not text.isdigit()
+    ]
+    return "\n".join([*lines, ""]) if whose is not None else data
+
+
+def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every text of a value in its order, with the keys that lead to it."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _texts(one, (*path, key))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one, (*path, "[]"))
 
 
 def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:
@@ -93,7 +125,7 @@ def import_file(
     be read or is unknown.
     """
     kind = name or recognise_file(path)
-    if kind == LOG and log is None:
+    if kind == LOG and log is None and _LIST.match(file_head(path, _HEAD)) is None:
         return fill_log(store, _pieces(path), path.name)
     data = _content(path)
     # what a file is known by may stand at its end
@@ -114,7 +146,7 @@ def import_file(
             "Name a log together with a capture, or by itself.",
         )
     if kind == LOG:
-        return fill_log(store, data, path.name)
+        return fill_log(store, _of_list(data), path.name)
     if kind is None:
         raise TraceFileError(
             f"{path.name} is nothing that another engine is known to write: neither a log with "

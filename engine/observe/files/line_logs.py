@@ -54,6 +54,10 @@ _PROCESSES = re.compile(
     r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)"
     r"|(?:\[|(?<!\S))[\w.]{1,60}\.py:\d{1,6}\]|Engine \d{1,6}:|\b[DTPE]P\d{1,4}\b"
 )
+_COUNTED = re.compile(
+    r"^((?:[^\s:\[]{1,200}:)?)(?:\d{1,9}:(?!\d\d\b)(?=\S)|\s*\d{1,9}\t|\s+\d{1,9} )"
+)
+"""Numbers that `grep -n`, `cat -n` and `less -N` count lines by."""
 _ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b")
 _SPEED = re.compile(
     r"Avg prompt throughput:\s{0,9}([\d.]{1,20})\s{0,9}tokens/s.{0,40}?"
@@ -579,7 +583,7 @@ def _thinned(requests: list[RecordedRequest]) -> list[RecordedRequest]:
 @lru_cache(1 << 12)
 def source_of(prefix: str, stream: str) -> str:
     """The server that a line is of: what its prefix names, without processes of one server."""
-    prefix = _PROCESSES.sub(" ", prefix[-256:])
+    prefix = _PROCESSES.sub(" ", _COUNTED.sub(r"\1", prefix[-256:]))
     return stream or name_of(prefix)
 
 

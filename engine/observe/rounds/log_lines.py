@@ -94,18 +94,23 @@ _VARIABLE = re.compile(
 _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
 )
+_UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
+"""What comes before the text of a token."""
 _NO_NAME = re.compile(r"[^\w./@-]+")
 
 
 class _Wrapped(msgspec.Struct):
     """A line of JSON that holds a line of a log: `--log-jsonl`, docker's files, journalctl, old
-    builds of llama-server, Loki."""
+    builds of llama-server, Loki, Google's and OpenTelemetry's collectors, Splunk."""
 
     msg: object = None
     log: object = None
     MESSAGE: object = None
     message: object = None
     line: object = None
+    text_payload: object = msgspec.field(default=None, name="textPayload")
+    body: object = None
+    raw: object = msgspec.field(default=None, name="_raw")
     time: object = None
     id_slot: object = None
     id_task: object = None
@@ -123,7 +128,10 @@ def unwrapped(line: str) -> tuple[str, str, int | None] | None:
         found = _DECODER.decode(line)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
-    texts = (found.msg, found.log, found.MESSAGE, found.message, found.line)
+    texts = (
+        found.msg, found.log, found.MESSAGE, found.message, found.line, found.text_payload,
+        found.body, found.raw,
+    )  # fmt: skip
     text = next((one for one in texts if isinstance(one, str)), "")
     if text and is_whole(found.id_slot) and is_whole(found.id_task):
         text = f"slot of_json: id {found.id_slot} | task {found.id_task} | {text}"
@@ -141,7 +149,10 @@ def microseconds(time: Time) -> int | None:
 
 
 def without_colours(text: str) -> str:
-    """A text without the escapes of a terminal, also where they were copied as text."""
+    """A text without the escapes of a terminal, also where they were copied as text, and with the
+    spaces that a page in a browser has made unbreakable, but for those that a token may have."""
+    if "\xa0" in text:
+        text = _UNBROKEN.sub(lambda found: found[0].replace("\xa0", " "), text)
     # all that is coloured is reset somewhere
     return _ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
 
@@ -284,7 +295,7 @@ class LogLines:
 
     def _cut(self, lines: list[str]) -> list[str]:
         whole = "\n".join(lines)
-        if "\x1b" in whole or "[0m" in whole:
+        if "\x1b" in whole or "[0m" in whole or "\xa0" in whole:
             lines = [without_colours(line) for line in lines]
         if self._end == "\r\n" and "\r" in whole:
             lines = [line.removesuffix("\r") for line in lines]

@@ -67,7 +67,9 @@ class ServerState:
         microseconds (-1 without). Whether they were taken: none of them where one is anything else
         than the round after another one of a request."""
         number, task, accepted, drafted, us = rounds.T
-        if not self.is_light or self._clock.is_at_work or (accepted > drafted).any():
+        if not self.is_light or self._clock.is_at_work:
+            return False
+        if (accepted > drafted).any() or not drafted.all():
             return False
         last = -1 if self.last_us is None else self.last_us
         if us[0] < last or (us[1:] < us[:-1]).any():
@@ -164,13 +166,15 @@ class ServerState:
     def on_accepted(self, slot: Slot, said: Said, accepted: int, drafted: int) -> bool:
         """A round was verified. kind: "restores", or "again" where others say it a second time."""
         _, us, kind = said
-        if accepted > (drafted or LONGEST_DRAFT):
+        if not drafted:  # some say so of all rounds: known only where the draft has a line
+            if slot.round is None or slot.round.is_complete or self.is_light:
+                return True
+            drafted = slot.round.drafted
+        if accepted > drafted:
             raise OutOfRangeError(f"{accepted:,} is more than {drafted:,}")
         if kind == "again":
             if self._says_at_once:
                 return True
-            if drafted < accepted:  # some say 0 drafted of all rounds
-                return False
         else:
             self._says_at_once = True
         restores = kind == "restores"

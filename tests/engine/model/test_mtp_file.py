@@ -305,3 +305,16 @@ def test_a_block_with_the_names_of_a_fork(golden, variant):
     alone = variant(name, edit=_block_alone(3, change=renamed), to="mtp")
     with GgufFile.open(alone) as file, pytest.raises(UnsupportedModelError, match="of a fork"):
         read_config(file)
+
+
+def test_a_whole_model_is_left_with_its_block(golden, variant):
+    name = "qwen35-c-v2x-mtp-f32"
+    path, index = variant(name, to="whole"), MODELS[name]
+    with GgufFile.open(path) as target, GgufFile.open(path) as draft:
+        tokenizer = Tokenizer.from_gguf(target)
+        check_draft(target, tokenizer, draft)
+        assert drafter_of(draft) == "draft-simple"
+        check_draft(target, tokenizer, draft, by_mtp=True)
+        assert drafter_of(draft) == "draft-mtp" and "blk.0.attn_norm.weight" not in draft.tensors
+        with GgufFile.open(_trunk(variant, name, index)) as trunk:
+            _equal(_drafts(load_model(trunk, mtp=draft)), _drafts(golden(name)))

@@ -1,7 +1,8 @@
 """Sums that benchmark programs print when they end: llama.cpp's `llama-speculative` and
 `-simple`, vLLM's example `spec_decode.py` and `vllm bench serve`, SGLang's benchmarks.
 
-A line is a name and a number; a name that comes again begins another run of the program.
+A line is a name and a number; a name that comes again begins another run of the program. Of
+ik_llama.cpp's `llama-spec-bench`, a row of its table is an attempt, or a stage of one.
 """
 
 from __future__ import annotations
@@ -44,12 +45,20 @@ _SIGN = re.compile(
     r"[ \t]{0,60}\d|(?:^|, )acceptance length:[ \t]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,
 )
+_TABLE = re.compile(r"\| task +\| +run \| stage +\| +tokens \|[^\n]{0,80}rounds \| +accepted")
+_ROW = re.compile(
+    r"\| (?P<task>\S[^|\n]{0,60}?) +\| +(?P<run>\d{1,9}) \| (?P<stage>[\w.-]{1,30}) +"
+    r"\| +(?P<tokens>\d{1,20}|-) \| (?P<stop>eog|limit|fail) +"
+    r"\| +(?P<seconds>\d{1,9}\.\d{1,9}|-) \| +[\d.-]{1,20} "
+    r"\| +(?:(?P<steps>\d{1,20}) \| +(?P<acc>\d{1,20})/(?P<drafted>\d{1,20})|- \| +-) "
+    r"\|[^|\n]{1,40}\|[^|\n]{1,40}\|(?P<by>[^|\n]{0,60})"
+)
 _ENGINES = (("n_drafted", "llama.cpp"), ("accept length", "sglang"), ("#questions", "sglang"))
 
 
 def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
-    return _SIGN.search(text) is not None
+    return _SIGN.search(text) is not None or _TABLE.search(text) is not None
 
 
 def read_printed(text: str) -> list[RecordedRequest]:
@@ -70,6 +79,32 @@ def read_printed(text: str) -> list[RecordedRequest]:
             close()
         values[name] = match
     close()
+    return found + [_row(row, text) for row in _ROW.finditer(text) if _TABLE.search(text)]
+
+
+def _row(row: re.Match[str], text: str) -> RecordedRequest:
+    """An attempt of llama-spec-bench. Its shares are of the drafts that had each position: counts
+    only where all drafts are of one length."""
+    line = 1 + text.count("\n", 0, row.start("task"))
+    place = f"{row['task']}, run {row['run']}, {row['stage']} (line {line})"
+    found = RecordedRequest("ik_llama.cpp", place, stop=row["stop"])
+    try:
+        if row["tokens"] != "-":
+            found.timings = {_EMITTED: whole(row["tokens"], COUNT)}
+            if row["seconds"] != "-":
+                found.timings["predicted_ms"] = 1e3 * real(row["seconds"])
+        if row["steps"] is None:
+            return found
+        steps, accepted, drafted = (whole(row[n], COUNT) for n in ("steps", "acc", "drafted"))
+    except OutOfRangeError as error:
+        found.check(False, ("accepted",), str(error))
+        return found
+    found.num_spec_steps, found.num_draft_tokens = steps, drafted
+    found.num_accepted_draft_tokens = accepted
+    found.check_counts({_DRAFTED: "accepted", _ACCEPTED: "accepted"})
+    rates = [float(one) / 100 for one in re.findall(r"(\d{1,3}\.\d{1,3})%", row["by"])]
+    if rates and "..." not in row["by"] and drafted == steps * len(rates) and max(rates) <= 1:
+        found.set_rates(rates)
     return found
 
 

@@ -1,4 +1,5 @@
-"""Counters of a server as Prometheus text: of vLLM, and of llama-server, which names them alike.
+"""Counters of a server as Prometheus text: of vLLM, of llama-server, which names them alike, and of
+rapid-mlx.
 
 Two scrapes in the order taken show what was done between them; one alone shows what was done since
 the server started.
@@ -18,7 +19,7 @@ from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 
-_ENGINES = {"vllm": "vllm", "llamacpp": "llama-server"}
+_ENGINES = {"vllm": "vllm", "llamacpp": "llama-server", "rapid_mlx": "rapid-mlx"}
 _COUNTERS = {
     "num_drafts": "num_spec_steps",
     "num_draft_tokens": "num_draft_tokens",
@@ -28,6 +29,14 @@ _PER_POS = "num_accepted_tokens_per_pos"
 _SERIES = re.compile(
     rf"(vllm|llamacpp):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
+_RAPID_MLX = {
+    "attempts": "num_draft_tokens",
+    "accepts": "num_accepted_tokens",
+    "verify_calls": "num_drafts",
+    "accepted_by_depth": _PER_POS,
+}
+"""Its names of them: each token of a draft is an attempt, and depths count from 1."""
+_RAPID_MLX_SERIES = re.compile(rf"rapid_mlx_spec_decode_({'|'.join(_RAPID_MLX)})(?:_total)?")
 _TOKENS = {"vllm:generation_tokens": "vllm", "llamacpp:tokens_predicted": "llamacpp"}
 """Emitted tokens, of all requests, with and without drafts."""
 _GAUGES = {
@@ -37,10 +46,10 @@ _GAUGES = {
 """SGLang's, averages of its last batches: no counts follow from them."""
 _SIGN = re.compile(
     rb"^(?:(?:vllm|llamacpp):spec_decode_num_(?:drafts|draft_tokens|accepted_tokens)(?:_total)?"
-    rb"|sglang:spec_accept_(?:length|rate))[ {]",
+    rb"|sglang:spec_accept_(?:length|rate)|rapid_mlx_spec_decode_attempts_total)[ {]",
     re.MULTILINE,
 )
-_EXACT = {"vllm": COUNT, "llamacpp": 10**6}
+_EXACT = {"vllm": COUNT, "llamacpp": 10**6, "rapid_mlx": COUNT}
 """Up to where a server prints a counter with all its digits."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
@@ -49,7 +58,7 @@ _SAMPLE = re.compile(
     r"(?<=[\s|}])([^\s|]{1,40}(?: \d{1,20})?)[\s|]{0,9}"
 )
 """A sample, also as a row of a table."""
-_BEGIN = re.compile(r"[`>*|\s]{0,9}(?:vllm|llamacpp|sglang):")
+_BEGIN = re.compile(r"[`>*|\s]{0,9}(?:(?:vllm|llamacpp|sglang):|rapid_mlx_)")
 
 _EMITTED = "emitted"
 
@@ -140,17 +149,20 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             whose = _labels_text(sample.labels)
             found.setdefault(("sglang", whose), defaultdict(dict))[gauge][-1] = sample.value
             continue
-        match = _SERIES.fullmatch(sample.name)
-        if match is None:
+        if (match := _SERIES.fullmatch(sample.name)) is not None:
+            engine, series = match[1], match[2]
+        elif (match := _RAPID_MLX_SERIES.fullmatch(sample.name)) is not None:
+            engine, series = "rapid_mlx", _RAPID_MLX[match[1]]
+        else:
             engine = _TOKENS.get(sample.name.removesuffix("_total"))
             if engine and is_real(sample.value, LARGEST) and sample.value == int(sample.value):
                 emitted[engine, _labels_text(sample.labels)] = float(sample.value)
             continue
         labels = dict(sample.labels)
-        position = labels.pop("position", None)
-        key = match[1], _labels_text(labels)
-        index = -1 if position is None else _position(position, sample.name, name)
-        values = found.setdefault(key, defaultdict(dict))[match[2]]
+        first = int(engine == "rapid_mlx")
+        at = labels.pop("depth" if first else "position", None)
+        index = -1 if at is None else _position(at, sample.name, name, first)
+        values = found.setdefault((engine, _labels_text(labels)), defaultdict(dict))[series]
         if index in values:
             raise TraceFileError(f"{name} has {sample.name} twice in one scrape.", _REMEDY)
         values[index] = _value(sample.value, sample.name, name)
@@ -170,12 +182,13 @@ def _value(value: float, series: str, file: str) -> float:
     return float(value)
 
 
-def _position(text: str, series: str, file: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 4 and int(text) < LONGEST_DRAFT):
+def _position(text: str, series: str, file: str, first: int) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) <= 4
+    if not (is_number and first <= int(text) < LONGEST_DRAFT):
         raise TraceFileError(
             f"{file}: position {text[:40]!r} of {series} is not an index in a draft.", _REMEDY
         )
-    return int(text)
+    return int(text) - first
 
 
 def _averages(labels: str, last: _Counters) -> RecordedRequest:

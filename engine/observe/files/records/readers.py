@@ -9,6 +9,7 @@ TensorRT-LLM: `speculative_decoding` of a choice, or of the performance metrics,
 request; `specDecodingStats` of the iterations that /metrics lists.
 mlx-vlm: `timings` with llama-server's names and the number of rounds. Accepted tokens may exceed
 those emitted: a round counts before a stop cuts it.
+ik_llama.cpp's llama-spec-bench: lines of attempts; sums of all attempts are left out.
 LM Studio: `stats` of a prediction, and fragments of text. What it calls ignored was never sent to
 the target, so that it is not a drafted token here.
 """
@@ -400,5 +401,51 @@ LLAMA_SERVER = Shape(
 )
 """Its replies are read as if they came from the server: see `writing`."""
 
-READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO)
+# -- llama-spec-bench ------------------------------------------------------------------------
+
+_STAGE_NAMES = {
+    "num_spec_steps": ("num_drafts", "drafts"),
+    "num_draft_tokens": ("draft_tokens",),
+    "num_accepted_draft_tokens": ("accepted_tokens", "accepted"),
+}
+
+
+def _read_spec_bench(node: Node) -> RecordedRequest:
+    """An attempt, short or with --output-details: the sums of its stages, which draft in turn."""
+    values = node.fields()
+    name, run = values.text("task_name") or values.text("task"), values.count("run")
+    if run is None and (run := values.count("repeat_index")) is not None:
+        run += 1
+    found = RecordedRequest("ik_llama.cpp", f"{name}, run {run}", record=dict(node.values))
+    inner = values.object("speculative") or values
+    stages = [
+        Fields(one, node.file, f"{node.place}.stages", node.taken)
+        for one in inner.values.get("stages") or ()
+        if isinstance(one, dict)
+    ]
+    for field, names in _STAGE_NAMES.items():
+        counts = [next((n for k in names if (n := s.count(k)) is not None), None) for s in stages]
+        known = [n for n in counts if n is not None]
+        setattr(found, field, sum(known) if known and len(known) == len(counts) else None)
+    if len(stages) == 1:
+        found.per_pos = stages[0].counts("accepted_by_position") or None
+    tokens, timing = values.object("tokens"), values.object("timing")
+    generated = tokens.count("generated") if tokens else values.count("generated")
+    found.set_tokens(tokens.count("prompt") if tokens else None, None, generated)
+    seconds = timing.number("decode_s") if timing else values.number("decode_s")
+    if seconds is not None:
+        found.timings["predicted_ms"] = 1e3 * seconds
+    found.stop = values.text("stop") or "end"
+    found.check_counts({field: names[0] for field, names in _STAGE_NAMES.items()})
+    return found
+
+
+SPEC_BENCH = Shape(
+    "spec-bench",
+    "llama-spec-bench",
+    (("row_type", "task", "stages"), ("row_type", "task_id", "speculative")),
+    _read_spec_bench,
+)
+
+READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, SPEC_BENCH)
 """Of what replies say."""

@@ -181,7 +181,7 @@ class RecordedRequest:
             return
         found = np.zeros(1 + max((len(row) for row in self.by_length.values()), default=0), int)
         for length, row in self.by_length.items():
-            found[: len(row)] += row
+            found[: len(row)] += np.array(row, int)
             self.check(
                 not any(row[length + 1 :]),
                 (keys["by_length"],),

@@ -566,3 +566,53 @@ def test_what_is_no_log_says_what_was_expected(tmp_path: Path) -> None:
     path.write_text("Dear all,\nacceptance is low.\n")
     with pytest.raises(TraceFileError, match="neither a log with lines of rounds or sums"):
         import_file(TraceStore(), path)
+
+
+def _collected(text: str, kind: str) -> str:
+    lines = text.splitlines()
+    if kind == "a list of lines":
+        return json.dumps(lines)
+    if kind == "Google":
+        return json.dumps([{"textPayload": one, "severity": "INFO"} for one in lines], indent=2)
+    if kind == "CloudWatch":
+        return json.dumps({"events": [{"timestamp": 17552592, "message": one} for one in lines]})
+    if kind == "Loki":
+        values = [["1755259200000000000", one] for one in lines]
+        return json.dumps({"data": {"result": [{"stream": {"pod": "a"}, "values": values}]}})
+    if kind == "OpenTelemetry":
+        return "".join(json.dumps({"body": one}) + "\n" for one in lines)
+    if kind == "a page":
+        return text.replace(" ", "\xa0")
+    return "".join(f"server.log:{i}:{one}\n" for i, one in enumerate(lines, 1))
+
+
+@pytest.mark.parametrize("name", ["default.log", "vllm"])
+@pytest.mark.parametrize(
+    "kind",
+    ["a list of lines", "Google", "CloudWatch", "Loki", "OpenTelemetry", "a page", "grep -n"],
+)
+def test_what_collectors_and_pages_give_back_is_the_same_log(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    text = (DATA / "logs" / name).read_text() if name != "vllm" else "".join(
+        vllm(i, 300, [90 + i, 20, 5], VLLM_HEAD.format(1), 100) for i in range(3)
+    )  # fmt: skip
+    expected, path = read(text), tmp_path / "collected"
+    path.write_text(_collected(text, kind))
+    store = TraceStore()
+    import_file(store, path)
+    assert len(store.runs) == 1 and sums(store) == sums(expected)
+    assert len(store.runs[0]["stops"]) == len(expected.runs[0]["stops"])
+    assert rules(store) == rules(expected)
+
+
+HEAD = "slot   operator(): id  0 | task 0 | "
+
+
+@pytest.mark.parametrize("end", ["", ", new n_tokens = 30"])
+def test_rounds_that_say_0_of_all_drafts_are_not_observed(end: str) -> None:
+    lines = [f"{HEAD}accepted  {a}/ 0 draft tokens{end}" for a in (2, 0, 1) * 40]
+    text = (DATA / "logs" / "default.log").read_text()
+    store = read("\n".join([*lines, text]))
+    assert sums(store) == (304, 306, 152, 153)
+    assert not len(store.rounds) and not rules(store)

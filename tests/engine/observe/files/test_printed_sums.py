@@ -166,3 +166,74 @@ def test_lines_of_other_builds(tmp_path: Path, text: str, expected: tuple[Any, .
 @pytest.mark.parametrize("text", ["drafts are nice", "position 3: 4", "accept = 3%"])
 def test_other_texts_are_no_sums(text: str) -> None:
     assert recognise(text.encode()) is None
+
+
+ATTEMPTS = """
+| task     | run | stage   |  tokens | stop  | time(s) |   tok/s | rounds |    accepted |    rate |  a.len | pos accept                   |
+|----------|-----|---------|---------|-------|---------|---------|--------|-------------|---------|--------|------------------------------|
+| code     |   1 | mtp     |     301 | eog   |   4.500 |   66.89 |    100 |     200/300 |  66.67% |   3.00 | 80.0% 70.0% 50.0%            |
+| story    |   1 | mtp     |     256 | limit |   5.000 |   51.20 |     90 |     166/269 |  61.71% |   2.84 | 85.6% 60.0% 40.0%            |
+| none     |   1 | base    |     256 | limit |   9.000 |   28.44 |      - |           - |       - |      - | -                            |
+
+Repeat summary (1 runs/task)
+"""  # noqa: E501
+STAGE = {"type": "mtp", "drafted_by_position": [4, 3], "accepted_by_position": [3, 1]}
+
+
+def _spec_bench(is_detailed: bool) -> str:
+    counts = {"draft_tokens": 7, "accept_length": 2.0}
+    if not is_detailed:
+        stage = STAGE | {"drafts": 4, "accepted": 4} | counts
+        head = {"row_type": "attempt", "task": "code", "run": 1, "ok": True, "stop": "eog"}
+        rows = [head | {"generated": 9, "decode_s": 0.5, "stages": [stage], "error": None}]
+    else:
+        stage = STAGE | {"num_drafts": 4, "accepted_tokens": 4} | counts
+        head = {"row_type": "attempt", "task_id": "a", "task_name": "code", "repeat_index": 0}
+        rest = {"timing": {"decode_s": 0.5}, "tokens": {"prompt": 20, "generated": 9}}
+        rows = [head | rest | {"speculative": {"num_drafts": 4, "stages": [stage]}}]
+    rows.append({"row_type": "summary", "attempts": 1, "speculative": {"stages": [stage]}})
+    return "ggml_init: found 1 device\n" + "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("is_detailed", [False, True])
+def test_attempts_of_spec_bench(tmp_path: Path, is_detailed: bool) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(_spec_bench(is_detailed))
+    store = TraceStore()
+    import_file(store, path)
+    summary = store.runs[0]["summary"]
+    assert [summary[name] for name in SUMS] == [9, 4, 7, 4]
+    assert summary["acceptance_histogram"] == [1, 2, 1]
+    assert [one.rule for one in find(store)] == ["log-unread"]  # the line before them
+    assert len(store.runs[0]["stops"]) == 1
+
+
+def test_the_table_of_spec_bench(tmp_path: Path) -> None:
+    path = tmp_path / "results.md"
+    path.write_text(ATTEMPTS)
+    store = TraceStore()
+    import_file(store, path)
+    one, other, base = (request["told"] for request in store.runs[0]["requests"])
+    assert [one[name] for name in SUMS] == [301, 100, 300, 200]
+    assert one["num_accepted_tokens_per_pos"] == [80, 70, 50]
+    assert [other[name] for name in SUMS] == [256, 90, 269, 166]
+    assert other["acceptance_per_position"] is None  # the shares are of drafts that went so far
+    assert base["predicted_n"] == 256 and base.get("draft_n") is None and not find(store)
+
+
+def test_counters_of_rapid_mlx(tmp_path: Path) -> None:
+    labels = 'family="qwen",method="mtp"'
+    counts = {"attempts": 6, "accepts": 4, "verify_calls": 2, "bonus_tokens": 1}
+    lines = [f"rapid_mlx_spec_decode_{k}_total{{{labels}}} {n}" for k, n in counts.items()]
+    for depth, n in enumerate((2, 1, 1), 1):
+        name = "rapid_mlx_spec_decode_accepted_by_depth_total"
+        lines.append(f'{name}{{{labels},depth="{depth}"}} {n}')
+    lines.append(f"rapid_mlx_spec_decode_accept_ratio{{{labels}}} 0.667")
+    lines.append('rapid_mlx_spec_decode_dflash_attempts_total{family="qwen"} 99')
+    path = tmp_path / "metrics.txt"
+    path.write_text("\n".join(lines) + "\n")
+    store = TraceStore()
+    import_file(store, path)
+    summary = store.runs[0]["summary"]
+    assert [summary[name] for name in SUMS] == [None, 2, 6, 4]
+    assert summary["num_accepted_tokens_per_pos"][:3] == [2, 1, 1] and not find(store)
