@@ -21,6 +21,7 @@ from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 if TYPE_CHECKING:
     from engine.compare.llama_process import LlamaSettings
+    from engine.options import RunOptions
     from engine.session import Session
 
 
@@ -81,8 +82,8 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         "--device",
         default="auto",
         metavar="NAME",
-        help="where models run: auto, cpu, cuda or cuda:N (default auto: a CUDA device if there "
-        "is one)",
+        help="where models run: auto, cpu, cuda, cuda:N or a part of a CUDA device's name (default "
+        "auto: a CUDA device if there is one)",
     )
     add_threads(group)
 
@@ -294,8 +295,14 @@ def check_files(target: Path, drafts: Sequence[Path] = ()) -> None:
                 check_draft(file, tokenizer, draft)
 
 
-def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] = ()) -> Session:
+def open_session(
+    args: argparse.Namespace,
+    target: Path,
+    drafts: Sequence[Path] = (),
+    options: RunOptions | None = None,
+) -> Session:
     """Load model files as --compute, --device and --threads say, with progress on a terminal.
+    options: see Session.open.
 
     Raises what Session.open does.
     """
@@ -311,6 +318,7 @@ def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] 
         device=args.device,
         mmap=args.mmap,
         progress=loading_line(),
+        options=options,
     )
     use_threads(args.threads, session.info)
     return session

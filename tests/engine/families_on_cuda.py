@@ -53,12 +53,15 @@ def decode(fake, opened: Session, options, n: int = 1) -> None:
 
 @pytest.mark.parametrize("name", list(RANDOM_FAMILIES))
 def test_families(fake, tmp_path, name):
-    """Each in the blocks of its file, undone by one policy."""
+    """Each in the blocks of its file, undone by one policy, and with the bits of every batch."""
     policy = list(ROLLBACK_POLICIES)[list(RANDOM_FAMILIES).index(name) % len(ROLLBACK_POLICIES)]
     path = tmp_path / f"{name}.gguf"
     write_random_model(path, arch=name, size="tiny", quant="q4_k_m")
     options = options_of(8, "ngram-mod", n_max=2, rollback=policy)
-    decode(fake, Session.open(path, compute="auto", device="cuda"), options)
+    opened = Session.open(path, compute="auto", device="cuda")
+    decode(fake, opened, options)
+    fake.clear()
+    decode(fake, opened, replace(options, batch_invariant=True))
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 
+from engine.errors import OutOfMemoryError
 from engine.experiments.random_models.random_model import write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.loader import load_model
 from engine.options import RunOptions
 from engine.session import Session
 from tests.support.fake_cuda import DEVICE, fake_cuda
+from tests.support.golden_files import golden_file
 from tests.support.golden_runs import DATA, MTP_MODELS, options_of, prompt_of
 
 NAME = MTP_MODELS[2]
@@ -148,6 +150,22 @@ def test_checkpoints_on_the_host_come_there(fake):
     model = opened("f32")
     rounds_of(model.start([prompt_of(NAME)], options), fake)
     assert len(fake.downloads) == 2 * len(model.model.recurrent_layers)
+
+
+def test_a_model_without_room_is_refused_before_it_is_loaded(fake):
+    """With figures of all that its runs would take; so is a run that the rest is too little for."""
+    options = options_of(60, "draft-mtp", rollback="planes", n_ctx=4096)
+    path = golden_file(f"{NAME}.gguf")
+    fake.free = 1 << 20
+    wanted = r"^cuda:0 \(Fake 8\) has 1 MiB free, and .* are needed: weights .*, KV .*, planes .*"
+    with pytest.raises(OutOfMemoryError, match=wanted) as raised:
+        Session.open(path, compute="blocks", device="cuda", options=options)
+    assert not fake.uploads and "--device cpu" in str(raised.value.remedy)
+    fake.free = 8 << 30
+    model = opened("blocks")
+    fake.free = 1 << 20
+    with pytest.raises(OutOfMemoryError, match=r"needed: KV .*, state .*, planes "):
+        model.start([prompt_of(NAME)], options)
 
 
 def test_the_run_says_where_it_was(fake):

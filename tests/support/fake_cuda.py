@@ -38,11 +38,12 @@ _CUDA, _META = 1, 14
 class Seen:
     """reads: calls of transfer.read on the device. uploads, downloads: operations that moved
     values. waits: synchronisations for the clock. strays: operations with an argument on each.
-    recordings: passes that were recorded."""
+    recordings: passes that were recorded. free: bytes that the device says it has."""
 
     reads: int = 0
     waits: int = 0
     recordings: int = 0
+    free: int = 8 << 30
     uploads: list[str] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
@@ -146,6 +147,10 @@ def fake_cuda(
     monkeypatch.setattr("kernels.dispatch.uses_llvm", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake 8")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (seen.free, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     with _guarded(), FakeTensorMode(allow_non_fake_inputs=True), _Watch(seen):
         yield seen
