@@ -273,6 +273,7 @@ class MainWindow(QMainWindow):
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
         self.tokens.inspect_asked.connect(self.actions_by_id["go.inspect"].trigger)
         self.tokens.cancel_asked.connect(control.cancel_sequence)
+        self.tokens.menu_actions = [self.actions_by_id[i] for i in ("go.inspect", "run.fork")]
         panels = self.panels
         panels.conversation.say_asked.connect(control.say)
         self.runs.export_asked.connect(self._export_run)

@@ -17,7 +17,6 @@ from engine.compare.lane import ComparisonSetup, Follower, Leader, ReferenceRoun
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, with_mode_lanes
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
-from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaSettings
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import ForkLane, PolicyLane
 from engine.compare.scenario import Scenario
@@ -32,6 +31,7 @@ from engine.draft.scripted import ScriptedDrafter
 from engine.errors import NonFiniteError, OptionError
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
+from engine.options.llama_cpp import DEFAULT_SETTINGS, LlamaSettings
 from engine.run import Run
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler

@@ -24,7 +24,6 @@ from engine.compare.divergence import (
     ReferenceMemory,
 )
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaSettings
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
 from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
@@ -35,6 +34,7 @@ from engine.errors import ContextFullError, PeerLibraryError, RollbackRefusedErr
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
+from engine.options.llama_cpp import DEFAULT_SETTINGS, LlamaSettings
 from engine.sampling.grammar import Grammar
 from engine.session import Session
 from engine.trace.store import TraceStore

@@ -2,8 +2,9 @@
 the nodes of their graphs are compared in the order in which they are computed.
 
 What the builds are apart by before anything is undone is the noise; the first node that is ten
-times as far from the good build's is the first wrong one. A reply that differs, and the end of the
-process, count like a node.
+times as far from the good build's is the first wrong one. After a reply that differs, as of a
+removal or of a saved state, the first such node is named with it; without any, the reply itself, or
+the end of the process.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import msgspec
 import numpy as np
 
 from engine.compare.llama_cpp import CommandError
-from engine.compare.llama_process import GraphNode, LlamaProcess, LlamaSettings, graph_nodes
+from engine.compare.llama_process import GraphNode, LlamaProcess, graph_nodes
 from engine.compare.llama_transcript import TRANSCRIPTS, Asked, read_transcript
 from engine.compare.llama_wire import Value
 from engine.errors import DraftscopeError, PeerLibraryError
 from engine.experiments.bisect.builds import SkippedError
 from engine.experiments.bisect.judge import Judge
+from engine.options.llama_cpp import LlamaSettings
 
 _UNDOES = ("seq_rm", "load", "load_file", "seq_cp", "seq_keep")
 _MARGIN, _LEAST, _MOST = 10.0, 1e-6, 1e-3
@@ -130,6 +132,7 @@ def _compared(
     if not asked or asked[0].name != _OPEN_MODEL or not any(a.name == _DECODE for a in asked):
         return None
     noise, undone, n_decoded = 0.0, "", 0
+    reply: FirstWrong | None = None
     with (
         tempfile.TemporaryDirectory(prefix="draftscope-") as mine,
         tempfile.TemporaryDirectory(prefix="draftscope-") as theirs,
@@ -138,25 +141,31 @@ def _compared(
     ):
         for one in asked[1:]:
             if time.monotonic() > until:
-                return None
+                break
             n_decoded += one.name == _DECODE
             where = f"{_words(one)}, decode {n_decoded}" + (f" after {undone}" if undone else "")
             expected = good.answer(one)
             try:
                 found = bad.answer(one)
             except PeerLibraryError as ended:
-                return FirstWrong(None, one.name, "", np.inf, noise, f"{where}: {ended.message}")
+                where = f"{where}: {ended.message}"
+                return reply or FirstWrong(None, one.name, "", np.inf, noise, where)
             bound = min(max(_MARGIN * noise, _LEAST), _MOST)
             for op, node, error in _differences(one.name, expected, found):
                 if error > bound if undone else error > _MOST:
                     layer = _LAYER.search(node)
-                    return FirstWrong(
-                        int(layer[1]) if layer else None, op, node, error, noise, where
-                    )
+                    number = int(layer[1]) if layer else None
+                    wrong = FirstWrong(number, op, node, error, noise, where)
+                    if node and reply:
+                        wrong.where += f"; before it {reply.op} differs, {reply.where}"
+                    if node:
+                        return wrong
+                    reply = reply or wrong
+                    break
                 noise = max(noise, 0.0 if undone else error)
             if one.name in _UNDOES:
                 undone = _words(one)
-    return None
+    return reply
 
 
 def _differences(

@@ -40,8 +40,10 @@ _WORTH = 1.02
 """How much faster than the best one a length has to be able to be."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
-# of the seconds given, those that requests may take; the rest is for starts
+# of the seconds given, those that requests may take; the rest is for starts, prompts and warming up
 _SHARE = 0.6
+_SCREENING = 0.5
+"""Of the seconds given, when no further setting is tried."""
 _FAMILIES = ("vllm", "sglang")
 
 
@@ -87,7 +89,8 @@ def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: N
 class _Tuner:
     def __init__(self, plan: ServerPlan, report: Callable[[str], None]) -> None:
         self.plan, self.report = plan, report
-        self.until = time.monotonic() + plan.most_s
+        began = time.monotonic()
+        self.until, self.screen_until = began + plan.most_s, began + _SCREENING * plan.most_s
         self.kept = _Kept(plan)
         self.settings: dict[str, DraftSetting] = {}
         self.n_predict = self.kept.n_predict or plan.n_predict
@@ -128,7 +131,7 @@ class _Tuner:
         worse = 0
         while left := [n_max for n_max in lengths if n_max not in found]:
             n_max = left[0] if rounds is None else self._promising(rounds, found, lengths)
-            if n_max is None or worse == 2 or time.monotonic() > self.until:
+            if n_max is None or worse == 2 or time.monotonic() > self.screen_until:
                 break
             speed = self._screen(self._name(DraftSetting(drafter, n_max)))
             is_slower = speed < _CLEARLY_SLOWER * max(found.values())
@@ -137,7 +140,7 @@ class _Tuner:
         if has_floor(drafter) and not self.plan.rates:
             for n_max in sorted(found, key=lambda n: -found[n])[:2]:
                 for floor in self.plan.floors:
-                    if time.monotonic() < self.until:
+                    if time.monotonic() < self.screen_until:
                         self._screen(self._name(DraftSetting(drafter, n_max, floor)))
 
     def _promising(
@@ -188,17 +191,29 @@ class _Tuner:
         self.kept.add({"n_predict": self.n_predict})
         self.report(f"{len(plan.prompts)} prompts, {self.n_predict} tokens each")
 
-    def _pass(self, server: TimedServer, *, by_round: bool = False) -> ServerPass:
-        plan = self.plan
+    def _pass(
+        self, server: TimedServer, n_predict: int | None = None, *, by_round: bool = False
+    ) -> ServerPass:
+        plan, n = self.plan, n_predict or self.n_predict
         server.ask(plan.prompts[:1], _WARM_TOKENS, ignore_eos=plan.ignore_eos)
-        return server.ask(
-            plan.prompts, self.n_predict, ignore_eos=plan.ignore_eos, by_round=by_round
-        )
+        return server.ask(plan.prompts, n, ignore_eos=plan.ignore_eos, by_round=by_round)
+
+    def _n_in_pairs(self, names: Sequence[str]) -> int:
+        """Tokens of an answer in the pairs: as many as what is left of the time allows at the
+        speeds that were measured, which other work on the machine may have changed."""
+        if self.kept.n_in_pairs is None:
+            left = _SHARE * max(0.0, self.until - time.monotonic())
+            each = sum(1 / max(self.screened[name][0], 1e-3) for name in names)
+            fits = int(left / (each * self.plan.pairs * len(self.plan.prompts)))
+            self.kept.n_in_pairs = max(_LEAST_TOKENS, min(self.n_predict, fits))
+            self.kept.add({"n_in_pairs": self.kept.n_in_pairs})
+        return self.kept.n_in_pairs
 
     def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
         """The finalists in alternation, all servers running at once where memory allows it."""
         taken: dict[str, list[ServerPass | None]] = {name: [] for name in names}
         speeds: dict[str, list[float]] = {name: [] for name in names}
+        n_predict = self._n_in_pairs(names)
         with ExitStack() as stack:
             servers: dict[str, TimedServer] = {}
             together = True
@@ -219,7 +234,7 @@ class _Tuner:
                             servers, together = {}, False
                     with ExitStack() as alone:
                         server = servers.get(name) or alone.enter_context(self._server(name))
-                        done = self._pass(server)
+                        done = self._pass(server, n_predict)
                     taken[name].append(done)
                     speeds[name].append(done.speed)
                     self.kept.add({"pair": number, "name": name, "speed": done.speed})
@@ -308,6 +323,7 @@ class _Kept:
 
     def __init__(self, plan: ServerPlan) -> None:
         self.n_predict: int | None = None
+        self.n_in_pairs: int | None = None
         self.screened: dict[str, tuple[float, float | None]] = {}
         self.pairs: dict[tuple[str, int], float] = {}
         self.rounds: dict[str, ServerRounds] = {}
@@ -340,6 +356,8 @@ class _Kept:
     def _take(self, one: Mapping[str, Any]) -> None:
         if "n_predict" in one:
             self.n_predict = int(str(one["n_predict"]))
+        elif "n_in_pairs" in one:
+            self.n_in_pairs = int(str(one["n_in_pairs"]))
         elif "rounds" in one:
             self.rounds[str(one["name"])] = [
                 [(int(drafted), int(accepted)) for drafted, accepted in answer]

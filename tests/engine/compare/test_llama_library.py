@@ -21,8 +21,9 @@ from engine.compare.llama_library import (
     how_it_ended,
     start_words,
 )
-from engine.compare.llama_process import LlamaProcess, LlamaSettings
+from engine.compare.llama_process import LlamaProcess
 from engine.errors import OptionError, PeerLibraryError
+from engine.options.llama_cpp import LlamaSettings
 from resources import DEMO_TARGET
 from tests.support.fake_llama import without_packages
 

@@ -119,6 +119,13 @@ def test_other_replies_ends_and_no_difference(monkeypatch: pytest.MonkeyPatch) -
     def at_once(n: int, asked: Asked) -> list[Value]:
         return graph(PLAIN | {"MUL_MAT ffn_out-1": 4.0}) if n == 2 else same(n, asked)
 
+    def refuses_and_moves(n: int, asked: Asked) -> list[Value]:
+        moved = graph(PLAIN | {"MUL_MAT ffn_out-1": 3.5})
+        return moved if n == 5 else refuses(n, asked)
+
+    after = found(monkeypatch, refuses_and_moves)
+    assert after is not None and (after.op, after.layer) == ("MUL_MAT", 1)
+    assert "before it the reply of seq_rm differs" in after.where
     assert found(monkeypatch, same) is None
     outcomes = [found(monkeypatch, bad) for bad in (refuses, ends, not_finite, at_once)]
     assert [one and (one.op, one.layer, one.error) for one in outcomes[:3]] == [
