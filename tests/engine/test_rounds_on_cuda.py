@@ -180,7 +180,7 @@ def test_every_family_with_the_kernels_of_a_gpu(request):
     here = Path(__file__)
     chosen = ["-p", "tests.support.as_on_cuda", "-p", "no:cacheprovider"]
     if not request.config.getoption("all"):
-        chosen += ["-k", "test_families"]
+        chosen += ["-k", "test_families or test_launches"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *chosen, str(here.with_name("families_on_cuda.py"))],
         cwd=here.parents[2],
