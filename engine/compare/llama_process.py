@@ -278,6 +278,11 @@ class LlamaEngine(ABC):
             raise self._refused(error) from error
 
     def _refused(self, error: CommandError) -> DraftscopeError:
+        if error.kind == "build":
+            return PeerLibraryError(
+                f"{error}.",
+                "Name a newer build, or one with its headers, with its libraries in one folder.",
+            )
         if error.kind == "model":
             return UnsupportedModelError(
                 f"llama.cpp cannot load {self._path.name}: {error}.",

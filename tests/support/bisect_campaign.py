@@ -164,11 +164,16 @@ def _git(repo: Path, *words: str, text: str = "") -> str:
     return done.stdout.decode()
 
 
-def play(repo: Path, work: Path, branch: str, words: Sequence[object]) -> tuple[int, Any, str]:
-    """Bisect from the base to a branch: exit status, its JSON object or None, and what it said."""
+def command(repo: Path, work: Path, branch: str, words: Sequence[object]) -> list[str]:
+    """Bisect from the base to a branch."""
     ends = ("--repo", repo, "--good", "base", "--bad", branch, "--work", work)
-    command = [sys.executable, "-m", "app", "bisect", *ends, *words, "--json"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    return [sys.executable, *map(str, ("-m", "app", "bisect", *ends, *words, "--json"))]
+
+
+def play(repo: Path, work: Path, branch: str, words: Sequence[object]) -> tuple[int, Any, str]:
+    """Exit status of the command, its JSON object or None, and what it said."""
+    whole = command(repo, work, branch, words)
+    done = subprocess.run(whole, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 

@@ -14,7 +14,7 @@ import torch
 
 from engine.compare import peer_lane
 from engine.compare.llama_cpp import WHOLE, TokenSpan
-from engine.compare.llama_process import LlamaEngine, LlamaSettings
+from engine.compare.llama_process import LlamaEngine
 from engine.errors import OptionError, RollbackRefusedError
 from engine.model.drafters.kinds import DRAFT_SIMPLE
 from engine.model.mixers import layout_of
@@ -24,6 +24,7 @@ from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, RowWriter
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.options import Prompt, RunOptions
+from engine.options.llama_cpp import LlamaSettings
 from engine.sampling.sampler import Sampler
 from engine.session import Session
 from engine.trace.run_ref import RunRef

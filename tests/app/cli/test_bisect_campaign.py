@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from tests.support.bisect_campaign import (
     Edit,
     Fault,
     branch_of,
+    command,
     judged,
     make_repository,
     play,
@@ -36,7 +40,8 @@ HARMLESS = [
 ]
 FAULTS = [
     Fault("early", 1, Edit("early", "src/code", "start", "wrong"), 0, "none"),
-    Fault("next to it", 3, Edit("between", "src/code", "start", "wrong"), 0, "none"),
+    Fault("next to it", 3, Edit("next", "src/code", "start", "wrong"), 0, "none"),
+    Fault("in between", 2, Edit("between", "src/code", "start", "wrong"), 0, "none"),
     Fault("late", 6, Edit("late", "src/code", "start", "wrong"), 0, "none"),
 ]
 
@@ -75,17 +80,19 @@ def test_no_clean_commit_is_accused_and_the_table_makes_the_same_again(folder: P
 
 
 def test_it_goes_on_after_it_was_killed(folder: Path, tmp_path: Path) -> None:
-    """By the judge itself, which ends its parent at the third build."""
-    fault = FAULTS[2]
-    count = tmp_path / "count"
-    count.write_text("")
-    ends = f"echo . >> {count}; test $(wc -l < {count}) -ne 3 || kill -9 $PPID"
-    words = ("--judge-command", f"sh -c '{ends}; ! grep -q wrong {{}}/lib/{LIBRARY}'")
-    status, reply, _ = play(folder / "repo", tmp_path / "work", branch_of(fault), words)
-    assert (status, reply) == (-9, None)
-    status, reply, said = play(folder / "repo", tmp_path / "work", branch_of(fault), words)
+    """While the third build is judged."""
+    fault, count, third = FAULTS[-1], tmp_path / "count", tmp_path / "third"
+    waits = f"echo . >> {count}; test $(wc -l < {count}) -ne 3 || {{ touch {third}; sleep 600; }}"
+    words = ("--judge-command", f"sh -c '{waits}; ! grep -q wrong $DRAFTSCOPE_BUILD/lib/{LIBRARY}'")
+    repo, work = folder / "repo", tmp_path / "work"
+    with subprocess.Popen(command(repo, work, branch_of(fault), words)) as running:
+        while not third.exists() and running.poll() is None:
+            time.sleep(0.05)
+        running.kill()
+    assert running.returncode == -signal.SIGKILL
+    status, reply, said = play(repo, work, branch_of(fault), words)
     assert status == 0 and "2 verdicts are known already" in said, said
-    assert judged(fault, folder / "repo", reply).has_commit
+    assert judged(fault, repo, reply).has_commit
 
 
 def test_the_table_of_ten_faults() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.compare.llama_cpp import NODE
+from engine.compare.llama_process import graph_nodes
 from engine.compare.llama_transcript import TRANSCRIPTS, Asked, Transcript, read_transcript
 from engine.compare.llama_wire import Value
 from engine.errors import PeerLibraryError
@@ -99,6 +100,15 @@ def test_the_first_node_beyond_the_noise(monkeypatch: pytest.MonkeyPatch) -> Non
         "context 0, positions 7 to 8 of sequence 0, decode 3 after seq_rm(0, 0, 7, -1)"
     )
     assert "layer 1, MUL_MAT 'ffn_out-1', relative error 1.3e-01" in first.text
+
+
+def test_a_node_without_a_name_is_of_the_layer_around_it() -> None:
+    names = ("inp", "norm-0", "node_3", "out-0", "node_5", "norm-1", "node_7", "out-1", "result")
+    table, values = np.zeros(len(names), NODE), np.zeros(0, "<f4")
+    for row, name in zip(table, names, strict=True):
+        row["name"], row["ne"] = name, (0, 1, 1, 1)
+    found = first_wrong._layers(graph_nodes(table.tobytes(), values.tobytes()))
+    assert found == [None, 0, 0, 0, None, 1, 1, 1, None]
 
 
 def test_other_replies_ends_and_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
