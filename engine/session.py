@@ -32,11 +32,13 @@ from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
-from engine.machine.device import CPU, meaning_of, read, resolve_device
+from engine.machine.device import CPU, check_room, meaning_of, read, resolve_device
 from engine.machine.graphs import graphs_are_on
 from engine.machine.host_memory import give_back_freed_memory
 from engine.memory.hybrid import HybridMemory
+from engine.memory.policies import memory_sizes
 from engine.memory.reuse import LentMemories, MemoryShelf
+from engine.memory_need import estimate
 from engine.model.config import ModelConfig
 from engine.model.drafters.config import DrafterInfo
 from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
@@ -44,7 +46,7 @@ from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.families.common import is_mtp_file
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
-from engine.model.loader import load_model
+from engine.model.loader import load_model, resolve_compute
 from engine.model.mtp_file import DRAFT_MTP, leave_block
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
@@ -113,10 +115,12 @@ class Session:
         drafts_by_mtp: bool = False,
         progress: ReportProgress | None = None,
         cancelled: Callable[[], bool] | None = None,
+        options: RunOptions | None = None,
     ) -> Session:
         """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
         device (engine.machine.device.resolve_device). mmap: see engine.model.loader.reader_for.
         drafts_by_mtp: of a whole model that drafts, its MTP block is used, if it has one.
+        options: of the runs to come; a CUDA device without room for them is refused at once.
 
         progress is called with bytes done, bytes in all, and what is being read, over all
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
@@ -133,6 +137,11 @@ class Session:
                 check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
             mtp = next((one for one in others if is_mtp_file(one)), None)
             chat, info = ChatTemplate.from_gguf(file), describe(file, has_mtp_file=bool(mtp))
+            if there.type == "cuda":
+                types = {tensor.type.name for tensor in file.tensors.values()}
+                mode = resolve_compute(compute, info.n_params, there, types)
+                figures, runs = dict(map(describe_draft, others)), options or RunOptions()
+                check_room(estimate(info, figures, runs, runs.parallel or 1, mode).sizes, there)
             total = sum(one.n_bytes for one in (file, *others))
             report = report_part(progress, 0, total) if others else progress
             load = partial(_loaded, compute=compute, device=there, cancelled=cancelled, mmap=mmap)
@@ -446,8 +455,13 @@ class Session:
         n_rs_seq: int,
         device: torch.device | None = None,
     ) -> HybridMemory:
-        """Memory for the target as the options ask for it. device: None = that of the session."""
+        """Memory for the target as the options ask for it. device: None = that of the session.
+
+        Raises OutOfMemoryError, with figures, where a CUDA device has no room for all of it."""
         where = device or self.device
+        sizes = memory_sizes(self.info, n_seqs, n_rs_seq, n_ctx, options.rollback)
+        cells = {"KV": n_seqs * n_ctx * self.info.kv_bytes_per_token, "state": sizes["state"]}
+        check_room({**cells, options.rollback: sizes["snapshots"]}, where)
         try:
             return HybridMemory.for_model(
                 self.config,

@@ -20,6 +20,7 @@ from engine.size_text import size_text
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 if TYPE_CHECKING:
+    from engine.options import RunOptions
     from engine.session import Session
 
 
@@ -85,8 +86,8 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
         "--device",
         default="auto",
         metavar="NAME",
-        help="where models run: auto, cpu, cuda or cuda:N (default auto: a CUDA device if there "
-        "is one)",
+        help="where models run: auto, cpu, cuda, cuda:N or a part of a CUDA device's name (default "
+        "auto: a CUDA device if there is one)",
     )
     add_threads(group)
 
@@ -223,8 +224,14 @@ def check_files(target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = Fal
                 check_draft(file, tokenizer, draft, by_mtp=by_mtp)
 
 
-def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] = ()) -> Session:
+def open_session(
+    args: argparse.Namespace,
+    target: Path,
+    drafts: Sequence[Path] = (),
+    options: RunOptions | None = None,
+) -> Session:
     """Load model files as --compute, --device and --threads say, with progress on a terminal.
+    options: see Session.open.
 
     Raises what Session.open does.
     """
@@ -242,6 +249,7 @@ def open_session(args: argparse.Namespace, target: Path, drafts: Sequence[Path] 
         mmap=args.mmap,
         drafts_by_mtp=by_mtp,
         progress=loading_line(),
+        options=options,
     )
     use_threads(args.threads, session.info)
     return session

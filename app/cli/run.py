@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     elif not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f, --tokens or --turns.")
     print_notes(options)
-    session = open_session(args, target, drafts)
+    session = open_session(args, target, drafts, options)
     if fork:
         fork.check_model(session.identity, session.compute)
         tell(f"rounds 0 to {fork.round - 1} of {fork.parent} are decoded again")
@@ -281,7 +281,7 @@ def run_turns(
     cached = cache_options(args)
     recorded = read_recorded(args.turns)
     print_notes(options, has_cache=cached is not None)
-    session = open_session(args, target, drafts)
+    session = open_session(args, target, drafts, options)
     from engine.conversation.conversation import Conversation, Rendering
     from engine.decode.held_sequences import PromptCache
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from PySide6.QtCore import QObject, Qt, Signal
 
@@ -23,6 +23,9 @@ from app.engine_thread.worker import DecodingJob, EngineJob, EngineWorker
 from engine.analysis.breaks import BreakRule
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.machine.device import DeviceMemory
 
 CLOSE_TIMEOUT = 5.0
 """How long closing waits for the round or the tensor in hand, seconds."""
@@ -128,8 +131,8 @@ class Bridge(EngineStatus):
         """Pause the run after any round in which one of these rules holds."""
         self._worker.set_break_rules(tuple(rules))
 
-    def settle(self, state: State) -> None:
-        super().settle(state)
+    def settle(self, state: State, memory: DeviceMemory | None = None) -> None:
+        super().settle(state, memory)
         if state is State.READY and self._next is not None:
             job, self._next = self._next, None
             self.ask(job, job.then)

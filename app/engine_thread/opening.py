@@ -23,7 +23,7 @@ from app.engine_thread.requests import (
 )
 from engine.errors import OptionError
 from engine.fork import check_model, prompts_of
-from engine.options import Prompt
+from engine.options import Prompt, RunOptions
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from engine.compare.rollback_check import RollbackChecks
     from engine.conversation.conversation import Conversation, TurnRun
     from engine.decode.held_sequences import PromptCache
+    from engine.machine.device import DeviceMemory
     from engine.run import Run
     from engine.session import Session
 
@@ -65,11 +66,13 @@ def open_engine(
     *,
     compute: str,
     mmap: bool | None = None,
+    device: str = "auto",
+    options: RunOptions | None = None,
     progress: ReportProgress,
     cancelled: Callable[[], bool],
 ) -> Session:
-    """`Session.open` on a CUDA device if there is one, and threads as the model needs them; those
-    in use stay if it cannot be opened."""
+    """`Session.open`, and threads as the model needs them; those in use stay if it cannot be
+    opened."""
     first = "torch" not in sys.modules
     progress(0, 1, "starting torch")
 
@@ -83,13 +86,23 @@ def open_engine(
             target,
             drafts,
             compute=compute,
-            device="auto",
+            device=device,
             mmap=mmap,
             progress=progress,
             cancelled=cancelled,
+            options=options,
         )
     use_threads(None, session.info)
     return session
+
+
+def devices() -> dict[str, str]:
+    """See engine.machine.device.cuda_devices; empty as long as torch has not been started."""
+    if "torch" not in sys.modules:
+        return {}
+    from engine.machine.device import cuda_devices
+
+    return cuda_devices()
 
 
 class LocalEngine:
@@ -112,6 +125,8 @@ class LocalEngine:
             self._drafts,
             compute=request.compute,
             mmap=request.mmap,
+            device=request.device,
+            options=request.options,
             progress=progress,
             cancelled=request.cancelled.is_set,
         )
@@ -133,6 +148,13 @@ class LocalSession:
     def compute(self) -> str:
         """The compute mode in effect."""
         return self._session.compute
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """See engine.machine.device.device_memory."""
+        from engine.machine.device import device_memory
+
+        return device_memory(self._session.device)
 
     @property
     def engine_session(self) -> Session:

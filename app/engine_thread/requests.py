@@ -20,17 +20,21 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from app.engine_thread.events import OpenedFiles, ServerSeen
     from engine.conversation.turns import Message
+    from engine.machine.device import DeviceMemory
     from engine.observe.rounds.observed_run import ServerFacts
 
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """Files to load, and the way out. mmap: see engine.model.loader.reader_for."""
+    """Files to load, and the way out. mmap: see engine.model.loader.reader_for. options: see
+    engine.session.Session.open."""
 
     target: Path
     drafts: tuple[Path, ...]
     compute: str
     mmap: bool | None = None
+    device: str = "auto"
+    options: RunOptions | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -147,6 +151,10 @@ class EngineSession(Protocol):
     @property
     def compute(self) -> str:
         """The compute mode in effect."""
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """Of the device that it is on, as it is now; None for a server."""
 
     def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Begin a run in a trace."""

@@ -84,6 +84,7 @@ class ServedSession:
     `app.engine_thread.requests.ServerSession`."""
 
     compute = ""
+    memory = None
 
     def __init__(
         self,

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.engine_thread.events import OpenedFiles, ServerConnected, ServerSeen, State, TraceRead
-from app.engine_thread.requests import RunRequest
+from app.engine_thread.requests import OpenRequest, RunRequest
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import SOURCE
 from app.trace_models.server_facts import server_name
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.machine.device import DeviceMemory
 
 
 class EngineStatus(QObject):
@@ -68,9 +71,12 @@ class EngineStatus(QObject):
         """Whether a model or server was asked for that is not in use yet."""
         self.compute = ""
         """Compute mode of the session in use, empty without one."""
-        self.compute_asked = "auto"
-        """The mode that was asked for when it was loaded."""
-        self.mmap_asked: bool | None = None
+        self.loaded_as: OpenRequest | None = None
+        """What it was asked for as."""
+        self.devices: dict[str, str] = {}
+        """CUDA devices, by what --device takes, once torch was started."""
+        self.memory: DeviceMemory | None = None
+        """That of its device, as it was when the state changed last."""
         self.exporting = False
         """Whether a trace is being written into a folder of the user's choice."""
         self.reading = False
@@ -103,8 +109,9 @@ class EngineStatus(QObject):
             self.state = state
             self.state_changed.emit(state)
 
-    def settle(self, state: State) -> None:
+    def settle(self, state: State, memory: DeviceMemory | None = None) -> None:
         """Take over the state that the engine's thread has come to."""
+        self.memory = memory
         if state is not State.LOADING:
             self.connecting, self.is_opening = "", False
         self.set_state(state)

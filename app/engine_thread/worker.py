@@ -250,7 +250,8 @@ class EngineWorker:
 
     def post_state(self, state: State) -> None:
         """Have the window's thread know the engine's state."""
-        self.post(lambda status: status.settle(state))
+        memory = self.session.memory if self.session is not None else None
+        self.post(lambda status: status.settle(state, memory))
 
     def rest(self) -> State:
         """The state without a run."""

@@ -74,8 +74,10 @@ class EngineNews(QObject):
             self._feed.stop()
             panels.model_map.server.refresh()  # its counters may have come before the last rounds
         self._end_progress()
-        if state is State.READY:
-            panels.run_panel.set_loading(self._bridge.compute_asked, self._bridge.mmap_asked)
+        panels.run_panel.set_devices(self._bridge.devices)
+        if state is State.READY and (how := self._bridge.loaded_as) is not None:
+            panels.run_panel.set_loading(how.compute, how.mmap, how.device)
+        panels.model_map.set_memory(self._bridge.memory)
         panels.model_map.set_loadable(state is State.INSPECTED)
         panels.run_panel.set_loading_enabled(
             state is not State.LOADING and not self._bridge.has_run and self._bridge.server is None
@@ -294,7 +296,8 @@ class EngineNews(QObject):
             parts += self._on_show()
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")
-            parts = [files.target.stem, quant, bridge.compute, bridge.state.value]
+            device = bridge.memory.name.split()[0] if bridge.memory else ""
+            parts = [files.target.stem, quant, bridge.compute, device, bridge.state.value]
             parts += self._on_show()
         self._panels.status.set_model(" · ".join(part for part in parts if part))
 

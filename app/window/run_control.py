@@ -117,9 +117,9 @@ class RunControl:
         """Inspect and load a model; the session in use stays until the new one is complete."""
         self._panels.banners.clear()
         panel = self._panels.run_panel
-        self._bridge.ask(
-            OpenModel(target, drafts, panel.compute.currentText(), panel.mmap_choice())
-        )
+        how = panel.compute.currentText(), panel.mmap_choice(), panel.device.currentText()
+        options = None if panel.problem else panel.options()
+        self._bridge.ask(OpenModel(target, drafts, *how, options))
 
     def open_demo(self) -> None:
         """The bundled models, with a prompt ready."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -13,14 +13,58 @@ import numpy as np
 import torch
 
 from engine.errors import DeviceLostError, DraftscopeError, OptionError, OutOfMemoryError
+from engine.machine.host_memory import available_memory, resident_memory
+from engine.size_text import size_text
 
 CPU = torch.device("cpu")
 _LOST = ("CUDA error", "Triton Error [CUDA]")
 _REMEDY = "Use --device cpu, or auto."
 
 
+class DeviceMemory(NamedTuple):
+    """A device as device_name has it, and its memory in bytes: held by this program, None where
+    that cannot be seen; free for any program."""
+
+    name: str
+    held: int | None
+    free: int
+
+
+def cuda_devices() -> dict[str, str]:
+    """Names of all CUDA devices as their makers have them, by what --device takes."""
+    n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(n)}
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """What a device's memory is like now."""
+    if device.type != "cuda":
+        return DeviceMemory(device_name(device), resident_memory(), available_memory())
+    held = torch.cuda.memory_reserved(device)
+    return DeviceMemory(device_name(device), held, torch.cuda.mem_get_info(device)[0])
+
+
+def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
+    """Raise OutOfMemoryError where a CUDA device has less left than these bytes by purpose take
+    together: its driver may else put them in the host's memory, hundred times as slow."""
+    if device.type != "cuda":
+        return
+    memory, needed = device_memory(device), sum(sizes.values())
+    # what torch keeps for later is this program's own to use
+    free = memory.free + (memory.held or 0) - torch.cuda.memory_allocated(device)
+    if needed > free:
+        parts = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items() if n)
+        raise OutOfMemoryError(
+            f"{memory.name} has {size_text(free)} free, and {size_text(needed)} are needed: "
+            f"{parts}.",
+            "Lower -c, -np or --spec-draft-n-max, choose --rollback replay, use a smaller file, "
+            "or --device cpu.",
+        )
+
+
 def resolve_device(name: str) -> torch.device:
-    """The device meant by "auto", "cpu", "cuda" or "cuda:N"; one of CUDA always has its number.
+    """The device meant by "auto", "cpu", "cuda", "cuda:N", or a part of the name of just one CUDA
+    device, in capitals or not; one of CUDA always has its number.
 
     "auto" is the first CUDA device if there is one, else the processor. Raises OptionError for
     another name and for a CUDA device that is not there.
@@ -31,8 +75,14 @@ def resolve_device(name: str) -> torch.device:
         return CPU
     kind, colon, number = name.partition(":")
     if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
+        there = cuda_devices()
+        meant = [device for device, its in there.items() if name and name.lower() in its.lower()]
+        if len(meant) == 1:
+            return torch.device(meant[0])
+        are = "".join(f", {device} ({its})" for device, its in there.items())
+        why = f"could be {' or '.join(meant)}" if meant else "is unknown"
         raise OptionError(
-            f"The device {name!r} is unknown.", "Choose from auto, cpu, cuda and cuda:N."
+            f"The device {name!r} {why}.", f"Choose from auto, cpu, cuda and cuda:N{are}."
         )
     if not torch.cuda.is_available():
         why = "PyTorch finds none" if torch.version.cuda else "this PyTorch is built without CUDA"

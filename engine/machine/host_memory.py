@@ -107,7 +107,7 @@ def give_back_freed_memory() -> None:
             ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
-_MEMORY = Path("/proc/meminfo")
+_MEMORY, _SELF = Path("/proc/meminfo"), Path("/proc/self/status")
 _GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 # of a group, by the version of control groups: its limit, its use, and what of that is file cache
@@ -144,6 +144,14 @@ def available_memory() -> int:
                 if kind or not controllers:
                     free = min(free, _left(_GROUPS / kind, own.lstrip("/"), kind, free))
     return max(free, 0)
+
+
+def resident_memory() -> int | None:
+    """Bytes that this process has in memory; None where the system does not say."""
+    try:
+        return 1024 * _numbers(_SELF)["VmRSS:"]
+    except (OSError, KeyError):
+        return None
 
 
 def _left(root: Path, own: str, kind: str, free: int) -> int:

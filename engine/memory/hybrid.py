@@ -51,8 +51,7 @@ class HybridMemory:
     """Attention cells and recurrent states of n_seqs sequences. recurrent is None if dense.
 
     batch_invariant: what is decoded with this memory has the same bits in batches of every shape.
-    graphs: recordings of forward passes, if they are to be recorded. On a GPU the kernels of
-    batch_invariant wait for the device, so then none is.
+    graphs: recordings of forward passes, if they are to be recorded.
 
     Every operation asks the recurrent part first, because only that one can refuse.
     """
@@ -72,8 +71,7 @@ class HybridMemory:
         if recurrent:
             recurrent.batch_invariant = batch_invariant
         self._faults = frozenset(faults)
-        waits = batch_invariant and attention.device.type != "cpu"
-        self._graphs = None if waits else graphs
+        self._graphs = graphs
 
     @classmethod
     def for_model(

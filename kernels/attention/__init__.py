@@ -155,7 +155,7 @@ def _grouped(
     return o.reshape(n_batch, n_tokens, n_heads, v.shape[3])
 
 
-_LLVM = "kernels.attention.with_llvm"
-_run = pick(attend_naive, attend_with_torch, "kernels.attention.with_triton", _LLVM)
+_TRITON, _LLVM = "kernels.attention.with_triton", "kernels.attention.with_llvm"
+_run = pick(attend_naive, attend_with_torch, _TRITON, _LLVM)
 # the reference promises no bits
-_run_invariant = pick(attend_invariant_with_torch, attend_invariant_with_torch, None, _LLVM)
+_run_invariant = pick(attend_invariant_with_torch, attend_invariant_with_torch, _TRITON, _LLVM)

@@ -93,16 +93,76 @@ def _split(
     )
 
 
+@jit(do_not_specialize_on_alignment=["n_tokens", "n_cells"])
+def _split_alone(
+    q, k, v, cells, counts, o, most, total,
+    n_tokens, n_cells, n_heads, n_kv_heads, d, d_v, scale,
+    q_b, q_t, q_h, q_d, k_b, k_h, k_n, k_d, v_b, v_h, v_n, v_d,
+    LEAST: tl.constexpr, MOST: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """A split of one query's visible cells, in their order; how many it has depends on their
+    number alone."""
+    split, row, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    t, h = row // n_heads, row % n_heads
+    i = h // (n_heads // n_kv_heads)
+    count = tl.load(counts + b * n_tokens + t).to(tl.int32)
+    size = LEAST
+    while size * MOST < count:
+        size *= 2
+    deep, columns = tl.arange(0, BD), tl.arange(0, BV)
+    query = tl.load(q + b * q_b + t * q_t + h * q_h + deep * q_d, deep < d, 0.0) * scale
+    k += b * k_b + i * k_h
+    v += b * v_b + i * v_h
+    cells += (b * n_tokens + t) * n_cells
+
+    best = tl.full((), float("-inf"), tl.float32)
+    weight = tl.zeros((), tl.float32)
+    values = tl.zeros((BV,), tl.float32)
+    first = split * size
+    for start in range(first, tl.minimum(first + size, count), BN):
+        at = start + tl.arange(0, BN)
+        seen = at < count
+        n = tl.load(cells + at, seen, 0).to(tl.int64)
+        keys = tl.load(
+            k + n[:, None] * k_n + deep[None, :] * k_d, seen[:, None] & (deep < d)[None, :], 0.0
+        )
+        rows = tl.load(
+            v + n[:, None] * v_n + columns[None, :] * v_d,
+            seen[:, None] & (columns < d_v)[None, :], 0.0,
+        )  # fmt: skip
+        scores = tl.where(seen, tl.sum(keys * query[None, :], 1), float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 0))
+        weights, rescale = tl.exp(scores - higher), tl.exp(best - higher)
+        best = higher
+        weight = weight * rescale + tl.sum(weights, 0)
+        values = values * rescale + tl.sum(weights[:, None] * rows, 0)
+
+    place = (b * tl.num_programs(0) + split) * n_tokens * n_heads + row
+    tl.store(most + place, best)
+    tl.store(total + place, weight)
+    tl.store(o + place * d_v + columns, values, columns < tl.where(weight > 0, d_v, 0))
+
+
 @jit(do_not_specialize_on_alignment=["n_rows", "n_splits"])
-def _combine(o, most, total, y, n_rows, n_splits, d, BS: tl.constexpr, BC: tl.constexpr):
+def _combine(
+    o, most, total, sinks, y, n_rows, n_splits, n_heads, d,
+    BS: tl.constexpr, BC: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
     """Row `n_rows` of a sequence: what its splits left, on the scale of the largest score."""
     row, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
     splits, columns = tl.arange(0, BS), tl.program_id(1) * BC + tl.arange(0, BC)
     place = (b * n_splits + splits) * n_rows + row
     inside, in_columns = splits < n_splits, columns < d
     best = tl.load(most + place, inside, float("-inf"))
-    rescale = tl.exp(best - tl.max(best, 0))
+    highest = tl.max(best, 0)
+    if SINKS:
+        sink = tl.load(sinks + row % n_heads)
+        highest = tl.maximum(highest, sink)
+    rescale = tl.exp(best - highest)
     weight = tl.sum(tl.load(total + place, inside, 0.0) * rescale, 0)
+    if SINKS:
+        weight += tl.exp(sink - highest)
     # a split that the row sees nothing of holds no values
     read = (best > float("-inf"))[:, None] & in_columns[None, :]
     values = tl.load(o + place[:, None] * d + columns[None, :], read, 0.0)
@@ -118,11 +178,10 @@ def attend(
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See kernels.attention.attend. Many queries, as of a prompt, long keys and sinks run in
-    torch."""
+    """See kernels.attention.attend. Many queries, as of a prompt, and long keys run in torch."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     n_batch, n_tokens, n_heads, d = q.shape
-    if n_tokens > FEW_TOKENS or d > WIDEST or sinks is not None:
+    if n_tokens > FEW_TOKENS or d > WIDEST:
         return attend_with_torch(q, k, v, mask, scale, sinks)
     n_kv_heads, n_cells, d_v = v.shape[1:]
     size = cells_per_split(n_cells)
@@ -139,9 +198,53 @@ def attend(
         *q.stride(), *k.stride(), *v.stride(), *mask.stride(),
         BR=ROWS, BN=CELLS, BC=chunk, BD=width, BV=v_width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    y = q.new_empty(n_batch, n_tokens, n_heads, d_v)
-    _combine[(n_rows, cdiv(d_v, chunk), n_batch)](
-        o, most, total, y, n_rows, n_splits, d_v, BS=MOST_SPLITS, BC=chunk, num_warps=4,
+    return _combined(o, most, total, sinks, n_heads)
+
+
+def attend_invariant(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.attention.attend with `invariant`: each query by itself."""
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    n_batch, n_tokens, n_heads, d = q.shape
+    if n_tokens > FEW_TOKENS:  # a split of every query is kept until all are there
+        parts = zip(q.split(FEW_TOKENS, 1), mask.split(FEW_TOKENS, 1), strict=True)
+        return torch.cat([attend_invariant(x, k, v, seen, scale, sinks) for x, seen in parts], 1)
+    n_kv_heads, n_cells, d_v = v.shape[1:]
+    cells = mask.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
+    counts = mask.sum(-1)
+    n_splits, n_rows = min(MOST_SPLITS, power_of_2(cdiv(n_cells, LEAST_CELLS))), n_tokens * n_heads
+    o = q.new_empty(n_batch, n_splits, n_rows, d_v)
+    most, total = q.new_empty(2, n_batch, n_splits, n_rows).unbind(0)
+    width, v_width = power_of_2(d), power_of_2(d_v)
+    _split_alone[(n_splits, n_rows, n_batch)](
+        q, k, v, cells, counts, o, most, total,
+        n_tokens, n_cells, n_heads, n_kv_heads, d, d_v, scale,
+        *q.stride(), *k.stride(), *v.stride(),
+        LEAST=LEAST_CELLS, MOST=MOST_SPLITS, BN=8, BD=width, BV=v_width, num_warps=4,
+    )  # fmt: skip
+    return _combined(o, most, total, sinks, n_heads)
+
+
+def _combined(
+    o: torch.Tensor,
+    most: torch.Tensor,
+    total: torch.Tensor,
+    sinks: torch.Tensor | None,
+    n_heads: int,
+) -> torch.Tensor:
+    """o: [B, splits, T * heads, d]; most, total: without d. f32 [B, T, heads, d]."""
+    n_batch, n_splits, n_rows, d = o.shape
+    y = o.new_empty(n_batch, n_rows // n_heads, n_heads, d)
+    chunk = min(power_of_2(d), CHUNK)
+    _combine[(n_rows, cdiv(d, chunk), n_batch)](
+        o, most, total, sinks, y, n_rows, n_splits, n_heads, d,
+        BS=MOST_SPLITS, BC=chunk, SINKS=sinks is not None, num_warps=4,
     )  # fmt: skip
     return y
 

@@ -118,7 +118,7 @@ def experts(
     invariant: a row of the result has the same bits whatever the other rows are.
     """
     if invariant and packed.places is None:
-        return experts_invariant(x, weights, ids, packed)
+        return _experts_invariant(x, weights, ids, packed)
     return _experts(x, weights, ids, packed)
 
 
@@ -314,7 +314,7 @@ def apply_each(x: torch.Tensor, ids: torch.Tensor, packed: PackedExperts) -> tor
     return torch.empty_like(found).index_copy_(0, order, found).view(n_rows, n_used, -1)
 
 
-def experts_invariant(
+def experts_invariant_with_torch(
     x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
     """experts with every row by itself: of few rows, hardly two have an expert in common."""
@@ -346,3 +346,4 @@ _route_biased = pick(route_biased_naive, route_biased_with_torch, None, _LLVM)
 _route_given = pick(route_given_naive, route_given_with_torch, None, _LLVM)
 _pack = pick(pack_naive, pack_with_torch, _TRITON)
 _experts = pick(experts_naive, experts_with_torch, _TRITON, _LLVM)
+_experts_invariant = pick(experts_invariant_with_torch, experts_invariant_with_torch, _TRITON)

@@ -189,10 +189,21 @@ def pack(
     return PackedExperts(mode, shape, n_bytes, (gate_up, down), activation)
 
 
-def experts(
+def experts_invariant(
     x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
-    """See kernels.moe.experts."""
+    """See kernels.moe.experts with `invariant`: tiles of one size, a row at any place of them."""
+    return experts(x, weights, ids, packed, tile_sides(1, packed.shape[0], packed.mode))
+
+
+def experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    packed: PackedExperts,
+    sides: dict[str, int] | None = None,
+) -> torch.Tensor:
+    """See kernels.moe.experts. sides: of a tile, None for those that suit the rows."""
     gate_up, down = packed.data
     n_experts, width, d = packed.shape
     n_rows, n_used = ids.shape
@@ -206,7 +217,7 @@ def experts(
     every = torch.arange(n_experts, device=x.device)
     ends = torch.searchsorted(in_order, every, right=True)
 
-    sides = tile_sides(n_choices, n_experts, packed.mode)
+    sides = sides or tile_sides(n_choices, n_experts, packed.mode)
     # no expert has more than one tile that is not full
     n_tiles = min(n_choices, n_experts) + n_choices // sides["BM"]
     options = {**sides, "BE": power_of_2(n_experts), "num_warps": 4}

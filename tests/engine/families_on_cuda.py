@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
+from engine.machine import graphs
 from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
 from engine.session import Session
 from tests.support.as_on_cuda import LAUNCHED
@@ -25,7 +26,11 @@ from tests.support.golden_runs import MTP_MODELS, options_of
 MODELS = [*MTP_MODELS, *(f"{name}-mtp-f32" for name in ("bailingmoe3-a", "deepseek4-a"))]
 MODELS += ["glm5-next-b-mtp-f32", "nemotron_h_moe-b-mtp-f32", "qwen4exp-c-mtp-f32"]
 DRAFTERS = [name for name in TARGETS if there(name)]
+MOST_LAUNCHES = {"qwen35": (62, 71), "lfm2": (70, 60), "kimi-linear": (97, 105)}
 TOKENS = tuple(np.random.default_rng(3).integers(3, 100, 6).tolist()) * 2
+
+# rings differ by their addresses, which fake tensors do not have; either order computes
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 
 
 @pytest.fixture
@@ -53,12 +58,37 @@ def decode(fake, opened: Session, options, n: int = 1) -> None:
 
 @pytest.mark.parametrize("name", list(RANDOM_FAMILIES))
 def test_families(fake, tmp_path, name):
-    """Each in the blocks of its file, undone by one policy."""
+    """Each in the blocks of its file, undone by one policy, and with the bits of every batch."""
     policy = list(ROLLBACK_POLICIES)[list(RANDOM_FAMILIES).index(name) % len(ROLLBACK_POLICIES)]
     path = tmp_path / f"{name}.gguf"
     write_random_model(path, arch=name, size="tiny", quant="q4_k_m")
     options = options_of(8, "ngram-mod", n_max=2, rollback=policy)
-    decode(fake, Session.open(path, compute="auto", device="cuda"), options)
+    opened = Session.open(path, compute="auto", device="cuda")
+    decode(fake, opened, options)
+    fake.clear()
+    decode(fake, opened, replace(options, batch_invariant=True))
+
+
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "kimi-linear"])
+def test_launches_of_a_recorded_pass(fake, monkeypatch, tmp_path, name):
+    """Launches of Triton kernels and operations of torch, of a pass of one token: no more than on
+    2026-11-27."""
+    path, record, counts = tmp_path / "model.gguf", graphs._RecordOnCuda(), []
+
+    def counted(run):
+        before = LAUNCHED.total(), fake.computed
+        found = record(run)
+        counts.append((LAUNCHED.total() - before[0], fake.computed - before[1]))
+        return found
+
+    monkeypatch.setattr(graphs, "_RecordOnCuda", lambda: counted)
+    write_random_model(path, arch=name, size="tiny", quant="q4_k_m")
+    opened = Session.open(path, compute="q8", device="cuda")
+    decode(fake, opened, options_of(6))
+    ours, torchs = counts[-1]
+    most_ours, most_torchs = MOST_LAUNCHES[name]
+    assert 0 < ours <= most_ours
+    assert torchs <= most_torchs
 
 
 @pytest.mark.parametrize(

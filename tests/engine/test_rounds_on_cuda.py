@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 
+from engine.errors import OutOfMemoryError
 from engine.experiments.random_models.random_model import write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.loader import load_model
 from engine.options import RunOptions
 from engine.session import Session
 from tests.support.fake_cuda import DEVICE, fake_cuda
+from tests.support.golden_files import golden_file
 from tests.support.golden_runs import DATA, MTP_MODELS, options_of, prompt_of
 
 NAME = MTP_MODELS[2]
@@ -150,6 +152,22 @@ def test_checkpoints_on_the_host_come_there(fake):
     assert len(fake.downloads) == 2 * len(model.model.recurrent_layers)
 
 
+def test_a_model_without_room_is_refused_before_it_is_loaded(fake):
+    """With figures of all that its runs would take; so is a run that the rest is too little for."""
+    options = options_of(60, "draft-mtp", rollback="planes", n_ctx=4096)
+    path = golden_file(f"{NAME}.gguf")
+    fake.free = 1 << 20
+    wanted = r"^cuda:0 \(Fake 8\) has 1 MiB free, and .* are needed: weights .*, KV .*, planes .*"
+    with pytest.raises(OutOfMemoryError, match=wanted) as raised:
+        Session.open(path, compute="blocks", device="cuda", options=options)
+    assert not fake.uploads and "--device cpu" in str(raised.value.remedy)
+    fake.free = 8 << 30
+    model = opened("blocks")
+    fake.free = 1 << 20
+    with pytest.raises(OutOfMemoryError, match=r"needed: KV .*, state .*, planes "):
+        model.start([prompt_of(NAME)], options)
+
+
 def test_the_run_says_where_it_was(fake):
     run = opened("f32").start([prompt_of(NAME)], RunOptions(n_predict=4))
     assert run.trace.runs[run.run_id]["device"] == "cuda:0"
@@ -162,7 +180,7 @@ def test_every_family_with_the_kernels_of_a_gpu(request):
     here = Path(__file__)
     chosen = ["-p", "tests.support.as_on_cuda", "-p", "no:cacheprovider"]
     if not request.config.getoption("all"):
-        chosen += ["-k", "test_families"]
+        chosen += ["-k", "test_families or test_launches"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *chosen, str(here.with_name("families_on_cuda.py"))],
         cwd=here.parents[2],

@@ -148,6 +148,14 @@ def test_attention(compiled, d):
     assert all(kernel.n_shared <= 48 << 10 for kernel in compiled)
 
 
+@in_turn("d", [256, 80, 576, 128])
+def test_attention_of_each_query_by_itself(compiled, d):
+    q, k = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d)
+    mask, sinks = torch.ones(1, 4, 4096, dtype=torch.bool), torch.ones(8)
+    attention.attend_invariant(q, k, k[..., : min(d, 512)], mask, None, sinks)
+    assert [kernel.name for kernel in compiled] == ["_split_alone", "_combine"]
+
+
 @in_turn("n_tokens", [2, 2])
 def test_no_product_is_fused_with_a_sum(compiled, n_tokens):
     """See kernels/triton_setup.py."""

@@ -6,6 +6,7 @@ TRITON_INTERPRET=1: an operation runs what it would run on a GPU, up to the laun
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -13,15 +14,15 @@ from triton.runtime.interpreter import GridExecutor
 
 from kernels import dispatch
 
-LAUNCHED: set[str] = set()
-"""Names of the kernels that were launched."""
+LAUNCHED = Counter[str]()
+"""How often each kernel was launched, by name."""
 
 
 def _launch(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
     away = {str(x.device) for x in tensors} - {"cuda:0"}
     assert tensors and not away, f"{self.fn.__name__} was given tensors on {away}"
-    LAUNCHED.add(self.fn.__name__)
+    LAUNCHED[self.fn.__name__] += 1
 
 
 dispatch._has_cuda = lambda: True  # type: ignore[assignment]

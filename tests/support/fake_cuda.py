@@ -38,11 +38,14 @@ _CUDA, _META = 1, 14
 class Seen:
     """reads: calls of transfer.read on the device. uploads, downloads: operations that moved
     values. waits: synchronisations for the clock. strays: operations with an argument on each.
-    recordings: passes that were recorded."""
+    recordings: passes that were recorded. computed: operations of torch on the
+    device that are no views. free: bytes that the device says it has."""
 
     reads: int = 0
     waits: int = 0
     recordings: int = 0
+    computed: int = 0
+    free: int = 8 << 30
     uploads: list[str] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
@@ -60,6 +63,8 @@ class _Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         taken = {x.device.type for x in tree_leaves((args, kwargs)) if _has_values(x)}
         made = {x.device.type for x in tree_leaves(result) if _has_values(x)}
+        if "cuda" in made and not func.is_view and "empty" not in str(func):
+            self._seen.computed += 1
         if str(func) == "aten.copy_.default":
             made, taken = {args[0].device.type}, {args[1].device.type}
         if taken == {"cpu"} and made == {"cuda"}:
@@ -146,6 +151,10 @@ def fake_cuda(
     monkeypatch.setattr("kernels.dispatch.uses_llvm", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake 8")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (seen.free, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     with _guarded(), FakeTensorMode(allow_non_fake_inputs=True), _Watch(seen):
         yield seen

@@ -363,9 +363,11 @@ def blob_of(fake: FakeLlama, memory: HybridMemory, seq: int) -> bytes:
     for names in (("window", "ngrams"), ("state",)):
         for layer in memory.recurrent.layout.layers:
             parts.append(struct.pack("<i", 0))
-            rows = [live[key] for name in names if (key := StateKey(layer, name)) in live]
+            keys = [key for name in names if (key := StateKey(layer, name)) in live]
+            turned = [memory.recurrent.layout.states[key].llama_cpp_turns for key in keys]
+            rows = [live[k].mT if turns else live[k] for k, turns in zip(keys, turned, strict=True)]
             for row in rows or [torch.empty(0, 0)]:
-                raw = row.transpose(-1, -2).contiguous().numpy().tobytes()
+                raw = row.contiguous().numpy().tobytes()
                 parts += [struct.pack("<Q", len(raw)), raw]
     blob = b"".join(parts)
     # the newest tokens, for n-grams, are no part of what llama.cpp writes

@@ -141,6 +141,8 @@ class FakeEngine:
 class FakeSession:
     """A model in use that has no weights."""
 
+    memory = None
+
     def __init__(self, engine: FakeEngine, target: Path, compute: str) -> None:
         self._engine, self._target, self.compute = engine, target, compute
 

@@ -49,13 +49,14 @@ class Rescore(EngineJob):
     def __init__(self, run: RunRef, target: Path, *, assume_same: bool = False) -> None:
         super().__init__()
         self.ref, self.target, self._assume_same = run, target, assume_same
-        self._compute = "auto"
+        self._compute, self._device = "auto", "auto"
 
     def may_start(self, status: EngineStatus) -> bool:
         return status.state is not State.LOADING and not status.has_run
 
     def on_ask(self, status: EngineStatus) -> None:
-        self._compute = status.compute_asked
+        if status.loaded_as is not None:
+            self._compute, self._device = status.loaded_as.compute, status.loaded_as.device
         status.set_state(State.LOADING)
 
     def run(self, worker: EngineWorker) -> State:
@@ -69,7 +70,11 @@ class Rescore(EngineJob):
             session = local.engine_session
         else:
             session = open_engine(
-                self.target, compute=self._compute, progress=progress, cancelled=cancelled
+                self.target,
+                compute=self._compute,
+                device=self._device,
+                progress=progress,
+                cancelled=cancelled,
             )
         store, run_id = self.ref.store, self.ref.run_id
         try:
@@ -158,7 +163,11 @@ class MeasureFidelity(EngineJob):
         tokens = greedy_text(session, self._text, N_TOKENS, cancelled)
         if session.compute != "f32":
             reference = open_engine(
-                local.target, compute="f32", progress=progress, cancelled=cancelled
+                local.target,
+                compute="f32",
+                device=str(session.device),
+                progress=progress,
+                cancelled=cancelled,
             )
         progress(0, 1, "comparing logits with f32")
         return measure_fidelity(session, reference, tokens)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import OpenedFiles, ServerConnected, ServerSeen, State
+from app.engine_thread.opening import devices
 from app.engine_thread.requests import OpenRequest, ServerRunRequest
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import EngineJob, EngineWorker
+from engine.options import RunOptions
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -27,10 +29,14 @@ class OpenModel(EngineJob):
         drafts: Sequence[Path] = (),
         compute: str = "auto",
         mmap: bool | None = None,
+        device: str = "auto",
+        options: RunOptions | None = None,
     ) -> None:
         super().__init__()
-        self._request = OpenRequest(target, tuple(drafts), compute, mmap, self.cancelled)
+        more = mmap, device, options, self.cancelled
+        self._request = OpenRequest(target, tuple(drafts), compute, *more)
         self._loaded: tuple[OpenedFiles, str, TraceStore] | None = None
+        self._devices: dict[str, str] = {}
 
     def on_ask(self, status: EngineStatus) -> None:
         status.is_opening = True
@@ -48,6 +54,8 @@ class OpenModel(EngineJob):
                 worker.inspected, files = before, worker.files
                 worker.post(lambda status: status.show_files(files))  # what is in use
             raise
+        finally:
+            self._devices = devices()
         replaced = worker.use(session, found.identity, found)
         self._loaded = found, session.compute, worker.store
         if replaced is not None:
@@ -55,8 +63,9 @@ class OpenModel(EngineJob):
         return State.READY
 
     def on_finish(self, status: EngineStatus) -> None:
+        status.devices = self._devices or status.devices
         if self._loaded is not None:
-            status.compute_asked, status.mmap_asked = self._request.compute, self._request.mmap
+            status.loaded_as = self._request
             status.use_model(*self._loaded)
 
 

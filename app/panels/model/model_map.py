@@ -34,6 +34,7 @@ from engine.report.text import visible
 from engine.size_text import size_text
 
 if TYPE_CHECKING:
+    from engine.machine.device import DeviceMemory
     from engine.model.info import ModelInfo
 
 _FACTS = (
@@ -46,6 +47,7 @@ _FACTS = (
     "context",
     "rollback",
     "llama.cpp",
+    "device",
 )
 
 
@@ -60,6 +62,7 @@ class ModelMapView(QStackedWidget):
         super().__init__(parent)
         self._files: OpenedFiles | None = None
         self._compute = ""
+        self._memory: DeviceMemory | None = None
         self._options, self._n_slots = RunOptions(), 1
         self._labels = {name: _fact_label() for name in _FACTS}
         self._strip = LayerStrip(theme)
@@ -139,6 +142,15 @@ class ModelMapView(QStackedWidget):
         self._compute = mode
         self._show_memory()
 
+    def set_memory(self, memory: DeviceMemory | None) -> None:
+        """Show what the device of the model in use has held and free; None without one."""
+        self._memory = memory
+        text = "" if memory is None else f"{memory.name} · {size_text(memory.free)} free"
+        if memory is not None and memory.held is not None:
+            text += f", {size_text(memory.held)} held by this program"
+        self._labels["device"].setText(text)
+        self._show_memory()
+
     def set_options(self, options: RunOptions, n_seqs: int = 1) -> None:
         """Estimate memory for these options and this many prompts."""
         self._options = options
@@ -160,9 +172,10 @@ class ModelMapView(QStackedWidget):
         drafts = {draft.drafter: draft.info for draft in files.drafts}
         found = estimate(files.info, drafts, options, self._n_slots, self._compute)
         server = server_estimate(files.info, drafts, options)
-        self._fits.setText(
-            fits_text({"here": found, "in llama-server": server}, available_memory())
-        )
+        available = available_memory()
+        if self._memory is not None and self._memory.name.startswith("cuda"):
+            available = self._memory.free + (self._memory.held or 0)
+        self._fits.setText(fits_text({"here": found, "in llama-server": server}, available))
         self._fits.setToolTip(_estimate_tip(server))
         kept = "no snapshots"
         if found.n_rs_seq:

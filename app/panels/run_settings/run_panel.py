@@ -42,7 +42,7 @@ _SERVER_NOTE = "What is greyed the server was started with: a request cannot cha
 
 class RunPanel(QWidget):
     """A form over RunOptions. The options are read when a run starts; nothing is live but
-    the compute mode and mmap, which belong to loading.
+    compute mode, device and mmap, which belong to loading.
 
     What the options contradict each other in is said below the form, and is `problem`.
     """
@@ -51,7 +51,7 @@ class RunPanel(QWidget):
     folded = Signal()
     """The user has folded a group or unfolded it."""
     loading_changed = Signal()
-    """The user has chosen another compute mode, or whether files are mapped."""
+    """The user has chosen another compute mode or device, or whether files are mapped."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -172,18 +172,25 @@ class RunPanel(QWidget):
         """Whether model files are to be mapped; None leaves it to the engine."""
         return MMAP_CHOICES[self.mmap.currentText()][0]
 
-    def set_loading(self, compute: str, mmap: bool | None) -> None:
+    def set_devices(self, devices: Mapping[str, str]) -> None:
+        """Offer these CUDA devices, names by what --device takes, next to auto and the CPU."""
+        for device, name in devices.items():
+            if self.device.findText(device) < 0:
+                self.device.addItem(device)
+                self.device.setItemData(self.device.count() - 1, name, Qt.ItemDataRole.ToolTipRole)
+
+    def set_loading(self, compute: str, mmap: bool | None, device: str) -> None:
         """Show how a model was loaded without emitting `loading_changed`."""
         name = next(name for name, (value, _) in MMAP_CHOICES.items() if value is mmap)
-        for field, text in ((self.compute, compute), (self.mmap, name)):
+        for field, text in ((self.compute, compute), (self.mmap, name), (self.device, device)):
             blocked = field.blockSignals(True)
             field.setCurrentText(text)
             field.blockSignals(blocked)
 
     def set_loading_enabled(self, enabled: bool) -> None:
         """How a model is loaded cannot change while it is in use or on its way."""
-        self.compute.setEnabled(enabled)
-        self.mmap.setEnabled(enabled)
+        for field in (self.compute, self.device, self.mmap):
+            field.setEnabled(enabled)
 
     @property
     def provoking(self) -> tuple[ProvokingGroup, ProvokingGroup]:
@@ -204,6 +211,9 @@ class RunPanel(QWidget):
         self.drafter, self.n_max, self.rollback, self.n_predict = (f for _, f in self._above)
         self.drafter.set_names(self._wished_drafters)
         self.compute = choice(COMPUTE_MODES, "auto")
+        self.device = choice(
+            {"auto": "the first CUDA device if there is one", "cpu": "the processor"}, "auto"
+        )
         self.mmap = choice({name: about for name, (_, about) in MMAP_CHOICES.items()}, "auto")
         self.draft, self.sampling, self.memory = DraftGroup(), SamplerGroup(), MemoryGroup()
         self.limits = LimitsGroup()
@@ -224,6 +234,8 @@ class RunPanel(QWidget):
             add_row(self._form, one.row.label, field, tip(one))
         about = "--compute: arithmetic of the linear layers; reloads"
         add_row(self._form, "compute", self.compute, about)
+        about = "--device: where models are; reloads. CUDA devices are listed after the first one"
+        add_row(self._form, "device", self.device, about)
         add_row(self._form, "mmap", self.mmap, f"--mmap: {MMAP_ABOUT}; reloads")
         self.note = QLabel(_SERVER_NOTE)
         self.note.setWordWrap(True)
@@ -263,6 +275,7 @@ class RunPanel(QWidget):
             group.folded.connect(self.folded)
         self.drafter.chosen.connect(self._remember_drafters)
         self.compute.currentTextChanged.connect(self.loading_changed)
+        self.device.currentTextChanged.connect(self.loading_changed)
         self.mmap.currentTextChanged.connect(self.loading_changed)
 
     def _changed(self) -> None:

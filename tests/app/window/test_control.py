@@ -292,7 +292,7 @@ def test_fidelity_is_measured_with_one_click(
     make_window: Callable[[Bridge], MainWindow], qtbot: QtBot
 ) -> None:
     window = make_window(Bridge())
-    window.run_panel.set_loading("int8", None)
+    window.run_panel.set_loading("int8", None, "auto")
     window.open_model(DEMO_DRAFT)
     qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=120_000)
     window.actions_by_id["run.measure_fidelity"].trigger()

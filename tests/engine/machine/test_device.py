@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
-from engine.errors import OptionError
-from engine.machine.device import device_name, read, resolve_device, upload, wait_for
+from engine.errors import OptionError, OutOfMemoryError
+from engine.machine.device import (
+    check_room,
+    device_memory,
+    device_name,
+    read,
+    resolve_device,
+    upload,
+    wait_for,
+)
 
 CPU = torch.device("cpu")
 
@@ -19,6 +29,8 @@ def devices(monkeypatch):
     def set_up(n: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: n > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: n)
+        names = ["NVIDIA H100 80GB HBM3", "NVIDIA L40S"]
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device])
 
     return set_up
 
@@ -32,6 +44,8 @@ def devices(monkeypatch):
         (2, "cuda", "cuda:0"),
         (2, "cuda:1", "cuda:1"),
         (2, "cpu", "cpu"),
+        (2, "l40", "cuda:1"),
+        (2, "H100", "cuda:0"),
     ],
 )
 def test_names(devices, n, name, meant):
@@ -45,7 +59,8 @@ def test_names(devices, n, name, meant):
         (0, "cuda", "--device cuda needs a CUDA device, and .* Use --device cpu"),
         (0, "cuda:1", "--device cuda:1 needs a CUDA device"),
         (2, "cuda:2", "cuda:2 is not there: the last of 2 is cuda:1"),
-        (1, "mps", "device 'mps' is unknown. Choose from auto, cpu, cuda"),
+        (1, "mps", "'mps' is unknown. Choose from auto, cpu, .* cuda:0 .NVIDIA H100 80GB HBM3."),
+        (2, "nvidia", "'nvidia' could be cuda:0 or cuda:1. .* cuda:1 .NVIDIA L40S."),
         (1, "cuda:", "is unknown"),
         (1, "cuda:-1", "is unknown"),
         (1, "cuda:x", "is unknown"),
@@ -56,6 +71,26 @@ def test_refusals(devices, n, name, message):
     devices(n)
     with pytest.raises(OptionError, match=message):
         resolve_device(name)
+
+
+def test_memory_and_its_room(devices, monkeypatch):
+    """Of 10 GiB free, 3 held and 1 of them in use, 12 can be taken."""
+    devices(1)
+    there = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 30)
+    assert device_memory(there) == ("cuda:0 (H100)", 3 << 30, 10 << 30)
+    check_room({"weights": 8 << 30, "KV": 4 << 30}, there)
+    sizes = {"weights": 8 << 30, "KV": 4 << 30, "state": 0, "planes": 1 << 30}
+    with pytest.raises(OutOfMemoryError, match=r"needed: weights 8.* GiB, KV 4.* GiB, planes 1"):
+        check_room(sizes, there)
+    check_room({"weights": 1 << 60}, CPU)  # which has its own ways
+    here = device_memory(CPU)
+    assert here.name == "cpu" and here.free > 0
+    if sys.platform.startswith("linux"):
+        assert here.held is not None and here.held > 1 << 20
 
 
 def test_the_processor_needs_no_transfer():

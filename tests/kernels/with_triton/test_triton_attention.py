@@ -153,6 +153,42 @@ def test_hidden_cells_at_the_end_do_not_change_a_bit(device, small_splits, produ
     assert torch.equal(run(device, q, k[:, :, :40], v[:, :, :40], mask[..., :40]), longer)
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+def test_sinks(device, small_splits, invariant):
+    q, k, v, mask = make(2, 3, (6, 2, 16), 101)
+    sinks = torch.randn(6) * 3
+    run_one = with_triton.attend_invariant if invariant else with_triton.attend
+    o = run_one(*(x.to(device) for x in (q, k, v, mask)), None, sinks.to(device))
+    wanted = naive.attend(q.double(), k.double(), v.double(), mask, None, sinks.double())
+    assert nmse(o.cpu(), wanted) < F32
+
+
+@pytest.mark.parametrize(("heads", "sizes"), [*SHAPES, ((2, 1, 300), (1, 17, 70))], ids=str)
+def test_each_query_by_itself(device, small_splits, heads, sizes):
+    """Keys of latent attention and prompts too."""
+    n_batch, n_tokens, n_cells = sizes
+    inputs = make(n_batch, n_tokens, heads, n_cells)
+    assert_near(with_triton.attend_invariant(*(x.to(device) for x in inputs)), *inputs)
+
+
+def test_only_the_order_of_visible_cells_counts(device, monkeypatch):
+    """Not their places, nor how many others there are, nor other queries; hidden ones are NaN."""
+    monkeypatch.setattr(with_triton, "LEAST_CELLS", 8)
+    monkeypatch.setattr(with_triton, "MOST_SPLITS", 8)
+    q, k, v, mask = make(2, 5, (4, 2, 16), 100)
+    hidden = ~mask.any(1)[:, None, :, None]
+    given = q, k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, torch.nan), mask
+    together = with_triton.attend_invariant(*(x.to(device) for x in given))
+    for b, t in ((0, 0), (1, 4)):
+        seen = mask[b, t].nonzero().squeeze(1)
+        one = with_triton.attend_invariant(
+            q[b : b + 1, t : t + 1].to(device),
+            *(x[b : b + 1, :, seen].to(device) for x in (k, v)),
+            torch.ones(1, 1, len(seen), dtype=torch.bool, device=device),
+        )
+        assert torch.equal(one[0, 0], together[b, t])
+
+
 def test_prompts_run_in_torch(device, monkeypatch):
     monkeypatch.setattr(with_triton, "attend_with_torch", lambda *args: args)
     for n_tokens, in_torch in ((16, False), (17, True)):

@@ -176,6 +176,23 @@ def test_a_row_has_the_same_bits_in_every_tile_of_one_size(device, products_in_o
         assert torch.equal(alone, together[i : i + 1])
 
 
+@pytest.mark.parametrize("mode", ["f32", "bf16"])
+def test_invariant_experts(device, products_in_order, mode):
+    """A row alone, and among enough others that the tiles of `experts` are others."""
+    gate, up, down = make(3)
+    inner = torch.cat((gate, up), 1)
+    pairs = [(a.to(device), b.to(device)) for a, b in zip(inner, down, strict=True)]
+    packed = with_triton.pack(pairs[0][0], pairs, mode)
+    weights, ids = (x.to(device) for x in naive.route(torch.randn(60, 3), 2))
+    x = torch.randn(60, 40, device=device)
+    together = with_triton.experts_invariant(x, weights, ids, packed)
+    assert with_triton.tile_sides(120, 3, mode) != with_triton.tile_sides(2, 3, mode)
+    for i in (0, 31, 59):
+        one = (part[i : i + 1] for part in (x, weights, ids))
+        assert torch.equal(with_triton.experts_invariant(*one, packed)[0], together[i])
+    assert nmse(together.cpu(), with_triton.experts(x, weights, ids, packed).cpu()) < BOUNDS[mode]
+
+
 def test_as_many_tiles_as_there_can_be(device):
     """Each expert ends with a tile of one row: 2 + 2 + 1 tiles for 35 choices."""
     assert with_triton.tile_sides(35, 3, "f32")["BM"] == 16

@@ -198,12 +198,16 @@ def test_loading_is_announced_only_when_the_user_chooses(panel: RunPanel, qtbot:
     panel.loading_changed.connect(
         lambda: seen.append((panel.compute.currentText(), panel.mmap_choice()))
     )
-    panel.set_loading("f32", True)
-    assert seen == []
+    panel.set_devices({"cuda:0": "Big", "cuda:1": "Small"})
+    panel.set_loading("f32", True, "cuda:1")
+    assert seen == [] and panel.device.currentText() == "cuda:1"
+    panel.set_devices({"cuda:0": "Big", "cuda:1": "Small"})
+    assert panel.device.count() == 4
     panel.compute.setCurrentText("auto")
     panel.mmap.setCurrentText("no")
     panel.mmap.setCurrentText("auto")
-    assert seen == [("auto", True), ("auto", False), ("auto", None)]
+    panel.device.setCurrentText("cpu")
+    assert seen == [("auto", True), ("auto", False), ("auto", None), ("auto", None)]
 
 
 def test_the_wheel_does_not_change_a_field_without_focus(panel: RunPanel) -> None:
