@@ -178,6 +178,36 @@ def check(options: Any) -> None:
         one.option.check(value)
 
 
+def differing(options: Any) -> Iterator[tuple[PlacedOption, Any]]:
+    """Options that differ from their defaults, with their values; what is not a value of an option
+    is left out."""
+    for one in options_in(type(options)) if options else ():
+        value: Any = options
+        for name in one.path:
+            value = getattr(value, name)
+        if value is None or value == one.default:
+            continue
+        try:
+            one.option.check(value)
+        except OptionError:
+            continue
+        yield one, value
+
+
+def words_of(options: Any) -> list[str]:
+    """The options that differ from their defaults, as words of a command line."""
+    words: list[str] = []
+    for one, value in differing(options):
+        flag = one.option.flags[0]
+        if one.kind is bool:
+            words.append(flag)
+        elif one.option.repeats:
+            words += [word for each in value for word in (flag, _repeated(each))]
+        else:
+            words += [flag, _word(value)]
+    return words
+
+
 def build(kind: type[_T], values: Mapping[tuple[str, ...], Any]) -> _T:
     """The dataclass with these values by path, and defaults elsewhere. Raises OptionError."""
     own: dict[str, Any] = {path[0]: value for path, value in values.items() if len(path) == 1}
@@ -225,6 +255,19 @@ class _Words(dict[str, str]):
 
     def __missing__(self, key: str) -> str:
         return f"{{{key}}}"
+
+
+def _repeated(each: Any) -> str:
+    """One value of a repeated option; a bias is its token and a signed number."""
+    if isinstance(each, (list, tuple)) and len(each) == 2 and isinstance(each[1], (int, float)):
+        return f"{each[0]}{each[1]:+g}"
+    return _word(each)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_word, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _below(low: float) -> str:

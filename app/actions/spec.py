@@ -106,9 +106,9 @@ FILE = (
     ),
     ActionSpec(
         "file.share",
-        "S&hare…",
+        "S&hare",
         "Write the runs of the trace on show, with text, plots and every round, as one HTML page "
-        "that any browser opens",
+        "that any browser opens, next to the last one",
         "Ctrl+Shift+S",
         needs=_RUN,
     ),

@@ -171,7 +171,7 @@ def _begin(search: Search, revision: Revision | None) -> None:
     """Say what is done next, here and to windows."""
     from engine.experiments.bisect import report
 
-    now = f"{revision.short} {revision.title} is built and judged" if revision else ""
+    now = f"{revision.name} is built and judged" if revision else ""
     if now and is_terminal(sys.stderr):
         show_progress(now)
     path = progress_file()
@@ -200,11 +200,13 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
     builds: Callable[[Revision], Path] = given_build
     skip: set[int] = set()
     forget: Callable[[Iterable[Revision]], object] | None = None
+    alone: Callable[[Revision, Revision], Path] | None = None
     if args.repo is not None:
         builds = made = CMakeBuilds(
             args.repo, folder, options, target=args.target, jobs=args.jobs, limit_s=args.build_limit
         )
-        skip, forget = chosen(args.repo, history, args.skip), made.forget_all_but
+        skip = chosen(args.repo, history, args.skip)
+        forget, alone = made.forget_all_but, made.alone
     search = Search(
         history,
         builds,
@@ -213,6 +215,7 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
         skip=skip,
         retry_skipped=args.retry_skipped,
         forget=forget,
+        alone=alone,
         trace=None if model is None else partial(find_first_wrong, judge, model),
     )
     return search, folder

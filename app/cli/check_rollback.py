@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import (
-    add_lane_output,
-    add_llama_library,
-    add_model,
-    add_threads,
-    check_files,
-    llama_settings,
-    positive,
-    target_path,
-)
+from app.cli.common import add_lane_output, add_model, add_threads, check_files, target_path
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
-from engine.errors import OptionError
+from app.cli.run_arguments import add_llama_library, add_options, options_from
 from engine.files import check_writable, written_whole
+from engine.option_fields import grouped, words_of
+from engine.options.llama_cpp import GateOptions
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
 
@@ -42,8 +35,6 @@ _HEADS = (
     "round",
     "outcome",
 )
-_MOST_DEPTHS = 16
-_MOST_SLOTS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,51 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model = add_model(parser)
     add_llama_library(model)
-    model.add_argument(
-        "-b",
-        "--batch-size",
-        type=positive,
-        metavar="N",
-        help="tokens of llama.cpp's batches (default: those of a ubatch)",
-    )
-    model.add_argument(
-        "-ub",
-        "--ubatch-size",
-        type=positive,
-        default=512,
-        metavar="N",
-        help="tokens of a ubatch (default %(default)s)",
-    )
-    model.add_argument(
-        "-np",
-        "--parallel",
-        type=positive,
-        default=2,
-        metavar="N",
-        help="sequences of the scenario with several (default %(default)s)",
-    )
-    model.add_argument(
-        "--mtp",
-        action="store_true",
-        help="load the MTP block too, and check a context with an MTP context at its side",
-    )
+    own = {one.field: one for one in grouped(GateOptions, "gate")}
+    add_options(model, [own.pop(name) for name in ("n_batch", "n_ubatch", "n_slots", "mtp")])
     add_threads(model)
     test = parser.add_argument_group("test")
-    test.add_argument(
-        "--depths",
-        type=_depths,
-        default=(1, 3, 8),
-        metavar="K[,K…]",
-        help="drafted tokens, and planes beyond the live state (default 1,3,8)",
-    )
-    test.add_argument(
-        "-n",
-        "--n-predict",
-        type=positive,
-        default=32,
-        metavar="N",
-        help="tokens of each sequence (default %(default)s)",
-    )
+    add_options(test, own.values())
     test.add_argument(
         "--only",
         action="append",
@@ -120,12 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="play this scenario or script alone; repeat it for several",
     )
     test.add_argument("--strict", action="store_true", help="fail for known defects too")
-    test.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="FILE",
-        help="what --json printed for an earlier build: only what is new fails",
-    )
     output = add_lane_output(parser, "the trace of all lanes")
     output.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
     output.add_argument(
@@ -138,19 +83,17 @@ def run(args: argparse.Namespace) -> int:
     target = target_path(args)
     check_trace_folder(args.trace)
     check_files(target)
-    if args.parallel < 2 or args.parallel > _MOST_SLOTS:
-        raise OptionError(f"--parallel is {args.parallel}.", f"Give 2 to {_MOST_SLOTS} sequences.")
+    options = options_from(args, GateOptions)
     for path in filter(None, (args.junit, args.markdown)):
         check_writable(path)
     from engine.compare.memory_script_parser import memory_scripts
     from engine.compare.rollback_check import check_rollback
-    from engine.compare.rollback_outcomes import KNOWN
+    from engine.compare.rollback_outcomes import KNOWN, read_baseline
     from engine.model.threads import use_threads
-    from engine.report.rollback_gate import Gate, junit, markdown, read_baseline
+    from engine.report.rollback_gate import Gate, junit, markdown
     from engine.session import Session
 
-    baseline = None if args.baseline is None else read_baseline(args.baseline)
-    settings = llama_settings(args, args.batch_size, load_mtp=args.mtp)
+    baseline = read_baseline(Path(options.baseline)) if options.baseline else None
     session = Session.open(target, compute="f32", device="cpu")
     use_threads(args.threads, session.info)
     trace = TraceStore()
@@ -162,12 +105,8 @@ def run(args: argparse.Namespace) -> int:
             session,
             memory_scripts(ROLLBACK_SCRIPTS),
             args.llama_cpp_lib,
-            args.depths,
-            args.n_predict,
+            options,
             trace,
-            settings=settings,
-            n_slots=args.parallel,
-            n_ubatch=args.ubatch_size,
             only=args.only,
         ):
             checked.append(lane)
@@ -181,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     n_known = sum(lane.outcome == KNOWN for lane in checked)
     versions = (facts.compute for facts in trace.runs.values() if facts.lane == "llama.cpp")
     version = next(versions, "") or ""
-    words = f"{settings.words()} -ub {args.ubatch_size} -np {args.parallel}"
+    words = " ".join(words_of(replace(options, baseline=None))) or "defaults"
     gate = Gate(checked, baseline, version, target.name, words, args.strict)
     for path, text in ((args.junit, junit), (args.markdown, markdown)):
         if path is not None:
@@ -241,13 +180,3 @@ def _facts(lane: CheckedLane) -> dict[str, Any]:
         for value in (verdict[name],)
     }
     return facts | {"n_positions": verdict["n_positions"]} | measured
-
-
-def _depths(text: str) -> tuple[int, ...]:
-    """Numbers of drafted tokens separated by commas, as an argparse type."""
-    words = text.split(",")
-    if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= 64 for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers from 1 to 64")
-    if len(words) > _MOST_DEPTHS:
-        raise argparse.ArgumentTypeError(f"{text!r} has more than {_MOST_DEPTHS} depths")
-    return tuple(dict.fromkeys(map(int, words)))

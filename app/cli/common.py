@@ -20,7 +20,6 @@ from engine.size_text import size_text
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 if TYPE_CHECKING:
-    from engine.compare.llama_process import LlamaSettings
     from engine.session import Session
 
 
@@ -96,82 +95,6 @@ def add_threads(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="CPU threads (default: all cores, one for a small model)",
     )
-
-
-def add_llama_library(group: argparse._ArgumentGroup) -> None:
-    """--llama-cpp, and the settings of llama.cpp's models and contexts by its own names."""
-    group.add_argument(
-        "--llama-cpp",
-        "--llama-cpp-lib",
-        dest="llama_cpp_lib",
-        type=Path,
-        metavar="BUILD",
-        help="build of llama.cpp for its lanes: a build tree, an install prefix, a folder with "
-        "llama.h and libllama, a wheel, or xllamacpp or llama_cpp for the installed package "
-        "(default: an installed package)",
-    )
-    group.add_argument(
-        "-ngl",
-        "--n-gpu-layers",
-        type=_gpu_layers,
-        default=0,
-        metavar="N",
-        help="layers that llama.cpp puts on a GPU (default 0)",
-    )
-    group.add_argument(
-        "--llama-device",
-        default="",
-        metavar="NAME[,NAME…]",
-        help="llama.cpp's devices, as llama-cli --list-devices names them",
-    )
-    group.add_argument(
-        "-fa",
-        "--flash-attn",
-        default="off",
-        metavar="WHEN",
-        help="llama.cpp's flash attention: on, off or auto (default off)",
-    )
-    for which in "kv":
-        group.add_argument(
-            f"-ct{which}",
-            f"--cache-type-{which}",
-            default="f32",
-            metavar="TYPE",
-            help=f"type of llama.cpp's {which.upper()} cells (default f32)",
-        )
-    group.add_argument(
-        "-kvu",
-        "--kv-unified",
-        action="store_true",
-        help="sequences of llama.cpp share one buffer of cells",
-    )
-
-
-def llama_settings(
-    args: argparse.Namespace, n_batch: int | None = None, *, load_mtp: bool = False
-) -> LlamaSettings:
-    """What add_llama_library takes. Raises OptionError."""
-    from engine.compare.llama_process import LlamaSettings
-
-    return LlamaSettings(
-        args.n_gpu_layers,
-        args.llama_device,
-        args.flash_attn,
-        args.cache_type_k,
-        args.cache_type_v,
-        n_batch,
-        args.kv_unified,
-        load_mtp,
-    )
-
-
-def _gpu_layers(text: str) -> int:
-    """A number of layers, as an argparse type; -1 and `all` are all."""
-    if text in ("-1", "all"):
-        return -1
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of layers")
-    return int(text)
 
 
 def add_lane_output(parser: argparse.ArgumentParser, what: str) -> argparse._ArgumentGroup:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from app.cli.common import (
     add_compute,
     add_lane_output,
-    add_llama_library,
     add_model,
     draft_paths,
     finite_number,
-    llama_settings,
     open_session,
     positive,
     target_path,
@@ -33,10 +31,12 @@ from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
     add_batch_invariant,
     add_draft_model,
+    add_llama_library,
     add_prompts,
     add_sampling,
     add_sizes,
     add_speculation,
+    options_from,
     run_options,
 )
 from engine.analysis.findings.check import recorded
@@ -47,6 +47,7 @@ from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.errors import OptionError
 from engine.options import RunOptions
 from engine.options.idle_faults import notes_on
+from engine.options.llama_cpp import LlamaSettings
 from engine.report.compare import (
     LANE_HEADS,
     LANE_NOTE,
@@ -180,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
             scenario,
             bound=args.bound,
             llama_library=args.llama_cpp_lib,
-            llama_settings=llama_settings(args),
+            llama_settings=options_from(args, LlamaSettings),
         )
     else:
         prompts = [make_prompt(session, args, source) for source in args.sources]
@@ -192,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
             bound=args.bound,
             draft_accept=args.draft_accept,
             llama_library=args.llama_cpp_lib,
-            llama_settings=llama_settings(args),
+            llama_settings=options_from(args, LlamaSettings),
         )
     decode(job, job.step, args.trace, session.content)
     verdicts = job.results()

@@ -25,12 +25,16 @@ from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff
     from engine.observe.drafter_diff.records import Cause, Counts
     from engine.session import Session
 
 _OURS = "run"
 """A source: this engine, with the model and drafter at hand."""
+_LLAMA = "llama.cpp"
+"""Another: a build of llama.cpp as a library, with the same files."""
 _N_PREDICT = 128
 
 
@@ -40,10 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument_group(
         "what is compared",
         "A and B are each a trace, a capture, a log or a record with token ids, the address of a\n"
-        f"llama-server, or `{_OURS}` for this engine. Prompts, tokens and special tokens are held\n"
-        "against each other first, then drafts after the same text, the rule that accepts them\n"
-        "and counts. With the model and drafter, every draft is made again, and where drafts are\n"
-        "not the drafter's own, one known mistake after the other is tried until one gives them.",
+        f"llama-server, `{_OURS}` for this engine, or `{_LLAMA}[=BUILD]` for llama.cpp as a\n"
+        "library (a build, or an installed package; two of them compare two builds). Prompts,\n"
+        "tokens and special tokens are held against each other first, then drafts after the\n"
+        "same text, the rule that accepts them and counts. With the model and drafter,\n"
+        "every draft is made again, and where drafts are not the drafter's own, one known mistake\n"
+        "after the other is tried until one gives them.",
     )
     parser.epilog = (
         "exit status: 0 no cause, 1 one was found, 2 wrong usage, or a fact that is missing\n\n"
@@ -52,9 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"  draftscope drafter-diff {_OURS} http://127.0.0.1:8080 -p 'def f(' --model model.gguf"
     )
     for name in ("A", "B"):
-        parser.add_argument(
-            f"source_{name.lower()}", metavar=name, help=f"trace, file, address or `{_OURS}`"
-        )
+        help_ = f"trace, file, address, `{_OURS}` or `{_LLAMA}`"
+        parser.add_argument(f"source_{name.lower()}", metavar=name, help=help_)
     model = parser.add_argument_group("model and drafter")
     model.add_argument("-m", "--model", metavar="FILE", type=Path, help="GGUF file of the target")
     model.add_argument("--demo", action="store_true", help="use the bundled models")
@@ -92,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Open or record both, compare, tell."""
     sources = args.source_a, args.source_b
-    live = [source == _OURS or _is_url(source) for source in sources]
+    live = [_is_here(source) or _is_url(source) for source in sources]
     if all(live) and args.prompt is None:
         raise OptionError(
             "Both are decoded now and there is no prompt.", "Give one with -p, or name a trace."
@@ -108,13 +113,16 @@ def run(args: argparse.Namespace) -> int:
     }
     session = _session(args)
     other = next(iter(recorded.values()), None)
-    refs = [
-        recorded[i] if i in recorded else _decoded(args, source, session, other)
-        for i, source in enumerate(sources)
-    ]
+    refs, handed = zip(
+        *(
+            (recorded[i], None) if i in recorded else _decoded(args, source, session, other)
+            for i, source in enumerate(sources)
+        ),
+        strict=True,
+    )
     from engine.observe.drafter_diff.diff import drafter_diff
 
-    found = drafter_diff(refs[0], refs[1], session)
+    found = drafter_diff(refs[0], refs[1], session, handed=handed)
     if args.json:
         print_json(
             {"first": finite(asdict(found.first)) if found.first else None, **finite(asdict(found))}
@@ -124,13 +132,18 @@ def run(args: argparse.Namespace) -> int:
     return int(found.first is not None)
 
 
+def _is_here(source: str) -> bool:
+    """Whether this machine decodes it now, with --model."""
+    return source == _OURS or source.partition("=")[0] == _LLAMA
+
+
 def _is_url(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
 
 def _session(args: argparse.Namespace) -> Session | None:
     if args.model is None:
-        if args.spec_draft_model or _OURS in (args.source_a, args.source_b):
+        if args.spec_draft_model or any(map(_is_here, (args.source_a, args.source_b))):
             raise OptionError("The target is missing.", "Name it with --model, or use --demo.")
         return None
     there = draft_paths(args)
@@ -141,15 +154,25 @@ def _session(args: argparse.Namespace) -> Session | None:
 
 def _decoded(
     args: argparse.Namespace, source: str, session: Session | None, other: RunRef | None
-) -> RunRef:
-    """The prompt of the other run, or the one that was given, decoded now as that run was."""
+) -> tuple[RunRef, np.ndarray | None]:
+    """The prompt of the other run, or the one that was given, decoded now as that run was; rows
+    that the target handed over, where they are known."""
     options, prompt = _as(args, session, other)
     store = TraceStore()
     if source == _OURS:
         assert session is not None
         job = session.start([prompt], options, store)
         record(job, job.advance, None)
-        return RunRef(store, job.run_id)
+        return RunRef(store, job.run_id), None
+    if _is_here(source):
+        from engine.observe.drafter_diff.llama_source import decode_with_llama
+
+        assert session is not None
+        build = Path(source.partition("=")[2]) if "=" in source else None
+        (name,) = options.spec.types[-1:] or ("",)
+        return decode_with_llama(
+            session, build, prompt, options, store, draft_paths(args).get(name)
+        )
     from engine.observe.server.request_options import RequestOptions, request_for
     from engine.observe.server.server_run import ServerRun
 
@@ -159,7 +182,7 @@ def _decoded(
         request = request_for(client, facts, what, options, RequestOptions(), None)
         asked = ServerRun(client, facts, [request], store)
         record(asked, asked.advance, None)
-    return RunRef(store, asked.run_id)
+    return RunRef(store, asked.run_id), None
 
 
 def _as(

@@ -10,22 +10,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import (
-    add_compute,
-    add_lane_output,
-    add_llama_library,
-    add_model,
-    llama_settings,
-    open_session,
-    target_path,
-)
+from app.cli.common import add_compute, add_lane_output, add_model, open_session, target_path
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
+from app.cli.run_arguments import add_llama_library, options_from
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import FORMAT, memory_scripts, read_script
 from engine.errors import OptionError, RollbackRefusedError
 from engine.options import ROLLBACK_POLICIES
+from engine.options.llama_cpp import LlamaSettings
 from engine.trace.store import TraceStore
 from resources import MEMORY_SCRIPTS, ROLLBACK_SCRIPTS
 
@@ -192,7 +186,9 @@ def _played_by_llama(
 
     assert session.path is not None  # it was opened from a file
     start = perf_counter()
-    engine = peer_lane.open_llama(session.path, args.llama_cpp_lib, llama_settings(args))
+    engine = peer_lane.open_llama(
+        session.path, args.llama_cpp_lib, options_from(args, LlamaSettings)
+    )
     try:
         play = MemoryPlay(script, policy, LlamaScriptEngine(session, engine))
         return _to_its_end(play, start)

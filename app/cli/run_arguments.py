@@ -21,6 +21,7 @@ from engine.errors import OptionError
 from engine.option_fields import PlacedOption, build, grouped, options_in
 from engine.options import CacheOptions, RunOptions
 from engine.options.idle_faults import notes_on
+from engine.options.llama_cpp import LlamaSettings
 from engine.trace.records import GHOST_KINDS
 
 PromptSource = str | tuple[int, ...]
@@ -282,6 +283,21 @@ def run_options(args: argparse.Namespace) -> RunOptions:
     return options_from(argparse.Namespace(**{**vars(args), "spec_type": types}), RunOptions)
 
 
+def add_llama_library(group: argparse._ArgumentGroup) -> None:
+    """--llama-cpp, and the settings of llama.cpp's models and contexts by its own names."""
+    group.add_argument(
+        "--llama-cpp",
+        "--llama-cpp-lib",
+        dest="llama_cpp_lib",
+        type=Path,
+        metavar="BUILD",
+        help="build of llama.cpp for its lanes: a build tree, an install prefix, a folder with "
+        "llama.h and libllama, a wheel, or xllamacpp or llama_cpp for the installed package "
+        "(default: an installed package)",
+    )
+    add_options(group, options_in(LlamaSettings))
+
+
 def add_cache(parser: argparse.ArgumentParser, option: str) -> None:
     """--cache-prompt and what the prompt cache is set by. option: with which they make sense."""
     group = parser.add_argument_group(f"prompt cache ({option})")
@@ -357,7 +373,7 @@ def add_options(
             continue
         start: Any = [] if option.repeats else one.default
         shown = "%(default)s" if is_set else one.default
-        has_default = one.default is not None and one.kind is not tuple
+        has_default = one.default not in (None, "") and one.kind is not tuple
         group.add_argument(
             *option.flags,
             action="append" if option.repeats else "store",

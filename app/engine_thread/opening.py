@@ -195,7 +195,9 @@ class LocalSession:
         first = len(trace.runs)
         if isinstance(request, GateRequest):
             scripts = memory_scripts(ROLLBACK_SCRIPTS)
-            checks = RollbackChecks(self._session, scripts, request.llama_library, trace)
+            checks = RollbackChecks(
+                self._session, scripts, request.llama_library, trace, request.gates
+            )
             return DecodingLanes(checks, first)
         if isinstance(request, ScriptRequest):
             play = play_script(self._session, request.script, request.policy, trace)

@@ -12,6 +12,7 @@ from engine.compare.lane_spec import LaneSpec
 from engine.compare.memory_script import MemoryScript
 from engine.fork import Fork
 from engine.options import CacheOptions, RunOptions
+from engine.options.llama_cpp import DEFAULT_GATE, GateOptions
 from engine.progress import ReportProgress
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -109,9 +110,11 @@ class ScriptRequest:
 
 @dataclass(frozen=True)
 class GateRequest:
-    """Every check of rollback on a build of llama.cpp, None = that of llama-cpp-python."""
+    """Every check of rollback on a build of llama.cpp, None = an installed package, at one
+    settings after another."""
 
     llama_library: Path | None = None
+    gates: tuple[GateOptions, ...] = (DEFAULT_GATE,)
 
 
 LanesRequest = CompareRequest | ScriptRequest | GateRequest

@@ -158,6 +158,7 @@ _FILES = {
     "grammar_file": "Lark grammar (*.lark);;All files (*)",
     "lookup_cache_static": "n-grams of llama-lookup-create (*)",
     "lookup_cache_dynamic": "n-grams of llama-lookup-create (*)",
+    "baseline": "Results of check-rollback (*.json);;All files (*)",
 }
 """Options that name a file, and what the dialog offers."""
 _COMMON = (("n_min",), ("p_min",), ("accept",))

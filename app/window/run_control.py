@@ -46,6 +46,7 @@ from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import DraftscopeError, OptionError
 from engine.fork import Fork
+from engine.options.llama_cpp import GateOptions
 from engine.trace.run_ref import RunRef
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET, demo_prompts
 
@@ -85,7 +86,6 @@ class RunControl:
             "run.compare": self.compare_chosen,
             "run.add_break": self.write_break,
             "run.measure_fidelity": self.measure_fidelity,
-            "run.check_rollback": self.check_rollback,
             "run.llama_library": self.ask_llama_library,
         }
 
@@ -331,11 +331,10 @@ class RunControl:
             )
         )
 
-    def check_rollback(self) -> None:
+    def check_rollback(self, gates: tuple[GateOptions, ...]) -> None:
         """Check the build of llama.cpp that its lanes use, with the model in use."""
-        self._docks.reveal("gate")
         self._panels.banners.clear()
-        self._bridge.ask(StartComparison(GateRequest(self._settings.llama_library)))
+        self._bridge.ask(StartComparison(GateRequest(self._settings.llama_library, gates)))
 
     def show_lane(self, run: RunRef) -> None:
         """Show a lane that was checked, where it differs from the plain one."""

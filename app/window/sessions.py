@@ -37,6 +37,7 @@ from app.window.dialogs.files import (
     ask_perfetto,
     ask_results,
     ask_trace,
+    place_page,
 )
 from app.window.dialogs.help import environment
 from app.window.docks import Docks
@@ -167,8 +168,8 @@ class Sessions(QObject):
         )
 
     def share(self, run: RunRef) -> None:
-        """Ask for a file and write the runs of the trace as a page that begins with this one."""
-        path = ask_page(self._window, self._settings, "session")
+        """Write the runs of the trace as a page that begins with this one, and say where it is."""
+        path = place_page(self._window, self._settings, "session")
         if path is not None:
             self._bridge.ask(WritePage(run, lanes_of(run), path), self._show_page)
 

@@ -241,6 +241,7 @@ class MainWindow(QMainWindow):
             "help.about": lambda: AboutDialog(self).show(),
         }
         handlers["run.again"] = self._run_again
+        handlers["run.check_rollback"] = self._check_rollback
         handlers["run.measure_plain"] = self.run_ends.measure_plain
         self._connect(handlers | control.handlers())
 
@@ -273,6 +274,7 @@ class MainWindow(QMainWindow):
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
         self.tokens.inspect_asked.connect(self.actions_by_id["go.inspect"].trigger)
         self.tokens.cancel_asked.connect(control.cancel_sequence)
+        self.tokens.menu_actions = [self.actions_by_id[i] for i in ("go.inspect", "run.fork")]
         panels = self.panels
         panels.conversation.say_asked.connect(control.say)
         self.runs.export_asked.connect(self._export_run)
@@ -316,6 +318,8 @@ class MainWindow(QMainWindow):
             names = ("run.check_rollback", "file.open_demo", "file.open_trace")
             view.empty.offer([self.actions_by_id[name] for name in names])
             view.run_selected.connect(self.control.show_lane)
+            view.form.asked.connect(self.control.check_rollback)
+            view.form.follow(self.actions_by_id["run.check_rollback"])
         feed.add([view])
 
     def _choose_range(self, chosen: RunRange | None) -> None:
@@ -323,6 +327,14 @@ class MainWindow(QMainWindow):
         self.feed.set_range(chosen)
         if chosen is not None:
             self.docks.reveal("inspector")
+
+    def _check_rollback(self) -> None:
+        from app.panels.checks.gate_view import GateView
+
+        self.docks.reveal("gate")
+        view = self.plots["gate"]
+        assert isinstance(view, GateView)
+        view.form.ask()
 
     def _check_kernels(self, view: ConformView, target: str) -> None:
         job = CheckKernels(target, view.add)

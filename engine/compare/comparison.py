@@ -17,21 +17,22 @@ from engine.compare.lane import ComparisonSetup, Follower, Leader, ReferenceRoun
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, with_mode_lanes
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
-from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaSettings
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import ForkLane, PolicyLane
 from engine.compare.scenario import Scenario
 from engine.decode.acceptance import cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, note_non_finite
-from engine.decode.plain_acceptance import PLAIN_RULES, draw_plainly
+from engine.decode.plain_acceptance import PLAIN_RULES, draw_along, draw_plainly
 from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.scripted import ScriptedDrafter
+from engine.draft.tree import branch_of
 from engine.errors import NonFiniteError, OptionError
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
+from engine.options.llama_cpp import DEFAULT_SETTINGS, LlamaSettings
 from engine.run import Run
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
@@ -46,9 +47,11 @@ class Comparison:
     The reference lane decodes each sequence alone, token by token, and chooses by
     engine.decode.plain_acceptance: its sampler never sees a draft. A drafter follows it and
     proposes; every lane gets the same drafts and the same accepted tokens, so positions stay
-    comparable however wrong a lane is. Lanes decode up to options.parallel sequences side by side
-    in joint batches; further prompts wait for a slot. Each lane is a run in `trace`, described by
-    the facts that engine.compare.lane names, and its differences are rows of the divergence table.
+    comparable however wrong a lane is. Of a tree, lanes of a rollback policy get all branches,
+    others the one that the reference lane's tokens follow. Lanes decode up to options.parallel
+    sequences side by side in joint batches; further prompts wait for a slot. Each lane is a run in
+    `trace`, described by the facts that engine.compare.lane names, and its differences are rows of
+    the divergence table.
 
     drafter: used instead of those that the options name, within their limits. draft_accept: draft
     by script, with this many right tokens in the first, second, … draft (engine.draft.scripted).
@@ -77,8 +80,6 @@ class Comparison:
         specs = with_mode_lanes(lanes, self._mode)
         self.trace = TraceStore() if trace is None else trace
         self.done = False
-        if options.spec.tree:
-            raise OptionError("Lanes are given chains to verify.", "Leave --spec-tree out.")
         common = replace(options, faults=())
         n_ctx = session.context(prompts, common)
         n_seqs = min(common.parallel, len(prompts))
@@ -311,7 +312,8 @@ class Comparison:
         return part, of_tokens
 
     def _decode(self, sequence: DecodingSequence, draft: Draft | None) -> tuple[Round, TargetRows]:
-        tokens = [sequence.last, *(draft.tokens if draft else ())]
+        tree = draft if draft and draft.parents else None
+        tokens = [sequence.last, *(draft.tokens if draft and not tree else ())]
         before = sequence.sampler.clone()
         rows: list[torch.Tensor] = []
         of_tokens: list[TargetRows] = []
@@ -323,8 +325,15 @@ class Comparison:
             of_tokens.append(row)
             return self._row(sequence, span.pos0 + 1, logits, 0)
 
-        chosen = self._rule(draft or Draft(), decode, sequence.sampler, self._end_tokens)
+        path: list[int] = []
+        if tree:
+            chosen, path = draw_along(tree, tokens, decode, sequence.sampler, self._end_tokens)
+            draft = branch_of(tree, path)
+            tokens = [sequence.last, *draft.tokens]
+        else:
+            chosen = self._rule(draft or Draft(), decode, sequence.sampler, self._end_tokens)
         part = self._chosen(sequence, tokens, draft, chosen, torch.cat(rows), before)
+        part.tree, part.path = tree, path
         return part, join_rows(of_tokens)
 
     def _row(

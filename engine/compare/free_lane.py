@@ -37,6 +37,8 @@ class FreeLane(EngineFollower):
     its own, because it is led by tokens of another compute mode.
     """
 
+    has_trees = True
+
     def __init__(
         self,
         setup: ComparisonSetup,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -24,7 +24,6 @@ from engine.compare.divergence import (
     ReferenceMemory,
 )
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaSettings
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
 from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
@@ -35,6 +34,7 @@ from engine.errors import ContextFullError, PeerLibraryError, RollbackRefusedErr
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
+from engine.options.llama_cpp import DEFAULT_SETTINGS, LlamaSettings
 from engine.sampling.grammar import Grammar
 from engine.session import Session
 from engine.trace.store import TraceStore
@@ -183,8 +183,11 @@ class Lane:
 class EngineLane(Lane):
     """A lane with a memory, decoding with the session's model in some compute mode.
 
-    taps: layers whose rows are wanted next to the hidden ones.
+    taps: layers whose rows are wanted next to the hidden ones. has_trees: whether it verifies trees
+    as such, else the branch that the leader followed.
     """
+
+    has_trees: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -197,14 +200,15 @@ class EngineLane(Lane):
     ) -> None:
         session = setup.session
         self.options = options
-        self.memory = session.make_memory(
-            options, setup.n_seqs, setup.n_ctx, n_rs_seq, model.device
-        )
+        n_seqs = setup.n_seqs * (options.spec.n_branches if self.has_trees else 1)
+        self.memory = session.make_memory(options, n_seqs, setup.n_ctx, n_rs_seq, model.device)
         run_id = session.begin_run(setup.trace, options, self.memory, n_rs_seq, model)
         super().__init__(setup, spec, run_id)
         self._holders: dict[int, int] = {}
         holder = self._holders.__getitem__
-        self._forward = Forward(model, self.memory, options, self._recorder, holder, taps=taps)
+        self._forward = Forward(
+            model, self.memory, options, self._recorder, holder, taps=taps, n_slots=setup.n_seqs
+        )
 
     def forget(self, seq: int) -> None:
         """A sequence has ended."""

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
-from engine.errors import DraftscopeError, OptionError, PeerLibraryError
+from engine.errors import DraftscopeError, OptionError
 
 WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2
 """What is saved of a sequence: everything; the recurrent states; and those in buffers of the
@@ -71,7 +71,7 @@ NODE = np.dtype(
 
 
 class CommandError(Exception):
-    """A command that was refused. kind: model, full, library or option."""
+    """A command that was refused. kind: build, model, full, library or option."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -226,7 +226,7 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
 
 
 class LlamaApi:
-    """The functions of a library, called as in C. Raises PeerLibraryError for a library that cannot
+    """The functions of a library, called as in C. Raises CommandError for a library that cannot
     be loaded, lacks one of them, or has parameters of a layout that is not known."""
 
     def __init__(self, library: Path) -> None:
@@ -241,9 +241,8 @@ class LlamaApi:
                 self._declare(name, result, arguments)
             self._model_params, self._context_params = map(self._layout, LAYOUTS)
         except (AttributeError, OSError) as error:
-            raise PeerLibraryError(
-                f"The library {library.name} cannot be used: {error}.",
-                "Name a build of llama.cpp from August 2026 or later.",
+            raise CommandError(
+                "build", f"The library {library.name} cannot be used: {error}"
             ) from error
         self._load = self._function("llama_model_load_from_file")
         self._load.restype, self._load.argtypes = c_void_p, [c_char_p, self._model_params]

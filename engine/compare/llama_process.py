@@ -13,7 +13,6 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -30,68 +29,12 @@ from engine.errors import (
     PeerLibraryError,
     UnsupportedModelError,
 )
+from engine.options.llama_cpp import CACHE_TYPES, FLASH_ATTENTION, LlamaSettings
 
 _WAIT_S = 5.0
 _LONGEST = 300
 _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
-CACHE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "bf16": 30,
-    "q8_0": 8,
-    "q5_1": 7,
-    "q5_0": 6,
-    "q4_1": 3,
-    "q4_0": 2,
-    "iq4_nl": 20,
-}
-"""Types of attention cells by llama.cpp's names, and their numbers in ggml."""
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaSettings:
-    """Settings of models and contexts, by llama.cpp's names; what is not given here is fixed by
-    what a lane needs.
-
-    devices: names as `llama-cli --list-devices` has them, separated by commas, "" = the library's
-    choice. n_batch: tokens of a batch, None = those of a ubatch. load_mtp: load the MTP blocks of
-    the file too.
-    """
-
-    n_gpu_layers: int = 0
-    devices: str = ""
-    flash_attn: str = "off"
-    type_k: str = "f32"
-    type_v: str = "f32"
-    n_batch: int | None = None
-    kv_unified: bool = False
-    load_mtp: bool = False
-
-    def words(self) -> str:
-        """The settings as options of llama.cpp."""
-        batch = f" -b {self.n_batch}" if self.n_batch else ""
-        mtp = " --mtp" if self.load_mtp else ""
-        device = f" --device {self.devices}" if self.devices else ""
-        return (
-            f"-ngl {self.n_gpu_layers}{device} -fa {self.flash_attn} -ctk {self.type_k} "
-            f"-ctv {self.type_v}{' -kvu' if self.kv_unified else ''}{batch}{mtp}"
-        )
-
-    def __post_init__(self) -> None:
-        for name, known in (("flash_attn", FLASH_ATTENTION), ("type_k", CACHE_TYPES)):
-            if getattr(self, name) not in known:
-                raise OptionError(
-                    f"{name} is {getattr(self, name)!r}.", f"Choose from {', '.join(known)}."
-                )
-        if self.type_v not in CACHE_TYPES:
-            raise OptionError(
-                f"type_v is {self.type_v!r}.", f"Choose from {', '.join(CACHE_TYPES)}."
-            )
-
-
-DEFAULT_SETTINGS = LlamaSettings()
 
 
 class ModelFacts(NamedTuple):
@@ -136,11 +79,16 @@ class LlamaEngine(ABC):
         self.settings = settings or LlamaSettings()
         self._path = path
         self._widths: list[int] = []
-        mtp = self.settings.load_mtp
-        found = self._ask(
-            "open_model", *(str(path), self.settings.n_gpu_layers, self.settings.devices, int(mtp))
-        )
-        self._model, self._n_vocab, self._n_layers, self._n_bytes = _integers(found, 4)
+        self._model, self._n_vocab, self._n_layers, self._n_bytes = self._open_model(path)
+
+    def _open_model(self, path: Path) -> list[int]:
+        settings = self.settings
+        words = str(path), settings.n_gpu_layers, settings.devices, int(settings.load_mtp)
+        return _integers(self._ask("open_model", *words), 4)
+
+    def add_model(self, path: Path) -> int:
+        """Load a second file, as an MTP block in one of its own. Returns its number."""
+        return self._open_model(path)[0]
 
     @abstractmethod
     def _call(self, name: str, *values: Value | str) -> list[Value]:
@@ -175,20 +123,21 @@ class LlamaEngine(ABC):
         kv_unified: bool | None = None,
         mtp_of: int | None = None,
         traced: bool = False,
+        model: int | None = None,
     ) -> tuple[int, int]:
         """n_seqs sequences of n_ctx cells each, under the engine's settings.
 
         n_batch: tokens of a batch, None = as the settings say. n_rs_seq: snapshot planes to ask
         for. kv_unified: None = as the settings say. mtp_of: an MTP context at the side of that one.
-        traced: its decodes can be traced. Returns the context's number and the planes that it has,
-        0 where the architecture has none.
+        traced: its decodes can be traced. model: one that was added. Returns the context's number
+        and the planes that it has, 0 where the architecture has none.
         """
         settings = self.settings
         ubatch = min(n_ubatch, n_ctx)
         unified = settings.kv_unified if kv_unified is None else kv_unified
         found = self._ask(
             "open_context",
-            self._model,
+            self._model if model is None else model,
             n_seqs,
             n_ctx * n_seqs,
             max(ubatch, n_batch or settings.n_batch or ubatch),
@@ -329,6 +278,11 @@ class LlamaEngine(ABC):
             raise self._refused(error) from error
 
     def _refused(self, error: CommandError) -> DraftscopeError:
+        if error.kind == "build":
+            return PeerLibraryError(
+                f"{error}.",
+                "Name a newer build, or one with its headers, with its libraries in one folder.",
+            )
         if error.kind == "model":
             return UnsupportedModelError(
                 f"llama.cpp cannot load {self._path.name}: {error}.",

@@ -21,7 +21,7 @@ from engine.compare.lane import (
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
-from engine.compare.llama_process import LlamaEngine, LlamaProcess, LlamaSettings
+from engine.compare.llama_process import LlamaEngine, LlamaProcess
 from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
 from engine.decode.round import Round
 from engine.errors import PeerLibraryError, StateBlobError
@@ -29,6 +29,7 @@ from engine.model.mixers import layout_of
 from engine.model.parts.attention import RINGS
 from engine.model.recurrence import StateKey
 from engine.options import RunOptions
+from engine.options.llama_cpp import LlamaSettings
 from engine.trace.writer import RunSource, TraceWriter
 
 _FINE = 3

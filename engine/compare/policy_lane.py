@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from engine.compare.divergence import (
     LogitsDifference,
@@ -21,12 +23,15 @@ from engine.compare.lane_spec import LaneSpec
 from engine.decode.forward import Forward
 from engine.decode.round import Round
 from engine.decode.verify_loop import VerifyLoop, pending_of
+from engine.draft.drafter import Draft
 from engine.model.hybrid import HybridModel
 from engine.options import RunOptions
 
 
 class PolicyLane(EngineFollower):
     """Verifies every draft as a run with its options would, and rolls back by its own policy."""
+
+    has_trees = True
 
     def __init__(
         self,
@@ -38,7 +43,7 @@ class PolicyLane(EngineFollower):
         n_rs_seq: int,
     ) -> None:
         super().__init__(setup, spec, options, model, leader, n_rs_seq)
-        self._loop = VerifyLoop(self._forward, options, self._take_over)
+        self._loop = VerifyLoop(self._forward, options, self._take_over, branch=self._branch)
         self._parts: dict[int, Round] = {}
         """What the leader did, by the memory sequence that verifies it."""
 
@@ -57,7 +62,14 @@ class PolicyLane(EngineFollower):
     def _led(self, number: int, seq: int) -> Round:
         """Round `number` of a sequence, with the leader's draft."""
         part = self._parts[seq]
-        return Round(number, part.seq_id, seq, part.pos0, part.tokens, part.draft)
+        draft = part.tree if self.has_trees and part.tree else part.draft
+        return Round(number, part.seq_id, seq, part.pos0, part.tokens, draft)
+
+    def _branch(self, round_: Round, drafts: Sequence[Draft], _: Sequence[torch.Tensor]) -> int:
+        """The branch that the leader's tokens follow."""
+        part = self._parts[round_.seq]
+        assert part.draft is not None
+        return [one.tokens for one in drafts].index(part.draft.tokens)
 
     def _take_over(self, round_: Round) -> None:
         """Take the leader's tokens, and choose none again. With the fault stale-logits, the lane
@@ -129,6 +141,8 @@ class ForkLane(PolicyLane):
     the round. The fact lane_copies says which of them were wrong, see
     engine.analysis.findings.forks.
     """
+
+    has_trees = False
 
     def __init__(
         self,

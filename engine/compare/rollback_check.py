@@ -12,7 +12,7 @@ fails is right all the same if the batches of the script without any rollback gi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,11 +27,20 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES, LaneSpec
 from engine.compare.llama_cpp import TokenSpan
 from engine.compare.llama_memory import LlamaScriptEngine
-from engine.compare.llama_process import DEFAULT_SETTINGS, LlamaEngine, LlamaSettings
+from engine.compare.llama_process import LlamaEngine
 from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import parse_script
-from engine.compare.rollback_outcomes import ABSENT, FAILED, KNOWN, REFUSED, RIGHT, UNREAD, WRONG
+from engine.compare.rollback_outcomes import (
+    ABSENT,
+    FAILED,
+    KNOWN,
+    REFUSED,
+    RIGHT,
+    UNREAD,
+    WRONG,
+    read_baseline,
+)
 from engine.errors import (
     DraftscopeError,
     OptionError,
@@ -39,13 +48,13 @@ from engine.errors import (
     RollbackRefusedError,
     UnsupportedModelError,
 )
+from engine.option_fields import words_of
 from engine.options import Prompt, RunOptions, SpecOptions
+from engine.options.llama_cpp import DEFAULT_GATE, DEFAULT_SETTINGS, GateOptions, LlamaSettings
 from engine.session import Session
-from engine.trace.facts import GateFacts
+from engine.trace.facts import GateFacts, RunFacts
 from engine.trace.store import TraceStore
 
-DEPTHS = (1, 3, 8)
-N_TOKENS = 32
 _N_PROMPT = 16
 _N_CTX = 256
 _MARGIN = 10.0
@@ -69,7 +78,7 @@ check C 0 0:25 = B 0 max_abs<=0
 check C 0 0:25 = B 0 relative<=0
 check C 0 = B 0 error<=0
 """
-_PLANES = f"{LLAMA},rollback=planes"
+_SIDECAR = "MTP context"
 _CHECKPOINTS = (f"{LLAMA},rollback=checkpoint", f"{LLAMA},rollback=checkpoint,device")
 
 
@@ -118,44 +127,48 @@ def check_rollback(
     session: Session,
     scripts: Sequence[MemoryScript],
     library: Path | None = None,
-    depths: Sequence[int] = DEPTHS,
-    n_tokens: int = N_TOKENS,
+    gate: GateOptions = DEFAULT_GATE,
     trace: TraceStore | None = None,
     *,
-    settings: LlamaSettings = DEFAULT_SETTINGS,
-    n_slots: int = 2,
-    n_ubatch: int = 512,
     only: Collection[str] = (),
 ) -> Generator[CheckedLane, None, None]:
     """Play every scenario with drafts of this many tokens, over planes as many, then every script;
     lanes in order.
 
-    scripts: those of reported failures. trace: takes all lanes. n_slots: sequences of the scenario
-    with several. only: names of scenarios and scripts, empty for all. Raises what Comparison
-    raises, and OptionError for an unknown name.
+    scripts: those of reported failures. trace: takes all lanes. only: names of scenarios and
+    scripts, empty for all. Raises what Comparison raises, and OptionError for an unknown name or
+    a file that is not a baseline.
     """
-    names = [*(one.name for one in _scenarios(1, n_slots)), *(one.name for one in scripts)]
+    settings, words = gate.settings, " ".join(words_of(replace(gate, baseline=None)))
+    before = read_baseline(Path(gate.baseline)) if gate.baseline else {}
+    names = [*(one.name for one in _scenarios(1, gate)), *(one.name for one in scripts)]
+    names += [_SIDECAR] if settings.load_mtp else []
     if unknown := [name for name in only if name not in names]:
         raise OptionError(
             f"There is no scenario {unknown[0][:80]!r}.", f"Choose from {', '.join(names)}."
         )
-    for n_draft in depths:
+    for n_draft in gate.depths:
         options = RunOptions(
-            n_predict=n_tokens,
+            n_predict=gate.n_predict,
             n_ctx=_N_CTX,
-            n_ubatch=n_ubatch,
+            n_ubatch=gate.n_ubatch,
             ignore_eos=True,
             spec=SpecOptions(n_max=n_draft),
         )
-        for scenario in _scenarios(n_draft, n_slots):
-            if not only or scenario.name in only:
-                yield from _played(session, library, settings, scenario, options, trace)
+        for scenario in _scenarios(n_draft, gate):
+            if only and scenario.name not in only:
+                continue
+            for lane, facts in _played(session, library, gate, scenario, options, trace):
+                facts.gate = _gate_facts(lane, words, before)
+                yield lane
     chosen = [script for script in scripts if not only or script.name in only]
     for lane in play_scripts(session, chosen, library, settings=settings):
         if trace is not None and trace.runs:  # a script has no run of its own
-            trace.runs[0].add_to("gate_scripts", msgspec.to_builtins(_gate_facts(lane)))
+            trace.runs[0].add_to(
+                "gate_scripts", msgspec.to_builtins(_gate_facts(lane, words, before))
+            )
         yield lane
-    if settings.load_mtp and not only:
+    if settings.load_mtp and (not only or _SIDECAR in only):
         yield _checked_sidecar(session, library, settings)
 
 
@@ -243,7 +256,8 @@ def _played_script(
 
 
 class RollbackChecks:
-    """`check_rollback` with its defaults, step by step; the first one is done at once."""
+    """`check_rollback` at one settings after another, step by step; the first one is done at
+    once."""
 
     def __init__(
         self,
@@ -251,8 +265,13 @@ class RollbackChecks:
         scripts: Sequence[MemoryScript],
         library: Path | None,
         trace: TraceStore,
+        gates: Sequence[GateOptions] = (DEFAULT_GATE,),
     ) -> None:
-        self._lanes = check_rollback(session, scripts, library, trace=trace)
+        self._lanes = (
+            lane
+            for gate in gates
+            for lane in check_rollback(session, scripts, library, gate, trace)
+        )
         self.step()
 
     def step(self) -> bool:
@@ -325,7 +344,7 @@ def _checked_sidecar(
     finally:
         if engine is not None:
             engine.close()
-    return CheckedLane("MTP context", "planes", 3, n_planes, 2, None, outcome, None, about)
+    return CheckedLane(_SIDECAR, "planes", 3, n_planes, 2, None, outcome, None, about)
 
 
 def _nmse(found: np.ndarray, reference: np.ndarray) -> float:
@@ -333,10 +352,11 @@ def _nmse(found: np.ndarray, reference: np.ndarray) -> float:
     return float(((found - exact) ** 2).sum() / (exact**2).sum())
 
 
-def _scenarios(n: int, n_slots: int) -> Iterator[_Scenario]:
+def _scenarios(n: int, gate: GateOptions) -> Iterator[_Scenario]:
+    n_slots = gate.n_slots
     traps = (
-        ("whole batch undone", f"{_PLANES},n_rs_seq={n + 1},undo=batch"),
-        ("tokens one by one", f"{_PLANES},step=1"),
+        ("whole batch undone", f"{_planes(n + 1, gate)},undo=batch"),
+        ("tokens one by one", f"{_planes(n, gate)},step=1"),
     )
     yield _Scenario("every depth", tuple(range(n + 1)), traps=traps)
     yield _Scenario("all rejected", (0,))
@@ -345,16 +365,21 @@ def _scenarios(n: int, n_slots: int) -> Iterator[_Scenario]:
     yield _Scenario(name, (n, *range(n)), n_seqs=n_slots)
 
 
+def _planes(n: int, gate: GateOptions) -> str:
+    """The lane over enough planes for n tokens."""
+    return f"{LLAMA},rollback=planes,n_rs_seq={max(n, gate.n_rs_seq or 0)}"
+
+
 def _played(
     session: Session,
     library: Path | None,
-    settings: LlamaSettings,
+    gate: GateOptions,
     scenario: _Scenario,
     options: RunOptions,
     trace: TraceStore | None,
-) -> Iterator[CheckedLane]:
+) -> Iterator[tuple[CheckedLane, RunFacts]]:
     lanes = [
-        ("planes", _PLANES),
+        ("planes", _planes(options.spec.n_max, gate)),
         *zip(("checkpoint", "checkpoint, device"), _CHECKPOINTS, strict=True),
         *scenario.traps,
     ]
@@ -367,7 +392,7 @@ def _played(
         trace,
         draft_accept=scenario.accepts,
         llama_library=library,
-        llama_settings=settings,
+        llama_settings=gate.settings,
     )
     try:
         while comparison.step():
@@ -377,9 +402,9 @@ def _played(
     verdicts = {verdict.lane: verdict for verdict in comparison.results()}
     for policy, text in lanes:
         is_trap = (policy, text) in scenario.traps
-        yield _checked(
-            comparison.trace, scenario.name, policy, options.spec.n_max, verdicts[text], is_trap
-        )
+        n_draft, verdict = options.spec.n_max, verdicts[text]
+        lane = _checked(comparison.trace, scenario.name, policy, n_draft, verdict, is_trap)
+        yield lane, comparison.trace.runs[verdict.run_id]
 
 
 def _prompt(session: Session, which: int) -> Prompt:
@@ -412,7 +437,7 @@ def _checked(
     elif verdict.is_beyond or found:
         stale = any(one.rule == "stale-plane" for one in found)
         outcome = KNOWN if is_trap and stale else WRONG
-    lane = CheckedLane(
+    return CheckedLane(
         scenario,
         policy,
         n_draft,
@@ -423,9 +448,8 @@ def _checked(
         number,
         about,
     )
-    facts.gate = _gate_facts(lane)
-    return lane
 
 
-def _gate_facts(lane: CheckedLane) -> GateFacts:
-    return GateFacts(lane.scenario, lane.policy, lane.n_draft, lane.outcome, lane.about)
+def _gate_facts(lane: CheckedLane, settings: str, baseline: Mapping[str, str]) -> GateFacts:
+    shown = lane.scenario, lane.policy, lane.n_draft, lane.outcome, lane.about
+    return GateFacts(*shown, settings, baseline.get(lane.name, ""))

@@ -21,13 +21,14 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.compare.divergence import MemoryDifference
 from engine.errors import StateBlobError
-from engine.model.recurrence import RecurrentLayout, StateKey
+from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 
 _MAGIC = 0xAF143CD8
 _F32 = 0
@@ -83,9 +84,9 @@ def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> Recurre
             for name in names:
                 key = StateKey(layer, name)
                 if key in layout.states:
-                    states[key] = reader.row(key, n_cells, layout.states[key].shape)
+                    states[key] = reader.row(key, n_cells, layout.states[key])
                 elif name == _STATE:
-                    reader.row(key, n_cells, (0,))
+                    reader.row(key, n_cells, None)
     reader.end()
     return RecurrentState(pos, states if n_cells else {})
 
@@ -179,8 +180,9 @@ class _Reader:
             raise _wrong(f"has a {key.name} of type {kind} and sizes {sizes} in layer {key.layer}")
         return np.frombuffer(self._take(4 * width * n_rows), "<f4").reshape(n_rows, width)
 
-    def row(self, key: StateKey, n_cells: int, shape: tuple[int, ...]) -> np.ndarray:
-        """One state in our shape; theirs has the last two dimensions the other way round."""
+    def row(self, key: StateKey, n_cells: int, recurrence: Recurrence[Any] | None) -> np.ndarray:
+        """One state in our shape; None for one without numbers."""
+        shape = recurrence.shape if recurrence else (0,)
         (n_bytes,) = self.read(_N_BYTES)
         expected = 4 * int(np.prod(shape))
         if n_bytes != expected:
@@ -190,7 +192,9 @@ class _Reader:
         if not n_cells:
             return np.empty((0,), np.float32)
         row = np.frombuffer(self._take(n_bytes), "<f4")
-        return row.reshape(*shape[:-2], *shape[:-3:-1]).swapaxes(-1, -2) if n_bytes else row
+        if recurrence is None or not recurrence.llama_cpp_turns:
+            return row.reshape(shape)
+        return row.reshape(*shape[:-2], *shape[:-3:-1]).swapaxes(-1, -2)
 
     def end(self) -> None:
         if left := len(self._blob) - self._at:

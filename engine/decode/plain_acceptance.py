@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from engine.draft.drafter import Draft
+from engine.draft.tree import branches
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import RowDistribution, Sampler
 
@@ -31,6 +32,30 @@ def draw_plainly(
         if token != drafted or (token in end_tokens and len(chosen) < len(draft.tokens)):
             break
     return chosen
+
+
+def draw_along(
+    tree: Draft,
+    tokens: list[int],
+    rows: RowDistribution,
+    sampler: Sampler,
+    end_tokens: Collection[int],
+) -> tuple[list[int], list[int]]:
+    """Draw as if there were no tree, as long as a node has what was drawn. tokens: the newest one;
+    each that is followed is appended. Returns the tokens chosen, and the nodes of the first branch
+    through those followed."""
+    chosen, paths = list[int](), branches(tree.parents)
+    while True:
+        depth = len(chosen)
+        token = sampler.draw(rows(depth))
+        chosen.append(token)
+        on = [p for p in paths if depth < len(p) and tree.tokens[p[depth]] == token]
+        if not on:
+            return chosen, paths[0]
+        tokens.append(token)
+        paths = on
+        if token in end_tokens and len(chosen) < len(paths[0]):
+            return chosen, paths[0]
 
 
 def reject_plainly(

@@ -27,6 +27,11 @@ class TargetFacts:
     top_ids: list[list[int]]
     top_probs: list[list[float]]
 
+    @property
+    def ratios(self) -> list[float]:
+        """Of each probability to that of the most probable token there."""
+        return [p / top[0] for p, top in zip(self.prob, self.top_probs, strict=True)]
+
     def part(self, start: int, stop: int) -> TargetFacts:
         """The facts at positions start..stop."""
         return TargetFacts(

@@ -1,7 +1,8 @@
-"""Text to token ids and back, from a GGUF's own vocabulary (byte-level BPE).
+"""Text to token ids and back, from a GGUF's own vocabulary.
 
 Special tokens are cut out of the raw text first, longest text first; what is left is split by
-the model family's pattern and merged. Nothing is normalised and nothing is put in front.
+the model family's pattern and merged (byte-level BPE), or cut into pieces by their scores
+(engine.gguf.scored_pieces). Nothing is normalised.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
+from typing import Any
 
 from tokenizers import Tokenizer as MergeTokenizer
 from tokenizers.models import BPE
@@ -18,6 +20,7 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import BLOCK, check_cancelled, never, shorten
 from engine.gguf.metadata import TypedMetadata
 from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of, pre_tokeniser
+from engine.gguf.scored_pieces import BYTE_TOKENS, SCORED, bytes_of_scored
 
 MAX_TOKEN_LENGTH = 4096  # characters; real vocabularies stay below 300
 
@@ -53,33 +56,39 @@ class TokenType(IntEnum):
 
 
 # as plain numbers: comparing with members of an enumeration takes several times as long
-_USER_DEFINED = int(TokenType.USER_DEFINED)
+_NORMAL, _USER_DEFINED, _BYTE = (
+    int(kind) for kind in (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE)
+)
+_WRITTEN = {_NORMAL, _USER_DEFINED}
 _CUT_OUT = {_USER_DEFINED, int(TokenType.CONTROL), int(TokenType.UNKNOWN)}
 
 
 class Tokenizer:
-    """Byte-level BPE over the vocabulary of one file. `n_vocab` = rows of the embedding."""
+    """The vocabulary of one file. `n_vocab` = rows of the embedding."""
 
     def __init__(
         self,
         tokens: Sequence[str],
         types: Sequence[int],
         ids: dict[str, int],
-        merges: list[tuple[str, str]],
-        pre: str,
+        encode: Callable[[str], list[int]],
         *,
+        model: str,
+        pre: str,
         bos_id: int | None = None,
         eos_id: int | None = None,
         eot_id: int | None = None,
         pad_id: int | None = None,
         add_bos: bool = False,
         add_eos: bool = False,
+        prefix: str = "",
     ) -> None:
         """Takes consistent parts; `from_gguf` is the way in that checks them.
 
-        ids: of every text in `tokens`. merges: pairs in rank order, the first merged first.
+        ids: of every text in `tokens`. encode: cuts a text without special tokens. prefix: what
+        goes in front of a text at the beginning and after a special token.
         """
-        self.model = "gpt2"
+        self.model = model
         self.pre = pre
         self.n_vocab = len(tokens)
         self.bos_id = bos_id
@@ -92,10 +101,9 @@ class Tokenizer:
         self._types = types
         ends = {ids[text] for text in _END_TEXTS if text in ids}
         self.eog_ids = frozenset(ends | {i for i in (eos_id, eot_id) if i is not None})
-        splitting = SPLITTINGS[pre]
-        model = BPE(vocab=ids, merges=merges, ignore_merges=splitting.whole_words)
-        self._merger = MergeTokenizer(model)
-        self._merger.pre_tokenizer = pre_tokeniser(splitting)
+        self._encode, self._prefix = encode, prefix
+        self._bytes_of = bytes_of_scored(model) if model in SCORED else bytes_of
+        self._written = _WRITTEN | ({_BYTE} if model in SCORED else set())
         self._specials = _longest_first(tokens, types)
         self._always = [(text, i) for text, i in self._specials if types[i] == _USER_DEFINED]
         self._bytes: dict[int, bytes] = {}
@@ -110,10 +118,12 @@ class Tokenizer:
         """
         model = file.str_("tokenizer.ggml.model")
         pre = file.str_("tokenizer.ggml.pre", "default")
+        if model in SCORED:
+            return cls._scored(file, model, pre, cancelled)
         if model != "gpt2":
             raise UnsupportedModelError(
                 f'{file.path.name} uses the tokenizer "{shorten(model)}".',
-                'Only byte-level BPE ("gpt2") is supported, as in the Qwen3 and Qwen3.5 families.',
+                f"Supported are {', '.join(SCORED)} and gpt2, which the Qwen families have.",
             )
         splitting = SPLITTINGS.get(pre)
         if splitting is None:
@@ -121,25 +131,34 @@ class Tokenizer:
                 f'{file.path.name} splits text by the pattern "{shorten(pre)}".',
                 f"Supported patterns are {', '.join(sorted(SPLITTINGS))}.",
             )
-        tokens, ids = _read_tokens(file, cancelled)
+        tokens, ids = _read_tokens(file, BYTE_CHARACTERS, cancelled)
         types = _read_types(file, len(tokens))
         if splitting.by_rank and "tokenizer.ggml.merges" not in file.metadata:
             merges = _merges_by_rank(tokens, types, ids, cancelled)
         else:
             merges = _read_merges(file, ids, cancelled)
-        return cls(
-            tokens,
-            types,
-            ids,
-            merges,
-            pre,
-            bos_id=_read_id(file, "bos_token_id", len(tokens)),
-            eos_id=_read_id(file, "eos_token_id", len(tokens)),
-            eot_id=_read_id(file, "eot_token_id", len(tokens)),
-            pad_id=_read_id(file, "padding_token_id", len(tokens)),
-            add_bos=file.bool_("tokenizer.ggml.add_bos_token", splitting.add_bos),
-            add_eos=file.bool_("tokenizer.ggml.add_eos_token", False),
-        )
+        merger = MergeTokenizer(BPE(vocab=ids, merges=merges, ignore_merges=splitting.whole_words))
+        merger.pre_tokenizer = pre_tokeniser(splitting)
+
+        def encode(text: str) -> list[int]:
+            found: list[int] = merger.encode(text, add_special_tokens=False).ids
+            return found
+
+        kept = _kept(file, len(tokens), add_bos=splitting.add_bos)
+        return cls(tokens, types, ids, encode, model=model, pre=pre, **kept)
+
+    @classmethod
+    def _scored(
+        cls, file: TypedMetadata, model: str, pre: str, cancelled: Callable[[], bool]
+    ) -> Tokenizer:
+        tokens, ids = _read_tokens(file, BYTE_TOKENS, cancelled)
+        types, scores = _read_types(file, len(tokens)), _read_scores(file, len(tokens))
+        scored = SCORED[model]
+        kept = _kept(file, len(tokens), bos=1, eos=2, add_bos=scored.add_bos)
+        spaced = file.bool_("tokenizer.ggml.add_space_prefix", scored.spaced) and scored.spaced
+        encode = scored.encoder(tokens, ids, scores, types)
+        prefix = " " if spaced else ""
+        return cls(tokens, types, ids, encode, model=model, pre=pre, prefix=prefix, **kept)
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         """The ids of `text`; no beginning token is put in front.
@@ -150,11 +169,14 @@ class Tokenizer:
         if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
+        prefix = self._prefix
         for part in _cut(text, self._specials if parse_special else self._always):
             if isinstance(part, int):
                 ids.append(part)
+                prefix = self._prefix
             else:
-                ids += self._merger.encode(part, add_special_tokens=False).ids
+                ids += self._encode(prefix + part)
+                prefix = ""
         return ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
@@ -170,12 +192,13 @@ class Tokenizer:
         if not 0 <= token_id < self.n_vocab:
             return b""
         kind = self._types[token_id]
-        if not special and kind not in (TokenType.NORMAL, TokenType.USER_DEFINED):
+        if not special and kind not in self._written:
             return b""
         known = self._bytes.get(token_id)
         if known is None:
             token = self._tokens[token_id]
-            known = bytes_of(token) if kind == TokenType.NORMAL else token.encode()
+            is_plain = kind == _NORMAL or (kind == _BYTE and kind in self._written)
+            known = self._bytes_of(token) if is_plain else token.encode()
             self._bytes[token_id] = known
         return known
 
@@ -254,9 +277,10 @@ def _blocks(items: list[str], cancelled: Callable[[], bool]) -> Iterator[tuple[i
 
 
 def _read_tokens(
-    file: TypedMetadata, cancelled: Callable[[], bool]
+    file: TypedMetadata, of_bytes: Sequence[str], cancelled: Callable[[], bool]
 ) -> tuple[list[str], dict[str, int]]:
-    """All tokens, and the id of each text; of a text that is there twice, the last."""
+    """All tokens, and the id of each text; of a text that is there twice, the last. of_bytes: the
+    tokens of single bytes, all of which are needed."""
     key = "tokenizer.ggml.tokens"
     tokens = file.strs(key)
     ids: dict[str, int] = {}
@@ -267,7 +291,7 @@ def _read_tokens(
     if longest > MAX_TOKEN_LENGTH:
         what = f"a token of {longest:,} characters, more than {MAX_TOKEN_LENGTH:,}"
         raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
-    missing = [byte for byte, character in enumerate(BYTE_CHARACTERS) if character not in ids]
+    missing = [byte for byte, text in enumerate(of_bytes) if text not in ids]
     if missing:
         what = f"no token for byte 0x{missing[0]:02X} among {len(tokens):,}"
         raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
@@ -286,6 +310,34 @@ def _read_types(file: TypedMetadata, n_vocab: int) -> list[int]:
             file.path, f"key {key}", f"{min(unknown)} is not a token type", _REMEDY
         )
     return types
+
+
+def _read_scores(file: TypedMetadata, n_vocab: int) -> list[float]:
+    key = "tokenizer.ggml.scores"
+    scores = file.floats(key)
+    if len(scores) != n_vocab:
+        what = f"{len(scores):,} scores for {n_vocab:,} tokens"
+        raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
+    return scores
+
+
+def _kept(
+    file: TypedMetadata,
+    n_vocab: int,
+    *,
+    bos: int | None = None,
+    eos: int | None = None,
+    add_bos: bool,
+) -> dict[str, Any]:
+    """What a file says of special tokens; bos, eos, add_bos: where it says nothing."""
+    return {
+        "bos_id": _read_id(file, "bos_token_id", n_vocab, bos),
+        "eos_id": _read_id(file, "eos_token_id", n_vocab, eos),
+        "eot_id": _read_id(file, "eot_token_id", n_vocab),
+        "pad_id": _read_id(file, "padding_token_id", n_vocab),
+        "add_bos": file.bool_("tokenizer.ggml.add_bos_token", add_bos),
+        "add_eos": file.bool_("tokenizer.ggml.add_eos_token", False),
+    }
 
 
 def _read_merges(
@@ -319,9 +371,11 @@ def _merges_by_rank(
     return merges
 
 
-def _read_id(file: TypedMetadata, name: str, n_vocab: int) -> int | None:
+def _read_id(
+    file: TypedMetadata, name: str, n_vocab: int, default: int | None = None
+) -> int | None:
     key = f"tokenizer.ggml.{name}"
-    token_id = file.int_(key, None)
+    token_id = file.int_(key, default)
     if token_id is None:
         return None
     if not 0 <= token_id < n_vocab:

@@ -157,7 +157,7 @@ class Swiglu:
     def __init__(self, part: SwigluPart, weights: Weights, suffix: str = "") -> None:
         self._sizes = [part.width, part.width]
         self._open = opener(part.gating)
-        self._gate_up = weights.biased(f"ffn_gate{suffix}", f"ffn_up{suffix}")
+        self._gate_up = weights.biased(*part.opening(suffix))
         self._down = weights.biased(f"ffn_down{suffix}")
 
     def __call__(

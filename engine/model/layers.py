@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -32,7 +33,7 @@ class StepOutput(NamedTuple):
 class ResidualBlock:
     """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x), what is added times `scale`.
 
-    Either of them may be missing.
+    Either of them may be missing. added_norms: of what the two add, where it is normed.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class ResidualBlock:
         ffn_norm: torch.Tensor | None,
         eps: float,
         scale: float = 1.0,
+        added_norms: Sequence[torch.Tensor] = (),
     ) -> None:
         self._mixer = mixer
         self._ffn = ffn
         self._mixer_norm = mixer_norm
         self._ffn_norm = ffn_norm
         self._eps = eps
+        self._added = added_norms
         norm = ffn_norm if mixer_norm is None else mixer_norm
         self._scale = None if norm is None or scale == 1.0 else norm.new_full(norm.shape, scale)
 
@@ -56,13 +59,15 @@ class ResidualBlock:
         """x [B, T, n_embd], not normed -> the same shape."""
         if self._mixer is not None and self._mixer_norm is not None:
             normed = rms_norm(x, self._mixer_norm, self._eps)
-            x = add(x, self._scaled(self._mixer(normed, around)))
+            x = add(x, self._scaled(self._mixer(normed, around), 0))
         if self._ffn is not None and self._ffn_norm is not None:
             normed = rms_norm(x, self._ffn_norm, self._eps)
-            x = add(x, self._scaled(self._ffn(normed, invariant=around.invariant)))
+            x = add(x, self._scaled(self._ffn(normed, invariant=around.invariant), 1))
         return x
 
-    def _scaled(self, y: torch.Tensor) -> torch.Tensor:
+    def _scaled(self, y: torch.Tensor, half: int) -> torch.Tensor:
+        if self._added:
+            y = rms_norm(y, self._added[half], self._eps)
         return y if self._scale is None else multiply(y, self._scale)
 
 
@@ -79,6 +84,7 @@ def make_block(
         weights.keep(parts.ffn_norm) if ffn and parts.ffn_norm else None,
         config.eps,
         parts.residual_scale,
+        [weights.keep(name) for name in parts.added_norms],
     )
 
 

@@ -29,6 +29,8 @@ _KEPT = (
     "attn_v_b.",
     ".ssm_a",
     ".ssm_d",
+    "ssm_x.",
+    "ssm_dt.",
     "ssm_beta.",
     "ssm_ba.",
     "ffn_gate_inp",
@@ -107,7 +109,8 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
 def _steps(tensors: Mapping[str, TensorInfo], name: str) -> int:
     """Rows of a matrix that stay f32: the steps of Mamba-2, one for a head."""
     block, _, rest = name.rpartition("ssm_in.")
-    return tensors[f"{block}ssm_dt.bias"].n_elements if rest and f"{block}ssm_d" in tensors else 0
+    has_steps = rest and f"{block}ssm_d" in tensors and f"{block}ssm_x.weight" not in tensors
+    return tensors[f"{block}ssm_dt.bias"].n_elements if has_steps else 0
 
 
 def _block(name: str) -> str:

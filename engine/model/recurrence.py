@@ -63,6 +63,9 @@ class Recurrence(ABC, Generic[InputsT]):
     """Whether rows of the state lie where their positions say, so that the state of a text may do
     for a shorter one (`serves`)."""
 
+    llama_cpp_turns: bool = True
+    """Whether llama.cpp keeps the last two dimensions the other way round."""
+
     is_exact: bool = False
     """Whether the state is made of whole numbers, which no type may round."""
 

@@ -204,6 +204,8 @@ class SsdState(MatrixState):
     """S [n_heads, head_dim, d_state] of kernels.recurrence.ssd; a token's log entry is
     (dt x, B, g)."""
 
+    llama_cpp_turns = False
+
     def __init__(self, n_heads: int, head_dim: int, n_groups: int, d_state: int) -> None:
         super().__init__(
             (n_heads, head_dim, d_state),

@@ -14,7 +14,7 @@ from kernels.recurrence.compressor import (
     compress_slots,
     fold_ring,
     ring_places,
-    rings_after,
+    write_ring,
 )
 
 
@@ -77,13 +77,10 @@ class CompressorRing(Recurrence[CompressorInputs]):
     ) -> torch.Tensor:
         x, positions = inputs
         y, n = compress(x, positions, start, self._part), x.shape[1]
-        last = positions % self._part.n_slots
-        # all of them before one is written, which may be `start`
-        after = [
-            rings_after(start, x, last[:, n - 1 - back], n - back) for back in range(len(slots))
-        ]
-        for slot, ring in zip(slots, after, strict=True):
-            slot.copy_(ring)
+        # the slot that is `start`, if one is, when all others are written
+        in_turn = sorted(enumerate(slots), key=lambda one: one[1].data_ptr() == start.data_ptr())
+        for back, slot in in_turn:
+            write_ring(start, x, positions, n - back, slot)
         return y
 
     def log(

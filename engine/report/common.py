@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine.analysis.findings.check import Finding, with_consequences
-from engine.errors import OptionError
-from engine.option_fields import PlacedOption, options_in
+from engine.option_fields import differing, words_of
 from engine.options import RunOptions
 from engine.report.parts import CodeSample, Facts, Part, Remark, Section, Tokens
 from engine.size_text import size_text
@@ -82,7 +81,7 @@ def settings_section(options: RunOptions | None, more: Mapping[str, Any] | None 
 
 def changed(options: RunOptions | None) -> dict[str, str]:
     """The options that are not at their defaults, by name."""
-    return {one.option.name: shown(value) for one, value in _changed(options)}
+    return {one.option.name: shown(value) for one, value in differing(options)}
 
 
 def findings_section(
@@ -120,43 +119,7 @@ def run_command(model: Any, options: RunOptions, prompts: Sequence[str]) -> list
         words += ["-md", draft]
     for text in prompts:
         words += ["-p", text]
-    for one, value in _changed(options):
-        flag = one.option.flags[0]
-        if one.kind is bool:
-            words.append(flag)
-        elif one.option.repeats:
-            words += [word for part in value for word in (flag, _repeated(part))]
-        else:
-            words += [flag, _word(value)]
-    return words
-
-
-def _repeated(part: Any) -> str:
-    """One value of a repeated option; a bias is its token and a signed number."""
-    if isinstance(part, (list, tuple)) and len(part) == 2 and isinstance(part[1], (int, float)):
-        return f"{part[0]}{part[1]:+g}"
-    return _word(part)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(_word, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _changed(options: RunOptions | None) -> Iterator[tuple[PlacedOption, Any]]:
-    """Options that differ from their defaults; what is not a value of an option is left out."""
-    for one in options_in(RunOptions) if options else ():
-        value: Any = options
-        for name in one.path:
-            value = getattr(value, name)
-        if value is None or value == one.default:
-            continue
-        try:
-            one.option.check(value)
-        except OptionError:
-            continue
-        yield one, value
+    return [*words, *words_of(options)]
 
 
 def _each_shown(values: Mapping[str, Any]) -> dict[str, str]:

@@ -10,21 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from engine.compare.rollback_check import CheckedLane
-from engine.compare.rollback_outcomes import BAD, KNOWN
-from engine.errors import OptionError
-from engine.files import user_text
-from engine.foreign_json import JsonError, parse_json
+from engine.compare.rollback_outcomes import BAD, is_new
 from engine.terminal_text import terminal_text
 
-_MOST_BYTES = 1 << 24
 _MOST_NAMED = 3
 _LONGEST = 300
-_REMEDY = "Write one with draftscope check-rollback MODEL --llama-cpp BUILD --json > FILE."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +49,8 @@ class Gate:
         ]
 
     def _fails(self, lane: CheckedLane) -> bool:
-        known = (self.baseline or {}).get(lane.name)
-        if lane.outcome not in BAD or known in BAD:
-            return False
-        return lane.outcome != KNOWN or self.strict or known is not None
-
-
-def read_baseline(path: Path) -> dict[str, str]:
-    """Outcomes by the names of checks. Raises OptionError for what is not a result of
-    check-rollback."""
-    try:
-        found = parse_json(user_text(path, _MOST_BYTES))
-    except JsonError as error:
-        raise OptionError(f"{path} is not JSON: {error}.", _REMEDY) from error
-    lanes = found.get("lanes") if isinstance(found, dict) else None
-    names = [
-        (lane.get("name"), lane.get("outcome"))
-        for lane in (lanes if isinstance(lanes, list) else [])
-        if isinstance(lane, dict)
-    ]
-    if not names or not all(isinstance(word, str) for pair in names for word in pair):
-        raise OptionError(f"{path} is not a result of check-rollback.", _REMEDY)
-    return {str(name): str(outcome) for name, outcome in names}
+        known = (self.baseline or {}).get(lane.name, "")
+        return is_new(lane.outcome, known, strict=self.strict)
 
 
 def junit(gate: Gate) -> str:

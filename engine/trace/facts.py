@@ -45,13 +45,16 @@ class FidelityFacts(Struct, frozen=True):
 
 class GateFacts(Struct, frozen=True):
     """Which check of a llama.cpp build a lane is, and its outcome; see
-    engine.compare.rollback_check."""
+    engine.compare.rollback_check. settings: options that are not the defaults; before: the outcome
+    in the baseline, empty without one."""
 
     scenario: str
     policy: str
     n_draft: Count
     outcome: str
     about: str
+    settings: str = ""
+    before: str = ""
 
 
 class PositionRates(Struct, frozen=True):

@@ -231,17 +231,16 @@ def compress_with_torch(
     return y[:, :n_tokens]
 
 
-def rings_after(
-    ring: torch.Tensor, x: torch.Tensor, last: torch.Tensor, n_tokens: torch.Tensor | int
+def write_ring(
+    ring: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, n_tokens: int, out: torch.Tensor
 ) -> torch.Tensor:
-    """Rings [B, n_slots, C] after the first n_tokens of x [B, T, C], int or int64 [B], the last of
-    which has slot last int64 [B]."""
-    n_slots = ring.shape[1]
-    slots = torch.arange(n_slots, device=ring.device)
-    newest = n_tokens[:, None] if isinstance(n_tokens, torch.Tensor) else n_tokens
-    token = newest - 1 - (last[:, None] - slots) % n_slots
-    new = x.gather(1, token.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
-    return torch.where((token >= 0)[..., None], new, ring)
+    """Fills `out`, which may be `ring` itself, with the rings f32 [B, n_slots, C] after the first
+    n_tokens of x [B, T, C] at consecutive positions int64 [B, T], to which the host does not look.
+    """
+    out.copy_(ring)
+    kept = slice(max(0, n_tokens - ring.shape[1]), n_tokens)
+    slots = positions[:, kept] % ring.shape[1]
+    return out.scatter_(1, slots[..., None].expand(-1, -1, x.shape[2]), x[:, kept])
 
 
 def compress_slots_with_torch(
@@ -256,7 +255,7 @@ def compress_slots_with_torch(
     rings, n = pool[read], x.shape[1]
     y = compress_with_torch(x, positions, rings, part)
     for back, numbers in enumerate(write.unbind(1)):
-        pool[numbers] = rings_after(rings, x, positions[:, n - 1 - back], n - back)
+        pool[numbers] = write_ring(rings, x, positions, n - back, torch.empty_like(rings))
     return y
 
 
@@ -270,7 +269,11 @@ def fold_ring_with_torch(
     """See fold_ring."""
     at = (n_tokens - 1).clamp(min=0)[:, None]
     last = places[..., 0].gather(1, at)[:, 0].to(torch.int64)
-    return out.copy_(rings_after(ring, x, last, n_tokens))
+    n_slots = ring.shape[1]
+    slots = torch.arange(n_slots, device=ring.device)
+    token = n_tokens[:, None] - 1 - (last[:, None] - slots) % n_slots
+    new = x.gather(1, token.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
+    return out.copy_(torch.where((token >= 0)[..., None], new, ring))
 
 
 # On a CPU: rings are read where they are.

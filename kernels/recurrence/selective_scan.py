@@ -16,9 +16,9 @@ from kernels.whole_vectors import pointwise
 
 Tensor = torch.Tensor
 Slots = Sequence[Tensor]
-Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+ScanArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """x, dt, A, B, C, D and the state, as scan_into describes them."""
-SlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+ScanSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """x, dt, A, B, C and D, pool, read and write."""
 
 
@@ -67,7 +67,7 @@ def scan_slots(
 # Channel by channel.
 
 
-def scan_into_naive(*inputs: *Arguments, slots: Slots) -> torch.Tensor:
+def scan_into_naive(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
     """See scan_into."""
     x, dt, A, B, C, D, state = inputs
     o, states = torch.empty_like(x), [state.clone()]
@@ -115,17 +115,17 @@ def scan_into_with_torch(
     return torch.stack(outputs, 1)
 
 
-def scan_slots_naive(*inputs: *SlotArguments) -> torch.Tensor:
+def scan_slots_naive(*inputs: *ScanSlotArguments) -> torch.Tensor:
     """See scan_slots."""
     return _slots_of(scan_into_naive, *inputs)
 
 
-def scan_slots_with_torch(*inputs: *SlotArguments) -> torch.Tensor:
+def scan_slots_with_torch(*inputs: *ScanSlotArguments) -> torch.Tensor:
     """See scan_slots."""
     return _slots_of(scan_into_with_torch, *inputs)
 
 
-def _slots_of(run: Callable[..., torch.Tensor], *inputs: *SlotArguments) -> torch.Tensor:
+def _slots_of(run: Callable[..., torch.Tensor], *inputs: *ScanSlotArguments) -> torch.Tensor:
     x, dt, A, B, C, D, pool, read, write = inputs
     states = pool.new_empty(write.shape[1], x.shape[0], *pool.shape[1:])
     o = run(x, dt, A, B, C, D, pool[read], slots=states.unbind(0))
@@ -140,7 +140,7 @@ _WIDTH, _GRAIN = 64, 8192
 """Channels of a task, where they divide all; numbers of states and tokens worth a thread."""
 
 
-def scan_into_with_llvm(*inputs: *Arguments, slots: Slots) -> torch.Tensor:
+def scan_into_with_llvm(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
     """See scan_into; always invariant."""
     state = inputs[6]
     step = slots[0].stride(0)
@@ -152,7 +152,7 @@ def scan_into_with_llvm(*inputs: *Arguments, slots: Slots) -> torch.Tensor:
     return _scan(inputs[:6], states, len(slots), where, holds=table)
 
 
-def scan_slots_with_llvm(*inputs: *SlotArguments) -> torch.Tensor:
+def scan_slots_with_llvm(*inputs: *ScanSlotArguments) -> torch.Tensor:
     """See scan_slots."""
     pool, read, write = inputs[6:]
     if not pool[:1].is_contiguous():
@@ -253,6 +253,7 @@ def _body(
                 code.store_first(total.value, o + (b * n_tokens + t) * row + place, count)
 
 
-_into = pick(scan_into_naive, scan_into_with_torch, None, scan_into_with_llvm)
-_slots = pick(scan_slots_naive, scan_slots_with_torch, None, scan_slots_with_llvm)
+_TRITON = "kernels.recurrence.with_triton"
+_into = pick(scan_into_naive, scan_into_with_torch, _TRITON, scan_into_with_llvm)
+_slots = pick(scan_slots_naive, scan_slots_with_torch, _TRITON, scan_slots_with_llvm)
 _invariant = pick_invariant(scan_into_with_torch, scan_into_with_llvm)

@@ -1,5 +1,5 @@
-"""Short convolutions and channel gates on a GPU, and how recurrences there choose between chunks
-and steps."""
+"""Short convolutions, channel gates and the selective scan on a GPU, and how recurrences there
+choose between chunks and steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 import triton.language as tl
 
+from kernels.recurrence.selective_scan import ScanArguments, ScanSlotArguments
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 TOKENS, CHANNELS = 8, 128
@@ -18,6 +19,8 @@ MAX_SLOTS = 32
 """Slots of one call: they are arguments of their own, so each number of them is a kernel."""
 GATES = 1024
 """Gates of one program."""
+SCANNED = 2048
+"""Numbers of a state in one program of the scan."""
 
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
@@ -154,3 +157,99 @@ def run_into(
         outputs.append(run_recurrence(start, n_tokens - n_later, state, mine))
         start, state = n_tokens - n_later, mine[0]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+@jit(do_not_specialize_on_alignment=["n_tokens"])
+def _scan(
+    x, dt, A, B, C, D, state, o, slots, index, n_tokens, n_channels, n_state,
+    x_b, x_t, x_c, dt_b, dt_t, dt_c, A_n, A_c, B_b, B_t, B_n, C_b, C_t, C_n, D_c,
+    state_b, state_n, state_c, slot_b, slot_n, slot_c,
+    N_SLOTS: tl.constexpr, INDEXED: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """BC channels of one sequence through all tokens; their state [BN, BC] stays in registers."""
+    b = tl.program_id(1).to(tl.int64)
+    c, n = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BN)
+    in_channels, in_state = c < n_channels, n < n_state
+    inside = in_state[:, None] & in_channels[None, :]
+
+    start, n_kept = b, N_SLOTS
+    if INDEXED:
+        read, write, n_kept, read_b, write_b, write_s = index
+        start = tl.load(read + b * read_b)
+        write += b * write_b
+    S = tl.load(state + start * state_b + n[:, None] * state_n + c[None, :] * state_c, inside, 0.0)
+    slot_tile = n[:, None] * slot_n + c[None, :] * slot_c
+    rates = tl.load(A + n[:, None] * A_n + c[None, :] * A_c, inside, 0.0)
+    skip = tl.load(D + c * D_c, in_channels, 0.0)
+    x += b * x_b + c * x_c
+    dt += b * dt_b + c * dt_c
+    B += b * B_b + n * B_n
+    C += b * C_b + n * C_n
+    o += b * n_tokens * n_channels + c
+    for t in range(n_tokens):
+        value, step = tl.load(x, in_channels, 0.0), tl.load(dt, in_channels, 0.0)
+        written = (step * value)[None, :] * tl.load(B, in_state, 0.0)[:, None]
+        S = tl.exp(step[None, :] * rates) * S + written
+        total = tl.sum(S * tl.load(C, in_state, 0.0)[:, None], 0)
+        tl.store(o, total + skip * value, in_channels)
+        back = n_tokens - 1 - t
+        if back < n_kept:
+            if INDEXED:
+                slot, row = state, tl.load(write + back * write_s)
+            else:
+                slot, row = slots[0], b
+                for s in tl.static_range(1, N_SLOTS):
+                    slot = tl.where(back == s, slots[s], slot)
+            tl.store(slot + row * slot_b + slot_tile, S, inside)
+        x += x_t
+        dt += dt_t
+        B += B_t
+        C += C_t
+        o += n_channels
+
+
+def _run_scan(
+    inputs: Sequence[torch.Tensor],
+    state: torch.Tensor,
+    slots: Sequence[torch.Tensor],
+    index: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """All tokens of x, dt, A, B, C and D. index: `read` and `write` of scan_slots; then `state` is
+    the pool and `slots` is empty."""
+    x, dt, A, B, C, D = inputs
+    n_batch, n_tokens, n_channels = x.shape
+    o = x.new_empty(x.shape)
+    numbers: tuple[torch.Tensor | int, ...] = ()
+    if index:
+        read, write = index
+        numbers = read, write, write.shape[1], read.stride(0), *write.stride()
+    deep = power_of_2(len(A))
+    wide = min(max(SCANNED // deep, 16), power_of_2(n_channels))
+    _scan[(cdiv(n_channels, wide), n_batch)](
+        x, dt, A, B, C, D, state, o, tuple(slots), numbers, n_tokens, n_channels, len(A),
+        *x.stride(), *dt.stride(), *A.stride(), *B.stride(), *C.stride(), *D.stride(),
+        *state.stride(), *(slots[0] if slots else state).stride(),
+        N_SLOTS=len(slots), INDEXED=index is not None, BN=deep, BC=wide, num_warps=4,
+    )  # fmt: skip
+    return o
+
+
+def scan_into(*inputs: *ScanArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
+    """See kernels.recurrence.selective_scan.scan_into. Every token by the recurrence."""
+    x, dt, A, B, C, D, first = inputs
+
+    def steps(
+        start: int, stop: int, state: torch.Tensor, slots: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        x_, dt_, B_, C_ = (each[:, start:stop] for each in (x, dt, B, C))
+        return _run_scan((x_, dt_, A, B_, C_, D), state, slots)
+
+    def whole(start: int, stop: int, state: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        return steps(start, stop, state, [slot])
+
+    return run_into(x.shape[1], first, slots, whole, steps)
+
+
+def scan_slots(*inputs: *ScanSlotArguments) -> torch.Tensor:
+    """See kernels.recurrence.selective_scan.scan_slots."""
+    return _run_scan(inputs[:6], inputs[6], (), inputs[7:])

@@ -12,38 +12,14 @@ from hypothesis import strategies as st
 
 from engine.errors import OptionError, TraceFileError
 from engine.fork import Fork, fork_lines
-from engine.options import (
-    KV_MODES,
-    ROLLBACK_POLICIES,
-    SPLITS,
-    Prompt,
-    RunOptions,
-    SamplerOptions,
-    SpecOptions,
-)
+from engine.options import ROLLBACK_POLICIES, Prompt, SamplerOptions, SpecOptions
 from engine.run import Run
-from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
-from tests.support import clean_settings
-from tests.support.clean_settings import opened, pick, prompt_for
+from tests.support.fork_campaign import forked, play, ref, rounds_of
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
-from tests.support.recorded_runs import assert_same
 
 MTP = "qwen35-c-v2x-mtp-f32"
-
-
-def ref(run: Run) -> RunRef:
-    return RunRef(run.trace, run.run_id)
-
-
-def forked(open_: Session, fork: Fork, options: RunOptions, *, beside: bool = False) -> Run:
-    """The fork, decoded to its end. beside: in the trace of its parent."""
-    store = fork.parent.store if beside else None
-    run = open_.start(fork.prompts(), options, store, fork=fork)
-    while run.step():
-        pass
-    return run
 
 
 def recorded_text(run: Run) -> list[int]:
@@ -55,34 +31,11 @@ def recorded_text(run: Run) -> list[int]:
     return found
 
 
-def rounds_of(run: Run) -> int:
-    return int(
-        run.trace.rounds.column("round")[run.trace.rounds.column("run_id") == run.run_id].max()
-    )
-
-
 @settings(max_examples=8, deadline=None)
-@given(seed=st.integers(0, 2**31), share=st.floats(0, 1))
-def test_with_equal_options_it_is_the_rest_of_its_parent(seed: int, share: float) -> None:
+@given(seed=st.integers(0, 2**31))
+def test_with_equal_options_it_is_the_rest_of_its_parent(seed: int) -> None:
     """Any family, drafter, policy, sampler and grammar: every number that is recorded is equal."""
-    random = np.random.default_rng(seed)
-    name = pick(random, clean_settings.models())
-    drafted = pick(random, clean_settings.drafters_of(name))
-    open_ = opened(name, "f32", drafted.file)
-    prompts = [prompt_for(open_, name, random) for _ in range(int(pick(random, (1, 1, 2, 3))))]
-    options = replace(
-        clean_settings.options(random, drafted),
-        rollback=str(pick(random, list(ROLLBACK_POLICIES))),
-        split=str(pick(random, SPLITS)),
-        kv=str(pick(random, KV_MODES)),
-        parallel=int(random.integers(1, 4)),
-    )
-    parent = decode(open_, prompts, options)
-    last = rounds_of(parent)
-    if last < 1:
-        return
-    fork = Fork(ref(parent), 1 + round(share * (last - 1)))
-    assert_same(forked(open_, fork, options), parent)
+    play(seed)
 
 
 @settings(max_examples=8, deadline=None)

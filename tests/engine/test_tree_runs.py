@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.compare.comparison import Comparison
+from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode import verify_loop
 from engine.decode.acceptance import Judge
 from engine.draft.drafter import Draft, DraftRequest
@@ -409,3 +411,39 @@ def test_a_prompt_cache_holds_the_text_after_trees(policy, kv):
     later, _ = decode_cached(opened, [further], options, cache)
     assert tokens_of(later) == tokens_of(decode(opened, [further], options_of(N)))
     assert later.results()[0].timings["cache_n"] > len(first.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "split", "kv", "way"),
+    all_pairs(
+        NAMES, list(ROLLBACK_POLICIES), SPLITS, KV_MODES, [(s, n) for s in SAMPLERS for n in (1, 3)]
+    )[::3],
+)
+def test_a_lane_of_trees_is_as_plain_decoding(name, policy, split, kv, way):
+    sampler, n = way
+    options = tree_options((3, 2), sampler=sampler, parallel=n)
+    text = f"{policy},split={split},kv={kv}"
+    lanes = [NOISE_LANE, *map(LaneSpec.parse, (text, f"{text},free", "planes,forks"))]
+    with planted_trees(name, sampler, NAMES.index(name)), poisoned():
+        found = Comparison(session(name), prompts_of(name)[:n], options, lanes)
+        while found.step():
+            pass
+    assert found.emitted == [list(one) for one in plain(name, sampler)[:n]]
+    for verdict in found.results():
+        assert not verdict.is_beyond and not verdict.error, verdict
+    kinds = found.trace.tokens.texts("kind")
+    runs = found.trace.tokens.column("run_id").tolist()
+    mine = {one.lane: one.run_id for one in found.results()}
+    for lane in (text, f"{text},free"):
+        assert any(k == "side" and r == mine[lane] for k, r in zip(kinds, runs, strict=True))
+
+
+def test_a_lane_of_trees_that_undoes_wrongly_is_told():
+    lanes = [NOISE_LANE, LaneSpec.parse("planes"), LaneSpec.parse("planes,fault=no-conv-rollback")]
+    options = tree_options((3, 2), sampler=SAMPLERS[0], n_rs_seq=DEPTH)
+    with planted_trees(HYBRID, SAMPLERS[0], 1):
+        found = Comparison(session(HYBRID), prompts_of(HYBRID)[:1], options, lanes)
+        while found.step():
+            pass
+    right, wrong = found.results()[-2:]
+    assert not right.is_beyond and wrong.is_beyond

@@ -178,6 +178,17 @@ def test_state_space_duality(compiled):
     assert "ld.global.v4" in compiled[0].ptx and "st.global.v4" in compiled[0].ptx
 
 
+def test_the_selective_scan(compiled):
+    x, low = torch.ones(2, 4, 2048), torch.ones(2, 4, 16)
+    inputs = x, x, torch.ones(16, 2048), low, low, torch.ones(2048)
+    slots = torch.ones(4, 2, 16, 2048)
+    for n in (1, 4):
+        recurrence.scan_into(*inputs, slots[0], slots=list(slots[:n].unbind(0)))
+    table = torch.zeros(2, 3, dtype=torch.int64)
+    recurrence.scan_slots(*inputs, slots.flatten(0, 1), table[:, 0], table[:, 1:])
+    assert [kernel.name for kernel in compiled] == ["_scan"] * 3
+
+
 @in_turn("n", [256, 128, 16, 256])
 def test_state_space_duality_of_prompts(compiled, n):
     inputs = ssd_inputs.make(500, n_groups=1, share=32, p=64, n=n)

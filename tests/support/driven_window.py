@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PySide6.QtCore import QObject, QPoint, QRect, QTimer
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QApplication, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QTabBar, QToolButton, QWidget
 
 from tests.support.x_display import XUser
 
@@ -42,6 +42,7 @@ class Driver(QObject):
         self._out = out
         self.app, self.user = app, XUser()
         self.seen: dict[str, Any] = {}
+        self.clicks = 0
         self._story = story(self)
         self._wanted: tuple[str, Callable[[], object]] = ("the window", lambda: self.windows)
         self._since = time.monotonic()
@@ -62,9 +63,20 @@ class Driver(QObject):
 
     def click(self, widget: QWidget) -> None:
         """Click into the middle of what is painted of a widget."""
-        at = widget.mapToGlobal(widget.visibleRegion().boundingRect().center())
-        ratio = widget.devicePixelRatioF()
+        self.click_at(widget, widget.visibleRegion().boundingRect().center())
+
+    def click_at(self, widget: QWidget, place: QPoint) -> None:
+        """Click at a place in a widget."""
+        at, ratio = widget.mapToGlobal(place), widget.devicePixelRatioF()
         self.user.click(round(at.x() * ratio), round(at.y() * ratio))
+        self.clicks += 1
+
+    def choose(self, action_id: str) -> None:
+        """Click on the button of an action in the tool bar."""
+        action = self.window.actions_by_id[action_id]
+        buttons = self.window.findChildren(QToolButton)
+        (button,) = (b for b in buttons if b.defaultAction() is action and b.isVisible())
+        self.click(button)
 
     def on_screen(self, widget: QWidget | None) -> bool:
         """Whether all of a widget is painted and inside the screen; of a page, None until then."""
@@ -98,12 +110,7 @@ def first_start(driver: Driver) -> Story:
     seen["window"] = window.frameGeometry().getRect()
     seen["status"] = driver.on_screen(window.statusBar()) and window.status.model_text
     seen["plot_buttons"] = _plot_buttons(driver)
-    (run,) = (
-        button
-        for button in window.findChildren(QToolButton)
-        if button.defaultAction() is window.actions_by_id["run.start"] and button.isVisible()
-    )
-    driver.click(run)
+    driver.choose("run.start")
     yield "a run", lambda: window.bridge.live is not None
     yield "its end", lambda: window.bridge.state is State.READY
     card = window.tokens.end_card
@@ -141,6 +148,50 @@ def second_start(driver: Driver) -> Story:
     yield "the end", lambda: False
 
 
+def stopwatch(driver: Driver) -> Story:
+    """Ask four questions of a window that was never opened before, and count the clicks."""
+    from app.engine_thread.events import State
+
+    seen, window = driver.seen, driver.window
+    yield "the model", lambda: window.bridge.can_start and driver.on_screen(window)
+    driver.choose("run.start")
+    card = window.tokens.end_card
+    yield "the card at its end", lambda: driver.on_screen(card)
+    yield "its audit", lambda: card.audit.text().endswith("plain decoding")
+    seen["audit"], driver.clicks = card.audit.text(), 0
+
+    driver.choose("run.compare")
+    yield "the lanes", lambda: window.bridge.live is not None and window.bridge.live.facts.lane
+    yield "their end", lambda: window.bridge.state is State.READY
+    header = window.divergence.header
+    shown = header.sentence, header.cost, header.costs
+    yield "what came of it", lambda: all(one.isVisible() for one in shown)
+    yield "all of it", lambda: all(not one.visibleRegion().isEmpty() for one in shown)
+    seen["right"] = driver.clicks, header.sentence.text()
+    seen["cost"] = 0, header.cost.text()
+
+    driver.clicks = 0
+    driver.choose("view.layout_stream")
+    yield "the layout Stream", lambda: window.docks.layout_name == "stream"
+    bars = [b for b in window.findChildren(QTabBar) if b.isVisible()]
+    ((bar, at),) = ((b, i) for b in bars for i in range(b.count()) if b.tabText(i) == "Acceptance")
+    driver.click_at(bar, bar.tabRect(at).center())
+    yield "acceptance", lambda: driver.on_screen(window.docks.view("acceptance"))
+    yield "curves in it", lambda: _coloured(window, "acceptance") >= _CURVE
+    seen["acceptance"] = driver.clicks
+
+    driver.clicks = 0
+    bar, (file, *_) = window.menuBar(), window.menuBar().actions()
+    driver.click_at(bar, bar.actionGeometry(file).center())
+    menu = file.menu()
+    yield "the menu File", lambda: driver.on_screen(menu)
+    driver.click_at(menu, menu.actionGeometry(window.actions_by_id["file.share"]).center())
+    yield "a message", lambda: [b for b in window.banners.banners if "written to" in b.message]
+    seen["share"] = driver.clicks
+    driver.user.press("Control_L", "q")
+    yield "the end", lambda: False
+
+
 def _plot_buttons(driver: Driver) -> list[str]:
     from app.widgets.buttons import TitleButton
 
@@ -156,13 +207,16 @@ def _coloured(window: MainWindow, name: str) -> int:
     return int((np.ptp(channels, axis=1) > _GREY).sum())
 
 
+STORIES = {"first": first_start, "second": second_start, "stopwatch": stopwatch}
+
+
 def main() -> int:
     """Run the program with a driver next to it."""
     from app.__main__ import main as draftscope
 
     story, out, *arguments = sys.argv[1:]
     app = QApplication(["draftscope"])
-    driver = Driver(app, {"first": first_start, "second": second_start}[story], Path(out))
+    driver = Driver(app, STORIES[story], Path(out))
     status = draftscope(arguments)
     Path(out).write_text(json.dumps(driver.seen), encoding="utf-8")
     return status

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Span
+from engine.batch import Span, UBatch
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, LlamaCommands
-from engine.compare.llama_process import LlamaEngine, LlamaSettings
+from engine.compare.llama_process import LlamaEngine
 from engine.compare.llama_wire import Value
 from engine.compare.memory_script_parser import read_script
 from engine.compare.state_blob import decode_state
@@ -26,6 +27,7 @@ from engine.model.hybrid import HybridModel
 from engine.model.mixers import layout_of
 from engine.model.recurrence import StateKey
 from engine.options import RunOptions
+from engine.options.llama_cpp import LlamaSettings
 from engine.session import Session
 from resources import ROLLBACK_SCRIPTS
 
@@ -80,6 +82,7 @@ class FakeContext:
 
     def __init__(self, memory: HybridMemory, settings: SimpleNamespace) -> None:
         self.memory, self.settings = memory, settings
+        self.handed = np.zeros((0, 0), np.float32)
         self.decoded: list[tuple[int, list[int]]] = []
         self.rows: dict[int, torch.Tensor] = {}
         self.on_device: dict[int, bytes] = {}
@@ -89,7 +92,7 @@ class FakeLlama:
     """The C interface. scale: what logits are multiplied by, to be wrong on purpose; scales:
     the same by the number of a context. refuses: a
     build whose removals never reach planes that the last batch has not written. drift: what is
-    added to restored states."""
+    added to restored states. handed: what becomes of the rows that the target hands over."""
 
     def __init__(
         self,
@@ -100,8 +103,10 @@ class FakeLlama:
         has_planes: bool = True,
         refuses: bool = False,
         drift: float = 0.0,
+        handed: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     ) -> None:
         self.session, self.scale, self.loads = session, scale, loads
+        self.change_handed = handed
         self.has_planes, self.refuses, self.drift = has_planes, refuses, drift
         self.contexts: list[FakeContext] = []
         self.scales: dict[int, float] = {}
@@ -149,7 +154,7 @@ class FakeLlama:
         return SimpleNamespace()
 
     def llama_context_default_params(self) -> SimpleNamespace:
-        return SimpleNamespace(n_rs_seq=0)
+        return SimpleNamespace(n_rs_seq=0, ctx_type=0)
 
     def llama_model_load_from_file(self, path: bytes, settings: SimpleNamespace):
         assert settings.n_gpu_layers == 0
@@ -180,7 +185,11 @@ class FakeLlama:
             rollback="planes", faults=() if self.refuses else ("stale-plane",), n_ubatch=512
         )
         n_ctx = settings.n_ctx // settings.n_seq_max
-        memory = self.session.make_memory(options, settings.n_seq_max, n_ctx, settings.n_rs_seq)
+        if settings.ctx_type:
+            sizes = settings.n_seq_max, n_ctx, self.session.device
+            memory = HybridMemory.for_head(self.session.config, *sizes)
+        else:
+            memory = self.session.make_memory(options, settings.n_seq_max, n_ctx, settings.n_rs_seq)
         self.contexts.append(FakeContext(memory, settings))
         return self.contexts[-1]
 
@@ -218,12 +227,35 @@ class FakeLlama:
             spans.append(Span(seq, positions[0], tokens, [rows.index(i) for i in outputs]))
             places[seq] = outputs
         context.rows = {}
+        if context.settings.ctx_type:
+            self._mtp(context, batch, spans[0])
+            return 0
+        handed = []
         for ubatch in context.memory.split(spans, 512, "equal"):
-            found = self.model.forward(ubatch, context.memory).logits
+            out = self.model.forward(ubatch, context.memory)
+            found = out.logits
+            handed.append(out.hidden.flatten(0, 1).numpy())
             rows_of = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
             for row, logits in zip(rows_of, found, strict=True):
                 context.rows[places[ubatch.seq_ids[row]].pop(0)] = logits
+        context.handed = np.ascontiguousarray(self.change_handed(np.concatenate(handed)))
         return 0
+
+    def _mtp(self, context: FakeContext, batch: SimpleNamespace, span: Span) -> None:
+        n, head = len(span.tokens), self.model.head
+        assert head is not None
+        raw = (ctypes.c_float * (n * self.session.config.n_embd)).from_address(batch.embd)
+        rows = torch.from_numpy(np.array(raw, np.float32).reshape(1, n, -1))
+        places = np.arange(span.pos0, span.pos0 + n)
+        ubatch = UBatch(np.array([span.tokens]), places[None], (span.seq,), np.array(span.outputs))
+        out = head.forward(ubatch, rows, context.memory)
+        context.rows = dict(zip(span.outputs, out.logits, strict=True))
+        context.handed = np.ascontiguousarray(out.hidden[0].numpy())
+
+    def _Z26llama_set_embeddings_nextnP13llama_contextbb(self, *_: object) -> None: ...
+
+    def _Z26llama_get_embeddings_nextnP13llama_context(self, context: FakeContext):
+        return context.handed.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     @property
     def model(self) -> HybridModel:

@@ -1,5 +1,5 @@
-"""Logits of mamba and jamba models from their definition: one sequence, numpy, float64, token by
-token, every state a plain array."""
+"""Logits of mamba, jamba and plamo2 models from their definition: one sequence, numpy, float64,
+token by token, every state a plain array."""
 
 from __future__ import annotations
 
@@ -44,9 +44,47 @@ def mamba(t: Tensors, keys: Mapping[str, Any], x: np.ndarray, normed: bool) -> n
     return np.stack(out)
 
 
+def plamo2(t: Tensors, keys: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
+    """Mamba-2 of PLaMo 2: x [T, d], normed -> the same shape."""
+    eps, n = keys["attention.layer_norm_rms_epsilon"], keys["ssm.state_size"]
+    inner, taps = t["ssm_conv1d.weight"].shape
+    heads = len(t["ssm_a"])
+    history, S, out = [np.zeros(inner)] * (taps - 1), np.zeros((heads, inner // heads, n)), []
+    for row in x:
+        z, u = (t["ssm_in.weight"] @ row).reshape(heads, 2, -1).swapaxes(0, 1)
+        history.append(u.flatten())
+        v = silu((np.stack(history[-taps:], 1) * t["ssm_conv1d.weight"]).sum(1))
+        low = np.split(t["ssm_x.weight"] @ v, [n, 2 * n])
+        B, C, dt = (
+            rms(y, t[f"ssm_{k}_norm"], eps) for y, k in zip(low, ["b", "c", "dt"], strict=True)
+        )
+        dt = np.log1p(np.exp(t["ssm_dt.weight"] @ dt + t["ssm_dt.bias"]))
+        v = v.reshape(heads, -1)
+        S = np.exp(dt * t["ssm_a"])[:, None, None] * S + np.multiply.outer(dt[:, None] * v, B)
+        y = S @ C + t["ssm_d"][:, None] * v
+        out.append(t["ssm_out.weight"] @ (silu(z) * y).flatten())
+    return np.stack(out)
+
+
+def turned(x: np.ndarray, base: float) -> np.ndarray:
+    """Rope over whole heads, x [T, H, d]: number j turns with j + d / 2."""
+    half = x.shape[-1] // 2
+    angles = np.multiply.outer(np.arange(len(x)), base ** (-np.arange(half) / half))[:, None]
+    a, b = x[..., :half], x[..., half:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+
 def attention(t: Tensors, keys: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
     hd = keys["attention.key_length"]
-    q, k, v = ((x @ t[f"attn_{one}.weight"].T).reshape(len(x), -1, hd) for one in "qkv")
+    if "attn_qkv.weight" in t:
+        qkv = (x @ t["attn_qkv.weight"].T).reshape(len(x), -1, hd)
+        norms = [t[f"attn_{one}_norm.weight"] for one in "qk"]
+        q, k, v = np.split(qkv, np.cumsum([len(norm) for norm in norms]), 1)
+        eps, base = keys["attention.layer_norm_rms_epsilon"], keys["rope.freq_base"]
+        q, k = (turned(rms(y, norm, eps), base) for y, norm in zip((q, k), norms, strict=True))
+    else:
+        q, k, v = ((x @ t[f"attn_{one}.weight"].T).reshape(len(x), -1, hd) for one in "qkv")
     out = np.zeros_like(q)
     for head in range(q.shape[1]):
         kv = head * k.shape[1] // q.shape[1]
@@ -61,6 +99,13 @@ def feed_forward(t: Tensors, keys: Mapping[str, Any], x: np.ndarray) -> np.ndarr
     def swiglu(row, gate, up, down):
         return down @ (silu(gate @ row) * (up @ row))
 
+    if "ffn_gate.weight" not in t and "ffn_up.weight" in t:
+        half = len(t["ffn_up.weight"]) // 2
+        t = {
+            **t,
+            "ffn_gate.weight": t["ffn_up.weight"][:half],
+            "ffn_up.weight": t["ffn_up.weight"][half:],
+        }
     names = [f"ffn_{one}" for one in ("gate", "up", "down")]
     if "ffn_gate_inp.weight" not in t:
         return np.stack([swiglu(row, *(t[f"{name}.weight"] for name in names)) for row in x])
@@ -74,14 +119,23 @@ def feed_forward(t: Tensors, keys: Mapping[str, Any], x: np.ndarray) -> np.ndarr
     return np.stack(out)
 
 
+def added(t: Tensors, name: str, y: np.ndarray, eps: float) -> np.ndarray:
+    return rms(y, t[name], eps) if name in t else y
+
+
 def logits(t: Tensors, keys: Mapping[str, Any], tokens: list[int], normed: bool) -> np.ndarray:
     """[T, vocabulary]. keys: without the architecture. normed: whether steps, B and C are."""
     eps, x = keys["attention.layer_norm_rms_epsilon"], t["token_embd.weight"][tokens]
     for layer in range(keys["block_count"]):
         own = {k.removeprefix(f"blk.{layer}."): v for k, v in t.items() if f"blk.{layer}." in k}
         y = rms(x, own["attn_norm.weight"], eps)
-        x = x + (attention(own, keys, y) if "attn_q.weight" in own else mamba(own, keys, y, normed))
+        if "attn_output.weight" in own:
+            y = attention(own, keys, y)
+        else:
+            y = plamo2(own, keys, y) if "ssm_b_norm" in own else mamba(own, keys, y, normed)
+        x = x + added(own, "post_attention_norm", y, eps)
         if "ffn_norm.weight" in own:
-            x = x + feed_forward(own, keys, rms(x, own["ffn_norm.weight"], eps))
+            y = feed_forward(own, keys, rms(x, own["ffn_norm.weight"], eps))
+            x = x + added(own, "post_ffw_norm", y, eps)
     head = t.get("output.weight", t["token_embd.weight"])
     return rms(x, t["output_norm.weight"], eps) @ head.T

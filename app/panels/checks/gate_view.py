@@ -1,6 +1,9 @@
-"""The Gate view: checks of a llama.cpp build as a grid of verdicts, and how far a bisect is."""
+"""The Gate view: the settings of a check, its verdicts on a llama.cpp build as a grid, and how far
+a bisect is."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
@@ -8,11 +11,22 @@ from PySide6.QtGui import QHideEvent, QPalette, QShowEvent
 from PySide6.QtWidgets import QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from app.looks.theme import Theme
+from app.panels.checks.gate_form import GateForm
 from app.trace_models.tune_surface import HeatMap
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.whole_run_view import WholeRunView
-from engine.compare.rollback_outcomes import FAILED, KNOWN, REFUSED, RIGHT, WRONG
+from engine.compare.rollback_outcomes import (
+    ABSENT,
+    BAD,
+    FAILED,
+    KNOWN,
+    REFUSED,
+    RIGHT,
+    UNREAD,
+    WRONG,
+    is_new,
+)
 from engine.experiments.bisect import progress_file
 from engine.files import file_head
 from engine.report.text import visible
@@ -30,12 +44,17 @@ _GROUNDS = {
     WRONG: "status.error_tint",
     FAILED: "status.error_tint",
 }
+_WORST = (FAILED, WRONG, KNOWN, UNREAD, ABSENT, REFUSED, RIGHT)
 _HINT = "click: the lane in Divergence"
+
+Check = tuple[RunRef, GateFacts]
+"""A check with the run that is its lane; of a script, with the first of all."""
 
 
 class GateView(WholeRunView):
-    """Rows are scenarios by the length of their drafts, columns the ways of rolling back. All of it
-    is facts of the runs, so that an opened trace of `check-rollback --trace` shows it too."""
+    """Rows are scenarios by the length of their drafts, columns the ways of rolling back, or where
+    a build was checked at several settings, those, each with its worst way. All of it is facts of
+    the runs, so that an opened trace of `check-rollback --trace` shows it too."""
 
     untold = "checks of rollback"
     period_ms = 500
@@ -51,9 +70,10 @@ class GateView(WholeRunView):
             parent,
         )
         self.empty.waits_for_run = False  # a run checks nothing
-        self._cells: dict[tuple[int, int], tuple[RunRef, GateFacts]] = {}
-        self._found: list[tuple[RunRef, GateFacts]] = []
-        """Checks, each with the run that is its lane; of a script, with the first of all."""
+        self._cells: dict[tuple[int, int], list[Check]] = {}
+        """Checks of a cell, the worst first."""
+        self._found: list[Check] = []
+        self.form = GateForm()
         self.headline = QLabel()
         self.headline.setTextFormat(Qt.TextFormat.PlainText)
         font = self.headline.font()
@@ -72,6 +92,15 @@ class GateView(WholeRunView):
         self._timer.timeout.connect(self.look)
         self.readout = ElidedLabel()
         self.readout.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        first = QWidget()
+        self.removeWidget(self.empty)
+        self.insertWidget(0, first)
+        above = QVBoxLayout(first)
+        above.setContentsMargins(8, 4, 8, 4)
+        above.addWidget(self.form)
+        above.addWidget(self.empty, 1)
+        self.empty.show()  # a stack hides what it gives away
+        self.setCurrentIndex(0)
         column = QVBoxLayout(self.page)
         column.setContentsMargins(8, 4, 8, 4)
         column.setSpacing(4)
@@ -80,6 +109,7 @@ class GateView(WholeRunView):
         column.addWidget(self.readout)
         column.addWidget(self.bisect)
         column.addStretch(0)
+        self.currentChanged.connect(lambda at: (above, column)[at].insertWidget(0, self.form))
 
     def retheme(self, theme: Theme) -> None:
         """Take the colours of a theme."""
@@ -87,7 +117,7 @@ class GateView(WholeRunView):
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """Every check."""
-        names = ["scenario", "n_draft", "policy", "outcome", "about"]
+        names = ["settings", "scenario", "n_draft", "policy", "outcome", "before", "about"]
         return names, [[getattr(facts, name) for name in names] for _, facts in self._found]
 
     def look(self) -> None:
@@ -124,50 +154,84 @@ class GateView(WholeRunView):
         return bool(self._found)
 
     def _show(self) -> None:
+        settings = [_options(facts.settings) for _, facts in self._found]
+        common = [one for one in settings[0] if all(one in every for every in settings)]
+        by_settings = any(len(every) > len(common) for every in settings)
+
+        def column_of(facts: GateFacts) -> str:
+            if not by_settings:
+                return facts.policy
+            own = [one for one in _options(facts.settings) if one not in common]
+            return " ".join(own) or "defaults"
+
+        has_baseline = any(facts.before for _, facts in self._found)
         rows = list(dict.fromkeys(_row(facts) for _, facts in self._found))[::-1]
-        columns = list(dict.fromkeys(facts.policy for _, facts in self._found))
-        texts = [[""] * len(columns) for _ in rows]
-        values = np.full((len(rows), len(columns)), np.nan)
-        self._cells = {}
+        columns = list(dict.fromkeys(column_of(facts) for _, facts in self._found))
+        lanes: dict[tuple[int, int], dict[str, Check]] = {}
         for run, facts in self._found:  # of several checks of a build, the last one
-            cell = rows.index(_row(facts)), columns.index(facts.policy)
-            texts[cell[0]][cell[1]] = facts.outcome
-            values[cell] = 0.0
-            self._cells[cell] = run, facts
+            cell = rows.index(_row(facts)), columns.index(column_of(facts))
+            lanes.setdefault(cell, {})[facts.policy] = run, facts
+        self._cells = {
+            cell: sorted(every.values(), key=lambda one: _WORST.index(one[1].outcome))
+            for cell, every in lanes.items()
+        }
+        texts = [[""] * len(columns) for _ in rows]
+        grounds = [["ui.base"] * len(columns) for _ in rows]
+        values = np.full((len(rows), len(columns)), np.nan)
+        for (row, column), checks in self._cells.items():
+            worst = checks[0][1]
+            n_same = sum(facts.outcome == worst.outcome for _, facts in checks)
+            share = f" {n_same}/{len(checks)}" if n_same < len(checks) else ""
+            news = has_baseline and any(is_new(one.outcome, one.before) for _, one in checks)
+            texts[row][column] = f"{'new: ' if news else ''}{worst.outcome}{share}"
+            ground = _GROUNDS.get(worst.outcome, "ui.base")
+            if has_baseline and not news and worst.outcome in BAD:
+                ground = _GROUNDS[KNOWN]
+            grounds[row][column], values[row, column] = ground, 0.0
+        axis = "settings" if by_settings else "way of rolling back"
+        if common:
+            axis += f", with {' '.join(common)}"
         self.grid.set_map(
             HeatMap(
-                "way of rolling back",
+                axis,
                 "scenario, drafted tokens",
                 tuple(columns),
                 tuple(rows),
                 values,
                 tuple(map(tuple, texts)),
-                grounds=tuple(
-                    tuple(_GROUNDS.get(text, "ui.base") for text in row) for row in texts
-                ),
+                grounds=tuple(map(tuple, grounds)),
             )
         )
         outcomes = [facts.outcome for _, facts in self._found]
         counts = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
-        lanes = [run.facts.compute for run, _ in self._found if run.facts.gate is not None]
-        self.headline.setText(f"{next(filter(None, lanes), 'llama.cpp')}: {counts}")
+        if has_baseline:
+            counts += f"; {sum(is_new(one.outcome, one.before) for _, one in self._found)} new"
+        builds = [run.facts.compute for run, _ in self._found if run.facts.gate is not None]
+        self.headline.setText(f"{next(filter(None, builds), 'llama.cpp')}: {counts}")
         self._tell(None)
 
     def _tell(self, cell: tuple[int, int] | None) -> None:
-        self.readout.setText(self._words_of(cell) if cell in self._cells else _HINT)
+        self.readout.setText(self._words_of(cell).partition("\n")[0] or _HINT)
 
     def _words_of(self, cell: tuple[int, int] | None) -> str:
-        found = None if cell is None else self._cells.get(cell)
-        if found is None:
-            return ""
-        facts = found[1]
-        about = f": {facts.about}" if facts.about else ""
-        return f"{_row(facts)}, {facts.policy}: {facts.outcome}{about}"
+        checks = self._cells.get(cell, []) if cell else []
+        return "\n".join(_words(facts) for _, facts in checks)
 
     def _choose(self, row: int, column: int) -> None:
-        run, facts = self._cells.get((row, column), (None, None))
-        if run is not None and run.facts.gate == facts:  # a script has no lane
-            self.run_selected.emit(run)
+        for run, facts in self._cells.get((row, column), [])[:1]:
+            if run.facts.gate == facts:  # a script has no lane
+                self.run_selected.emit(run)
+
+
+def _words(facts: GateFacts) -> str:
+    about = f": {facts.about}" if facts.about else ""
+    before = f" (baseline: {facts.before})" if facts.before else ""
+    return f"{_row(facts)}, {facts.policy}: {facts.outcome}{before}{about}"
+
+
+def _options(settings: str) -> list[str]:
+    """Options with their values."""
+    return [one for one in re.split(r" (?=--?[a-z])", settings) if one]
 
 
 def _row(facts: GateFacts) -> str:

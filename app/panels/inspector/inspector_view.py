@@ -54,7 +54,7 @@ _SAMPLES = {
     "decision": "↻ replacement",
     "target": " continue",
 }
-_FIGURE = "0.000"
+_FIGURE = "9.9e-9"
 _FACT_CHARACTERS = 56
 """Most width of the facts: a value stays near its label however wide the panel is."""
 _TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")

@@ -46,7 +46,6 @@ SIGNS = {
 }
 FORBIDDEN = "⊘"
 """Before a token that the grammar does not allow at its place."""
-_DIGITS = {"target_entropy": 2}
 
 
 def cell_text(step: Step, token: TraceRow, name: str) -> str:
@@ -68,7 +67,7 @@ def cell_text(step: Step, token: TraceRow, name: str) -> str:
         return "" if is_own or name in SELDOM else NOT_OBSERVED
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.{_DIGITS.get(name, 3)}f}"
+    return f"{value:.2f}" if name == "target_entropy" else probability_text(value)
 
 
 def figure(token: TraceRow, name: str) -> Any:

@@ -165,11 +165,9 @@ class BarView(OverlaidView):
         return float(values[~prompt].max(initial=0.0))
 
     def _overlay_swatches(self, overlay: RunOverlay) -> Sequence[Swatch]:
-        of_one_trace = overlay.run.store is overlay.over.store
-        label = f"{overlay.name} over {run_name(overlay.over)}" if of_one_trace else overlay.name
         further = zip(overlay.every[1:], draw_further, strict=False)
         return [
-            Swatch(label, ROLE, f"{self.overlay_tip} of {overlay.name}", draw_overlay),
+            Swatch(overlay.name, ROLE, f"{self.overlay_tip} of {overlay.name}", draw_overlay),
             *(
                 Swatch(one.name, ROLE, f"{self.overlay_tip} of {one.name}", draw)
                 for one, draw in further

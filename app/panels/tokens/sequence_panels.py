@@ -1,13 +1,31 @@
-"""Where the panels of several sequences go: as tiles, or one over the other as tabs."""
+"""The panel of a sequence, and where several go: as tiles, or one over the other as tabs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
+import numpy as np
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QSplitter, QStackedWidget, QTabWidget, QWidget
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QApplication,
+    QLabel,
+    QSplitter,
+    QStackedWidget,
+    QTabWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.looks.theme import Theme
+from app.panels.tokens.token_area import TokenArea
+from app.trace_models.run_notes import run_name
+from app.trace_models.token_stream import TokenStream
 
 _PER_ROW = 3
+NARROW = 60
+"""Characters below which sentences take several lines, and two texts are one below the other."""
 
 
 class SequencePanels(QStackedWidget):
@@ -82,3 +100,95 @@ class SequencePanels(QStackedWidget):
         self.setCurrentWidget(self._tabs if tabs else self._rows)
         if focus is not None and self.isAncestorOf(focus):
             focus.setFocus()
+
+
+class SequencePanel(QWidget):
+    """One sequence: its title, shown when there are several, over its area; of a fork the text of
+    its parent next to it, or below it where it is narrow, with the round of the fork level."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.area, self.before = TokenArea(theme), TokenArea(theme)
+        self._titles = QLabel(), QLabel()
+        self._shows_title = self._moves = False
+        self._sides = QSplitter()
+        self._sides.setChildrenCollapsible(False)
+        for title, area in zip(self._titles, (self.area, self.before), strict=True):
+            title.setTextFormat(Qt.TextFormat.PlainText)
+            title.setContentsMargins(10, 4, 10, 4)
+            title.setForegroundRole(title.palette().ColorRole.PlaceholderText)
+            title.hide()
+            side = QWidget()
+            rows = QVBoxLayout(side)
+            rows.setContentsMargins(0, 0, 0, 0)
+            rows.setSpacing(0)
+            rows.addWidget(title)
+            rows.addWidget(area, 1)
+            self._sides.addWidget(side)
+            area.verticalScrollBar().valueChanged.connect(partial(self._line_up, area))
+        self.before.laid_out.connect(partial(self._line_up, self.area))
+        self.before.parentWidget().hide()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(self._sides)
+
+    def show_stream(self, stream: TokenStream | None) -> None:
+        """Show another stream, or nothing; of a fork, its parent's follows."""
+        self.before.parentWidget().hide()
+        self.before.set_stream(None)
+        self.area.set_stream(stream)
+        self._count()
+
+    def show_before(self, stream: TokenStream | None) -> None:
+        """Show the parent's text, or what has joined it; the first token of the fork's round is
+        marked."""
+        if stream is not None and self.before.stream is not stream:
+            self.before.set_stream(stream)
+            self.before.set_follow(False)
+            self._sides.setSizes([1_000] * 2)
+            self.before.parentWidget().show()
+        self.before.grow()
+        if stream is not None:
+            self.before.set_hits(np.array([self._fork_in(stream)]))
+        self._count()
+
+    def show_title(self, shown: bool) -> None:
+        self._shows_title = shown
+        self._count()
+
+    def grow(self) -> None:
+        """Show new tokens of the stream and count them."""
+        self._count()
+        self.area.grow()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        narrow = event.size().width() < NARROW * self.fontMetrics().averageCharWidth()
+        self._sides.setOrientation(Qt.Orientation.Vertical if narrow else Qt.Orientation.Horizontal)
+
+    def _fork_in(self, stream: TokenStream) -> int:
+        assert self.area.stream is not None
+        fork = self.area.stream.run.facts.fork
+        return 0 if fork is None else stream.round_span(fork.round - (fork.n_kept is not None))[0]
+
+    def _line_up(self, moved: TokenArea, _value: int = 0) -> None:
+        """Scroll the other text as far, so that the round of the fork is level in both."""
+        stream, before = self.area.stream, self.before.stream
+        if self._moves or stream is None or before is None:
+            return
+        here = self.area.top_of(self._fork_in(stream))
+        there = self.before.top_of(self._fork_in(before))
+        other, down = (
+            (self.before, there - here) if moved is self.area else (self.area, here - there)
+        )
+        self._moves = True
+        other.verticalScrollBar().setValue(moved.verticalScrollBar().value() + down)
+        self._moves = False
+
+    def _count(self) -> None:
+        for title, area in zip(self._titles, (self.area, self.before), strict=True):
+            stream = area.stream
+            title.setVisible(stream is not None and self._shows_title)
+            if stream is not None and self._shows_title:
+                name = f"Sequence {stream.seq_id} · {stream.n_generated:,} tokens"
+                title.setText(f"{run_name(stream.run)} · {name}" if self.before.stream else name)

@@ -250,6 +250,8 @@ class TokenArea(TokenScroll):
             self._pressed_at = self.token_at(event.position())
             self._selection = (0, 0)
             self.viewport().update()
+        elif event.button() == Qt.MouseButton.RightButton:
+            self._select(self.token_at(event.position()))  # what the menu is about
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._pressed_at == NOWHERE:

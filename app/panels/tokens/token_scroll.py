@@ -29,6 +29,8 @@ class TokenScroll(QAbstractScrollArea):
     """
 
     follow_changed = Signal(bool)
+    laid_out = Signal()
+    """All of the stream has a place."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -100,6 +102,13 @@ class TokenScroll(QAbstractScrollArea):
                 found, row_y = span.token, y
         return found
 
+    def top_of(self, token: int) -> int:
+        """Where the row of a token begins, in pixels from the first row; 0 where it is not known
+        yet."""
+        layout = None if self._rows is None else self._rows.layout
+        known = layout is not None and token < layout.placed
+        return layout.row_of(token) * self._metrics.row_height if layout and known else 0
+
     def minimumSizeHint(self) -> QSize:
         """Two rows: in a low window the plots need the room as much."""
         rows = _LEAST_ROWS * self._metrics.row_height + MARGIN
@@ -150,7 +159,9 @@ class TokenScroll(QAbstractScrollArea):
             rows.anchor = None
         self._place_chip()
         self._paint_new(rows)
-        if not complete:
+        if complete:
+            self.laid_out.emit()
+        else:
             self._work.start(0)
 
     def _paint_new(self, rows: TokenRows) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidget
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
 from app.panels.tokens.end_card import EndCard
-from app.panels.tokens.sequence_panels import SequencePanels
+from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import engine_name, is_ours
@@ -26,10 +28,9 @@ _FIND_PERIOD_MS = 500
 _NOTHING = "No run yet", "Press Run (F5) to watch tokens arrive."
 _WAIT_MS = 250
 """How long a run may be without a token before the view says what it waits for."""
-_CARD_FROM, _NARROW_CARD_FROM, _NARROW = 16, 26, 60
-"""Lines from which on there is room for all of the card, for that of a view that is narrower than
-this many characters too, where its sentences take several lines."""
-"""Lines from which on the card at the end of a run has more than one."""
+_CARD_FROM, _NARROW_CARD_FROM = 16, 26
+"""Lines from which on there is room for all of the card, for that of a NARROW view too, where its
+sentences take several lines."""
 _MOST_PANELS = 128
 """Sequences that have a panel; a run of more shows the first of them."""
 
@@ -47,9 +48,13 @@ class TokensView(QStackedWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
+        self.menu_actions: list[QAction] = []
+        """What a right click offers at a token."""
         self._run: RunStreams | None = None
-        self._panels: dict[int, _Panel] = {}
-        self._spare: dict[int, _Panel] = {}
+        self._parent: RunStreams | None = None
+        """Of a fork, the run that it goes on from."""
+        self._panels: dict[int, SequencePanel] = {}
+        self._spare: dict[int, SequencePanel] = {}
         """Those of the run before, emptied: a run of the same sequences takes them over."""
         self._ghosts = True
         self._follow = True
@@ -116,7 +121,7 @@ class TokensView(QStackedWidget):
         size = event.size()
         self._legend.setVisible(self._legend.heightForWidth(size.width()) * 5 <= size.height())
         metrics = self.fontMetrics()
-        narrow = size.width() < _NARROW * metrics.averageCharWidth()
+        narrow = size.width() < NARROW * metrics.averageCharWidth()
         least = _NARROW_CARD_FROM if narrow else _CARD_FROM
         self.end_card.set_low(size.height() < least * metrics.height())
 
@@ -142,6 +147,10 @@ class TokensView(QStackedWidget):
         self._panels, self._hits, self._hit = {}, {}, None
         self._cursor = None
         self._run = None if run is None else RunStreams(run)
+        fork = None if run is None else run.facts.fork
+        self._parent = None
+        if run is not None and fork is not None and fork.parent in run.store.runs:
+            self._parent = RunStreams(run.sibling(fork.parent))
         self._set_followed(True)
         self.refresh()
         if run is None:
@@ -163,17 +172,21 @@ class TokensView(QStackedWidget):
         run = self._run
         if run is None:
             return
-        grown = run.poll()
+        grown, parent = run.poll(), self._parent
+        grown_before = parent.poll() if parent is not None else set()
         new = [seq_id for seq_id in sorted(grown & run.by_seq.keys()) if seq_id not in self._panels]
         if new:
             self._add_panels([run.by_seq[seq_id] for seq_id in new])
         for seq_id in sorted(grown & self._panels.keys()):
             self._panels[seq_id].grow()
+        if parent is not None:
+            for seq_id in sorted((grown_before | set(new)) & self._panels.keys()):
+                self._panels[seq_id].show_before(parent.by_seq.get(seq_id))
         if self._panels:
             self.setCurrentIndex(_STREAMS)
         if grown and self.find_bar.terms and not self.find_bar.isHidden():
             self._search.ask()
-        if run.behind:
+        if run.behind or (parent is not None and parent.behind):
             self._catch_up.start(0)
 
     def set_cursor(self, position: Position | None) -> None:
@@ -194,13 +207,13 @@ class TokensView(QStackedWidget):
     def toggle_ghosts(self, shown: bool) -> None:
         """Show or hide rejected and ignored tokens."""
         self._ghosts = shown
-        for area in self.areas.values():
+        for area in self._every_area():
             area.set_ghosts(shown)
 
     def set_zoom(self, zoom: int) -> None:
         """Write all tokens in letters larger by this many tenths, smaller below 0."""
         self._zoom = zoom
-        for area in self.areas.values():
+        for area in self._every_area():
             area.set_zoom(zoom)
 
     def step_rejection(self, step: int) -> None:
@@ -269,8 +282,12 @@ class TokensView(QStackedWidget):
         self._theme = theme
         self._legend.retheme(theme)
         self.find_bar.retheme(theme)
-        for area in self.areas.values():
+        for area in self._every_area():
             area.retheme(theme)
+
+    def _every_area(self) -> Iterator[TokenArea]:
+        for panel in self._panels.values():
+            yield from (panel.area, panel.before)
 
     def _say_what_it_waits_for(self) -> None:
         self._drop_spare()
@@ -300,18 +317,19 @@ class TokensView(QStackedWidget):
         self._more.setVisible(n_more > 0)
         self._more.setText(f"{n_more:,} more sequences are not shown here.")
 
-    def _begin(self, panel: _Panel, stream: TokenStream) -> None:
+    def _begin(self, panel: SequencePanel, stream: TokenStream) -> None:
         """Show a stream in a panel, as all of them are shown by now."""
         area = panel.area
-        area.retheme(self._theme)
-        area.set_zoom(self._zoom)
-        area.set_ghosts(self._ghosts)
+        for one in (area, panel.before):
+            one.retheme(self._theme)
+            one.set_zoom(self._zoom)
+            one.set_ghosts(self._ghosts)
         panel.show_stream(stream)
         area.set_follow(self._follow)
         area.set_cursor(self._cursor)
 
-    def _panel(self) -> _Panel:
-        panel = _Panel(self._theme)
+    def _panel(self) -> SequencePanel:
+        panel = SequencePanel(self._theme)
         area = panel.area
         area.position_selected.connect(self.position_selected)
         area.range_selected.connect(self.range_selected)
@@ -323,7 +341,9 @@ class TokensView(QStackedWidget):
 
     def _show_titles(self) -> None:
         for panel in self._panels.values():
-            panel.show_title(len(self._panels) > 1 and not self._places.as_tabs)
+            panel.show_title(
+                self._parent is not None or (len(self._panels) > 1 and not self._places.as_tabs)
+            )
 
     def _on_query(self, _terms: tuple[Term, ...]) -> None:
         self._hit = None
@@ -364,7 +384,7 @@ class TokensView(QStackedWidget):
                 return seq_id, area.current
         return None
 
-    def _ask(self, panel: _Panel, where: QPoint) -> None:
+    def _ask(self, panel: SequencePanel, where: QPoint) -> None:
         """The menu of a sequence (also by the menu key)."""
         stream = panel.area.stream
         if stream is None:
@@ -375,6 +395,7 @@ class TokensView(QStackedWidget):
         end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
         end.setObjectName("tokens.end_sequence")
         end.setEnabled(stream.run == self._cancellable)
+        menu.addActions(self.menu_actions)
         menu.popup(panel.mapToGlobal(where))
 
     def _on_follow_changed(self) -> None:
@@ -384,40 +405,3 @@ class TokensView(QStackedWidget):
         if follow != self._follow:
             self._follow = follow
             self.follow_changed.emit(follow)
-
-
-class _Panel(QWidget):
-    """One sequence: its title, shown when there are several, over its area."""
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self._title = QLabel()
-        self._title.setTextFormat(Qt.TextFormat.PlainText)
-        self._title.setContentsMargins(10, 4, 10, 4)
-        self._title.setForegroundRole(self._title.palette().ColorRole.PlaceholderText)
-        self._title.hide()
-        self.area = TokenArea(theme)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._title)
-        column.addWidget(self.area, 1)
-
-    def show_stream(self, stream: TokenStream | None) -> None:
-        """Show another stream, or nothing."""
-        self.area.set_stream(stream)
-        self._count()
-
-    def show_title(self, shown: bool) -> None:
-        self._title.setVisible(shown)
-        self._count()
-
-    def grow(self) -> None:
-        """Show new tokens of the stream and count them."""
-        self._count()
-        self.area.grow()
-
-    def _count(self) -> None:
-        stream = self.area.stream
-        if stream is not None and not self._title.isHidden():
-            self._title.setText(f"Sequence {stream.seq_id} · {stream.n_generated:,} tokens")

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.saved.settings import Settings
+from app.saved.settings import Settings, unwritable
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import notes_of, run_name
 from app.widgets.fields import add_row, file_path, new_form
@@ -166,9 +166,20 @@ def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
     return path.parent if path is not None and path.name == SESSION_FILE else path
 
 
+_PAGE = ".html", ".htm"
+
+
 def ask_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
     """The HTML file that a page is written to; None without a choice. kind: report or session."""
-    return _ask_new(parent, settings, kind, REPORT_FILTER, (".html", ".htm"))
+    return _ask_new(parent, settings, kind, REPORT_FILTER, _PAGE)
+
+
+def place_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
+    """A new HTML file in the folder of the last page, at first the home folder; where that takes no
+    files, the user's choice."""
+    if unwritable(settings.folder("report")):
+        return ask_page(parent, settings, kind)
+    return _new_path(settings, kind, _PAGE)
 
 
 def ask_perfetto(parent: QWidget, settings: Settings) -> Path | None:
@@ -182,10 +193,7 @@ def _ask_new(
     name, _ = QFileDialog.getSaveFileName(
         parent,
         f"Write {kind}",
-        str(
-            settings.folder("report")
-            / time.strftime(f"draftscope-{kind}-%Y%m%d-%H%M%S{suffixes[0]}")
-        ),
+        str(_new_path(settings, kind, suffixes)),
         accepted,
         options=QFileDialog.Option.DontUseNativeDialog,
     )
@@ -194,6 +202,11 @@ def _ask_new(
     path = Path(name)
     settings.set_folder("report", path.parent)
     return path if path.suffix.lower() in suffixes else path.with_name(path.name + suffixes[0])
+
+
+def _new_path(settings: Settings, kind: str, suffixes: Sequence[str]) -> Path:
+    name = time.strftime(f"draftscope-{kind}-%Y%m%d-%H%M%S{suffixes[0]}")
+    return settings.folder("report") / name
 
 
 def ask_results(parent: QWidget, settings: Settings) -> Path | None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from engine.errors import OptionError
+from engine.foreign_numbers import LONGEST_DRAFT
 from engine.trace.facts import RunFacts
 
 MATCH, REJECTION, BLOCK, SYNTHETIC = "match", "rejection", "block", "synthetic"
@@ -22,7 +25,8 @@ ABOUT = {
     MATCH: "the token that the target draws, or it is refused: p of it (llama-server, greedy)",
     REJECTION: "min(1, p/q) (llama-server --spec-draft-sampling probabilistic, vLLM)",
     BLOCK: "drafts as blocks, at least as many as `rejection` (vLLM, SGLang)",
-    SYNTHETIC: "by chance, whatever the target says (vLLM, llama-server --spec-synth-*)",
+    SYNTHETIC: "synthetic[:R1,R2,…]: by chance, whatever the target says (vLLM, llama-server "
+    "--spec-synth-rates)",
     THRESHOLD: "threshold:SINGLE,ACC: p of at least SINGLE, else p/ACC (SGLang)",
     RELAXED: "relaxed:RATIO: greedy, p of at least RATIO times the best one's (vLLM)",
 }
@@ -32,7 +36,8 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class AcceptRule:
-    """A rule with its values: RATIO of `relaxed`, SINGLE and ACC of `threshold`."""
+    """A rule with its values: RATIO of `relaxed`, SINGLE and ACC of `threshold`, of `synthetic` the
+    probability that this number of tokens is accepted, from 1 on, where it is known."""
 
     name: str = MATCH
     values: tuple[float, ...] = ()
@@ -47,6 +52,9 @@ class AcceptRule:
         except ValueError:
             given = (math.nan,)
         is_right = len(given) <= len(defaults) and all(0 < one <= 1 for one in given)
+        if name == SYNTHETIC:
+            falls = all(0 <= b <= a <= 1 for a, b in pairwise((1.0, *given)))
+            is_right = falls and len(given) <= LONGEST_DRAFT
         if name not in ABOUT or not is_right:
             raise OptionError(
                 f"{text[:60]!r} is not an acceptance rule.",
@@ -79,22 +87,69 @@ class AcceptRule:
             return math.inf
         return -math.log(self.values[0]) if self.name == RELAXED else 0.0
 
-    def chance(self, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-        """Probability that a token is accepted, [n], NaN where it is not known: p of the target's
-        sampler and q of the drafter, NaN for a token that was not drawn. Of `block` what
-        `rejection` accepts, a lower bound."""
-        if self.name in (SYNTHETIC, RELAXED):
-            return np.full(len(p), np.nan)
+    def chance(
+        self,
+        p: np.ndarray,
+        q: np.ndarray,
+        place: np.ndarray | None = None,
+        ratio: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Probability that a token is accepted where all before it in the draft were, [n], NaN
+        where it is not known: p of the target's sampler and q of the drafter, NaN for a token that
+        was not drawn; place in the draft; ratio of the target's p to that of its best token, before
+        any sampler. Of `block` what `rejection` accepts."""
+        if self.name == SYNTHETIC:
+            return self._by_place(place, len(p))
+        if self.name == RELAXED:
+            if ratio is None:
+                return np.full(len(p), np.nan)
+            return np.where(np.isnan(ratio), np.nan, 1.0 * (ratio >= self.values[0]))
         if self.name == THRESHOLD:
             single, acc = self.values
             return np.where(p >= single, 1.0, np.minimum(1.0, p / acc))
         drawn = np.nan_to_num(q, nan=1.0)
         return np.asarray(np.minimum(1.0, p / np.maximum(drawn, _TINY)))
 
+    def _by_place(self, place: np.ndarray | None, n: int) -> np.ndarray:
+        """Of `synthetic`: rates are of all tokens up to a place."""
+        rates = np.array((1.0, *self.values))
+        if place is None or len(rates) == 1:
+            return np.full(n, np.nan)
+        known = np.append(rates[1:] / np.maximum(rates[:-1], _TINY), np.nan)
+        return known[np.minimum(place, len(known) - 1)]
+
+    def carried(self, p: np.ndarray, q: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """What the tokens before leave of the chance to accept the block up to here, [n], for
+        tokens of drafts in order; NaN where one of them is not known. 1 for all rules but `block`:
+        there w is the product of p/q, cut to 1 after each token, and the token after is accepted
+        with the sum of min(p, q / w) over the vocabulary (Sun et al. 2024, arXiv 2403.10444: that
+        of min(w p, q) of all drafts, of which w have come so far)."""
+        found = np.ones(len(p))
+        if self.name == BLOCK:
+            for i in np.flatnonzero(place > 0).tolist():
+                follows = i and place[i] == place[i - 1] + 1
+                ratio = p[i - 1] / max(q[i - 1], _TINY) if follows else np.nan
+                found[i] = min(1.0, found[i - 1] * ratio) if ratio == ratio else np.nan
+        return found
+
+    @staticmethod
+    def expected(p: np.ndarray, q: np.ndarray, before: float = 1.0) -> tuple[float, float]:
+        """Bounds of the probability that a drawn token is accepted. p, q: of the tokens that are
+        known, [k]; all others have the rest. before: of `carried`."""
+        is_known = before == before
+        w = max(before, _TINY) if is_known else 1.0
+        least = float(np.minimum(p, q / w).sum())
+        rest = min(1.0 - float(p.sum()), (1.0 - float(q.sum())) / w) if is_known else 1.0
+        return least, min(1.0, least + max(0.0, rest))
+
 
 def rule_of(facts: RunFacts) -> AcceptRule | None:
     """The rule of a run: as its facts name it, else its options; None where neither does."""
     named = facts.accept_rule
+    if named is None and facts.options is not None and facts.options.spec.types:
+        with suppress(OptionError):  # of a file
+            if rates := facts.options.spec.synthetic:
+                return AcceptRule(SYNTHETIC, rates)
     if named is None and facts.options is not None:
         named = facts.options.spec.accept
     try:
@@ -109,6 +164,7 @@ _SAID = re.compile(
     r"|draft_sample_method[= '\",:]{1,8}(?P<draft>\w{1,20})"
     r"|relax_ratio[= '\",:]{1,8}(?P<ratio>[\d.]{1,12})"
     r"|accept[-_]threshold[-_](?P<which>single|acc)[= '\",:]{1,8}(?P<value>[\d.]{1,12})"
+    r"|spec[-_]synth[-_]rates[= '\",:]{1,8}(?P<rates>[\d.,]{1,1024})"
     r"|(?P<sglang>speculative[-_]use[-_]rejection[-_]sampling(?![= '\":]{1,4}False))",
     re.IGNORECASE,
 )
@@ -124,6 +180,10 @@ def rule_said(text: str) -> AcceptRule | None:
             return AcceptRule(THRESHOLD, values)
     if "ratio" in found:
         return AcceptRule(RELAXED, (_share(found["ratio"]),))
+    if rates := found.get("rates", "").strip(","):
+        with suppress(OptionError):
+            return AcceptRule.read(f"{SYNTHETIC}:{rates}")
+        return AcceptRule(SYNTHETIC)
     method = found.get("vllm", "")
     if method in (BLOCK, SYNTHETIC):
         return AcceptRule(method)

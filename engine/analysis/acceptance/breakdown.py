@@ -135,7 +135,7 @@ def _expected(run: RunRef, seq: np.ndarray, round_: np.ndarray, index: np.ndarra
     at = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
     row = mine[by_key[at]]
     rule = rule_of(run.facts) or AcceptRule()
-    chance = rule.chance(rows["rule_p"][row], rows["rule_q"][row])
+    chance = rule.chance(rows["rule_p"][row], rows["rule_q"][row], index)
     return np.where(keys[by_key[at]] == wanted, chance, np.nan)
 
 

@@ -11,7 +11,7 @@ from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel, Memory
-from kernels.recurrence import conv, delta_rule, ssd
+from kernels.recurrence import conv, delta_rule, selective_scan, ssd
 
 
 class _Slots:
@@ -85,6 +85,46 @@ class _SsdSlots(_Slots):
         return ssd.ssd_slots(x, dt, dt * first.A, B, C, first.D, self.pool, read, write)
 
 
+class _ScanSlots(_Slots):
+    """The selective scan over planes of [groups, d_k, channels of a group]: Mamba-2 is a scan for
+    each group, in which all channels of a head decay alike."""
+
+    def _plane(self) -> tuple[int, ...]:
+        s = self.shape
+        return s.n_groups, s.d_k, s.n_heads // s.n_groups * s.d_v
+
+    def _stored(self, state: torch.Tensor) -> torch.Tensor:
+        """The plane of a state [heads, d_k, d_v], and the state of a plane."""
+        s = self.shape
+        share = s.n_heads // s.n_groups
+        if len(state) == s.n_groups:
+            return state.unflatten(2, (share, -1)).transpose(1, 2).flatten(0, 1)
+        return state.unflatten(0, (-1, share)).transpose(1, 2).flatten(2)
+
+    def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
+        s = self.shape
+        x, dt, B, C = (torch.stack([getattr(p, n) for p in parts]) for n in ("x", "dt", "B", "C"))
+        first = parts[0]
+        dt = torch.nn.functional.softplus(dt + first.dt_bias)
+        dt, A, D = (each.repeat_interleave(s.d_v, -1) for each in (dt, first.A, first.D))
+        of_groups = (each.chunk(s.n_groups, -1) for each in (x.flatten(2), dt, A, D))
+        outputs = [
+            selective_scan.scan_slots(
+                x,
+                dt,
+                A.expand(s.d_k, -1),
+                B[..., i, :],
+                C[..., i, :],
+                D,
+                self.pool[:, i],
+                read,
+                write,
+            )
+            for i, (x, dt, A, D) in enumerate(zip(*of_groups, strict=True))
+        ]
+        return torch.cat(outputs, -1).view_as(x)
+
+
 class _ConvSlots(_Slots):
     """Convolution over planes of windows, which are stored as [taps - 1, channels]."""
 
@@ -149,6 +189,7 @@ ENGINE = Engine(
         Kernel("gated_delta_slots", ("gdn", "kda"), _Slots, least_d=4, dtypes=_F32),
         Kernel("gated_delta_log", ("gdn", "kda"), _Log, log=True, least_d=4, dtypes=_F32),
         Kernel("ssd_slots", ("mamba2",), _SsdSlots, least_d=4, dtypes=_F32),
+        Kernel("scan_slots", ("mamba2",), _ScanSlots, least_d=4, dtypes=_F32),
         Kernel("causal_conv_slots", ("conv",), _ConvSlots, dtypes=_F32),
     ),
 )

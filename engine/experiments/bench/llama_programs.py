@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -154,13 +154,7 @@ LONGEST_S = 1800.0
 """What a program may take for one measurement, loading the model included."""
 _LEAVE_S = 10.0
 _PLACES = (".", "bin", "build/bin")
-# on Linux the signal (9) comes with the end of the parent, also where that had no time for anything
-_WITH_PARENT = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
+_WATCHER = Path(__file__).with_name("watched_program.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +166,11 @@ class StartedProgram:
     stderr: IO[bytes]
 
     def ended(self) -> PeerLibraryError:
-        """Why it is no longer there, in its own last words."""
-        why = last_words(self.stderr) or how_it_ended(self.process.wait())
+        """Why it is no longer there: the signal that ended it, and its own last words."""
+        status = self.process.wait()
+        how = how_it_ended(status) if status < 0 else ""
+        why = "; last it said: ".join(filter(None, (how, last_words(self.stderr))))
+        why = why or how_it_ended(status)
         return PeerLibraryError(
             f"{self.name} ended: {why}.", "See whether this build opens the model by itself."
         )
@@ -215,9 +212,13 @@ def started(
     system does not start it.
     """
     command = [str(program), *(str(word) for word in words)]
-    if sys.platform == "linux":
-        command = [sys.executable, "-I", "-S", "-c", _WITH_PARENT, *command]
-    with nullcontext(stderr) if stderr else tempfile.TemporaryFile() as errors:
+    held: tuple[int, ...] = ()
+    with nullcontext(stderr) if stderr else tempfile.TemporaryFile() as errors, ExitStack() as ends:
+        if sys.platform == "linux":
+            reader, writer = os.pipe()
+            ends.callback(os.close, writer)
+            held = (reader,)
+            command = [sys.executable, "-I", "-S", str(_WATCHER), str(reader), *command]
         try:
             process = subprocess.Popen(
                 command,
@@ -227,19 +228,24 @@ def started(
                 cwd=cwd,
                 env=env,
                 start_new_session=True,
+                pass_fds=held,
             )
         except OSError as error:
             raise PeerLibraryError(
                 f"{program.name} cannot be started: {error.strerror or error}.", "Build it anew."
             ) from error
+        finally:
+            for one in held:
+                os.close(one)
         try:
             yield StartedProgram(program.name, process, errors)
         finally:
-            _end(process)
+            _end(process, ends)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask, then insist; whatever happens, the process is gone and waited for."""
+def _end(process: subprocess.Popen[bytes], ends: ExitStack) -> None:
+    """Ask, then insist; whatever happens, the process is gone and waited for. ends: closes what a
+    watcher waits for, which then lets nothing live that its program started."""
     try:
         if process.poll() is None:
             _signal(process, "SIGTERM")
@@ -248,6 +254,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
     finally:
+        ends.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE_S if sys.platform == "linux" else 0)
         _signal(process, "SIGKILL")
         process.wait()
         if process.stdout is not None:

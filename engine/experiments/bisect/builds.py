@@ -37,6 +37,10 @@ _OPTIONS = (
     "LLAMA_BUILD_UI=OFF",
     "LLAMA_CURL=OFF",
     "LLAMA_OPENSSL=OFF",
+    # a commit's name within its library would compile two files more at each step
+    "GIT_EXE=none",
+    "LLAMA_BUILD_COMMIT=unknown",
+    "LLAMA_BUILD_NUMBER=0",
 )
 _HEADER_FOLDERS = (".", "include", "ggml/include")
 _HEADERS = ("llama*.h", "ggml*.h", "gguf.h")
@@ -82,11 +86,24 @@ class CMakeBuilds:
 
         Raises SkippedError where it does not build, OptionError where there is no work tree.
         """
-        kept = self._kept / revision.key[:16]
+        return self._made(revision.key[:16], revision)
+
+    def alone(self, revision: Revision, base: Revision) -> Path:
+        """The build of another commit with the change of this one alone, where what comes in
+        between cannot be built. Raises as a call does, also where the change does not fit."""
+        return self._made(f"{base.key[:16]}+{revision.key[:16]}", base, revision)
+
+    def _made(self, name: str, revision: Revision, change: Revision | None = None) -> Path:
+        kept = self._kept / name
         if not kept.is_dir():
             self._check_out(revision.key)
+            if change is not None:
+                try:
+                    git(self.tree, "cherry-pick", "--no-commit", change.key)
+                except OptionError as error:
+                    raise SkippedError("its change alone does not fit") from error
             self._logs.mkdir(parents=True, exist_ok=True)
-            self._make(self._logs / f"{revision.key[:16]}.log")
+            self._make(self._logs / f"{name}.log")
             self._keep(kept)
         return kept
 

@@ -2,12 +2,14 @@
 the nodes of their graphs are compared in the order in which they are computed.
 
 What the builds are apart by before anything is undone is the noise; the first node that is ten
-times as far from the good build's is the first wrong one. A reply that differs, and the end of the
-process, count like a node.
+times as far from the good build's is the first wrong one. After a reply that differs, as of a
+removal or of a saved state, the first such node is named with it; without any, the reply itself, or
+the end of the process.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tempfile
@@ -21,12 +23,13 @@ import msgspec
 import numpy as np
 
 from engine.compare.llama_cpp import CommandError
-from engine.compare.llama_process import GraphNode, LlamaProcess, LlamaSettings, graph_nodes
+from engine.compare.llama_process import GraphNode, LlamaProcess, graph_nodes
 from engine.compare.llama_transcript import TRANSCRIPTS, Asked, read_transcript
 from engine.compare.llama_wire import Value
 from engine.errors import DraftscopeError, PeerLibraryError
 from engine.experiments.bisect.builds import SkippedError
 from engine.experiments.bisect.judge import Judge
+from engine.options.llama_cpp import LlamaSettings
 
 _UNDOES = ("seq_rm", "load", "load_file", "seq_cp", "seq_keep")
 _MARGIN, _LEAST, _MOST = 10.0, 1e-6, 1e-3
@@ -71,6 +74,7 @@ def find_first_wrong(
     """The first wrong operation of a bad build; None if there is none, or none is found in
     limit_s seconds. judge, checks: what is asked is what they ask of the good build."""
     until = time.monotonic() + limit_s
+    reply: FirstWrong | None = None
     with tempfile.TemporaryDirectory(prefix="draftscope-") as folder:
         os.environ[TRANSCRIPTS] = folder
         try:
@@ -84,9 +88,10 @@ def find_first_wrong(
                 found = _compared(read_transcript(path), model, (good, bad), until)
             except (DraftscopeError, CommandError):  # the good build does not do it again
                 continue
-            if found is not None:
+            if found is not None and found.node:
                 return found
-    return None
+            reply = reply or found  # another process may have read what it wrote
+    return reply
 
 
 class _Replay(LlamaProcess):
@@ -130,6 +135,7 @@ def _compared(
     if not asked or asked[0].name != _OPEN_MODEL or not any(a.name == _DECODE for a in asked):
         return None
     noise, undone, n_decoded = 0.0, "", 0
+    reply: FirstWrong | None = None
     with (
         tempfile.TemporaryDirectory(prefix="draftscope-") as mine,
         tempfile.TemporaryDirectory(prefix="draftscope-") as theirs,
@@ -138,43 +144,62 @@ def _compared(
     ):
         for one in asked[1:]:
             if time.monotonic() > until:
-                return None
+                break
             n_decoded += one.name == _DECODE
             where = f"{_words(one)}, decode {n_decoded}" + (f" after {undone}" if undone else "")
             expected = good.answer(one)
             try:
                 found = bad.answer(one)
             except PeerLibraryError as ended:
-                return FirstWrong(None, one.name, "", np.inf, noise, f"{where}: {ended.message}")
+                where = f"{where}: {ended.message}"
+                return reply or FirstWrong(None, one.name, "", np.inf, noise, where)
             bound = min(max(_MARGIN * noise, _LEAST), _MOST)
-            for op, node, error in _differences(one.name, expected, found):
+            for layer, op, node, error in _differences(one.name, expected, found):
                 if error > bound if undone else error > _MOST:
-                    layer = _LAYER.search(node)
-                    return FirstWrong(
-                        int(layer[1]) if layer else None, op, node, error, noise, where
-                    )
+                    wrong = FirstWrong(layer, op, node, error, noise, where)
+                    if node and reply:
+                        wrong.where += f"; before it {reply.op} differs, {reply.where}"
+                    if node:
+                        return wrong
+                    reply = reply or wrong
+                    break
                 noise = max(noise, 0.0 if undone else error)
             if one.name in _UNDOES:
                 undone = _words(one)
-    return None
+    return reply
 
 
 def _differences(
     name: str, expected: Sequence[Value], found: Sequence[Value]
-) -> Iterator[tuple[str, str, float]]:
-    """Of a command's replies: operation, node, and relative error, in order."""
+) -> Iterator[tuple[int | None, str, str, float]]:
+    """Of a command's replies: layer, operation, node, and relative error, in order."""
     whole = [value for value in expected if isinstance(value, int)]
     if len(expected) != len(found) or whole != [v for v in found if isinstance(v, int)]:
-        yield f"the reply of {name}", "", np.inf
+        yield None, f"the reply of {name}", "", np.inf
     elif name == "save":
-        yield "the state of save", "", _blobs_apart(expected[0], found[0])
+        yield None, "the state of save", "", _blobs_apart(expected[0], found[0])
     elif name == _DECODE and len(expected) == 4:
         tables = [value for value in (*expected[2:], *found[2:]) if isinstance(value, bytes)]
         theirs = _by_name(graph_nodes(*tables[2:]))
-        for key, node in _by_name(graph_nodes(*tables[:2])).items():
+        nodes = graph_nodes(*tables[:2])
+        for (key, node), layer in zip(_by_name(nodes).items(), _layers(nodes), strict=True):
             other = theirs.get(key)
             if other is not None and node.op not in _VIEWS:
-                yield node.op, node.name, _nodes_apart(node, other)
+                yield layer, node.op, node.name, _nodes_apart(node, other)
+
+
+def _layers(nodes: Sequence[GraphNode]) -> list[int | None]:
+    """By a node's name; without any in it, that of the named ones before and after it, if these
+    are of one layer."""
+    named = [_LAYER.search(node.name) for node in nodes]
+    own = [None if found is None else int(found[1]) for found in named]
+    before = list(itertools.accumulate(own, _kept))
+    after = list(itertools.accumulate(reversed(own), _kept))[::-1]
+    return [one if one == other else None for one, other in zip(before, after, strict=True)]
+
+
+def _kept(last: int | None, one: int | None) -> int | None:
+    return last if one is None else one
 
 
 def _by_name(nodes: Sequence[GraphNode]) -> dict[tuple[str, str, int], GraphNode]:

@@ -35,6 +35,11 @@ class Revision:
         is_hash = len(self.key) >= 40 and not self.key.strip("0123456789abcdef")
         return self.key[:9] if is_hash else self.title
 
+    @property
+    def name(self) -> str:
+        """With its title."""
+        return self.title if self.short == self.title else f"{self.short} {self.title}"
+
 
 class History:
     """Revisions, every one after its parents; the first is the good end, the last the bad one."""

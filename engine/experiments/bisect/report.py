@@ -103,9 +103,9 @@ def as_json(search: Search) -> dict[str, Any]:
 def _fault_lines(fault: Fault) -> Iterator[str]:
     last = fault.suspects[-1]
     if len(fault.suspects) == 1:
-        yield f"{last.short} {last.title}"
+        yield last.name
     else:
-        yield f"one of {len(fault.suspects)} revisions up to {last.short} {last.title}"
+        yield f"one of {len(fault.suspects)} revisions up to {last.name}"
         yield f"  {_named([one.short for one in fault.suspects])}"
     by_words: dict[tuple[str, str], list[str]] = {}
     for check, words in fault.checks.items():
@@ -119,6 +119,8 @@ def _fault_lines(fault: Fault) -> Iterator[str]:
         yield f"  right in {before}" if not fault.doubt else f"  doubt: {fault.doubt}"
     else:
         yield f"  doubt: {fault.doubt}"
+    if fault.alone_on is not None:
+        yield "  cannot be judged itself; its change alone fails on the one before"
     if fault.mended is not None:
         earlier, later = (one.short for one in fault.mended)
         yield f"  mended and made again: {earlier} fails, and {later} after it passes"

@@ -47,13 +47,15 @@ class Step(msgspec.Struct):
 class Fault(msgspec.Struct):
     """What some checks broke by. suspects: one revision, or several where those in between could
     not be judged, the last of them failing. checks: outcome and words at the last suspect. doubt:
-    why it is not sure; mended: the first fails, and the second after it passes."""
+    why it is not sure; mended: the first fails, and the second after it passes; alone_on: the
+    change of the suspect, which cannot be judged itself, fails alone on this one."""
 
     suspects: list[Revision]
     checks: dict[str, tuple[str, str]]
     parents: list[Revision]
     doubt: str = ""
     mended: tuple[Revision, Revision] | None = None
+    alone_on: Revision | None = None
     first_wrong: FirstWrong | None = None
 
     @property
@@ -71,7 +73,7 @@ class Search:
     built. retry_skipped: what could not be judged before is tried again. most_skips: suspects that
     may be skipped before it gives up. n_probes: judged after each fault, to see whether it was
     mended in between. trace: None = without. forget: is given the revisions that are needed
-    yet.
+    yet. alone: builds a revision (the second) with the change of another, None = is not tried.
 
     Raises OptionError for a state that cannot be read.
     """
@@ -89,9 +91,10 @@ class Search:
         n_probes: int = 2,
         forget: Callable[[Iterable[Revision]], object] | None = None,
         trace: Trace | None = None,
+        alone: Callable[[Revision, Revision], Path] | None = None,
     ) -> None:
         self.history, self._build, self._judge = history, build, judge
-        self._state, self._trace = state, trace
+        self._state, self._trace, self._alone = state, trace, alone
         self._forget = forget or (lambda kept: None)
         self._most_skips, self._n_probes = most_skips, n_probes
         known = {} if state is None else _read(state)
@@ -132,6 +135,7 @@ class Search:
             mine = [c for c in waiting if self.history.suspects(self._fails(c)) == suspects]
             fault = self._fault(suspects, mine)
             self.faults.append(fault)
+            self._judge_alone(fault, suspects)
             yield from self._judge_again(fault)
             self._find_first_wrong(fault)
             yield from self._probe(fault)
@@ -183,6 +187,11 @@ class Search:
                 rank = RANKS.get(verdict.checks.get(check, ("", ""))[0])
                 found[i] = None if rank is None else rank > allowed
         return found
+
+    def _is_worse(self, check: str, checks: Checks) -> bool:
+        """Whether a check fails that the good end passes."""
+        rank = RANKS.get(checks.get(check, _ABSENT)[0])
+        return rank is not None and rank > RANKS[self.verdicts[0].checks[check][0]]
 
     def _next(self, check: str) -> int | None:
         fails = self._fails(check)
@@ -268,9 +277,27 @@ class Search:
             revisions = self.history.revisions
             fault.mended = revisions[between[0]], revisions[between[1]]
 
+    def _judge_alone(self, fault: Fault, suspects: Sequence[int]) -> None:
+        """Judge the changes of suspects, each alone on the last that passes; if one fails, it is
+        the one."""
+        if self._alone is None or not 1 < len(suspects) <= self._most_skips:
+            return
+        base = self.history.revisions[self.history.revisions[suspects[0]].parents[0]]
+        failing = []
+        for i in suspects:
+            suspect = self.history.revisions[i]
+            with suppress(SkippedError):
+                if i == suspects[-1] or suspect.key in self._known:  # else left out by --skip
+                    checks = self._judge(self._alone(suspect, base), list(fault.checks))
+                    if any(self._is_worse(check, checks) for check in fault.checks):
+                        failing.append(suspect)
+        if len(failing) == 1:
+            fault.suspects, fault.doubt = failing, ""
+            fault.alone_on, fault.parents = base, [base]
+
     def _judge_again(self, fault: Fault) -> Iterator[Step]:
         """Judge what was found and its parents once more."""
-        if fault.doubt:
+        if fault.doubt or fault.alone_on:
             return
         revisions, checks = self.history.revisions, list(fault.checks)
         bad = self._place(fault.suspects[0])
@@ -292,7 +319,11 @@ class Search:
         if self._trace is None or not fault.is_sure or not fault.parents:
             return
         with suppress(SkippedError):
-            good, bad = self._build(fault.parents[0]), self._build(fault.suspects[0])
+            good = self._build(fault.parents[0])
+            if self._alone and fault.alone_on:
+                bad = self._alone(fault.suspects[0], fault.alone_on)
+            else:
+                bad = self._build(fault.suspects[0])
             fault.first_wrong = self._trace(list(fault.checks), good, bad)
 
     def _short(self, i: int) -> str:

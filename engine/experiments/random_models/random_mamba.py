@@ -14,7 +14,7 @@ from engine.model.config import ModelConfig
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import MixturePart, Relu2Part, RouterPart, SwigluPart
-from engine.model.parts.recurrent import Mamba2Part, MambaPart, ShortConvPart
+from engine.model.parts.recurrent import LowRankMamba2Part, Mamba2Part, MambaPart, ShortConvPart
 from engine.model.rope import RopeConfig
 
 # numbers that f32 holds exactly
@@ -92,6 +92,24 @@ def _jamba(
         ffn: FeedForwardPart = mixture if mixture and i % 2 else SwigluPart(width)
         blocks.append(BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight"))
     return _config("jamba", n_embd, n_vocab, blocks)
+
+
+def _plamo2(
+    n_layer: int, n_embd: int, n_vocab: int, n_heads: int, heads: tuple[int, int, int], width: int
+) -> ModelConfig:
+    """Attention in every other block. n_heads: of Mamba-2."""
+    attention = AttentionPart(*heads, gated=False, own_norms=True)
+    mamba = LowRankMamba2Part(4, 64, n_heads, 64, 1, normed=False, step_rank=max(64, n_embd // 16))
+    blocks = [
+        BlockParts(
+            (attention if i % 2 else mamba,),
+            SwigluPart(width, joint=True),
+            ffn_norm="ffn_norm.weight",
+            added_norms=("post_attention_norm", "post_ffw_norm"),
+        )
+        for i in range(n_layer)
+    ]
+    return _config("plamo2", n_embd, n_vocab, blocks, n_rot=heads[2])
 
 
 def _granite(
@@ -212,6 +230,10 @@ MAMBA_SIZES = {
             _of_jamba(8, 2, 256),
         ),
     },
+    "plamo2": {
+        "0.6b": _plamo2(16, 1024, 100_000, 32, (16, 4, 64), 4096),
+        "tiny": _plamo2(4, 256, 512, 8, _TINY_HEADS, 256),
+    },
     "mamba2": {
         "0.4b": _alone(48, 1024, 50_288, Mamba2Part(4, 128, 32, 64, 1)),
         "tiny": _alone(3, 256, 512, Mamba2Part(4, 32, 8, 64, 2)),
@@ -276,7 +298,9 @@ def _add_ssm_keys(writer: GGUFWriter, mamba: Mamba2Part) -> None:
     writer.add_ssm_inner_size(mamba.d_inner)
     writer.add_ssm_state_size(mamba.d_state)
     writer.add_ssm_time_step_rank(mamba.n_heads)
-    writer.add_ssm_group_count(mamba.n_groups)
+    # 0 where the groups are not the file's to say
+    is_low_rank = isinstance(mamba, LowRankMamba2Part)
+    writer.add_ssm_group_count(0 if is_low_rank else mamba.n_groups)
 
 
 def _add_expert_keys(writer: GGUFWriter, arch: str, mixture: MixturePart) -> None:

@@ -44,7 +44,11 @@ from engine.model.tensors import block_shapes, global_shapes
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The last tokens of every vocabulary."""
-_OF_MAMBA = "conv1d.bias", "dt_norm.weight", "b_norm.weight", "c_norm.weight"
+_CANNOT_LACK = tuple(
+    f"ssm_{one}" for one in ("conv1d.bias", "dt_norm.weight", "b_norm.weight", "c_norm.weight")
+)
+_ALSO = {"plamo2": ("attn_qkv.weight",)}
+"""Tensors that llama.cpp cannot do without, and those of an architecture."""
 _PIECE = 1 << 24
 """Values that are made at a time."""
 _CHAT_TEMPLATE = (
@@ -142,8 +146,8 @@ def _shapes(config: ModelConfig, *, tied: bool) -> Shapes:
     shapes = global_shapes(config, () if tied else ("output.weight",))
     for index in range(config.n_layer + config.n_mtp):
         norm = config.mtp.output_norm if config.mtp else ""
-        of_mamba = (f"blk.{index}.ssm_{one}" for one in _OF_MAMBA)
-        present = f"blk.{config.n_layer}.{norm}", *of_mamba
+        names = (*_CANNOT_LACK, *_ALSO.get(config.architecture, ()))
+        present = f"blk.{config.n_layer}.{norm}", *(f"blk.{index}.{name}" for name in names)
         shapes |= block_shapes(config, index, present)
     return shapes
 

@@ -31,7 +31,7 @@ from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, v
 from engine.experiments.tune.confirm import Confirmed
 from engine.experiments.tune.lengths import DraftSetting, has_floor
 from engine.experiments.tune.proposed import ServerRounds, at_best, recorded
-from engine.experiments.tune.server_speed import ServerPass, TimedServer
+from engine.experiments.tune.server_speed import TimedServer
 
 _AGAIN_S = 0.1
 _LEAST_TOKENS = 16
@@ -40,8 +40,12 @@ _WORTH = 1.02
 """How much faster than the best one a length has to be able to be."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
-# of the seconds given, those that requests may take; the rest is for starts
-_SHARE = 0.6
+_SHARE = 0.9
+"""Of the seconds left, those that are planned with."""
+_ENOUGH_TOKENS = 64
+"""Of an answer, below which a pair has fewer prompts instead."""
+_SCREENING = 0.5
+"""Of the seconds given, when no further setting is tried."""
 _FAMILIES = ("vllm", "sglang")
 
 
@@ -87,8 +91,10 @@ def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: N
 class _Tuner:
     def __init__(self, plan: ServerPlan, report: Callable[[str], None]) -> None:
         self.plan, self.report = plan, report
-        self.until = time.monotonic() + plan.most_s
+        began = time.monotonic()
+        self.until, self.screen_until = began + plan.most_s, began + _SCREENING * plan.most_s
         self.kept = _Kept(plan)
+        self.start_s = self.prompt_s = 0.0
         self.settings: dict[str, DraftSetting] = {}
         self.n_predict = self.kept.n_predict or plan.n_predict
         self.screened: dict[str, tuple[float, float | None]] = {}
@@ -128,7 +134,7 @@ class _Tuner:
         worse = 0
         while left := [n_max for n_max in lengths if n_max not in found]:
             n_max = left[0] if rounds is None else self._promising(rounds, found, lengths)
-            if n_max is None or worse == 2 or time.monotonic() > self.until:
+            if n_max is None or worse == 2 or time.monotonic() > self.screen_until:
                 break
             speed = self._screen(self._name(DraftSetting(drafter, n_max)))
             is_slower = speed < _CLEARLY_SLOWER * max(found.values())
@@ -137,7 +143,7 @@ class _Tuner:
         if has_floor(drafter) and not self.plan.rates:
             for n_max in sorted(found, key=lambda n: -found[n])[:2]:
                 for floor in self.plan.floors:
-                    if time.monotonic() < self.until:
+                    if time.monotonic() < self.screen_until:
                         self._screen(self._name(DraftSetting(drafter, n_max, floor)))
 
     def _promising(
@@ -165,7 +171,11 @@ class _Tuner:
                 start_s = time.monotonic() - began
                 if not self.screened:
                     self._choose_n_predict(server, start_s)
-                done = self._pass(server, by_round=by_round)
+                plan = self.plan
+                done = server.ask(
+                    plan.prompts, self.n_predict, ignore_eos=plan.ignore_eos, by_round=by_round
+                )
+            self.start_s, self.prompt_s = max(self.start_s, start_s), done.prompt_s
             known = done.speed, done.acceptance
             if by_round:
                 self.kept.keep_rounds(name, [one.rounds for one in done.answers])
@@ -177,33 +187,44 @@ class _Tuner:
     def _choose_n_predict(self, server: TimedServer, start_s: float) -> None:
         """As many tokens a request as fit into the time, at plain decoding's speed."""
         plan = self.plan
-        speed = server.ask(plan.prompts[:1], _LEAST_TOKENS, ignore_eos=True).speed or 1.0
+        tried = server.ask(plan.prompts[:1], _LEAST_TOKENS, ignore_eos=True)
         n_settings = len(plan.running) or 1 + len(plan.drafters) * (
             len(plan.lengths) + 2 * len(plan.floors) * (not plan.rates)
         )
-        n_passes = n_settings + (_N_FINALISTS + 1) * (plan.pairs + 1)
-        left = self.until - time.monotonic() - start_s * (n_settings + _N_FINALISTS)
-        fits = int(_SHARE * max(left, 0.0) * speed / (n_passes * len(plan.prompts)))
+        left = _SHARE * max(0.0, self.screen_until - time.monotonic()) / n_settings
+        each = (left - start_s) / len(plan.prompts) - tried.prompt_s
+        fits = int(max(0.0, each) * (tried.speed or 1.0))
         self.n_predict = max(_LEAST_TOKENS, min(plan.n_predict, fits))
         self.kept.add({"n_predict": self.n_predict})
         self.report(f"{len(plan.prompts)} prompts, {self.n_predict} tokens each")
 
-    def _pass(self, server: TimedServer, *, by_round: bool = False) -> ServerPass:
-        plan = self.plan
-        server.ask(plan.prompts[:1], _WARM_TOKENS, ignore_eos=plan.ignore_eos)
-        return server.ask(
-            plan.prompts, self.n_predict, ignore_eos=plan.ignore_eos, by_round=by_round
-        )
+    def _in_pairs(self, names: Sequence[str]) -> tuple[int, int]:
+        """Prompts of a pair and tokens of an answer: as many as what is left of the time allows at
+        the speeds that were measured, which other work on the machine may have changed."""
+        if self.kept.in_pairs is None:
+            left = _SHARE * (self.until - time.monotonic()) - self.start_s * len(names)
+            each = sum(1 / max(self.screened[name][0], 1e-3) for name in names)
+            for n_prompts in range(len(self.plan.prompts), 0, -1):
+                of_prompt = left / (self.plan.pairs * n_prompts) - self.prompt_s * len(names)
+                if (fits := int(of_prompt / each)) >= min(_ENOUGH_TOKENS, self.n_predict):
+                    break
+            self.kept.in_pairs = n_prompts, max(_LEAST_TOKENS, min(self.n_predict, fits))
+            self.kept.add({"in_pairs": self.kept.in_pairs})
+        self.report("pairs of {} prompts, {} tokens each".format(*self.kept.in_pairs))
+        return self.kept.in_pairs
 
     def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
         """The finalists in alternation, all servers running at once where memory allows it."""
-        taken: dict[str, list[ServerPass | None]] = {name: [] for name in names}
+        texts: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in names}
         speeds: dict[str, list[float]] = {name: [] for name in names}
+        n_prompts, n_predict = self._in_pairs(names)
+        around = [*self.plan.prompts, *self.plan.prompts]
         with ExitStack() as stack:
             servers: dict[str, TimedServer] = {}
             together = True
             for number in range(self.plan.pairs):
-                first = number % len(names)
+                first, start = number % len(names), number * n_prompts % len(self.plan.prompts)
+                prompts = around[start : start + n_prompts]
                 for name in [*names[first:], *names[:first]]:
                     known = self.kept.pairs.get((name, number))
                     if known is not None:
@@ -219,23 +240,19 @@ class _Tuner:
                             servers, together = {}, False
                     with ExitStack() as alone:
                         server = servers.get(name) or alone.enter_context(self._server(name))
-                        done = self._pass(server)
-                    taken[name].append(done)
+                        done = server.ask(prompts, n_predict, ignore_eos=self.plan.ignore_eos)
+                    texts[name][number] = done.texts
                     speeds[name].append(done.speed)
                     self.kept.add({"pair": number, "name": name, "speed": done.speed})
                 self.report(f"real runs: {number + 1} of {self.plan.pairs} pairs")
-        texts = {name: [one.texts for one in passes if one] for name, passes in taken.items()}
-        plain = (texts.get(PLAIN) or [()])[0]
-        return [
-            Confirmed(
-                name,
-                tuple(speeds[name]),
-                sum(all(one[i] == text for one in texts[name]) for i, text in enumerate(plain)),
-                len(plain),
-                (),
-            )
-            for name in names
-        ]
+        plain = texts.get(PLAIN, {})
+        found = []
+        for name in names:
+            both = [(texts[name][i], plain[i]) for i in texts[name] if i in plain]
+            pairs = [pair for of in both for pair in zip(*of, strict=True)]
+            same = sum(mine == other for mine, other in pairs)
+            found.append(Confirmed(name, tuple(speeds[name]), same, len(pairs), ()))
+        return found
 
     @contextmanager
     def _server(self, name: str) -> Iterator[TimedServer]:
@@ -243,6 +260,7 @@ class _Tuner:
         if self.plan.running:
             server = TimedServer(self.plan.running[name])
             _wait(server, lambda: None, self.plan.most_s)
+            self._warm(server)
             yield server
             return
         port = free_port()
@@ -255,7 +273,12 @@ class _Tuner:
                     raise running.ended()
 
             _wait(server, check, self.plan.most_s)
+            self._warm(server)
             yield server
+
+    def _warm(self, server: TimedServer) -> None:
+        """What a server does for the first time takes longer."""
+        server.ask(self.plan.prompts[:1], _WARM_TOKENS, ignore_eos=True)
 
     def _command(self, name: str, port: int) -> tuple[Path, list[str]]:
         try:
@@ -308,6 +331,7 @@ class _Kept:
 
     def __init__(self, plan: ServerPlan) -> None:
         self.n_predict: int | None = None
+        self.in_pairs: tuple[int, int] | None = None
         self.screened: dict[str, tuple[float, float | None]] = {}
         self.pairs: dict[tuple[str, int], float] = {}
         self.rounds: dict[str, ServerRounds] = {}
@@ -340,6 +364,9 @@ class _Kept:
     def _take(self, one: Mapping[str, Any]) -> None:
         if "n_predict" in one:
             self.n_predict = int(str(one["n_predict"]))
+        elif "in_pairs" in one:
+            n_prompts, n_tokens = one["in_pairs"]
+            self.in_pairs = int(n_prompts), int(n_tokens)
         elif "rounds" in one:
             self.rounds[str(one["name"])] = [
                 [(int(drafted), int(accepted)) for drafted, accepted in answer]

@@ -35,9 +35,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ServerPass:
-    """The answers to all prompts."""
+    """The answers to all prompts, which took took_s seconds by our clock, prompts included."""
 
     answers: tuple[Answer, ...]
+    took_s: float = 0.0
+
+    @property
+    def prompt_s(self) -> float:
+        """Seconds that a request takes in addition to its tokens."""
+        generating = sum(one.seconds for one in self.answers)
+        return max(0.0, self.took_s - generating) / max(1, len(self.answers))
 
     @property
     def speed(self) -> float:
@@ -90,7 +97,9 @@ class TimedServer:
         """Answers to the prompts, one after another. by_round: with their rounds, if a llama-server
         answers. Raises ServerError."""
         more = {"ignore_eos": ignore_eos} | ({"timings_per_token": True} if by_round else {})
-        return ServerPass(tuple(self._answer(text, n_predict, more) for text in prompts))
+        began = time.perf_counter()
+        answers = tuple(self._answer(text, n_predict, more) for text in prompts)
+        return ServerPass(answers, time.perf_counter() - began)
 
     def _is_healthy(self) -> bool:
         try:

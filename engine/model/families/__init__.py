@@ -19,6 +19,7 @@ from engine.model.families.kimi import read_kimi_k3, read_kimi_linear
 from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
 from engine.model.families.mamba import read_falcon_h1, read_granite_hybrid, read_mamba2_alone
 from engine.model.families.nemotron import read_nemotron_h, read_nemotron_h_moe
+from engine.model.families.plamo2 import plamo2_notes, read_plamo2
 from engine.model.families.qwen import read_qwen3, read_qwen3next, read_qwen35, read_qwen35moe
 from engine.model.families.qwen4exp import qwen4exp_notes, read_qwen4exp
 
@@ -51,6 +52,7 @@ FAMILIES = {
     "mamba": Family(read_mamba, peer_planes=False),
     "mamba2": Family(read_mamba2_alone, peer_planes=False),
     "jamba": Family(read_jamba, peer_planes=False),
+    "plamo2": Family(read_plamo2, peer_planes=False, peer_notes=plamo2_notes),
     "falcon-h1": Family(read_falcon_h1, peer_planes=False),
     "kimi-linear": Family(read_kimi_linear, peer_planes=False),
     "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
@@ -69,14 +71,7 @@ FAMILIES = {
 
 
 _RWKV = "RWKV's time mixing"
-MISSING = {
-    "plamo2": "Mamba-2 whose steps, B and C are a product of the convolved channels, and norms of "
-    "what its blocks add",
-    "rwkv6": _RWKV,
-    "rwkv6qwen2": _RWKV,
-    "rwkv7": _RWKV,
-    "arwkv7": _RWKV,
-}
+MISSING = {"rwkv6": _RWKV, "rwkv6qwen2": _RWKV, "rwkv7": _RWKV, "arwkv7": _RWKV}
 """Recurrent architectures of llama.cpp that do not run here, and the part that they need."""
 
 

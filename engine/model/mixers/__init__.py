@@ -20,6 +20,7 @@ from engine.model.mixers.ngram_embedding import ngram_recurrences
 from engine.model.mixers.recurrent import (
     DeltaNet,
     Kda,
+    LowRankMamba2,
     Mamba,
     Mamba2,
     ShortConv,
@@ -38,7 +39,14 @@ from engine.model.parts.attention import (
     SparseLatentAttentionPart,
 )
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
-from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, MambaPart, ShortConvPart
+from engine.model.parts.recurrent import (
+    DeltaNetPart,
+    KdaPart,
+    LowRankMamba2Part,
+    Mamba2Part,
+    MambaPart,
+    ShortConvPart,
+)
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
 from kernels.pointwise import add
@@ -53,6 +61,7 @@ _MAKE: Mapping[type, Callable[..., Mixer]] = {
     DeltaNetPart: DeltaNet,
     MambaPart: Mamba,
     Mamba2Part: Mamba2,
+    LowRankMamba2Part: LowRankMamba2,
     ShortConvPart: ShortConv,
 }
 """By part, what makes its mixer of (part, weights of the block, configuration, layer). The mixer of
@@ -62,6 +71,7 @@ _RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence[Any]]]] = {
     DeltaNetPart: delta_net_recurrences,
     MambaPart: mamba_recurrences,
     Mamba2Part: mamba2_recurrences,
+    LowRankMamba2Part: mamba2_recurrences,
     ShortConvPart: short_conv_recurrences,
     NgramEmbeddingPart: ngram_recurrences,
     CompressedAttentionPart: ring_recurrences,

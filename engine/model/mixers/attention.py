@@ -100,7 +100,7 @@ def _head_norms(
     """What normed queries and keys are multiplied by, [n_head + n_head_kv, head_dim]."""
     q, k = (weights.keep(f"attn_{name}_norm.weight") for name in ("q", "k"))
     if order is not None:
-        q, k = q[order], k[order]
+        q, k = q[..., order], k[..., order]
     rows = (scale * q).expand(part.n_head, -1), k.expand(part.n_head_kv, -1)
     return part.head_dim**0.5 * torch.cat(rows)
 

@@ -9,7 +9,14 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.mixers.mixer import RopeAndMemory
-from engine.model.parts.recurrent import DeltaNetPart, KdaPart, Mamba2Part, MambaPart, ShortConvPart
+from engine.model.parts.recurrent import (
+    DeltaNetPart,
+    KdaPart,
+    LowRankMamba2Part,
+    Mamba2Part,
+    MambaPart,
+    ShortConvPart,
+)
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.recurrent_states import (
     DeltaInputs,
@@ -325,6 +332,47 @@ class Mamba2:
             out, z = out.view(of_groups), z.view(of_groups)
             out = group_rms_norm(out, z, self._norm, self._eps, invariant=invariant).flatten(2)
         return self._output(out, invariant=invariant)
+
+
+class LowRankMamba2:
+    """Mamba-2 of which gate and channels are one projection, by head in the file; what steps, B and
+    C come of, small and fed back through the state at every token, stays f32 in every mode."""
+
+    def __init__(
+        self, part: LowRankMamba2Part, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
+        self._eps, self._heads = config.eps, (part.n_heads, part.head_dim)
+
+        def halves(data: torch.Tensor) -> list[torch.Tensor]:
+            return [
+                half.flatten(0, 1) for half in data.unflatten(0, (part.n_heads, 2, -1)).unbind(1)
+            ]
+
+        self._input = weights.stack(weights.rows("ssm_in.weight").rearranged(halves))
+        # taps as rows in memory, as the convolution reads them
+        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
+        self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
+        self._sizes = list(part.sizes.values())
+        self._norms = [weights.keep(name) for name in part.sizes]
+        self._steps = weights.stack([weights.numbers("ssm_dt.weight")], compute="f32")
+        self._dt, self._a, self._d = (weights.keep(f"ssm_{one}") for one in ("dt.bias", "a", "d"))
+        self._output = weights.project("ssm_out.weight")
+
+    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+        memory, invariant = around.memory.recurrent, around.invariant
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        z, channels = self._input(x, invariant=invariant).chunk(2, -1)
+        values = memory.advance(self._window, ConvInputs(channels, self._conv))
+        low = self._low(values, invariant=invariant).split_with_sizes(self._sizes, -1)
+        B, C, steps = (rms_norm(y, w, self._eps) for y, w in zip(low, self._norms, strict=True))
+        steps = self._steps(steps, invariant=invariant)
+        dt, g = step_gates(steps, self._dt, self._a, invariant=invariant)
+        values = values.view(*x.shape[:2], *self._heads)
+        inputs = SsdInputs(values, dt, g, B.unsqueeze(2), C.unsqueeze(2), self._d)
+        out = memory.advance(self._state, inputs).flatten(2)
+        return self._output(swiglu(z, out, invariant=invariant), invariant=invariant)
 
 
 def short_conv_recurrences(part: ShortConvPart) -> dict[str, Recurrence[Any]]:

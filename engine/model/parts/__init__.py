@@ -106,6 +106,7 @@ class BlockParts:
 
     mixers: side by side on the same input, their results added; empty where the block has none.
     mixer_norm, ffn_norm: names of the norms' tensors within the block, None where the trunk norms.
+    added_norms: those of norms of what the mixers and ffn add, where there are such.
     before: what adds to the trunk's streams in front of the mixers; only hyper-connections have it.
     """
 
@@ -114,6 +115,7 @@ class BlockParts:
     mixer_norm: str | None = "attn_norm.weight"
     ffn_norm: str | None = "post_attention_norm.weight"
     residual_scale: float = 1.0
+    added_norms: tuple[str, ...] = ()
     before: MixerPart | None = None
 
     @property
@@ -132,7 +134,7 @@ class BlockParts:
             found |= self.ffn.shapes(n_embd, present)
             if self.ffn_norm:
                 found[self.ffn_norm] = (n_embd,)
-        return found
+        return found | dict.fromkeys(self.added_norms, (n_embd,))
 
     def states(self) -> dict[str, StateSize]:
         """All recurrent states of the block, by name."""

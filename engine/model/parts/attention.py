@@ -14,10 +14,11 @@ class AttentionPart:
     """Grouped-query attention.
 
     gated: the query projection holds an output gate for every head after its queries. normed:
-    queries and keys are normed per head. rope: which numbers of a head turn as a pair, "halves"
-    (x[j], x[j + n/2]) or "pairs" (x[2j], x[2j + 1]), or "none". scale: of the products of queries
-    and keys, 1 / sqrt(head_dim) if None. window: tokens back that are looked at, the token itself
-    included; None for all. output_bias: the file may have a bias after the output projection.
+    queries and keys are normed per head; own_norms: each head has weights of its own for it. rope:
+    which numbers of a head turn as a pair, "halves" (x[j], x[j + n/2]) or "pairs" (x[2j],
+    x[2j + 1]), or "none". scale: of the products of queries and keys, 1 / sqrt(head_dim) if None.
+    window: tokens back that are looked at, the token itself included; None for all. output_bias:
+    the file may have a bias after the output projection.
     """
 
     n_head: int
@@ -29,6 +30,7 @@ class AttentionPart:
     scale: float | None = None
     window: int | None = None
     output_bias: bool = False
+    own_norms: bool = False
 
     @property
     def kind(self) -> str:
@@ -46,7 +48,8 @@ class AttentionPart:
         )
         biased = {**rows, "attn_output": n_embd} if self.output_bias else rows
         biases = {f"{name}.bias": (n,) for name, n in biased.items()}
-        norms = dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (hd,))
+        n_heads = {"q": (self.n_head,), "k": (self.n_head_kv,)} if self.own_norms else {}
+        norms = {f"attn_{one}_norm.weight": (*n_heads.get(one, ()), hd) for one in "qk"}
         return {
             **{f"{name}.weight": (n, n_embd) for name, n in rows.items()},
             **only_present(biases, present),

@@ -36,15 +36,25 @@ Gating = SituPart | ClampPart | GeluPart
 
 @dataclass(frozen=True, slots=True)
 class SwigluPart:
-    """down(silu(gate x) * up x) of this width, each product plus a bias where the file has one."""
+    """down(silu(gate x) * up x) of this width, each product plus a bias where the file has one.
+
+    joint: gate and up are one tensor, named after up.
+    """
 
     width: int
     gating: Gating | None = None
+    joint: bool = False
+
+    def opening(self, suffix: str = "") -> dict[str, int]:
+        """Rows of the matrices in front, by name."""
+        if self.joint:
+            return {f"ffn_up{suffix}": 2 * self.width}
+        return {f"ffn_{name}{suffix}": self.width for name in ("gate", "up")}
 
     def shapes(self, n_embd: int, present: Container[str], suffix: str = "") -> Shapes:
         """See engine.model.parts.FeedForwardPart. suffix: of the tensors' names."""
-        inner = {f"ffn_{name}{suffix}": self.width for name in ("gate", "up")}
-        return _matrices({**inner, f"ffn_down{suffix}": n_embd}, n_embd, self.width, present)
+        rows = {**self.opening(suffix), f"ffn_down{suffix}": n_embd}
+        return _matrices(rows, n_embd, self.width, present)
 
 
 @dataclass(frozen=True, slots=True)

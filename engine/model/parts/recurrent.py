@@ -209,6 +209,38 @@ class Mamba2Part(_RecurrentPart):
 
 
 @dataclass(frozen=True, slots=True)
+class LowRankMamba2Part(Mamba2Part):
+    """Mamba-2 block whose steps, B and C are a product of the convolved channels, each normed, the
+    same for all heads (PLaMo 2). step_rank: width of the steps in between."""
+
+    step_rank: int = 1
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels that pass the short convolution: those of the heads."""
+        return self.d_inner
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Widths of B, C and steps, by the names of their norms."""
+        n = self.d_state
+        return {"ssm_b_norm": n, "ssm_c_norm": n, "ssm_dt_norm": self.step_rank}
+
+    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
+        """See engine.model.parts.MixerPart."""
+        inner, n_heads = self.d_inner, (self.n_heads,)
+        return {
+            "ssm_in.weight": (2 * inner, n_embd),
+            "ssm_conv1d.weight": (inner, self.d_conv),
+            "ssm_x.weight": (sum(self.sizes.values()), inner),
+            "ssm_dt.weight": (*n_heads, self.step_rank),
+            **dict.fromkeys(("ssm_dt.bias", "ssm_a", "ssm_d"), n_heads),
+            "ssm_out.weight": (n_embd, inner),
+            **{name: (n,) for name, n in self.sizes.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class MambaPart(_RecurrentPart):
     """Mamba block: d_inner channels, each with d_state numbers and decays of its own.
 

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.errors import OptionError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.records import (
+    ROWS,
     Cause,
     Counts,
     Missing,
@@ -64,9 +67,14 @@ class DrafterDiff:
 
 
 def drafter_diff(
-    a: RunRef, b: RunRef, session: Session | None = None, cancelled: Callable[[], bool] = never
+    a: RunRef,
+    b: RunRef,
+    session: Session | None = None,
+    cancelled: Callable[[], bool] = never,
+    handed: Sequence[np.ndarray | None] = (None, None),
 ) -> DrafterDiff:
-    """Compare two runs. session: the target with the drafter, to make drafts again. Raises
+    """Compare two runs. session: the target with the drafter, to make drafts again. handed: of
+    each run the rows that its target gave the drafter, where they are known (LlamaSource). Raises
     OptionError for a run without rounds, and what the models' passes raise."""
     if session is not None:
         from engine.observe.rescoring.identity import identify
@@ -77,12 +85,17 @@ def drafter_diff(
     sides = sides_of("A", a, session), sides_of("B", b, session)
     pairs = paired(*sides)[:_MOST_PAIRS]
     return DrafterDiff(
-        tuple(_pair(one, other, session, cancelled) for one, other in pairs), session is not None
+        tuple(_pair(one, other, session, cancelled, handed) for one, other in pairs),
+        session is not None,
     )
 
 
 def _pair(
-    a: DraftSide, b: DraftSide, session: Session | None, cancelled: Callable[[], bool]
+    a: DraftSide,
+    b: DraftSide,
+    session: Session | None,
+    cancelled: Callable[[], bool],
+    handed: Sequence[np.ndarray | None],
 ) -> PairDiff:
     causes: list[Cause] = []
     contexts = same_contexts(a, b)
@@ -91,7 +104,7 @@ def _pair(
     judged: list[str] = []
     missing: list[Missing] = []
     if session is not None:
-        for side in (a, b):
+        for side, rows in zip((a, b), handed, strict=True):
             if side.prompt is not None and side.has_ids and side.n_prompt < LONGEST_TEXT:
                 if side.draws:
                     missing.append(_DRAWN._replace(fact=_DRAWN.fact.format(side.name)))
@@ -103,10 +116,13 @@ def _pair(
                     missing.append(other)
                     continue
                 judged.append(side.name)
-                causes += filter(None, (redrafter.cause(), redrafter.lossy_rule()))
+                found = redrafter.cause()
+                if rows is not None and (found is None or found.stage != ROWS):
+                    causes += filter(None, [redrafter.rows_cause(rows)])
+                causes += filter(None, (found, redrafter.lossy_rule()))
     if len(judged) < 2:
-        found = list(draft_causes(a, b, contexts))
-        causes += [one for one in found if not any(one.stage == known.stage for known in causes)]
+        by_ids = list(draft_causes(a, b, contexts))
+        causes += [one for one in by_ids if not any(one.stage == known.stage for known in causes)]
     else:
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)

@@ -14,11 +14,19 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.audit.draft_models import BlockModel, Candidates, DraftModel, candidates, draft_model
-from engine.audit.drafts import CLEAN, DEVIATIONS, Deviation, DraftedText, Replay, shares_apart
 from engine.audit.recorded_drafts import SHIFTED, RecordedDraft
+from engine.audit.redone_drafts import (
+    CLEAN,
+    DEVIATIONS,
+    Deviation,
+    DraftedText,
+    Replay,
+    shares_apart,
+)
 from engine.batch import Span
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
@@ -60,6 +68,9 @@ _LEAST_OWN = 0.8
 """Of the target's own tokens, those that have to be its choice for the text to be this model's."""
 _EXPLAINS = 0.34
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause."""
+_ROWS_APART = 0.1
+"""Of a row's square, what rounding of another engine may turn."""
+_TINY = 1e-30
 _PASS = 256
 
 Change = Callable[[Candidates], Candidates]
@@ -203,6 +214,29 @@ class Redrafter:
             f"The text of {self._side.name} is not this model's: {sum(own)} of {len(own)} of the "
             "target's own tokens are its choice.",
             "Give the file that it was made with.",
+        )
+
+    def rows_cause(self, handed: np.ndarray) -> Cause | None:
+        """Whether the rows that were handed over, float32 [n, n_embd], are other ones than the
+        target's."""
+        own = self._rows.hidden[: len(handed)].flatten(1).numpy()
+        found = handed[: len(own)]
+        if found.shape != own.shape:
+            return Cause(ROWS, self._side.name, "Rows of another width are handed over.")
+        scale = np.maximum(np.square(own).sum(1), _TINY)
+        apart = np.square(found - own).sum(1) / scale
+        wrong = np.flatnonzero(~(apart < _ROWS_APART))
+        if len(wrong) < FEW:
+            return None
+        what = "zeros" if not found[wrong].any() else "not those after its final norm"
+        if not np.isfinite(found[wrong]).all():
+            what = "NaN or infinite"
+        return Cause(
+            ROWS,
+            self._side.name,
+            f"Rows that the target hands over are {what}.",
+            f"position {wrong[0]}",
+            f"{len(wrong)} of {len(own)} rows",
         )
 
     def lossy_rule(self) -> Cause | None:

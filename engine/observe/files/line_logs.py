@@ -157,7 +157,7 @@ class LineLogs:
         self.last_read = None
         if self._n_left_of_table:
             self._n_left_of_table -= 1
-            self._total(said)
+            self._total(number, said)
         elif (
             "metrics: " in said
             or "Decode batch" in said
@@ -246,7 +246,7 @@ class LineLogs:
             return True
         elif said.lstrip().startswith("Aggregate") and "{" in said and self._tables:
             self._n_left_of_table = 0 if "}" in said else _TABLE_END
-            self._total(said)
+            self._total(number, said)
             return True
         else:
             return False
@@ -440,7 +440,7 @@ class LineLogs:
 
         self._read(table, number, said, read)
 
-    def _total(self, said: str) -> None:
+    def _total(self, number: int, said: str) -> None:
         table = self._tables[-1]
         for name, value in _TOTAL.findall(said):
             if name not in _TOTALS or not value.isdigit():
@@ -453,13 +453,18 @@ class LineLogs:
                 for one in table.requests
             ]
             known = [one for one in values if one is not None]
-            if len(known) == len(values) and sum(known) != whole(value, COUNT):
+            try:
+                total = whole(value, COUNT)
+            except OutOfRangeError as error:
+                table.has_unread(number, str(error))
+                continue
+            if len(known) == len(values) and sum(known) != total:
                 table.findings.append(
                     {
                         "rule": "log-lines-missing",
                         "message": "The lines of the table do not add up to its aggregate: one "
                         "may be missing.",
-                        "evidence": f"{name} is {int(value):,}, the lines make {sum(known):,}",
+                        "evidence": f"{name} is {total:,}, the lines make {sum(known):,}",
                     }
                 )
         if "}" in said:

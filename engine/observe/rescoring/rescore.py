@@ -416,18 +416,20 @@ def _chances(store: TraceStore, scores: _Scores, rule: AcceptRule) -> np.ndarray
     if not scores.drawn:
         return found
     p, q = _of_rule(store, scores, rule)
-    found[:] = rule.chance(p, q)
+    place = tokens.column("draft_index")[rows]
+    of_rows = [*scores.text.rows.tolist(), *scores.text.rejected_rows.tolist()]
+    known = dict(zip(of_rows, scores.emitted.ratios + scores.rejected.ratios, strict=True))
+    found[:] = rule.chance(p, q, place, np.array([known.get(i, np.nan) for i in rows.tolist()]))
     if not rule.draws:
         return found
     ids, probs = (tokens.column(name)[rows] for name in ("draft_top_id", "draft_top_p"))
+    before = rule.carried(p, q, place)
     for i, drawn in enumerate(scores.drawn):
-        known = ids[i] != MISSING
-        if not known.any() or not np.isfinite(probs[i][known]).all():
+        there = ids[i] != MISSING
+        if not there.any() or not np.isfinite(probs[i][there]).all():
             continue
-        of_target = np.array([drawn.of(int(token)) for token in ids[i][known]])
-        least = float(np.minimum(of_target, probs[i][known]).sum())
-        rest = 1.0 - max(float(probs[i][known].sum()), float(of_target.sum()))
-        found[:, i] = least, min(least + max(rest, 0.0), 1.0)
+        of_target = np.array([drawn.of(int(token)) for token in ids[i][there]])
+        found[:, i] = rule.expected(of_target, probs[i][there].astype(float), before[i])
     return found
 
 

@@ -243,12 +243,11 @@ def test_a_model_without_a_chat_template_says_so(loaded: MainWindow, qtbot: QtBo
 
 def end_sequence(window: MainWindow) -> bool:
     """Open the menu of the first stream and choose to end it; whether that was offered."""
-    panel = window.tokens.areas[0].parentWidget()
-    assert panel is not None
-    panel.customContextMenuRequested.emit(QPoint(5, 5))
+    window.tokens._panels[0].customContextMenuRequested.emit(QPoint(5, 5))
     menu = QApplication.activePopupWidget()
     assert isinstance(menu, QMenu)
-    (action,) = menu.actions()
+    action, *others = menu.actions()
+    assert [one.objectName() for one in others] == ["go.inspect", "run.fork"]
     offered = action.isEnabled()
     action.trigger()
     menu.close()

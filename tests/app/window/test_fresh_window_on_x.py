@@ -72,3 +72,20 @@ def test_a_first_start_and_a_second_one(tmp_path: Path) -> None:
     assert first["plots_status"] and first["plots_height"] <= SCREEN[1]
     assert len(first["plots_buttons"]) == 4, "six plots in four panels"
     assert second == {"layout": "plots", "runs": 1, "status": True, "text": first["text"]}
+
+
+def test_four_questions_are_answered_within_the_clicks_allowed(tmp_path: Path) -> None:
+    """After Run: is my rollback right (1), what does it cost (no more), where is acceptance lost
+    (2), show it to a colleague (2)."""
+    pytest.importorskip("bokeh")
+    tmp_path.chmod(0o700)
+    with x_display(*SCREEN) as display:
+        seen = start(display, tmp_path, "stopwatch", "--demo")
+    assert seen["audit"].endswith("equal to plain decoding"), "without a click"
+    clicks, sentence = seen["right"]
+    assert clicks <= 1 and "exact" in sentence
+    clicks, sentence = seen["cost"]
+    assert clicks == 0 and "replay" in sentence
+    assert seen["acceptance"] <= 2 and seen["share"] <= 2
+    (page,) = tmp_path.glob("draftscope-session-*.html")
+    assert page.stat().st_size > 100_000

@@ -37,6 +37,7 @@ def write(
     with qtbot.waitSignal(window.bridge.trace_shown):
         window.sessions.open(to.parent / "trace")
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_, **__: (str(to), ""))
+    window.settings.set_folder("report", to.parent)
     assert {"file.report", "file.share"} <= set(enabled(window))
     window.actions_by_id[action].trigger()
 
@@ -118,10 +119,22 @@ def test_the_session_is_shared_from_the_run_on_show(
     store.runs[0]["model"] = {"name": "<b>shown</b>.gguf"}
     with job_ends(qtbot, window.bridge, WritePage, timeout=60_000):  # Bokeh is imported
         write(window, qtbot, monkeypatch, store, page, "file.share")
+    (page,) = tmp_path.glob("draftscope-session-*.html")
     found = page.read_text(encoding="utf-8")
     assert "<title>Speculative decoding of &lt;b&gt;shown&lt;/b&gt;.gguf</title>" in found
     assert '"shown":0' in found and "<b>" not in found[: found.index("Bokeh")]
     assert any(f"Page written to {page}" in message for message in messages(window))
+
+
+def test_where_no_page_can_be_put_the_user_says_where(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("bokeh")
+    page = tmp_path / "page.html"
+    monkeypatch.setattr("app.window.dialogs.files.unwritable", lambda _: "It is full.")
+    with job_ends(qtbot, window.bridge, WritePage, timeout=60_000):
+        write(window, qtbot, monkeypatch, sample_trace(rounds=5).store, page, "file.share")
+    assert page.exists()
 
 
 def test_a_page_that_cannot_be_written_says_what_is_missing(
@@ -131,5 +144,5 @@ def test_a_page_that_cannot_be_written_says_what_is_missing(
     page = tmp_path / "page.html"
     with job_ends(qtbot, window.bridge, WritePage):
         write(window, qtbot, monkeypatch, sample_trace(rounds=5).store, page, "file.share")
-    assert not page.exists()
+    assert not list(tmp_path.glob("*.html"))
     assert any("draftscope[share]" in message for message in messages(window))

@@ -260,7 +260,7 @@ def test_scripts_of_reported_failures_are_right_and_see_what_is_wrong(
     use(monkeypatch, FakeLlama(session(MTP)))
     scripts = memory_scripts(ROLLBACK_SCRIPTS)
     checked = list(play_scripts(session(MTP), scripts))
-    assert len(checked) == 16 and {one.outcome for one in checked} == {"right"}
+    assert len(checked) == 19 and {one.outcome for one in checked} == {"right"}
     use(monkeypatch, FakeLlama(session(MTP), drift=0.01))
     wrong = {one.scenario for one in play_scripts(session(MTP), scripts) if one.outcome == "WRONG"}
     assert wrong == {

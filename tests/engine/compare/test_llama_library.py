@@ -21,8 +21,9 @@ from engine.compare.llama_library import (
     how_it_ended,
     start_words,
 )
-from engine.compare.llama_process import LlamaProcess, LlamaSettings
+from engine.compare.llama_process import LlamaProcess
 from engine.errors import OptionError, PeerLibraryError
+from engine.options.llama_cpp import LlamaSettings
 from resources import DEMO_TARGET
 from tests.support.fake_llama import without_packages
 
@@ -113,6 +114,14 @@ def test_a_wheel_is_unpacked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert found == find_build(wheel) and not found.headers
     assert found.library.read_text() == "a library"
     assert [path.name for path in found.library.parent.iterdir()] == ["xllamacpp.abi3.so"]
+    other = tmp_path / "llama_cpp_python-1-py3-none-linux_x86_64.whl"
+    libraries = ("libllama.so", "libllama.so.0", "libggml.so.0", "libggml-cpu.so.0.25.3")
+    with zipfile.ZipFile(other, "w") as archive:
+        for name in (*libraries, "__init__.py"):
+            archive.writestr(f"llama_cpp/lib/{name}", "a library")
+    found = find_build(other)
+    assert found.library.name == "libllama.so" and not found.headers
+    assert {path.name for path in found.library.parent.iterdir()} == set(libraries)
     monkeypatch.setattr(llama_library, "_MOST_UNPACKED", 3)
     wheel.touch()
     with pytest.raises(OptionError, match="unpacks to more than"):
@@ -182,6 +191,26 @@ def test_layouts_are_those_of_the_builds(name: str) -> None:
 def test_a_library_that_is_none_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "libllama.so").write_bytes(b"no library")
     with pytest.raises(PeerLibraryError, match=r"library libllama\.so cannot be used: "):
+        LlamaProcess(DEMO_TARGET, tmp_path)
+
+
+@has_compiler
+def test_a_library_that_is_missing_next_to_it_is_named(tmp_path: Path) -> None:
+    package = tmp_path / "llama_cpp" / "lib"
+    package.mkdir(parents=True)
+    for name, text, other in (
+        ("libggml-of-a-test.so.0", 'extern "C" int x(void) { return 1; }', []),
+        ("libllama.so", 'extern "C" int x(void); int y = x();', ["libggml-of-a-test.so.0"]),
+    ):
+        source = tmp_path / "one.cpp"
+        source.write_text(text)
+        words = ["c++", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", name, str(source), *other]
+        subprocess.run(words, cwd=package, check=True)
+    (package / "libggml-of-a-test.so.0").unlink()
+    with pytest.raises(
+        PeerLibraryError,
+        match=r"libllama\.so cannot be used: libggml-of-a-test\.so\.0: .* in one folder\.",
+    ):
         LlamaProcess(DEMO_TARGET, tmp_path)
 
 

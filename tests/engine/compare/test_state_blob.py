@@ -18,7 +18,7 @@ from engine.compare.state_blob import (
 )
 from engine.errors import StateBlobError
 from engine.model.recurrence import RecurrentLayout, StateKey
-from engine.model.recurrent_states import DeltaState
+from engine.model.recurrent_states import DeltaState, SsdState
 from engine.model.windows import ConvWindow, TokenWindow
 
 LAYOUT = RecurrentLayout.alike(
@@ -58,6 +58,13 @@ def test_rows_are_the_transposes_of_ours() -> None:
             # time fastest, oldest first
             assert r[:, channel].tolist() == R[i, channel].tolist()
         assert s[1, 2, 1] == S[i, 1, 1, 2]
+
+
+def test_states_of_mamba_2_lie_as_ours_do() -> None:
+    ours = RecurrentLayout.alike((0, 2), state=SsdState(2, 3, 1, 3), window=ConvWindow(4, 5))
+    state = decode_state(blob(), ours, 4)
+    for i, layer in enumerate(ours.layers):
+        assert np.array_equal(state.states[StateKey(layer, "state")], S[i])
 
 
 def test_a_window_of_n_grams_follows_that_of_its_layer() -> None:

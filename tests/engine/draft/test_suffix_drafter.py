@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from engine.analysis.findings.check import find
 from engine.draft.drafter import DraftRequest
 from engine.draft.registry import meaning
-from engine.draft.suffix import (
-    StoredSequence,
-    SuffixDrafter,
-    SuffixLimits,
-    SuffixOptions,
-    SuffixTexts,
-    SuffixTree,
-)
+from engine.draft.suffix import SuffixDrafter, SuffixOptions, SuffixTexts
+from engine.draft.suffix_tree import StoredSequence, SuffixLimits, SuffixTree
 from engine.options import RunOptions, SpecOptions
 from tests.support.golden_files import DATA
 from tests.support.golden_runs import MTP_MODELS, decode, prompt_of, session, tokens_of

@@ -327,7 +327,7 @@ def test_unused_tokens_are_no_text_but_can_be_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("model", "llama"), ("model", "x" * 5000), ("pre", "starcoder"), ("pre", "")]
+    ("key", "value"), [("model", "bert"), ("model", "x" * 5000), ("pre", "starcoder"), ("pre", "")]
 )
 def test_other_tokenizers_are_refused_by_name(key: str, value: str) -> None:
     with pytest.raises(UnsupportedModelError) as caught:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError, UnsupportedModelError
-from engine.experiments.random_models.random_model import write_random_model
+from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
 from engine.gguf.file import GgufFile
-from engine.model.families import read_config
+from engine.model.families import MISSING, read_config
 from engine.model.loader import load_model
 from engine.model.tensors import check_tensors
 from tests.support.gguf_refusal import flat
@@ -60,6 +60,16 @@ KEYS = [
     (LFM2MOE, "expert_gating_func", 3),
     (LFM2MOE, "expert_count", 0),
     (LFM2MOE, "leading_dense_block_count", 9),
+    ("plamo2", "ssm.group_count", 1),
+    ("plamo2", "ssm.time_step_rank", 0),
+    ("plamo2", "ssm.time_step_rank", 5),
+    ("plamo2", "attention.head_count", 0),
+    ("plamo2", "attention.head_count", 3),
+    ("plamo2", "feed_forward_length", DROP),
+    ("plamo2", "rope.dimension_count", 63),
+    ("mamba", "ssm.time_step_rank", 0),
+    ("jamba", "attention.head_count", 0),
+    ("mamba2", "ssm.time_step_rank", 0),
 ]
 TENSORS = [
     (NEMOTRON, "blk.0.ssm_in.weight"),
@@ -71,12 +81,24 @@ TENSORS = [
     (LFM2, "token_embd_norm.weight"),
     (LFM2, "blk.2.attn_q_norm.weight"),
     (FALCON, "blk.0.ffn_norm"),
+    ("plamo2", "blk.0.ssm_b_norm"),
+    ("plamo2", "blk.0.ssm_x.weight"),
+    ("plamo2", "blk.1.attn_k_norm.weight"),
+    ("plamo2", "blk.1.post_ffw_norm"),
+    ("plamo2", "blk.0.ffn_up.weight"),
+    ("mamba", "blk.0.ssm_x.weight"),
+    ("jamba", "blk.1.ffn_gate_exps.weight"),
+    ("mamba2", "blk.0.ssm_norm.weight"),
 ]
 
 
 def refused(base: str, folder, keys=None, edit=None) -> str:
-    """The message; one sentence that names the file, and a remedy."""
+    """The message; one sentence that names the file, and a remedy. base: a golden file, or the
+    architecture of a random one."""
     source = golden_file(f"{base}.gguf")
+    if base in RANDOM_FAMILIES:
+        source = folder / "random.gguf"
+        write_random_model(source, arch=base, size="tiny", quant="f32")
     if not source.exists():
         pytest.skip(f"{source.name} is not here")
     path = rewrite(source, folder / "bad.gguf", keys, edit)
@@ -151,3 +173,21 @@ def test_a_model_that_embeds_texts_is_refused(tmp_path):
     ):
         read_config(file)
     assert caught.value.message.count(". ") == 0
+
+
+@pytest.mark.parametrize("arch", MISSING)
+def test_a_refusal_names_the_part_that_is_missing(arch, tmp_path):
+    path = tmp_path / "other.gguf"
+    write_random_model(path, arch="mamba2", size="tiny", quant="f32")
+    data = path.read_bytes()
+    name = arch.encode()
+    old = (6).to_bytes(8, "little") + b"mamba2"
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, len(name).to_bytes(8, "little") + name) + bytes(64))
+    # the data ends where it did, or before
+    with (
+        GgufFile.open(path) as file,
+        pytest.raises(UnsupportedModelError, match="does not run here, which lacks") as caught,
+    ):
+        read_config(file)
+    assert MISSING[arch] in caught.value.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from gguf import GGMLQuantizationType
 
+from engine.experiments.random_models.random_model import write_random_model
 from engine.gguf.file import GgufFile
 from engine.memory.policies import memory_sizes
 from engine.model.info import describe
@@ -21,6 +22,18 @@ FILES = sorted(DATA.glob("*.gguf"))
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_is_what_loading_counts(path, mode):
+    hold(path, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("arch", ["mamba", "jamba", "plamo2"])
+def test_so_it_is_of_random_models(arch, mode, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_random_model(path, arch=arch, size="tiny", quant="q8_0")
+    hold(path, mode)
+
+
+def hold(path, mode):
     if mode == "bf16" and not has_bf16():
         pytest.skip("such a processor keeps 4 bytes of what is counted as 2")
     with GgufFile.open(path) as file:

@@ -48,6 +48,7 @@ _COPIED = (".log", "bench.txt")
 _CPU_S, _CPU_S_PER_MIB = 4.0, 3.0
 """Processor time of a case; a base takes 0.3 s at most, and what is added to it less than 0.5 s
 per MiB."""
+_LARGEST = 64 << 20
 _NAMES = ("capture", "log", "vllm-metrics", "vllm-stream", "llama-server")
 _JOINED = "mtp.json.gz"
 
@@ -77,7 +78,7 @@ def _draw(random: np.random.Generator, number: int) -> Case:
 def _play(case: Case, folder: Path) -> Figures:
     text = unpacked(case["base"])
     for step in case["steps"]:
-        text = changed(text, step)
+        text = changed(text, step)[:_LARGEST]
     path = folder / case["base"].removesuffix(".gz")
     path.write_bytes(text)
     start = time.process_time()

@@ -46,6 +46,11 @@ def checked() -> TraceStore:
     return store
 
 
+def test_the_form_is_there_before_any_check(view: GateView) -> None:
+    assert not view.has_rounds
+    assert view.form.isVisible() and view.empty.isVisible()
+
+
 def test_cells_are_checks_and_a_click_selects_the_lane(view: GateView, qtbot: QtBot) -> None:
     store = checked()
     view.show_run(RunRef(store, 0))
@@ -66,11 +71,44 @@ def test_cells_are_checks_and_a_click_selects_the_lane(view: GateView, qtbot: Qt
         place = view.grid.cell_box(2, 1).center().toPoint()
         qtbot.mouseClick(view.grid, Qt.MouseButton.LeftButton, pos=place)
     assert selected.args == [RunRef(store, 2)]
-    assert [row[3] for row in view.table()[1]] == ["right", "WRONG", "known defect", "right"]
+    assert [row[4] for row in view.table()[1]] == ["right", "WRONG", "known defect", "right"]
     for name in ("light", "dark"):
         theme: Theme = load_theme(name)
         view.retheme(theme)
         view.grab()
+
+
+def test_several_settings_are_columns_and_a_baseline_tells_what_is_new(
+    view: GateView, qtbot: QtBot
+) -> None:
+    store = TraceStore()
+    for facts in (
+        ("mixed", "planes", 3, "right", "", "-n 9", "right"),
+        ("mixed", "checkpoint", 3, "right", "", "-n 9", "right"),
+        ("mixed", "planes", 3, "right", "", "-fa on -n 9", "right"),
+        ("mixed", "checkpoint", 3, "WRONG", "state-wrong", "-fa on -n 9", "right"),
+        ("all rejected", "planes", 3, "WRONG", "", "-fa on -n 9", "known defect"),
+        ("all rejected", "checkpoint", 3, "known defect", "", "-n 9", ""),
+    ):
+        run = TraceWriter.begin(store, this_engine(), {"lane": "llama.cpp,x"})
+        store.runs[run.run_id].gate = GateFacts(*facts)
+    view.show_run(RunRef(store, 0))
+    qtbot.waitUntil(lambda: view.has_rounds)
+    shown = view.grid.shown
+    assert shown is not None and shown.x_labels == ("defaults", "-fa on")
+    assert shown.x_name == "settings, with -n 9"
+    assert shown.y_labels == ("all rejected, 3", "mixed, 3")
+    assert shown.texts == (("known defect", "WRONG"), ("right", "new: WRONG 1/2"))
+    assert shown.grounds[0] == ("status.warning_tint", "status.warning_tint")
+    assert shown.grounds[1][1] == "status.error_tint"
+    assert view.headline.text().endswith("; 1 new")
+    assert view.grid.tip(1, 1).splitlines()[0] == (
+        "mixed, 3, checkpoint: WRONG (baseline: right): state-wrong"
+    )
+    with qtbot.waitSignal(view.run_selected) as selected:  # the worst of its lanes
+        view.grid.chosen.emit(1, 1)
+    assert selected.args == [RunRef(store, 3)]
+    assert view.form.parentWidget() is view.page
 
 
 def test_a_trace_without_checks_is_empty(view: GateView, qtbot: QtBot) -> None:

@@ -233,7 +233,7 @@ def test_the_run_is_named(overlaid: MainWindow) -> None:
     assert overlaid.status.overlay.text == "run 2"
     assert "run 2 is drawn dashed over run 1" in overlaid.status.overlay.toolTip()
     for name in BARS:
-        assert overlaid.plots[name].legend.leading_labels == ["run 2 over run 1"]
+        assert overlaid.plots[name].legend.leading_labels == ["run 2"]
 
 
 # -- which run ------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_new_run_keeps_it_and_places_change(overlaid: MainWindow, store: Trace
         new,
         2,
     )
-    assert view.legend.leading_labels == [f"run {new} over run 2"]
+    assert view.legend.leading_labels == [f"run {new}"]
     x, _ = line(overlaid, "kv")
     assert x[-1] == 3.5
 

@@ -9,6 +9,7 @@ from pytestqt.qtbot import QtBot
 from app.looks.theme import load_theme
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.run_rows import Position
+from engine.trace.facts import ForkOrigin
 from engine.trace.run_ref import RunRef
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace
 
@@ -231,3 +232,42 @@ def test_a_run_that_soon_has_tokens_does_not_say_what_it_waits_for(
     assert "Reading the prompt" not in words(view)
     qtbot.waitUntil(lambda: "Reading the prompt" in words(view))
     assert view.areas == {}
+
+
+@pytest.mark.parametrize("width", [900, 300])
+def test_a_fork_has_its_parents_text_next_to_it_level_at_its_round(
+    view: TokensView, qtbot: QtBot, width: int
+) -> None:
+    """Also where the fork has more rows before its round, here ghosts of a longer prompt."""
+    view.resize(width, 260)
+    parent = sample_trace(rounds=60)
+    fork = TraceBuilder(parent.store)
+    fork.prompt(["\n"] * 8)
+    for n in range(90):
+        fork.plain(f"word {n}\n" if n % 3 == 0 else "other ")
+    fork.run.facts.fork = ForkOrigin(parent=parent.run.run_id, round=9)
+    view.show_run(fork.run)
+    (panel,) = view._panels.values()
+    assert panel.before.isVisible() and panel.before.stream.run == parent.run
+    for title in ("run 0 · Sequence 0 · 141 tokens", "run 1 · Sequence 0 · 90 tokens"):
+        assert title in words(view)
+    is_wide = (
+        panel.mapTo(view, panel.area.mapTo(panel, panel.area.pos())).y()
+        == panel.mapTo(view, panel.before.mapTo(panel, panel.before.pos())).y()
+    )
+    assert is_wide == (width == 900)
+
+    def tops() -> set[int]:
+        return {
+            area.top_of(area.stream.round_span(9)[0]) - area.verticalScrollBar().value()
+            for area in (panel.area, panel.before)
+        }
+
+    panel.area.set_follow(False)
+    for moved in (panel.area, panel.before):
+        at = moved.top_of(moved.stream.round_span(9)[0])
+        moved.verticalScrollBar().setValue(at - 20)
+        qtbot.waitUntil(lambda: len(tops()) == 1)
+    view.show_run(parent.run)
+    QApplication.processEvents()
+    assert not panel.before.isVisible() and words(view) == ""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.compare.llama_cpp import NODE
+from engine.compare.llama_process import graph_nodes
 from engine.compare.llama_transcript import TRANSCRIPTS, Asked, Transcript, read_transcript
 from engine.compare.llama_wire import Value
 from engine.errors import PeerLibraryError
@@ -101,6 +102,15 @@ def test_the_first_node_beyond_the_noise(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "layer 1, MUL_MAT 'ffn_out-1', relative error 1.3e-01" in first.text
 
 
+def test_a_node_without_a_name_is_of_the_layer_around_it() -> None:
+    names = ("inp", "norm-0", "node_3", "out-0", "node_5", "norm-1", "node_7", "out-1", "result")
+    table, values = np.zeros(len(names), NODE), np.zeros(0, "<f4")
+    for row, name in zip(table, names, strict=True):
+        row["name"], row["ne"] = name, (0, 1, 1, 1)
+    found = first_wrong._layers(graph_nodes(table.tobytes(), values.tobytes()))
+    assert found == [None, 0, 0, 0, None, 1, 1, 1, None]
+
+
 def test_other_replies_ends_and_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     def same(n: int, asked: Asked) -> list[Value]:
         return graph(PLAIN) if asked.name == "decode" else [1]
@@ -119,6 +129,13 @@ def test_other_replies_ends_and_no_difference(monkeypatch: pytest.MonkeyPatch) -
     def at_once(n: int, asked: Asked) -> list[Value]:
         return graph(PLAIN | {"MUL_MAT ffn_out-1": 4.0}) if n == 2 else same(n, asked)
 
+    def refuses_and_moves(n: int, asked: Asked) -> list[Value]:
+        moved = graph(PLAIN | {"MUL_MAT ffn_out-1": 3.5})
+        return moved if n == 5 else refuses(n, asked)
+
+    after = found(monkeypatch, refuses_and_moves)
+    assert after is not None and (after.op, after.layer) == ("MUL_MAT", 1)
+    assert "before it the reply of seq_rm differs" in after.where
     assert found(monkeypatch, same) is None
     outcomes = [found(monkeypatch, bad) for bad in (refuses, ends, not_finite, at_once)]
     assert [one and (one.op, one.layer, one.error) for one in outcomes[:3]] == [

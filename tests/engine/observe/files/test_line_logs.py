@@ -485,6 +485,7 @@ def test_a_table_has_a_sequence_for_each_prompt() -> None:
         (table(TABLE, 201) + table(TABLE, 201), [(246, 201, 177)] * 2, []),
         (table(TABLE) + table(TABLE), [(246, 201, 177)] * 2, []),
         (table(TABLE, 300), [(246, 201, 177)], ["log-lines-missing"]),
+        (table(TABLE, 10**30), [(246, 201, 177)], ["log-unread"]),
         (table([("plain", 192, 0, 0, 30.0)]), [(192, 0, 0)], []),
         ("$ python3 mtp-bench.py\n" + table(TABLE, 201).replace("\n", "\r\n"),
          [(246, 201, 177)], []),

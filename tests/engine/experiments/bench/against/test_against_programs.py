@@ -154,23 +154,35 @@ def test_a_program_that_does_not_listen_is_killed(
     assert program.process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
-def test_a_program_goes_with_us_when_we_are_killed() -> None:
-    code = (
-        "import subprocess, time\nfrom pathlib import Path\n"
-        "from engine.experiments.bench.llama_programs import started\n"
-        "with started(Path('/bin/sleep'), [60], subprocess.DEVNULL) as program:\n"
-        "    command = Path(f'/proc/{program.process.pid}/cmdline')\n"
-        "    while not command.read_bytes().startswith(b'/bin/sleep'):\n"
-        "        time.sleep(0.01)\n"
-        "    print(program.process.pid, flush=True)\n    time.sleep(60)\n"
+@pytest.mark.skipif(sys.platform != "linux", reason="programs are watched on Linux")
+@pytest.mark.parametrize("how", ["parent", "program", "body"])
+def test_nothing_that_a_program_started_is_left(tmp_path: Path, how: str) -> None:
+    """Nor what has left its session and its parent. how: what ends."""
+    script, pids = tmp_path / "wrapper", tmp_path / "pids"
+    inner = f"echo $$ >> {pids}; exec sleep 600"
+    script.write_text(
+        f"#!/bin/sh\necho $$ >> {pids}\n(setsid sh -c '{inner}' &)\nsh -c '{inner}' &\nsleep 600\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        parent.kill()
-    for _ in range(2400):
-        if not os.path.exists(f"/proc/{child}"):
+    script.chmod(0o755)
+    code = (
+        "import os, signal, subprocess, time\nfrom pathlib import Path\n"
+        "from engine.experiments.bench.llama_programs import started\n"
+        f"pids, how = Path({str(pids)!r}), {how!r}\n"
+        f"with started(Path({str(script)!r}), [], subprocess.DEVNULL) as program:\n"
+        "    while not pids.exists() or len(pids.read_text().splitlines()) < 3:\n"
+        "        assert program.process.poll() is None\n"
+        "        time.sleep(0.01)\n"
+        "    if how == 'program':\n"
+        "        os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)\n"
+        "        assert program.process.wait() == -signal.SIGKILL\n"
+        "    if how == 'parent':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=how != "parent", timeout=300)
+    left = [int(line) for line in pids.read_text().splitlines()]
+    for _ in range(1200):
+        left = [pid for pid in left if os.path.exists(f"/proc/{pid}")]
+        if not left:
             return
         time.sleep(0.05)
-    raise AssertionError("the program outlived its parent")
+    raise AssertionError(f"{len(left)} processes are left")

@@ -1,0 +1,83 @@
+"""Watcher of a program: `python -I -S watched_program.py FD PROGRAM ARGUMENT…`, Linux alone.
+
+It runs the program and ends as that does. Once the other end of FD is closed, as by the end of the
+process that holds it, however that came, nothing of what the program started is left.
+"""
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+
+_DIE_WITH_PARENT, _ADOPT = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
+
+
+def main() -> None:
+    """Watch until either is over."""
+    prctl, held = ctypes.CDLL(None).prctl, int(sys.argv[1])
+    prctl(_ADOPT, 1)  # what a program that ends leaves becomes a child of this process
+    os.set_inheritable(held, False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    program = os.fork()
+    if not program:
+        prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        os.execv(sys.argv[2], sys.argv[2:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the program decides
+        signal.signal(number, signal.SIG_IGN)
+    status = None
+    while status is None:
+        ready, _, _ = select.select([held, reader], [], [])
+        if held in ready:
+            break
+        os.read(reader, 4096)
+        status = _ended().get(program)
+    while left := _children():
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        status = _ended(0).get(program, status)
+    _end_as(status or 0)
+
+
+def _ended(how: int = os.WNOHANG) -> dict[int, int]:
+    """Exit statuses of children that have ended, by id; waits for one unless `how` says not to."""
+    found = dict[int, int]()
+    try:
+        while True:
+            pid, status = os.waitpid(-1, how)
+            if not pid:
+                return found
+            found[pid], how = status, os.WNOHANG
+    except ChildProcessError:
+        return found
+
+
+def _children() -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[1]) == os.getpid():
+            found.append(int(name))
+    return found
+
+
+def _end_as(status: int) -> None:
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
