@@ -255,4 +255,5 @@ ENGINE = Engine(
         ),
     ),
     language="vllm.triton_utils",
+    traced_ranges=(f"{_FLA}.chunk_delta_h",),
 )
