@@ -13,16 +13,9 @@ from engine.errors import OptionError
 from engine.files import written_whole
 
 _CHECKS = (
-    "depths",
-    "lengths",
-    "subsets",
-    "no-drafts",
-    "rounds",
-    "repeat",
-    "batch",
-    "drift",
-    "cost",
-)
+    "depths", "lengths", "subsets", "no-drafts", "rounds", "padding", "trees", "prompts", "repeat",
+    "batch", "drift", "cost",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

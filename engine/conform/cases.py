@@ -68,15 +68,22 @@ class Rows:
     and `b` [tokens, heads] before their gates, `g` and `beta` after them; weights `A_log` [heads],
     `dt_bias` as a row of a. Mamba-2: `x` [tokens, heads, d_v], `dt` [tokens, heads], `B`, `C`
     [tokens, groups, d_k]; weights `A` (negative), `D`, `dt_bias` [heads]. Convolutions: `x`
-    [tokens, channels]; weights `weight` [channels, taps] and `bias`.
+    [tokens, channels]; weights `weight` [channels, taps] and `bias`. Sequence -1 is padding.
+    `parents`: of a tree of drafts, the row of the same sequence that each row follows, -1 for the
+    first; empty where each row follows the one before it.
     """
 
     def __init__(
-        self, sequences: Sequence[int], lengths: Sequence[int], tensors: dict[str, torch.Tensor]
+        self,
+        sequences: Sequence[int],
+        lengths: Sequence[int],
+        tensors: dict[str, torch.Tensor],
+        parents: Sequence[Sequence[int]] = (),
     ) -> None:
         self.sequences = list(sequences)
         self.lengths = list(lengths)
         self.tensors = tensors
+        self.parents = parents
 
     def __getattr__(self, name: str) -> torch.Tensor:
         try:
@@ -157,7 +164,12 @@ class Source:
         """A first state, rounded to the dtype that stored states have."""
         return self._normal(*self.shape.state).mul(0.3).to(self.shape.dtype).float()
 
-    def rows(self, sequences: Sequence[int], lengths: Sequence[int]) -> Rows:
+    def rows(
+        self,
+        sequences: Sequence[int],
+        lengths: Sequence[int],
+        parents: Sequence[Sequence[int]] = (),
+    ) -> Rows:
         """New rows of these sequences."""
         s, n = self.shape, sum(lengths)
         if s.recurrence == "conv":
@@ -188,7 +200,7 @@ class Source:
                 "k_normed": normed(k),
             }
         tensors = {k: t.to(self.device) for k, t in (drawn | self.weights).items()}
-        return Rows(sequences, lengths, tensors)
+        return Rows(sequences, lengths, tensors, parents)
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:

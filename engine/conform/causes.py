@@ -4,12 +4,13 @@ with what the kernel gave."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.reference import VARIANTS, Reference, play
+from engine.conform.reference import VARIANTS, Reference, play, step
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS = 12
@@ -27,6 +28,11 @@ CAUSES = {
     "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
     "gate-of-other-row": "the decay of another row is applied",
     "head-mapping": "value heads read another key head",
+    "wrong-parent": "a row of a tree of drafts follows another row than its parent",
+    "wrong-chunk": "right in the first chunk of a prompt, wrong from a later one on",
+    "null-slot-written": "a slot that belongs to no sequence has changed",
+    "padding-written": "memory outside of the tensors has changed",
+    "signature": "the kernel takes other arguments than in the versions that were tried",
     "unused-memory": "a value comes from memory that was never written",
     "not-repeatable": "the same calls give other bits",
     "bits-depend-on-batch": "a row's bits depend on the rows that come with it",
@@ -53,10 +59,12 @@ class Situation:
         tokens: Sequence[dict[str, torch.Tensor]],
         before: Sequence[Sequence[torch.Tensor]],
         accepted: int,
+        parents: Sequence[int] = (),
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
         self.shape: Shape = reference.shape
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
+        self.parents = tuple(parents)
 
     def starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states to start from: cause, sentence, state."""
@@ -125,17 +133,72 @@ class Situation:
             ]
             yield "head-mapping", "heads share keys in turn", tiled, "tiled"
 
+    def _played(
+        self,
+        state: torch.Tensor,
+        tokens: Sequence[dict[str, Any]],
+        variant: str = "",
+        parents: Sequence[int] | None = None,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        shape = self.shape
+        if variant == "tiled":
+            shape, variant = replace(shape, n_groups=shape.n_heads), ""
+        return play(shape, state, tokens, variant, self.parents if parents is None else parents)
+
+    def _ways(
+        self, state: torch.Tensor, count: int
+    ) -> Iterator[tuple[str, str, tuple[list[torch.Tensor], list[torch.Tensor]]]]:
+        """Cause, sentence, outputs and states of each wrong way through the first rows."""
+        for cause, sentence, tokens, variant in self.inputs():
+            yield cause, sentence, self._played(state, tokens[:count], variant)
+        for sentence, parents in (
+            ("the row before it", range(-1, count - 1)),
+            ("the first row", [min(i, 1) - 1 for i in range(count)]),
+            ("its parent's parent", [self.parents[max(p, 0)] for p in self.parents]),
+        ):
+            if self.parents:
+                made = self._played(state, self.tokens[:count], "", tuple(parents))
+                yield "wrong-parent", f"a row follows {sentence}", made
+
+    def _rounded(self, seen: torch.Tensor, state: torch.Tensor, count: int, of: int) -> str:
+        """Which states are rounded to fewer digits, where that explains most of the error; of: 0
+        outputs, 1 the last state."""
+
+        def made(dtype: torch.dtype, each: bool) -> torch.Tensor:
+            states = [state.to(dtype).double()]
+            outputs = []
+            for i, row in enumerate(self.tokens[:count]):
+                parent = self.parents[i] if self.parents else i - 1
+                output, after = step(self.shape, states[parent + 1], row)
+                outputs.append(output)
+                states.append(after.to(dtype).double() if each else after)
+            return states[-1] if of else torch.stack(outputs)
+
+        error = float((seen - made(torch.float64, False)).abs().mean())
+        for dtype in (torch.bfloat16, torch.float16):
+            for each, words in ((False, "before the pass is"), (True, "after each row are")):
+                if float((seen - made(dtype, each)).abs().mean()) < error / 4:
+                    return f"states {words} rounded to {str(dtype).removeprefix('torch.')}"
+        return ""
+
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if seen.isnan().any():
             return "unused-memory", "NaN in an output"
         right = self.reference.state(self.sequence)
         for cause, sentence, state in self.starts():
-            if _same(seen, play(self.shape, state, self.tokens)[0], bound):
+            if _same(seen, self._played(state, self.tokens)[0], bound):
                 return cause, sentence
-        for cause, sentence, tokens, variant in self.inputs():
-            if _same(seen, _played(self.shape, right, tokens, variant)[0], bound):
+        for cause, sentence, played in self._ways(right, len(self.tokens)):
+            if _same(seen, played[0], bound):
                 return cause, sentence
+        if rounded := self._rounded(seen, right, len(self.tokens), 0):
+            return "drift", rounded
+        wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
+        wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
+        chunk = self.kernel.chunk
+        if chunk and len(wrong) and int(wrong[0]) >= chunk:
+            return "wrong-chunk", f"from row {int(wrong[0])} on, chunks have {chunk} rows"
         return self._unnamed("wrong-output")
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
@@ -143,7 +206,7 @@ class Situation:
         if seen.isnan().any():
             return "unused-memory", "NaN in a state"
         start = self.reference.state(self.sequence)
-        states = play(self.shape, start, self.tokens)[1]
+        states = self._played(start, self.tokens)[1]
         for rows, state in enumerate(states, 1):
             if rows != count and _same(seen, [state], bound):
                 conv = self.shape.recurrence == "conv" and rows > count
@@ -155,14 +218,15 @@ class Situation:
             cause = "lost-fold" if self.kernel.ring else "state-not-committed"
             return cause, "state before the pass"
         for cause, sentence, state in self.starts():
-            if _same(seen, [play(self.shape, state, self.tokens[:count])[1][-1]], bound):
+            if _same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
                 return cause, sentence
             if cause == "other-sequence" and _same(seen, [state], bound):
                 return cause, sentence
-        for cause, sentence, tokens, variant in self.inputs():
-            played = _played(self.shape, start, tokens[:count], variant)[1]
-            if _same(seen, [played[-1]], bound):
+        for cause, sentence, played in self._ways(start, count):
+            if _same(seen, [played[1][-1]], bound):
                 return cause, sentence
+        if rounded := self._rounded(seen, start, count, 1):
+            return "drift", rounded
         return self._unnamed("wrong-state")
 
     def _unnamed(self, cause: str) -> tuple[str, str]:
@@ -175,16 +239,6 @@ class Situation:
 def _regrouped(x: torch.Tensor, order: torch.Tensor, each: int) -> torch.Tensor:
     """Keys of every head; heads that share one do it in turn."""
     return x[order] if each else x
-
-
-def _played(
-    shape: Shape, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    if variant != "tiled":
-        return play(shape, state, tokens, variant)
-    from dataclasses import replace
-
-    return play(replace(shape, n_groups=shape.n_heads), state, tokens)
 
 
 def _same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:

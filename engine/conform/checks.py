@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
+from engine.conform import adapters
 from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.packages import Package
@@ -27,6 +30,8 @@ class Pass:
     lengths: tuple[int, ...]
     accepted: tuple[int, ...]
     drafts: bool = True
+    parents: tuple[tuple[int, ...], ...] = ()
+    padding: tuple[int, ...] = ()  # rows of sequences that the engine adds to fill the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +118,52 @@ def _drawn(shape: Shape, dice: random.Random, kernel: Kernel, everyone: bool) ->
     return Pass(tuple(ids), tuple(lengths), tuple(accepted))
 
 
+def _padding(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    for drafts in (True, False, True):
+        one = _drawn(shape, dice, kernel, everyone=False)
+        ones = (1,) * len(one.sequences)
+        if not drafts:
+            one = Pass(one.sequences, ones, ones, drafts=False)
+        yield replace(one, padding=(one.lengths[0],) * 2)
+
+
+def _trees(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    """Trees in which a row's number is larger than its parent's; any row may end the accepted
+    path, and the path's last row is what is committed."""
+    every, t = tuple(range(shape.n_sequences)), shape.n_tokens
+    yield _all(shape, t, [t] * len(every))
+    for _ in range(3):
+        parents = tuple((-1, *(dice.randint(0, i - 1) for i in range(1, t))) for _ in every)
+        yield replace(_all(shape, t, [dice.randint(1, t) for _ in every]), parents=parents)
+
+
+def _prompts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    """Lengths around whole chunks, all rows kept; a second prompt goes on from the first."""
+    c = kernel.chunk
+    ends = [1, c - 1, c, c + 1, 2 * c, dice.randint(c + 2, 2 * c - 1), 2 * c + 1]
+    for _ in range(2):
+        lengths = tuple(dice.sample(ends, shape.n_sequences))
+        yield Pass(tuple(range(shape.n_sequences)), lengths, lengths)
+
+
 SCRIPTS: dict[str, Script] = {
     "depths": _depths,
     "lengths": _lengths,
     "subsets": _subsets,
     "no-drafts": _without_drafts,
     "rounds": _rounds,
+    "padding": _padding,
+    "trees": _trees,
+    "prompts": _prompts,
 }
 CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
+
+
+def has_check(kernel: Kernel, name: str) -> bool:
+    """Whether a check applies: kernels for prompts have no rollback, and few take trees."""
+    if kernel.chunk:
+        return name in ("prompts", "repeat", "batch")
+    return {"prompts": False, "trees": kernel.trees, "padding": kernel.padding}.get(name, True)
 
 
 class Player:
@@ -130,25 +173,31 @@ class Player:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
         self.bound = _BOUNDS[shape.state_dtype]
+        if kernel.chunk and device == "cuda":  # products of tensor cores
+            self.bound = 1e-2
+        self.memory = Memory(device)
 
-    def start(self) -> tuple[Source, Subject, Reference]:
-        """Inputs, an adapter with first states loaded, and the reference with the same."""
+    def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
+        """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
+        states are given, and the reference starts with zeros."""
         source = Source(self.shape, self.seed, self.device)
-        subject = self.kernel.make(self.shape, Memory(self.device), self.package)
-        first = [source.state() for _ in range(self.shape.n_sequences)]
-        for sequence, state in enumerate(first):
+        self.memory = Memory(self.device)
+        subject = self.kernel.make(self.shape, self.memory, self.package)
+        first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
+        for sequence, state in enumerate(() if empty else first):
             subject.load(sequence, state.to(self.device))
         return source, subject, Reference(self.shape, first)
 
     def script(self, check: str, rounds: int) -> list[Fault]:
         """The faults of the first wrong pass of a script; none: all passes are right."""
-        source, subject, reference = self.start()
         dice = random.Random(f"{check} {self.seed}")
-        passes = SCRIPTS[check](self.shape, dice, self.kernel)
-        for index, one in zip(range(rounds), passes, strict=False):
-            faults = self._pass(check, index, one, source, subject, reference)
-            if faults:
-                return faults
+        for empty in (False, True) if check == "prompts" else (False,):
+            started = self.start(empty)
+            passes = SCRIPTS[check](self.shape, dice, self.kernel)
+            for index, one in zip(range(rounds), passes, strict=False):
+                faults = self._pass(check, index, one, *started)
+                if faults:
+                    return faults
         return []
 
     def _pass(
@@ -166,7 +215,8 @@ class Player:
                 error,
             )  # fmt: skip
 
-        rows = source.rows(one.sequences, one.lengths)
+        ids = (*one.sequences, *(-1 for _ in one.padding))
+        rows = source.rows(ids, (*one.lengths, *one.padding), one.parents)
         before = [list(passes) for passes in reference.passes]
         kept = [len(t[-1]) if t else 0 for t in reference.tokens]
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
@@ -178,11 +228,12 @@ class Player:
         wanted = reference.verify(rows)
         faults = []
         situations = {}
-        for sequence, part in zip(one.sequences, rows.slices(), strict=True):
+        for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
             tokens = [token(rows, i) for i in range(part.start, part.stop)]
             situations[sequence] = Situation(
-                self.kernel, reference, sequence, tokens, before[sequence], kept[sequence]
-            )
+                self.kernel, reference, sequence, tokens, before[sequence], kept[sequence],
+                one.parents[i] if one.parents else (),
+            )  # fmt: skip
             error, row = _worst(seen[part], wanted[part])
             if error > self.bound:
                 cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
@@ -193,6 +244,8 @@ class Player:
             subject.accept(one.sequences, one.accepted)
         if faults:
             return faults
+        for cause, words in self.memory.changed():
+            faults.append(fault(cause, words, one.sequences[0], -1, float("inf")))
         for sequence, count in zip(one.sequences, one.accepted, strict=True):
             state = _copy(subject.state(sequence))
             right = reference.depths(sequence)[count - 1]
@@ -317,8 +370,13 @@ def check(
             return player.drift(rounds) if "bfloat16" in kernel.dtypes else []
         return player.script(name, rounds)
     except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        ours = Path(last.filename).parent == Path(adapters.__file__).parent
+        # an adapter's call is refused before the kernel's first line
+        cause = "signature" if isinstance(error, TypeError) and ours else "crash"
         words = f"{type(error).__name__}: {error}"[:300]
-        return [Fault(kernel.name, name, "crash", words, shape, seed, 0, 0, -1, float("inf"))]
+        words += f" ({Path(last.filename).name}, line {last.lineno})"
+        return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, float("inf"))]
 
 
 def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:

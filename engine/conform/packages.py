@@ -44,6 +44,17 @@ class Stub:
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return ()
 
+    def __enter__(self) -> Stub:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to end."""
+
+    def __or__(self, other: object) -> type:
+        return object
+
+    __ror__ = __or__
+
     def __bool__(self) -> bool:
         return False
 
@@ -79,9 +90,12 @@ class _StubModule(ModuleType):
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules of one package: those under `kept` from their files, the rest as stubs."""
 
-    def __init__(self, root: Path, kept: Sequence[str], values: dict[str, Any]) -> None:
+    def __init__(
+        self, root: Path, kept: Sequence[str], values: dict[str, Any], packages: Sequence[str]
+    ) -> None:
         self.root, self.kept, self.values = root, kept, values
         self.top = kept[0].split(".")[0]
+        self.packages = packages
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -91,6 +105,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         place = self.root.joinpath(*name.split("."))
         if any(name == kept or name.startswith(f"{kept}.") for kept in self.kept):
             file = place.with_suffix(".py")
+            if name in self.packages:
+                file = place / "__init__.py"
             if file.is_file():
                 return importlib.util.spec_from_file_location(name, file)
         spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -110,9 +126,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stubs for other packages that a kernel file imports and that are not installed."""
 
+    def __init__(self, top: str) -> None:
+        self.top = top
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        importer = sys._getframe(1)
+        while importer.f_globals.get("__name__", "").startswith("importlib") and importer.f_back:
+            importer = importer.f_back
+        if importer.f_globals.get("__name__", "").split(".")[0] != self.top:
+            return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -153,6 +177,7 @@ class Package:
         values: dict[str, Any],
         language: str,
         traced_ranges: Sequence[str],
+        packages: Sequence[str] = (),
     ) -> Iterator[None]:
         """Make the modules that an adapter's table keeps importable; see adapters.Engine."""
         self._traced_ranges = traced_ranges
@@ -162,7 +187,7 @@ class Package:
 
             known = {"triton": triton, "tl": tl, "HAS_TRITON": True}
             values = values | {f"{language}.{name}": value for name, value in known.items()}
-        finders = [_Finder(self.root, kept, values), _Missing()]
+        finders = [_Finder(self.root, kept, values, packages), _Missing(self.name)]
         sys.meta_path.insert(0, finders[0])
         sys.meta_path.append(finders[1])
         try:
@@ -178,6 +203,7 @@ class Package:
         bound before (`exp = tl.exp`) would still be the compiler's.
         """
         import triton.language as tl
+        from triton.runtime.autotuner import Autotuner, Heuristics
 
         if not hasattr(torch.cpu, "device"):
             torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
@@ -186,10 +212,14 @@ class Package:
         originals = {id(value): key for key, value in vars(tl).items() if callable(value)}
         for other in [m for n, m in sys.modules.items() if n.split(".")[0] == self.name]:
             for attribute, value in list(vars(other).items()):
+                while isinstance(value, (Autotuner, Heuristics)):
+                    if isinstance(value, Autotuner):  # nothing measures configurations
+                        value.configs = value.configs[:1]
+                    value = value.fn
                 if id(value) in originals and hasattr(value, "__triton_builtin__"):
                     setattr(other, attribute, _late(tl, originals[id(value)]))
-        if name in self._traced_ranges:
-            vars(self._imported[name])["range"] = lambda *ends: (
+        for traced in set(self._traced_ranges) & set(sys.modules):
+            vars(sys.modules[traced])["range"] = lambda *ends: (
                 tl.full((), i, tl.int32) for i in range(*map(int, ends))
             )
 

@@ -90,11 +90,15 @@ class Reference:
         return self.passes[sequence][-1]
 
     def verify(self, rows: Rows) -> torch.Tensor:
-        """Outputs [tokens, …] of these rows; the states after them are kept in `passes`."""
+        """Outputs [tokens, …] of these rows, without those of padding; the states after them are
+        kept in `passes`."""
         outputs = []
-        for sequence, part in zip(rows.sequences, rows.slices(), strict=True):
+        for i, (sequence, part) in enumerate(zip(rows.sequences, rows.slices(), strict=True)):
+            if sequence < 0:
+                continue
             tokens = [token(rows, i) for i in range(part.start, part.stop)]
-            made, states = play(self.shape, self.state(sequence), tokens)
+            parents = rows.parents[i] if rows.parents else ()
+            made, states = play(self.shape, self.state(sequence), tokens, parents=parents)
             self.passes[sequence] = [*self.passes[sequence][-_MOST_PASSES:], states]
             self._rows[sequence] = tokens
             outputs += made
@@ -108,12 +112,18 @@ class Reference:
 
 
 def play(
-    shape: Shape, state: torch.Tensor, tokens: Sequence[dict[str, torch.Tensor]], variant: str = ""
+    shape: Shape,
+    state: torch.Tensor,
+    tokens: Sequence[dict[str, torch.Tensor]],
+    variant: str = "",
+    parents: Sequence[int] = (),
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Outputs and states of tokens from a state on."""
-    outputs, states = [], []
-    for row in tokens:
-        output, state = step(shape, state, row, variant)
+    """Outputs and states of tokens from a state on, each after the one before it or its parent."""
+    outputs: list[torch.Tensor] = []
+    states: list[torch.Tensor] = []
+    for i, row in enumerate(tokens):
+        parent = parents[i] if parents else i - 1
+        output, after = step(shape, states[parent] if parent >= 0 else state, row, variant)
         outputs.append(output)
-        states.append(state)
+        states.append(after)
     return outputs, states

@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import CHECKS, Fault, check, smallest
+from engine.conform.checks import CHECKS, Fault, check, has_check, smallest
 from engine.conform.cost import measure
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel
@@ -96,8 +96,8 @@ def own_kernel(target: str) -> Kernel:
         ) from error
     fields = {
         field: getattr(make, field)
-        for field in ("ring", "log", "least_d", "equal_lengths", "grouped", "square", "dtypes")
-        if hasattr(make, field)
+        for field in Kernel.__dataclass_fields__
+        if field not in ("name", "recurrences", "make") and hasattr(make, field)
     }
     recurrences = tuple(getattr(make, "recurrences", ("gdn",)))
     unknown = [r for r in recurrences if r not in _RECURRENCES]
@@ -141,7 +141,12 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
             (1, 1, max(64, d), 32, 2, 3),
             (2, 2, 128, 16, 3, 2),
         ]
-        if device == "cuda":
+        if kernel.chunk:
+            sizes = [
+                (2, 1, 32, 16, 2 * kernel.chunk + 1, 3),
+                (2, 2, 64, 32, 2 * kernel.chunk + 1, 2),
+            ]
+        elif device == "cuda":
             sizes += [(16, 8, 128, 128, 8, 16), (4, 4, 256, 256, 5, 4)]
     made = [Shape(recurrence, *size) for size in sizes]
     if not kernel.grouped:
@@ -165,10 +170,11 @@ def run(
 ) -> Iterator[Outcome]:
     """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in."""
     waiting = [
-        (kernel.name, recurrence, tuple(checks))
+        (kernel.name, recurrence, played)
         for kernel in kernels(name, place)
         for recurrence in kernel.recurrences
         if not only or kernel.name in only
+        if (played := tuple(c for c in checks if c == COST or has_check(kernel, c)))
     ]
     selector = selectors.DefaultSelector()
     running: list[_Child] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,15 +14,33 @@ from engine.conform.packages import Package
 
 
 class Memory:
-    """Tensors filled with NaN, so that a kernel which reads what was never written is seen."""
+    """Tensors filled with NaN, so that a kernel which reads what was never written is seen, with
+    the same before and after them, so that one which writes there is seen too."""
+
+    MARGIN = 1024
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self._kept: list[tuple[str, str, torch.Tensor, torch.Tensor]] = []
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of NaN, or of -1 for whole numbers."""
         fill = float("nan") if dtype.is_floating_point else -1
-        return torch.full(sizes, fill, dtype=dtype, device=self.device)
+        n, m = math.prod(sizes), self.MARGIN
+        whole = torch.full((n + 2 * m,), fill, dtype=dtype, device=self.device)
+        for words, part in (("before", whole[:m]), ("after", whole[m + n :])):
+            self.keep("padding-written", f"{words} a tensor of {list(sizes)}", part)
+        return whole[m : m + n].view(sizes)
+
+    def keep(self, cause: str, words: str, part: torch.Tensor) -> None:
+        """No call may change this part of a tensor; cause and words name it where one does."""
+        self._kept.append((cause, words, part, part.clone()))
+
+    def changed(self) -> Iterator[tuple[str, str]]:
+        """Cause and words of each part that a call has changed."""
+        for cause, words, part, first in self._kept:
+            if not torch.equal(part.nan_to_num(7e3), first.nan_to_num(7e3)):
+                yield cause, words
 
     def zeros(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of zeros, for what the engine clears."""
@@ -51,6 +70,37 @@ class Subject(Protocol):
         """The state after the accepted rows in the reference's layout; None: not readable."""
 
 
+class Prompts:
+    """A Subject of a kernel for prompts: it goes on from the last state, and keeps all rows."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        self.states: dict[int, torch.Tensor] = {}
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.states[sequence] = state
+
+    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs [tokens, …] and the states [sequences, …] after all rows; first: those before
+        them in the reference's layout, None where none is given."""
+        raise NotImplementedError
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        known = all(s in self.states for s in rows.sequences)
+        first = torch.stack([self.states[s] for s in rows.sequences]) if known else None
+        outputs, states = self.run(rows, first)
+        self.states |= zip(rows.sequences, states, strict=True)
+        return outputs
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        """All rows of a prompt remain."""
+
+    decode = verify
+
+    def state(self, sequence: int) -> torch.Tensor | None:
+        return self.states[sequence]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel with its index rules, as an adapter plays it.
@@ -59,7 +109,9 @@ class Kernel:
     whether a pass keeps its rows and not its states; `least_d` is the smallest head that it takes;
     `dtypes` those that stored states may have; `grouped` whether value heads may share a key head,
     `square` whether d_v must be d_k; `equal_lengths` whether all sequences of a pass must have the
-    same number of rows.
+    same number of rows. `trees`: a pass may be a tree of drafts (Rows.parents); `padding`: a pass
+    may hold sequence -1, rows that the engine adds to fill a batch; `chunk`: rows of a chunk of a
+    kernel for prompts, which knows the last state alone (0: it is none).
     """
 
     name: str
@@ -71,4 +123,7 @@ class Kernel:
     equal_lengths: bool = False
     grouped: bool = True
     square: bool = False
+    trees: bool = False
+    padding: bool = False
+    chunk: int = 0
     dtypes: tuple[str, ...] = ("float32", "bfloat16")

@@ -16,8 +16,8 @@ class Engine:
 
     `kept` are modules imported from their files, `values` attributes of the stubs that replace the
     others; `language` is the stub that hands out `triton` and `tl`.
-    In the modules of `traced_ranges` a loop's index
-    is used as a tensor, which Triton's interpreter makes a Python number.
+    In the modules of `traced_ranges` a loop's index is used as a tensor, which Triton's
+    interpreter makes a Python number. `packages` are those whose `__init__.py` runs too.
     """
 
     package: str
@@ -27,11 +27,12 @@ class Engine:
     kernels: Sequence[Kernel]
     language: str = ""
     traced_ranges: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
     @property
-    def imports(self) -> tuple[tuple[str, ...], dict[str, Any], str, tuple[str, ...]]:
+    def imports(self) -> tuple[Any, ...]:
         """The arguments of packages.Package.imports."""
-        return self.kept, self.values, self.language, self.traced_ranges
+        return self.kept, self.values, self.language, self.traced_ranges, self.packages
 
 
 NAMES = {

@@ -9,7 +9,7 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory
+from engine.conform.subject import Kernel, Memory, Prompts
 
 
 class _Delta:
@@ -95,18 +95,55 @@ class _ChannelGates:
         return self.pool[self.table[sequence, int(self.accepted[sequence]) - 1]].float()
 
 
+class _Chunked(Prompts):
+    """chunk_gated_delta_rule_fwd."""
+
+    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        module = self.package.module("fla.ops.gated_delta_rule.chunk")
+        made = module.chunk_gated_delta_rule_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            scale=self.shape.d_k**-0.5,
+            initial_state=first,
+            output_final_state=True,
+            cu_seqlens=rows.starts.long(),
+        )
+        return made[1][0], made[3]
+
+
+class _ChunkedKda(Prompts):
+    """chunk_kda_fwd."""
+
+    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        module = self.package.module("fla.ops.kda.chunk_fwd")
+        made = module.chunk_kda_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            scale=self.shape.d_k**-0.5,
+            initial_state=first,
+            output_final_state=True,
+            cu_seqlens=rows.starts.long(),
+        )
+        return made[0][0], made[1]
+
+
 ENGINE = Engine(
     package="fla",
     versions=("0.6.0",),
     kept=(
-        "fla.ops.gated_delta_rule.fused_recurrent",
-        "fla.ops.kda.fused_recurrent",
-        "fla.ops.utils.op",
-        "fla.ops.utils.softplus",
+        "fla.ops.gated_delta_rule",
+        "fla.ops.kda",
+        "fla.ops.common",
+        "fla.ops.gla.chunk",
+        "fla.ops.utils",
+        "fla.utils",
+        "fla.modules.norm.l2norm",
     ),
-    values={},
+    values={"fla.__version__": "0"},
+    traced_ranges=("fla.ops.common.chunk_delta_h",),
+    packages=("fla.ops.utils", "fla.utils"),
     kernels=(
         Kernel("fused_recurrent_gated_delta_rule", ("gdn",), _Delta, dtypes=("float32",)),
         Kernel("fused_recurrent_kda", ("kda",), _ChannelGates),
+        Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=("float32",), chunk=64),
+        Kernel("chunk_kda", ("kda",), _ChunkedKda, dtypes=("float32",), chunk=64),
     ),
 )

@@ -4,13 +4,14 @@ that the commit copies from, or (ReplaySSM) a log of inputs that a later pass fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory
+from engine.conform.subject import Kernel, Memory, Prompts
 
 _OPS = "sglang.kernels.ops"
 _LINEAR = f"{_OPS}.attention.linear"
@@ -25,12 +26,21 @@ class _Snapshots:
         slots = 1 + shape.n_sequences
         self.pool = memory.empty(slots, heads, d_v, d_k, dtype=shape.dtype)
         self.buffer = memory.empty(slots, shape.n_tokens, heads, d_v, d_k, dtype=shape.dtype)
+        for words, kept in (("slot 0", self.pool), ("slot 0 of the drafts", self.buffer)):
+            memory.keep("null-slot-written", words, kept[:1])
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.pool[1 + sequence] = state.transpose(-1, -2).to(self.pool)
 
     def slots(self, sequences: Sequence[int]) -> torch.Tensor:
-        return self.memory.whole([1 + s for s in sequences])
+        """Slots of these sequences; that of padding is -1."""
+        return self.memory.whole([1 + s if s >= 0 else -1 for s in sequences])
+
+    def parents(self, rows: Rows) -> torch.Tensor | None:
+        if not rows.parents:
+            return None
+        flat = [parent for tree in rows.parents for parent in tree]
+        return self.memory.whole(flat).view(len(rows.parents), -1)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
@@ -77,6 +87,7 @@ class _Delta(_Snapshots):
             intermediate_states_buffer=self.buffer if keep else None,
             intermediate_state_indices=slots if keep else None,
             cache_steps=self.shape.n_tokens if keep else None,
+            retrieve_parent_token=self.parents(rows),
         )
         assert isinstance(o, torch.Tensor)
         return o.view(n, self.shape.n_heads, self.shape.d_v)
@@ -98,6 +109,7 @@ class _DeltaUpdate(_Snapshots):
             intermediate_states_buffer=self.buffer if keep else None,
             intermediate_state_indices=slots if keep else None,
             cache_steps=self.shape.n_tokens if keep else None,
+            retrieve_parent_token=self.parents(rows),
         )
         assert isinstance(o, torch.Tensor)
         return o[0]
@@ -236,6 +248,7 @@ class _Mamba2(_Snapshots):
             intermediate_states_buffer=self.buffer if keep else None,
             intermediate_state_indices=slots if keep else None,
             cache_steps=self.shape.n_tokens if keep else None,
+            retrieve_parent_token=self.parents(rows),
         )
         return out.view(-1, heads, d)
 
@@ -248,6 +261,8 @@ class _Conv:
         slots, size = 1 + shape.n_sequences, (shape.n_heads, shape.d_k - 1)
         self.windows = memory.empty(slots, *size, dtype=shape.dtype)
         self.buffer = memory.empty(slots, shape.n_tokens, *size, dtype=shape.dtype)
+        for words, kept in (("window 0", self.windows), ("window 0 of the drafts", self.buffer)):
+            memory.keep("null-slot-written", words, kept[:1])
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.windows[1 + sequence] = state.to(self.windows)
@@ -255,7 +270,9 @@ class _Conv:
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         module = self.package.module(f"{_OPS}.mamba.causal_conv1d_triton")
         n, t = len(rows.sequences), rows.lengths[0]
-        slots = self.memory.whole([1 + s for s in rows.sequences])
+        slots = self.memory.whole([1 + s if s >= 0 else -1 for s in rows.sequences])
+        tree = _linked(rows.parents) if rows.parents else None
+        parents = self.memory.empty(n, t, dtype=torch.int32)
         out = module.causal_conv1d_update(
             rows.x.view(n, t, -1).transpose(1, 2).contiguous(),
             self.windows,
@@ -265,7 +282,12 @@ class _Conv:
             conv_state_indices=slots,
             intermediate_conv_window=self.buffer if keep else None,
             intermediate_state_indices=slots if keep else None,
+            retrieve_next_token=self.memory.whole(tree[0]) if tree else None,
+            retrieve_next_sibling=self.memory.whole(tree[1]) if tree else None,
+            retrieve_parent_token=parents if tree else None,
         )
+        if tree and parents[:, 1:].tolist() != [list(p[1:]) for p in rows.parents]:
+            raise ValueError(f"parents {parents.tolist()} of a tree with {rows.parents}")
         assert isinstance(out, torch.Tensor)
         return out.transpose(1, 2).reshape(n * t, -1)
 
@@ -283,10 +305,46 @@ class _Conv:
         return self.windows[1 + sequence].float()
 
 
+def _linked(parents: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Trees as SGLang lists them: the first child and the next sibling of each row, or -1."""
+    children, siblings = [], []
+    for tree in parents:
+        of = [[i for i, p in enumerate(tree) if p == parent] for parent in range(len(tree))]
+        after = dict(pair for rows in of for pair in pairwise(rows))
+        children.append([rows[0] if rows else -1 for rows in of])
+        siblings.append([after.get(i, -1) for i in range(len(tree))])
+    return children, siblings
+
+
+class _Chunked(Prompts):
+    """chunk_gated_delta_rule_fwd: a prompt in chunks, the last state in the pool's layout."""
+
+    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        module = self.package.module(f"{_OPS}.attention.fla.chunk")
+        n = len(rows.sequences)
+        heads, d_k, d_v = self.shape.state
+        pool = self.memory.zeros(n, heads, d_v, d_k)
+        if first is not None:
+            pool.copy_(first.transpose(-1, -2))
+        o = module.chunk_gated_delta_rule_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            scale=self.shape.d_k**-0.5,
+            initial_state=pool,
+            initial_state_indices=self.memory.whole(range(n)),
+            cu_seqlens=rows.starts,
+        )[1]
+        return o[0], pool.transpose(-1, -2)
+
+
+_CHUNKS = (
+    "chunk", "chunk_delta_h", "chunk_fwd", "chunk_intra", "chunk_intra_token_parallel", "chunk_o",
+    "cumsum", "index", "kda", "l2norm", "utils", "wy_fast",
+)  # fmt: skip
 ENGINE = Engine(
     package="sglang",
     versions=("0.5.23",),
     kept=(
+        *(f"{_OPS}.attention.fla.{name}" for name in _CHUNKS),
         f"{_LINEAR}.fused_sigmoid_gating_recurrent",
         f"{_LINEAR}.gdn_replayssm_spec_decode",
         f"{_LINEAR}.kda_replayssm_spec_decode",
@@ -296,13 +354,26 @@ ENGINE = Engine(
         f"{_OPS}.mamba.causal_conv1d_triton",
     ),
     values={
+        "sglang.srt.utils.common.torch_release": (9,),
         f"{_OPS}.attention.fla.utils.is_tf32_supported": False,
         f"{_OPS}.attention.fla.utils.is_gather_supported": True,
     },
     traced_ranges=(f"{_LINEAR}.kda_replayssm_spec_decode",),
     kernels=(
-        Kernel("fused_sigmoid_gating_delta_rule_update", ("gdn", "kda"), _Delta),
-        Kernel("fused_recurrent_gated_delta_rule_update", ("gdn",), _DeltaUpdate),
+        Kernel(
+            "fused_sigmoid_gating_delta_rule_update",
+            ("gdn", "kda"),
+            _Delta,
+            trees=True,
+            padding=True,
+        ),
+        Kernel(
+            "fused_recurrent_gated_delta_rule_update",
+            ("gdn",),
+            _DeltaUpdate,
+            trees=True,
+            padding=True,
+        ),
         Kernel(
             "gdn_replayssm_spec_decode",
             ("gdn",),
@@ -311,8 +382,18 @@ ENGINE = Engine(
             least_d=32,
             dtypes=("float32",),
         ),
-        Kernel("kda_replayssm_spec", ("kda",), _ReplayOfChannels),
-        Kernel("selective_state_update", ("mamba2",), _Mamba2, equal_lengths=True),
-        Kernel("causal_conv1d_update", ("conv",), _Conv, equal_lengths=True),
+        Kernel("kda_replayssm_spec", ("kda",), _ReplayOfChannels, padding=True),
+        Kernel(
+            "selective_state_update",
+            ("mamba2",),
+            _Mamba2,
+            equal_lengths=True,
+            trees=True,
+            padding=True,
+        ),
+        Kernel(
+            "causal_conv1d_update", ("conv",), _Conv, equal_lengths=True, trees=True, padding=True
+        ),
+        Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=("float32",), chunk=64),
     ),
 )

@@ -10,7 +10,7 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import NoPlatform, Package
-from engine.conform.subject import Kernel, Memory
+from engine.conform.subject import Kernel, Memory, Prompts
 
 _FLA = "vllm.third_party.flash_linear_attention.ops"
 _MAMBA = "vllm.model_executor.layers.mamba.ops"
@@ -24,8 +24,10 @@ class _Paged:
         n, t = shape.n_sequences, shape.n_tokens
         self.shape, self.memory, self.package = shape, memory, package
         self.pool = memory.empty(1 + n * t, *self._block(), dtype=shape.dtype)
-        self.table = memory.whole(range(1, 1 + n * t)).view(n, t)
-        self.accepted = memory.whole([1] * n)
+        memory.keep("null-slot-written", "block 0", self.pool[:1])
+        # the last row is that of sequence -1, padding
+        self.table = memory.whole([*range(1, 1 + n * t), *[0] * t]).view(n + 1, t)
+        self.accepted = memory.whole([1] * (n + 1))
 
     def _block(self) -> tuple[int, ...]:
         heads, d_k, d_v = self.shape.state
@@ -151,7 +153,8 @@ class _Conv:
         self.shape, self.memory, self.package = shape, memory, package
         width = shape.d_k - 1 + shape.n_tokens - 1
         self.windows = memory.empty(1 + shape.n_sequences, shape.n_heads, width, dtype=shape.dtype)
-        self.accepted = memory.whole([1] * shape.n_sequences)
+        memory.keep("null-slot-written", "window 0", self.windows[:1])
+        self.accepted = memory.whole([1] * (shape.n_sequences + 1))
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.windows[1 + sequence, :, : self.shape.d_k - 1] = state.to(self.windows)
@@ -187,14 +190,45 @@ class _Conv:
         return self.windows[1 + sequence, :, first : first + self.shape.d_k - 1].float()
 
 
+class _Chunked(Prompts):
+    """chunk_gated_delta_rule_fwd: a prompt in chunks; its states are [heads, d_v, d_k]."""
+
+    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        module = self.package.module(f"{_FLA}.chunk")
+        o, last = module.chunk_gated_delta_rule_fwd(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            scale=self.shape.d_k**-0.5,
+            initial_state=first if first is None else first.transpose(-1, -2).contiguous(),
+            output_final_state=True,
+            cu_seqlens=rows.starts,
+        )[1:4:2]
+        return o[0], last.transpose(-1, -2)
+
+
+class _ChunkedKda(Prompts):
+    """chunk_kda_fwd."""
+
+    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        module = self.package.module(f"{_FLA}.kda")
+        o, last = module.chunk_kda_fwd(
+            *(
+                t.unsqueeze(0)
+                for t in (rows.q_normed, rows.k_normed, rows.v.clone(), rows.g, rows.beta)
+            ),
+            scale=self.shape.d_k**-0.5,
+            initial_state=first if first is None else first.transpose(-1, -2).contiguous(),
+            output_final_state=True,
+            cu_seqlens=rows.starts,
+        )
+        return o[0], last.transpose(-1, -2)
+
+
+_F32 = ("float32",)
 ENGINE = Engine(
     package="vllm",
     versions=("0.33.0",),
     kept=(
-        f"{_FLA}.fused_recurrent",
-        f"{_FLA}.fused_sigmoid_gating",
-        f"{_FLA}.kda",
-        f"{_FLA}.op",
+        _FLA,
         f"{_MAMBA}.mamba_ssm",
         f"{_MAMBA}.causal_conv1d",
         f"{_MAMBA}.triton_helpers",
@@ -204,14 +238,22 @@ ENGINE = Engine(
         "vllm.v1.attention.backends.utils.NULL_BLOCK_ID": 0,
         "vllm.v1.attention.backends.utils.PAD_SLOT_ID": -1,
         "vllm.platforms.current_platform": NoPlatform(),
+        "vllm.utils.torch_utils.async_tensor_h2d": torch.Tensor.to,
         "vllm.envs.VLLM_TUNED_CONFIG_FOLDER": None,
     },
     kernels=(
-        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), _Delta),
-        Kernel("fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates),
-        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True),
-        Kernel("selective_state_update", ("mamba2",), _Mamba2),
-        Kernel("causal_conv1d_update", ("conv",), _Conv),
+        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), _Delta, padding=True),
+        Kernel("fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates, padding=True),
+        Kernel(
+            "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True, padding=True
+        ),
+        Kernel("selective_state_update", ("mamba2",), _Mamba2, padding=True),
+        Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True),
+        Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
+        Kernel(
+            "chunk_kda", ("kda",), _ChunkedKda, grouped=False, square=True, dtypes=_F32, chunk=64
+        ),
     ),
     language="vllm.triton_utils",
+    traced_ranges=(f"{_FLA}.chunk_delta_h",),
 )

@@ -9,7 +9,7 @@ import torch
 
 from engine.conform.adapters import own
 from engine.conform.cases import Rows, Shape
-from engine.conform.checks import CHECKS, Fault, check, smallest
+from engine.conform.checks import CHECKS, Fault, check, has_check, smallest
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel
 
@@ -23,6 +23,7 @@ SHAPES = {
 
 
 def faults(kernel: Kernel, shape: Shape, names=CHECKS) -> list[Fault]:
+    names = [name for name in names if has_check(kernel, name)]
     return [f for name in names for f in check(kernel, PACKAGE, shape, name, 3, "cpu", 12)]
 
 
