@@ -46,7 +46,9 @@ class Memory:
         """A tensor of zeros, for what the engine clears."""
         return torch.zeros(*sizes, dtype=dtype, device=self.device)
 
-    def whole(self, values: Sequence[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    def whole(
+        self, values: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int32
+    ) -> torch.Tensor:
         """Whole numbers as a tensor: indices, counts."""
         return torch.tensor(values, dtype=dtype, device=self.device)
 

@@ -24,7 +24,7 @@ from engine.errors import OptionError
 from engine.option_fields import build, options_in, words_of
 from engine.options.llama_cpp import GateOptions
 
-_PER_ROW = 4
+_PER_ROW = 2
 _MOST = 6
 """Settings in one go."""
 _CHARACTERS = 7

@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import State, TraceRead
 from app.engine_thread.jobs import files
 from app.engine_thread.jobs.files import ReadTrace
+from app.panels.tokens.sequence_panels import SequencePanel
 from app.window.window import MainWindow
 from engine.analysis.breaks import BreakRule
 from engine.trace.export import export_csv
@@ -45,12 +46,12 @@ def show(window: MainWindow, folder: Path, qtbot: QtBot) -> None:
 
 
 def offers_end(window: MainWindow) -> bool:
-    panel = window.tokens.areas[0].parentWidget()
-    assert panel is not None
+    (panel,) = window.tokens.findChildren(SequencePanel)
     panel.customContextMenuRequested.emit(QPoint(5, 5))
     menu = QApplication.activePopupWidget()
     assert isinstance(menu, QMenu)
-    (action,) = menu.actions()
+    action = menu.actions()[0]
+    assert action.objectName() == "tokens.end_sequence"
     offered = action.isEnabled()
     action.trigger()
     menu.close()
