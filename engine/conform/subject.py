@@ -26,18 +26,21 @@ class Memory:
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of NaN, or of -1 for whole numbers."""
         fill = float("nan") if dtype.is_floating_point else -1
-        n, m = math.prod(sizes), self.MARGIN
+        n, m = math.prod(sizes), max(self.MARGIN, math.prod(sizes[1:]))  # slot -1 too
         whole = torch.full((n + 2 * m,), fill, dtype=dtype, device=self.device)
         for words, part in (("before", whole[:m]), ("after", whole[m + n :])):
             self.keep("padding-written", f"{words} a tensor of {list(sizes)}", part)
         return whole[m : m + n].view(sizes)
 
-    def keep(self, cause: str, words: str, part: torch.Tensor) -> None:
-        """No call may change this part of a tensor; cause and words name it where one does."""
-        self._kept.append((cause, words, part, part.clone()))
+    def keep(
+        self, cause: str, words: str, part: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> None:
+        """Calls must leave this part of a tensor as it is, or make it what is wanted; cause and
+        words name it where they do not."""
+        self._kept.append((cause, words, part, part.clone() if wanted is None else wanted))
 
     def changed(self) -> Iterator[tuple[str, str]]:
-        """Cause and words of each part that a call has changed."""
+        """Cause and words of each part that is not as it should be."""
         for cause, words, part, first in self._kept:
             if not torch.equal(part.nan_to_num(7e3), first.nan_to_num(7e3)):
                 yield cause, words
