@@ -270,6 +270,13 @@ class WritesNull(Padded):
         self.pool[-1] = 0.0
 
 
+class UpdatesNull(Padded):
+    """Padding's pass reads the slot of no sequence, NaN, and writes NaN to it."""
+
+    def pad(self, rows):
+        self.pool[-1] *= 0.9
+
+
 class WritesBefore(Padded):
     """Padding's slot -1 is taken for an address: one plane before the pool."""
 
@@ -414,6 +421,7 @@ PLANTED = [
     (Grandparent, "gdn", "wrong-parent"),
     (OwnSibling, "gdn", "wrong-parent"),
     (WritesNull, "gdn", "null-slot-written"),
+    (UpdatesNull, "kda", "null-slot-written"),
     (WritesBefore, "kda", "padding-written"),
     (WritesAfter, "gdn", "padding-written"),
     (LosesCarry, "gdn", "wrong-chunk"),
