@@ -150,7 +150,7 @@ class Situation:
 
     def _parents(self, seen: torch.Tensor, bound: float) -> str:
         """Of a tree, a row whose output is right after another row than its parent, where all
-        outputs can be had from some row or none; else empty."""
+        outputs can be had from some row, or from the state before the pass (-1); else empty."""
         states, words = [self.reference.state(self.sequence)], ""
         for i, row in enumerate(self.tokens if self.parents else ()):
             others = [p for p in range(-1, i) if p != self.parents[i]]
@@ -161,7 +161,7 @@ class Situation:
             else:
                 return ""
             if parent != self.parents[i] and not words:
-                words = f"row {i} follows {_row(parent)} and not {_row(self.parents[i])}"
+                words = f"row {i} follows row {parent} and not row {self.parents[i]}"
             states.append(after)
         return words
 
@@ -175,8 +175,8 @@ class Situation:
             for i in range(count + 1):
                 after = state
                 if i:
-                    parent = self.parents[i - 1] if self.parents else i - 2
-                    output, after = step(self.shape, states[parent + 1], self.tokens[i - 1])
+                    start = states[self.parents[i - 1] + 1] if self.parents else states[-1]
+                    output, after = step(self.shape, start, self.tokens[i - 1])
                     outputs.append(output)
                 states.append(fewer(after).double() if i in rounded else after)
             return float((seen - (states[-1] if of else torch.stack(outputs))).abs().mean())
@@ -185,11 +185,7 @@ class Situation:
         for kind, fewer in (
             ("to bfloat16", torch.Tensor.bfloat16),
             ("to float16", torch.Tensor.half),
-            # as Triton's interpreter does
-            (
-                "to bfloat16, towards zero",
-                lambda x: (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32),
-            ),
+            ("to bfloat16, towards zero", _cut),  # as Triton's interpreter does
         ):
             for words, rounded in (
                 ("before the pass", range(1)),
@@ -248,9 +244,6 @@ class Situation:
         for cause, sentence, played in self._ways(start, count):
             if _same(seen, [played[1][-1]], bound):
                 return cause, sentence
-        for parent, state in enumerate([start, *states[: count - 1]] if self.parents else (), -1):
-            if _same(seen, [step(self.shape, state, self.tokens[count - 1])[1]], bound):
-                return "wrong-parent", f"row {count - 1} follows {_row(parent)}"
         if rounded := self._rounded(seen, start, count, 1):
             return "drift", rounded
         if 0 < self.kernel.chunk < count:  # the last chunk's outputs need the state before it
@@ -264,8 +257,8 @@ class Situation:
         return cause, "no known mistake gives this"
 
 
-def _row(index: int) -> str:
-    return f"row {index}" if index >= 0 else "the state before the pass"
+def _cut(x: torch.Tensor) -> torch.Tensor:
+    return (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32)
 
 
 def _regrouped(x: torch.Tensor, order: torch.Tensor, each: int) -> torch.Tensor:

@@ -376,16 +376,14 @@ def check(
         faults = player.script(name, rounds)
         return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)
     except Exception as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # an adapter's call is refused before the first line of the function that it names, be it
-        # by a decorator's wrapper
+        ours = [c for c in codes if Path(c.co_filename).parent == Path(adapters.__file__).parent]
+        # an adapter's call is refused before the named function's first line, if by a wrapper
         called = str(error).partition("(")[0].rpartition(".")[2]
-        refused = any(
-            Path(frame.f_code.co_filename).parent == Path(adapters.__file__).parent
-            and called in frame.f_code.co_names
-            for frame in frames
-        ) and all(frame.f_code.co_name != called for frame in frames)
+        refused = any(called in c.co_names for c in ours) and all(
+            c.co_name != called for c in codes
+        )
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
         words = f"{type(error).__name__}: {error}"[:300]
         words += f" ({Path(last.filename).name}, line {last.lineno})"
