@@ -182,3 +182,25 @@ def test_a_run_that_goes_on_is_not_lost_from_sight(
     assert messages(loaded) == []
     trigger(loaded, "run.stop")
     wait(qtbot, loaded, State.READY)
+
+
+def test_the_status_line_names_the_run_as_its_panels_do(loaded: MainWindow, qtbot: QtBot) -> None:
+    """A run is numbered after it has come on show; the lanes before it have one number."""
+    loaded.run_panel.prompt.setPlainText("def f")
+    trigger(loaded, "run.compare")
+    wait(qtbot, loaded, State.RUNNING)
+    wait(qtbot, loaded, State.READY)
+    settle(qtbot)
+    lane = loaded.feed.run
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.RUNNING)
+    wait(qtbot, loaded, State.READY)
+    settle(qtbot)
+    newest = loaded.feed.run
+    assert lane is not None and newest is not None and newest.run_id > 1
+    assert run_name(newest) == "run 1"
+    for run in (newest, lane, newest):
+        loaded.runs.run_selected.emit(run)
+        settle(qtbot)
+        assert loaded.status.model_text.endswith(f"on show: {run_name(run)}")
+        assert said(loaded.docks["rollback"]) == run_name(run)
