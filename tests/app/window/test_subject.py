@@ -184,23 +184,31 @@ def test_a_run_that_goes_on_is_not_lost_from_sight(
     wait(qtbot, loaded, State.READY)
 
 
-def test_the_status_line_names_the_run_as_its_panels_do(loaded: MainWindow, qtbot: QtBot) -> None:
-    """A run is numbered after it has come on show; the lanes before it have one number."""
+def test_a_run_is_named_by_its_number_from_its_first_moment(
+    loaded: MainWindow, qtbot: QtBot
+) -> None:
+    """The lanes before it have one number, which goes on after them."""
+    seen: list[list[str]] = []
+
+    def look(run: RunRef | None) -> None:
+        if run is None:
+            return
+        empty, rollback = loaded.divergence._empty.words[0], said(loaded.docks["rollback"])
+        seen.append([loaded.status.model_text.partition("on show: ")[2], rollback, empty])
+
+    loaded.feed.run_shown.connect(look)
     loaded.run_panel.prompt.setPlainText("def f")
-    trigger(loaded, "run.compare")
-    wait(qtbot, loaded, State.RUNNING)
-    wait(qtbot, loaded, State.READY)
-    settle(qtbot)
-    lane = loaded.feed.run
-    trigger(loaded, "run.start")
-    wait(qtbot, loaded, State.RUNNING)
-    wait(qtbot, loaded, State.READY)
-    settle(qtbot)
-    newest = loaded.feed.run
-    assert lane is not None and newest is not None and newest.run_id > 1
-    assert run_name(newest) == "run 1"
-    for run in (newest, lane, newest):
-        loaded.runs.run_selected.emit(run)
+    for action in ("run.compare", "run.start"):
+        trigger(loaded, action)
+        wait(qtbot, loaded, State.RUNNING)
+        wait(qtbot, loaded, State.READY)
         settle(qtbot)
-        assert loaded.status.model_text.endswith(f"on show: {run_name(run)}")
-        assert said(loaded.docks["rollback"]) == run_name(run)
+    newest = loaded.feed.run
+    assert newest is not None and newest.run_id > 1
+    loaded.runs.run_selected.emit(RunRef(newest.store, 2))
+    loaded.runs.run_selected.emit(newest)
+    for names in seen:
+        assert names[2] == f"No comparison with {names[0]}"
+        assert names[0] == names[1]
+    whole = [names[0] for names in seen]
+    assert whole[-1] == "run 1" and whole[-3] == "run 1" and whole[-2].startswith("run 0, ")
