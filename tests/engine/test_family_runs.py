@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.options import DRAFTERS, KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
+from engine.options import DRAFTERS, KV_MODES, ROLLBACK_POLICIES, SPLITS, SamplerOptions
 from tests.support.all_pairs import all_pairs
 from tests.support.golden_files import second_set, with_mtp
 from tests.support.golden_runs import (
@@ -24,6 +24,7 @@ from tests.support.golden_runs import (
     golden,
     options_of,
     prompt_of,
+    prompts_of,
     session,
     tokens_of,
     tokens_table,
@@ -33,12 +34,6 @@ MODELS = second_set()
 NGRAMS = [name for name in DRAFTERS if name.startswith("ngram")]
 SAMPLERS = (SamplerOptions(), SAMPLED)
 N = 10
-
-
-def prompts_of(name: str) -> list[Prompt]:
-    tokens = prompt_of(name).tokens
-    # a repetition, for the drafters that look something up
-    return [Prompt(tokens[:n] + tokens[: n // 2]) for n in (20, 7, 31, 4)]
 
 
 @cache
