@@ -177,7 +177,7 @@ def conversation(row: Row) -> None:
 
 def compare(row: Row) -> None:
     """Lanes of every kind within the noise."""
-    options = options_of(2 * N, row.drafter, n_max=5, ignore_eos=True)
+    options = options_of(N, row.drafter, n_max=5, ignore_eos=True)
     lanes = finish(Comparison(row.drafting(), prompt_of(row.name), options, specs(*LANES)))
     found = {name: f"{one.verdict} {one.error}".strip() for name, one in verdicts(lanes).items()}
     right = (*PASSED, "reference", "mode", "forked")

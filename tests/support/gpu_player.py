@@ -20,7 +20,7 @@ _LONGEST = 400
 
 def main(name: str, device: str, *cells: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a compiler prints is no answer
+    os.dup2(2, 1)  # a compiler may print, too
     n_passes, forward = 0, HybridModel.forward
 
     def counted(*args: Any, **options: Any) -> Any:
