@@ -42,8 +42,10 @@ class Cell:
     error: str
 
 
-def _play(name: str, device: str, cells: Sequence[str], limit: float) -> tuple[Cell, ...]:
-    """The cells of a row that one process plays, at least one; the last one alone may fail."""
+def _play(
+    name: str, device: str, cells: Sequence[str], limit: float, until: float
+) -> tuple[Cell, ...]:
+    """The cells of a row that one process plays; the last one alone may fail."""
     found, late = list[Cell](), Event()
     command = [sys.executable, "-m", _PLAYER, name, device, *cells]
     with (
@@ -59,7 +61,10 @@ def _play(name: str, device: str, cells: Sequence[str], limit: float) -> tuple[C
             player.kill()
 
         for _ in cells:
-            timer = Timer(limit, end)
+            seconds = min(limit, until - monotonic())
+            if seconds <= 0:
+                break
+            timer = Timer(seconds, end)
             timer.start()
             line = player.stdout.readline()
             timer.cancel()
@@ -69,7 +74,7 @@ def _play(name: str, device: str, cells: Sequence[str], limit: float) -> tuple[C
                 said.seek(0)
                 why = (said.read().strip().splitlines() or ["it said nothing"])[-1]
                 if late.is_set():
-                    why = f"no end within {limit:.0f} s"
+                    why = f"no end within {seconds:.0f} s"
                 found.append(Cell(None, 0, f"{why} (exit status {player.wait()})"))
             if found[-1].error:
                 break
@@ -84,12 +89,11 @@ def play_row(
     by time.monotonic."""
     found: list[Cell] = []
     while len(found) < len(cells):
-        left = until - monotonic()
-        if left <= 0:
+        if monotonic() >= until:
             return dict(zip(cells, found, strict=False)) | {
                 cell: Cell(None, 0, "not played: the time is over") for cell in cells[len(found) :]
             }
-        found.extend(_play(name, device, cells[len(found) :], min(limit, left)))
+        found.extend(_play(name, device, cells[len(found) :], limit, until))
     return dict(zip(cells, found, strict=True))
 
 
