@@ -19,8 +19,8 @@ README = ROOT / "README.md"
 PAGES = {"README": README, **{topic: HELP / f"{topic}.md" for topic in help_topics()}}
 _OPTION = re.compile(r"(?<![\w`/-])(--?[a-z][\w-]*\w|-[a-z])(?![\w…-])")
 FOREIGN_OPTIONS = {
-    # llama-server, llama-bench, vLLM
-    *("--metrics", "-lv", "--log-file", "--log-jsonl", "-embd"),
+    # llama-server, llama-bench, llama-spec-bench, vLLM
+    *("--metrics", "-lv", "--log-file", "--log-jsonl", "-embd", "--output-format"),
     *("--per-request-spec-decode-metrics", "--spec-draft-sampling"),
     # pytest, bench of the window and of kernels, campaigns
     *("--only", "--pairs", "--readme", "--seed", "--minutes", "--clean"),

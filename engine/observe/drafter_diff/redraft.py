@@ -8,51 +8,29 @@ mistake after the other switched on, until one of them gives what was recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.audit.draft_models import BlockModel, Candidates, DraftModel, candidates, draft_model
-from engine.audit.recorded_drafts import SHIFTED, RecordedDraft
-from engine.audit.redone_drafts import (
-    CLEAN,
-    DEVIATIONS,
-    Deviation,
-    DraftedText,
-    Replay,
-    shares_apart,
-)
-from engine.batch import Span
+from engine.audit.draft_models import Candidates, candidates, draft_model
+from engine.audit.recorded_drafts import RecordedDraft
+from engine.audit.redone_drafts import CLEAN, DraftedText, Replay, shares_apart
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
-from engine.memory.hybrid import HybridMemory
 from engine.model.families import FAMILIES
 from engine.model.mtp_file import DRAFT_MTP
-from engine.model.taps import TargetRows, join_rows
-from engine.observe.drafter_diff.records import (
-    BLOCK,
-    CANDIDATES,
-    FEW,
-    POSITIONS,
-    ROWS,
-    RULE,
-    STATE,
-    UNEXPLAINED,
-    Cause,
-    Counts,
-    Missing,
-)
+from engine.observe.drafter_diff.mistakes import Change, Guess, Mistakes
+from engine.observe.drafter_diff.records import FEW, ROWS, RULE, UNEXPLAINED, Cause, Counts, Missing
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
+from engine.observe.drafter_diff.target_rows import PASS, TextRows
 from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
-from kernels.norm import rms_norm
 
 _MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED = 96, 48, 32
 _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
@@ -71,24 +49,6 @@ _EXPLAINS = 0.34
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
 _TINY = 1e-30
-_PASS = 256
-
-Change = Callable[[Candidates], Candidates]
-"""What a mistake makes of the candidates of a row, best first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A known mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
-    candidates, None for none; takes: rank of the candidate that is taken, from 0."""
-
-    stage: str
-    about: str
-    deviation: Deviation
-    text: DraftedText
-    model: DraftModel
-    change: Change | None = None
-    other: DraftedText | None = None
 
 
 class Redrafter:
@@ -110,13 +70,12 @@ class Redrafter:
         recorded = side.run.facts.options
         n_max = max(longest, recorded.spec.n_max if recorded else 0)
         self._options = RunOptions(spec=SpecOptions(types=(self.drafter,), n_max=min(n_max, 64)))
-        self._n_ctx = 3 * len(side.text) + 64 * (longest + 2)
-        self._model = draft_model(session, self._options, self.drafter, self._n_ctx)
+        n_ctx = 3 * len(side.text) + 64 * (longest + 2)
+        self._model = draft_model(session, self._options, self.drafter, n_ctx)
         loaded = session.drafts.get(self.drafter)
         config: Any = getattr(loaded.model, "config", None) if loaded else None
-        self._taps: tuple[int, ...] = tuple(getattr(config, "taps", ()) or ())
-        self._n_layer = session.config.n_layer
-        self._rows = self._target_rows()
+        taps = tuple(getattr(config, "taps", ()) or ())
+        self._target = TextRows(session.model, side.text, taps, cancelled)
         self._stood_in: set[int] = set()
         self._best: dict[int, list[int]] = {}
         self._drafts = [d for d in map(self._padded, side.drafts) if d is not None]
@@ -124,9 +83,10 @@ class Redrafter:
             side.seq_id,
             side.text,
             [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt],
-            self._model.table(self._rows),
+            self._model.table(self._target.rows),
             self._drafts,
         )
+        self._mistakes = Mistakes(session, self._model, self._text, self._target, n_ctx, side.shown)
         self._chosen = self._target_choices()
 
     def _padded(self, draft: RecordedDraft) -> RecordedDraft | None:
@@ -145,58 +105,15 @@ class Redrafter:
             self._stood_in.add(draft.round)
         return draft._replace(tokens=tokens)
 
-    # -- the target's rows ---------------------------------------------------------------------
-
-    def _all_taps(self) -> tuple[int, ...]:
-        near = {tap + i for tap in self._taps for i in (-1, 0, 1)}
-        return tuple(sorted(tap for tap in near if 0 <= tap <= self._n_layer))
-
-    def _target_rows(self) -> TargetRows:
-        model, text = self._session.model, self._side.text
-        memory = HybridMemory.for_model(model.config, 1, len(text) + 1, model.device)
-        parts = []
-        for start in range(0, len(text), _PASS):
-            check_cancelled(self._cancelled)
-            span = Span(0, start, text[start : start + _PASS], [])
-            for ubatch in memory.split([span], _PASS, "equal"):
-                out = model.forward(ubatch, memory, taps=self._all_taps())
-                parts.append(out.rows[0])
-        return join_rows(parts)
-
-    def _rejected_rows(self, drafts: Sequence[RecordedDraft]) -> dict[int, TargetRows]:
-        """Rows of the whole verify batch of drafts that were accepted in part, by round."""
-        model, text = self._session.model, self._side.text
-        memory = HybridMemory.for_model(model.config, 1, len(text) + 80, model.device)
-        found, n = {}, 0
-        for draft in drafts:
-            known = draft.tokens
-            if draft.n_accepted >= draft.n_drafted or len(known) < draft.n_drafted:
-                continue
-            check_cancelled(self._cancelled)
-            if draft.pos0 > n:
-                self._forward(memory, n, text[n : draft.pos0])
-                n = draft.pos0
-            save = memory.save(0)
-            found[draft.round] = self._forward(memory, n, [text[n], *known])
-            memory.restore(0, save)
-        return found
-
-    def _forward(self, memory: HybridMemory, pos0: int, tokens: Sequence[int]) -> TargetRows:
-        parts = []
-        for ubatch in memory.split([Span(0, pos0, tokens, [])], _PASS, "equal"):
-            rows = self._session.model.forward(ubatch, memory, taps=self._all_taps()).rows
-            parts.append(rows[0])
-        return join_rows(parts)
-
     def _target_choices(self) -> list[bool]:
         """Of each emitted token, whether the target may have chosen it: at temperature 0 the most
         probable one but for rounding, else one of the most probable."""
         side, n = self._side, self._side.n_prompt
         is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
         found: list[bool] = []
-        for start in range(n - 1, len(side.text) - 1, _PASS):
-            stop = min(start + _PASS, len(side.text) - 1)
-            rows = candidates(self._session.model.logits_of(self._rows.hidden[start:stop]))
+        for start in range(n - 1, len(side.text) - 1, PASS):
+            stop = min(start + PASS, len(side.text) - 1)
+            rows = candidates(self._session.model.logits_of(self._target.rows.hidden[start:stop]))
             found += [
                 not _gap(row, token, _TIE)[1] if is_greedy else token in row
                 for row, token in zip(rows, side.text[start + 1 : stop + 1], strict=True)
@@ -219,7 +136,7 @@ class Redrafter:
     def rows_cause(self, handed: np.ndarray) -> Cause | None:
         """Whether the rows that were handed over, float32 [n, n_embd], are other ones than the
         target's."""
-        own = self._rows.hidden[: len(handed)].flatten(1).numpy()
+        own = self._target.rows.hidden[: len(handed)].flatten(1).numpy()
         found = handed[: len(own)]
         if found.shape != own.shape:
             return Cause(ROWS, self._side.name, "Rows of another width are handed over.")
@@ -407,14 +324,14 @@ class Redrafter:
             accepted, drafted, at = accepted + right, drafted + len(rows), at + right + 1
         return recorded, (accepted, drafted)
 
-    # -- mistakes ------------------------------------------------------------------------------
-
     def _best_guess(
         self, window: Sequence[RecordedDraft], clean: float, *, vague: bool
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        for guess in chain(self._guesses(window), self._vague(window, drawn=vague)):
+        for guess in chain(
+            self._mistakes.all(window), self._mistakes.vague(window, self._best, drawn=vague)
+        ):
             check_cancelled(self._cancelled)
             replay = Replay(
                 guess.model,
@@ -431,208 +348,6 @@ class Redrafter:
                     break
         return best, left
 
-    def _guesses(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
-        yield from self._of_candidates()
-        yield from self._of_rows()
-        yield from self._of_blocks()
-        yield from self._of_state()
-        yield from self._of_stale_rows(window)
-
-    def _of_state(self) -> Iterator[Guess]:
-        missing = Deviation("", "the drafter has not seen the prompt", since_prompt=True)
-        for deviation in (*DEVIATIONS, missing):
-            if deviation.is_of_rows and not self._model.reads_rows:
-                continue
-            which = deviation.batch
-            text = self._text.in_batches(self._model, which) if which else self._text
-            moves = deviation.place or deviation.step or deviation.drift
-            stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
-            if deviation.token_shift or deviation.round_shift:
-                stage = STATE
-            yield self._guess(stage, deviation.about, deviation, text)
-
-    def _guess(
-        self,
-        stage: str,
-        about: str,
-        deviation: Deviation = CLEAN,
-        text: DraftedText | None = None,
-        model: DraftModel | None = None,
-        change: Change | None = None,
-    ) -> Guess:
-        about = f"{about[0].upper()}{about[1:].rstrip('.')}."
-        return Guess(stage, about, deviation, text or self._text, model or self._model, change)
-
-    def _with_table(self, table: torch.Tensor | None) -> DraftedText:
-        return replace(self._text, table=table)
-
-    def _of_rows(self) -> Iterator[Guess]:
-        if self._text.table is None:
-            return
-        table, model, rows = self._text.table, self._model, self._rows
-        assert table is not None
-        zero = self._model.table(_mapped(rows, torch.zeros_like))
-        yield self._guess(ROWS, "the target's rows are zeros", text=self._with_table(zero))
-        norm, eps = self._norm()
-        last = self._n_layer if self._taps else None
-        if (last is None or last in self._taps) and norm is not None:
-            raw = _mapped(rows, lambda x: x / norm, last)
-            about = "rows are taken before the target's final norm, not after it"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(raw)))
-            again = _mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps), last)
-            about = "the target's final norm is applied twice"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(again)))
-        if self._taps and norm is not None:
-            normed = _mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps))
-            about = "rows of its layers are normed by the target's final norm"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(normed)))
-        for by in (1, -1):
-            layers = [tap + by for tap in self._taps]
-            if layers and all(0 <= layer <= self._n_layer for layer in layers):
-                what = "outputs" if by > 0 else "inputs of the layers before"
-                about = f"rows are of layers one {'on' if by > 0 else 'before'} ({what})"
-                yield self._guess(ROWS, about, text=self._with_table(model.table(rows, layers)))
-        for order in model.orders:
-            about = f"rows of layers {', '.join(map(str, order))}, not {self._listed}"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(rows, order)))
-
-    @property
-    def _listed(self) -> str:
-        return ", ".join(map(str, self._taps))
-
-    def _norm(self) -> tuple[torch.Tensor | None, float]:
-        return self._session.model.final_norm
-
-    def _of_stale_rows(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
-        table = self._text.table
-        if table is None:
-            return
-        model, first = self._model, self._drafts.index(window[0])
-        drafts = self._drafts[max(0, first - 1) : first + len(window)]
-        partial = [
-            (last, later)
-            for last, later in pairwise(drafts)
-            if last.n_accepted < last.n_drafted and later.pos0 == last.pos0 + last.n_accepted + 1
-        ]
-        rejected = self._rejected_rows([last for last, _ in partial])
-        before = model.newest_row(0) + 1
-        choices: list[tuple[str, Callable[[RecordedDraft, torch.Tensor], torch.Tensor | None]]] = [
-            (
-                "after a rejection the newest row is that of the last token of the verify batch",
-                lambda last, own: own[-1],
-            ),
-            (
-                "after a rejection the newest row is that of the rejected token",
-                lambda last, own: (
-                    own[last.n_accepted + 1] if last.n_accepted + 1 < len(own) else None
-                ),
-            ),
-            (
-                "after a rejection the newest row is the first of the verify batch",
-                lambda last, own: own[0] if last.n_accepted else None,
-            ),
-        ]
-        for about, pick in choices:
-            stale = table.clone()
-            for last, later in partial:
-                own = rejected.get(last.round)
-                if own is None:
-                    continue
-                entries = model.table(own)
-                assert entries is not None
-                row = pick(last, entries[before:])
-                if row is not None:
-                    stale[model.newest_row(later.pos0)] = row
-            yield self._guess(ROWS, about, text=self._with_table(stale))
-        stale = table.clone()
-        for last, later in partial:
-            stale[model.newest_row(later.pos0)] = stale[model.newest_row(last.pos0)]
-        about = "after a rejection the row of the round before stays"
-        yield self._guess(ROWS, about, text=self._with_table(stale))
-
-    def _of_blocks(self) -> Iterator[Guess]:
-        if not isinstance(self._model, BlockModel):
-            return
-        config, tokenizer = self._model.config, self._session.tokenizer
-        n_vocab = self._session.config.n_vocab
-        others = [0, tokenizer.eos_id, tokenizer.bos_id, config.mask_token + 1]
-        others += [config.mask_token - 1, n_vocab - 1]
-        for mask in dict.fromkeys(others):
-            if mask is not None and mask != config.mask_token and 0 <= mask < n_vocab:
-                about = f"masks are token {mask}, not {config.mask_token}"
-                yield self._guess(BLOCK, about, model=self._block(mask=mask))
-        about = "masks are the newest token again"
-        yield self._guess(BLOCK, about, model=self._block(mask=-1))
-        lengths = (config.block_size, self._model.n_block + 1, self._model.n_block - 1)
-        for length in dict.fromkeys(lengths):
-            if length != self._model.n_block and length > self._model.first:
-                about = f"blocks have {length} rows, not {self._model.n_block}"
-                yield self._guess(BLOCK, about, model=self._block(n_block=length))
-        sees = "rows do not see" if config.causal is False else "rows see"
-        about = f"block {sees} those after them"
-        yield self._guess(BLOCK, about, model=self._block(flipped=True))
-        for first in (self._model.first + 1, self._model.first - 1):
-            if first >= 0:
-                about = f"tokens are taken from row {first} of a block on, not {self._model.first}"
-                for more in (0, 1)[: 1 + (first > self._model.first)]:
-                    model = self._block(n_block=self._model.n_block + more, first=first)
-                    yield self._guess(BLOCK, about, model=model)
-
-    def _block(
-        self,
-        mask: int | None = None,
-        n_block: int | None = None,
-        first: int | None = None,
-        *,
-        flipped: bool = False,
-    ) -> BlockModel:
-        own = self._model
-        assert isinstance(own, BlockModel)
-        made = own.like(self._n_ctx, flipped=flipped)
-        made.mask = own.mask if mask is None else mask
-        made.n_block = own.n_block if n_block is None else n_block
-        made.first = own.first if first is None else first
-        return made
-
-    def _of_candidates(self) -> Iterator[Guess]:
-        drafted = self._model.drafted_ids
-        if drafted is not None:
-            own = drafted.tolist()
-            row_of = {token: i for i, token in enumerate(own)}
-            last = self._session.config.n_vocab - 1
-            for about, wrong in (
-                ("the map of draft ids (d2t) is not applied", lambda t: row_of[t]),
-                (
-                    "offsets of the map of draft ids (d2t) are taken for ids",
-                    lambda t: t - row_of[t],
-                ),
-                ("the map of draft ids (d2t) is added twice", lambda t: min(t + row_of[t], last)),
-            ):
-                yield self._guess(
-                    CANDIDATES, about, change=partial(_renamed, {t: wrong(t) for t in own})
-                )
-        about = "the candidate of rank {} is drafted, not the best one"
-        for rank in (1, 2):
-            yield self._guess(CANDIDATES, about.format(rank + 1), change=partial(_from_rank, rank))
-
-    def _vague(self, window: Sequence[RecordedDraft], *, drawn: bool) -> Iterator[Guess]:
-        """What explains a part of anything, after all else."""
-        ids = {token for draft in window for token in draft.tokens}
-        if len(ids) == 1:
-            token = next(iter(ids))
-            about = (
-                f"all drafts are of token {self._side.shown(token)} alone: rows or logits are NaN"
-            )
-            yield self._guess(ROWS, about, change=lambda row: {token: 0.0})
-        most = max((token for draft in self._drafts for token in draft.tokens), default=0)
-        beyond = sum(any(i > most for i in self._best.get(draft.round, ())) for draft in window)
-        if beyond >= FEW:
-            about = f"only ids up to {most} are ever drafted: the output head is cut"
-            yield self._guess(CANDIDATES, about, change=partial(_cut_at, most))
-        if drawn:
-            about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
-            yield self._guess(CANDIDATES, about, change=_any_of_ten)
-
 
 def drafter_for(session: Session, side: DraftSide) -> str:
     """The drafter at hand that is meant by a run. Raises OptionError where none is."""
@@ -647,14 +362,6 @@ def drafter_for(session: Session, side: DraftSide) -> str:
         return named[0]
     given = [name for name in able if name in session.drafts]
     return (given or able)[0]
-
-
-def _mapped(
-    rows: TargetRows, change: Callable[[torch.Tensor], torch.Tensor], only: int | None = None
-) -> TargetRows:
-    """only: the one layer whose rows are changed, None for all."""
-    taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
-    return TargetRows(change(rows.hidden), taps)
 
 
 def _gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, float]:
@@ -674,24 +381,3 @@ def _lead(row: Candidates, tie: tuple[float, float]) -> float:
         return 1.0
     spread = values[0] - values[min(9, len(values) - 1)]
     return float(values[0] - values[1] > min(tie[0] * spread, tie[1]))
-
-
-def _renamed(names: dict[int, int], row: Candidates) -> Candidates:
-    found: Candidates = {}
-    for token, value in row.items():
-        if token in names:
-            found.setdefault(names[token], value)
-    return found
-
-
-def _from_rank(rank: int, row: Candidates) -> Candidates:
-    return dict(list(row.items())[rank:])
-
-
-def _cut_at(most: int, row: Candidates) -> Candidates:
-    return {token: value for token, value in row.items() if token <= most}
-
-
-def _any_of_ten(row: Candidates) -> Candidates:
-    """All of the ten best as good as the best."""
-    return dict.fromkeys(list(row)[:10], 0.0)
