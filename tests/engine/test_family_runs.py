@@ -137,3 +137,12 @@ def test_faults_change_the_output(name, fault):
         right = decode(session(name, other), [prompt_of(name)], base)
         sure = [tokens_table(run)["target_p"] for run in (right, wrong)]
         assert np.nanmax(np.abs(sure[0] - sure[1])) > 1e-3
+
+
+@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+def test_the_last_of_several_passes_says_how_far_back(policy):
+    """Where rows go by position, how far a state serves depends on where its pass began."""
+    name = "deepseek4-a-mtp-f32"
+    options = replace(options_of(N, "draft-simple", n_max=5), rollback=policy, n_ubatch=3)
+    run = decode(session(name, MODELS[0]), [prompt_of(name)], options)
+    assert tokens_of(run) == [golden(name)["greedy"][:N].tolist()]
