@@ -174,8 +174,9 @@ class Rollback:
             return {}
         saves = {}
         for span in spans:
-            n_last = len(span.tokens) if recurrent.accumulates else ubatches[-1].n_seq_tokens
-            if surely or len(span.tokens) - 1 > recurrent.guaranteed_depth(span.seq, n_last):
+            n = len(span.tokens)
+            n_last = n if recurrent.accumulates else ubatches[-1].n_seq_tokens
+            if surely or n - 1 > recurrent.guaranteed_depth(span.seq, n_last, n - n_last):
                 saves[span.seq] = self._memory.save(span.seq, self._device)
         return saves
 

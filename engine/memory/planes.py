@@ -338,8 +338,8 @@ class PlanesMemory(PlaneMemory):
             return 0
         return self.n_rs_seq if "stale-plane" in self.faults else self._depth[seq]
 
-    def guaranteed_depth(self, seq: int, n_last: int) -> int:
-        n_before = self.seq_pos_max(seq) + 1
+    def guaranteed_depth(self, seq: int, n_last: int, n_first: int = 0) -> int:
+        n_before = self.seq_pos_max(seq) + 1 + n_first
         if n_last > self.n_rs_seq or not n_before or not self.layout.by_position:
             return min(n_last, self._n_planes) - 1
         return n_last + self._spare(seq, n_before, n_last)
@@ -357,7 +357,7 @@ class CarryMemory(PlaneMemory):
     def valid_depth(self, seq: int) -> int:
         return 0 if self.cells.shared(seq) else self._depth[seq] - self._pending[seq]
 
-    def guaranteed_depth(self, seq: int, n_last: int) -> int:
+    def guaranteed_depth(self, seq: int, n_last: int, n_first: int = 0) -> int:
         return min(self.n_rs_seq, max(0, self._depth[seq] - self._pending[seq]) + n_last)
 
 

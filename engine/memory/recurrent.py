@@ -135,8 +135,9 @@ class SnapshotPolicy(ABC):
         """Deepest rollback that `seq_rm` would accept now."""
 
     @abstractmethod
-    def guaranteed_depth(self, seq: int, n_last: int) -> int:
-        """Depth that will be truthful after decoding n_last tokens in one ubatch now."""
+    def guaranteed_depth(self, seq: int, n_last: int, n_first: int = 0) -> int:
+        """Depth that will be truthful after decoding n_last tokens in one ubatch, now or after
+        n_first others in earlier ones."""
 
     @abstractmethod
     def _forget(self, seq: int) -> None:

@@ -193,10 +193,10 @@ class ReplayMemory(SnapshotPolicy):
         n_base = self.seq_pos_max(seq) + 1 + pending - logged
         return logged + self._spare(seq, n_base, logged) - pending
 
-    def guaranteed_depth(self, seq: int, n_last: int) -> int:
+    def guaranteed_depth(self, seq: int, n_last: int, n_first: int = 0) -> int:
         if n_last >= self.n_rs_seq:
             return self.n_rs_seq
-        return n_last + self._spare(seq, self.seq_pos_max(seq) + 1, n_last)
+        return n_last + self._spare(seq, self.seq_pos_max(seq) + 1 + n_first, n_last)
 
     def _input(self, key: StateKey) -> torch.Tensor:
         state = self._bases[key][self._plan.src]

@@ -122,7 +122,7 @@ class RingMemory(SnapshotPolicy):
     def valid_depth(self, seq: int) -> int:
         return max(0, len(self._held[seq]) - 1)
 
-    def guaranteed_depth(self, seq: int, n_last: int) -> int:
+    def guaranteed_depth(self, seq: int, n_last: int, n_first: int = 0) -> int:
         return min(self.n_rs_seq, len(self._held[seq]) + n_last - 1)
 
     def _read(self, key: StateKey) -> Sequence[int | None]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.options import DRAFTERS, KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
+from engine.options import DRAFTERS, KV_MODES, ROLLBACK_POLICIES, SPLITS, SamplerOptions
 from tests.support.all_pairs import all_pairs
 from tests.support.golden_files import second_set, with_mtp
 from tests.support.golden_runs import (
@@ -24,6 +24,7 @@ from tests.support.golden_runs import (
     golden,
     options_of,
     prompt_of,
+    prompts_of,
     session,
     tokens_of,
     tokens_table,
@@ -33,12 +34,6 @@ MODELS = second_set()
 NGRAMS = [name for name in DRAFTERS if name.startswith("ngram")]
 SAMPLERS = (SamplerOptions(), SAMPLED)
 N = 10
-
-
-def prompts_of(name: str) -> list[Prompt]:
-    tokens = prompt_of(name).tokens
-    # a repetition, for the drafters that look something up
-    return [Prompt(tokens[:n] + tokens[: n // 2]) for n in (20, 7, 31, 4)]
 
 
 @cache
@@ -142,3 +137,12 @@ def test_faults_change_the_output(name, fault):
         right = decode(session(name, other), [prompt_of(name)], base)
         sure = [tokens_table(run)["target_p"] for run in (right, wrong)]
         assert np.nanmax(np.abs(sure[0] - sure[1])) > 1e-3
+
+
+@pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+def test_the_last_of_several_passes_says_how_far_back(policy):
+    """Where rows go by position, how far a state serves depends on where its pass began."""
+    name = "deepseek4-a-mtp-f32"
+    options = replace(options_of(N, "draft-simple", n_max=5), rollback=policy, n_ubatch=3)
+    run = decode(session(name, MODELS[0]), [prompt_of(name)], options)
+    assert tokens_of(run) == [golden(name)["greedy"][:N].tolist()]

@@ -9,6 +9,7 @@ import numpy as np
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session
+from tests.support.golden_drafters import TARGETS, drafter_file
 from tests.support.golden_files import DATA, golden_file
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "golden",
     "options_of",
     "prompt_of",
+    "prompts_of",
     "session",
     "tokens_of",
     "tokens_table",
@@ -38,9 +40,12 @@ SAMPLED = SamplerOptions(temp=0.8, seed=11)
 
 
 @cache
-def session(name: str, draft: str | None = None) -> Session:
-    draft_file = draft and golden_file(f"{draft}.gguf")
-    return Session.open(golden_file(f"{name}.gguf"), draft_file, compute="f32")
+def session(
+    name: str, draft: str | None = None, *, compute: str = "f32", device: str = "cpu"
+) -> Session:
+    find = drafter_file if draft in TARGETS else golden_file
+    draft_file = draft and find(f"{draft}.gguf")
+    return Session.open(golden_file(f"{name}.gguf"), draft_file, compute=compute, device=device)
 
 
 @cache
@@ -52,6 +57,12 @@ def golden(name: str) -> dict[str, np.ndarray]:
 def prompt_of(name: str) -> Prompt:
     data = golden(name)
     return Prompt(tuple(data["tokens"][: int(data["n_prompt"])].tolist()))
+
+
+def prompts_of(name: str) -> list[Prompt]:
+    """Five of different lengths, each with a repetition, for drafters that look something up."""
+    tokens = prompt_of(name).tokens
+    return [Prompt(tokens[:n] + tokens[: n // 2]) for n in (20, 7, 31, 4, 12)]
 
 
 def decode(opened: Session, prompts: list[Prompt], options: RunOptions) -> Run:
