@@ -6,7 +6,6 @@ process that holds it, however that came, nothing of what the program started is
 
 import ctypes
 import os
-import resource
 import select
 import signal
 import sys
@@ -39,13 +38,13 @@ def main() -> None:
     while left := _children():
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        status = _ended(0).get(program, status)
+        status = _ended(wait=True).get(program, status)
     _end_as(status or 0)
 
 
-def _ended(how: int = os.WNOHANG) -> dict[int, int]:
-    """Exit statuses of children that have ended, by id; waits for one unless `how` says not to."""
-    found = dict[int, int]()
+def _ended(*, wait: bool = False) -> dict[int, int]:
+    """Exit statuses of children that have ended, by id."""
+    found, how = dict[int, int](), 0 if wait else os.WNOHANG
     try:
         while True:
             pid, status = os.waitpid(-1, how)
@@ -72,6 +71,8 @@ def _children() -> list[int]:
 def _end_as(status: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
+        import resource  # not everywhere
+
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
