@@ -156,7 +156,7 @@ class Situation:
             others = [p for p in range(-1, i) if p != self.parents[i]]
             for parent in (self.parents[i], *others):
                 output, after = step(self.shape, states[parent + 1], row)
-                if _same(seen[i], output[None], bound):
+                if _same(seen[i], [output], bound):
                     break
             else:
                 return ""
