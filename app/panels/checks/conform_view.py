@@ -64,6 +64,7 @@ class ConformView(QWidget):
         self.button = QPushButton("Chec&k")
         self.button.clicked.connect(self._press)
         self.headline = ElidedLabel()
+        self.headline.setWordWrap(True)
         self.headline.setText(_FIRST)
         self.grid = QTableWidget()
         self.grid.setAccessibleName("Checks of each kernel")
