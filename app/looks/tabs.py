@@ -27,7 +27,7 @@ class _FrontTab(QProxyStyle):
         widget: QWidget | None = None,
     ) -> int:
         if metric is QStyle.PixelMetric.PM_TabBarTabShiftVertical:
-            return 0  # the titles behind would be cut at their lower edge
+            return 0  # the other titles would be cut at their lower edge
         return super().pixelMetric(metric, option, widget)
 
     def drawControl(
