@@ -20,6 +20,16 @@ def mark_front_tab(bar: QTabBar) -> None:
 class _FrontTab(QProxyStyle):
     """A style of tab bars alone: one in Python for all widgets would slow every painting down."""
 
+    def pixelMetric(
+        self,
+        metric: QStyle.PixelMetric,
+        option: QStyleOption | None = None,
+        widget: QWidget | None = None,
+    ) -> int:
+        if metric is QStyle.PixelMetric.PM_TabBarTabShiftVertical:
+            return 0  # the other titles would be cut at their lower edge
+        return super().pixelMetric(metric, option, widget)
+
     def drawControl(
         self,
         element: QStyle.ControlElement,

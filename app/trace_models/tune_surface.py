@@ -144,7 +144,10 @@ def headline(found: TuneSurface) -> str:
         return words
     if found.current == best:
         return f"{words}, as recorded"
-    return f"{words}. Now: {_setting(found, found.current)} → {_speed(found, found.current)}"
+    now = f"{_setting(found, found.current)} → {_speed(found, found.current)}"
+    if _speed(found, found.current) == _speed(found, best):
+        return f"None faster than now: {now}"
+    return f"{words}. Now: {now}"
 
 
 def note(found: TuneSurface) -> str:

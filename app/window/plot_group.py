@@ -249,6 +249,8 @@ class PlotStack(QObject):
             for view, below in zip_longest(stack, stack[1:]):
                 bare = below is not None and view.is_plot_alone and below.is_plot_alone
                 view.take_place(wide, has_axis=not bare)
+            for view in stack:
+                view.catch_up()  # drawn while it is painted, it would be painted twice
 
     def _stacks(self) -> list[list[RoundView]]:
         """Views in sight that have the same edges at the left and right, from top to bottom."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _HINT = "Wheel or folder of vLLM, SGLang or flash-linear-attention, or FILE.py:FUNCTION"
 _FILTER = "Packages and adapters (*.whl *.py);;All files (*)"
+_CHARACTERS = 20
+"""Of a target, at least."""
 _SAME = 10_000
 """Any size, given to both sides of the splitter."""
 _FIRST = (
@@ -55,6 +57,7 @@ class ConformView(QWidget):
         self._runs = False
         self.target = QLineEdit()
         self.target.setPlaceholderText(_HINT)
+        self.target.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
         self.target.setAccessibleName("Package or adapter whose kernels are checked")
         self.target.setToolTip(f"{_HINT}; `draftscope help conform` explains adapters")
         self.target.textChanged.connect(self._enable)
@@ -64,6 +67,7 @@ class ConformView(QWidget):
         self.button = QPushButton("Chec&k")
         self.button.clicked.connect(self._press)
         self.headline = ElidedLabel()
+        self.headline.setWordWrap(True)
         self.headline.setText(_FIRST)
         self.grid = QTableWidget()
         self.grid.setAccessibleName("Checks of each kernel")

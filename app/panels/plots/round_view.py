@@ -325,7 +325,11 @@ class RoundView(QStackedWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
-        if (self._is_behind or self._stale) and self.has_rounds:  # it has come into sight
+        self.catch_up()  # it has come into sight
+
+    def catch_up(self) -> None:
+        """Draw what has not been drawn since the last change of the trace or of the size."""
+        if (self._is_behind or self._stale) and self.has_rounds:
             self._group.now()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

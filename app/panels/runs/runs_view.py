@@ -108,6 +108,7 @@ class RunsView(QStackedWidget):
         self.search.changed.connect(self._search)
         self.pair = RunPair()
         self.hint = ElidedLabel("Ctrl+click another run, or press O on it, to compare up to four.")
+        self.hint.setWordWrap(True)
         self.hint.setForegroundRole(self.hint.palette().ColorRole.PlaceholderText)
         self.hint.setContentsMargins(8, 4, 8, 0)
         self.detail = QLabel()

@@ -70,6 +70,7 @@ class WhatIfView(WholeRunView):
         self._rows: RunRows | None = None
         self._has_drafts = False
         self.headline = ElidedLabel()
+        self.headline.setWordWrap(True)
         self.note = ElidedLabel()
         self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
         self.table_widget = _table()

@@ -20,6 +20,7 @@ from app.trace_models.tune_surface import (
     cell_colours,
     contrast,
     estimate,
+    headline,
     heat_map,
     note,
     recorded_setting,
@@ -79,6 +80,17 @@ def test_a_run_far_from_its_estimate_is_told() -> None:
     assert f"The run itself had {found.measured / 3:.3g} tok/s" in slow
     run.facts["lane"] = "planes"
     assert "Lanes share their drafts" in note(found)
+
+
+def test_no_setting_is_best_that_is_no_faster_than_the_one_in_effect() -> None:
+    found = estimate(SurfaceRequest(confident_trace(60), "fixed"))
+    assert found is not None and found.current is not None
+    speeds = found.surface.tokens_per_second
+    speeds[...] = np.minimum(speeds, speeds[found.current])
+    said = headline(found)
+    assert said.startswith("None faster than now: n_max ") and said.count("→") == 1, said
+    speeds[...] = np.where(speeds == speeds[found.current], speeds / 2, speeds)
+    assert headline(found).startswith("Best: ")
 
 
 def test_below_the_floor_of_the_run_nothing_was_recorded() -> None:
