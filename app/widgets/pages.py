@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QLabel, QTabBar, QVBoxLayout, QWidget
 
+from app.looks.tabs import mark_front_tab
+
 _INDENT = 6
 
 
@@ -25,6 +27,7 @@ class Pages(QWidget):
         self._is_stack = False
         self.bar = QTabBar()
         self.bar.setAccessibleName("Pages: " + ", ".join(titles.values()))
+        mark_front_tab(self.bar)
         self.bar.setExpanding(False)
         self.bar.setDrawBase(False)
         self.bar.setUsesScrollButtons(True)

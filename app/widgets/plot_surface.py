@@ -94,6 +94,13 @@ class PlotSurface(pg.PlotWidget):
             self._ticks[side] = ticks
             self.getPlotItem().getAxis(side).setTicks([ticks])
 
+    def place_items(self) -> None:
+        """Put what is drawn where the axes say, before it is painted."""
+        self.box.prepareForPaint()
+        for item in self.getPlotItem().items:
+            if isinstance(item, pg.InfiniteLine) and item.isVisible():
+                item.boundingRect()  # worked out when asked for, and then laid out anew
+
     def _on_clicked(self, event: object) -> None:
         if event.button() != Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
             return

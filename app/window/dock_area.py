@@ -10,6 +10,8 @@ from PySide6.QtCore import QChildEvent, QEvent, QObject, QPoint, QRect, QSize, Q
 from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QPalette, QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QStyle, QTabBar
 
+from app.looks.tabs import mark_front_tab
+
 _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 _OFFSET = 24
@@ -125,8 +127,8 @@ class DockShares(QObject):
 
 
 class DockTabs(QObject):
-    """Whole titles on the tabs of docks, which scroll where there are too many: of a title cut
-    by Qt there is one letter left."""
+    """Tabs of docks: that in front is marked, and their whole titles scroll where there are too
+    many: of a title cut by Qt there is one letter left."""
 
     def __init__(self, window: QMainWindow) -> None:
         super().__init__(window)
@@ -136,6 +138,7 @@ class DockTabs(QObject):
         if isinstance(event, QChildEvent) and event.type() is QEvent.Type.ChildPolished:
             bar = event.child()
             if isinstance(bar, QTabBar):
+                mark_front_tab(bar)
                 bar.setElideMode(Qt.TextElideMode.ElideNone)
                 bar.setUsesScrollButtons(True)
         return False

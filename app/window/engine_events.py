@@ -47,7 +47,6 @@ class EngineNews(QObject):
         bridge.loaded.connect(self._show_loaded)
         bridge.progress.connect(panels.status.show_progress)
         bridge.failed.connect(self._show_failure)
-        bridge.run_started.connect(self._show_run)
         bridge.run_ended.connect(self._end_run)
         bridge.broke.connect(self._show_break)
         bridge.finished.connect(self._end_progress)
@@ -60,8 +59,7 @@ class EngineNews(QObject):
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
         feed.numbers_changed.connect(self._refresh_runs)
-        for changed in (feed.run_shown, feed.numbers_changed):  # it is numbered after it began
-            changed.connect(self._show_model_text)
+        feed.run_shown.connect(self._show_model_text)
         feed.run_shown.connect(self._tell_of_run_behind)
 
     def show_state(self, state: State) -> None:
@@ -208,7 +206,8 @@ class EngineNews(QObject):
 
     # -- runs ------------------------------------------------------------------------------
 
-    def _show_run(self, run: RunRef) -> None:
+    def show_started(self, run: RunRef) -> None:
+        """Show a run that begins, once it has its number."""
         self._show_lanes_or_run(run)
         if listens_at := run.facts.listens_at:
             self._watching = self._panels.banners.add(

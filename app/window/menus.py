@@ -23,6 +23,7 @@ from PySide6.QtWidgets import (
 from app.actions import PANELS
 from app.actions.actions import MENUS, TOOLBAR, Actions
 from app.actions.spec import SEPARATOR
+from app.looks.tabs import mark_front_tab
 from app.saved.settings import THEME_CHOICES, Settings
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import UNITS
@@ -175,6 +176,7 @@ def _layout_tabs(layouts: Sequence[QAction]) -> QTabBar:
     tabs = QTabBar()
     tabs.setObjectName("toolbar.layouts")
     tabs.setAccessibleName("Layouts")
+    mark_front_tab(tabs)
     tabs.setDrawBase(False)
     tabs.setExpanding(False)
     tabs.setElideMode(Qt.TextElideMode.ElideNone)

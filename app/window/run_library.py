@@ -84,7 +84,7 @@ class RunLibrary(QObject):
         bridge.listed_changed.connect(self._list)
         bridge.rows_read.connect(self._go_on)
         bridge.trace_shown.connect(self._note_trace)
-        bridge.run_started.connect(self._number)
+        bridge.run_started.connect(self._begin_run)
         bridge.run_ended.connect(self._end_run)
         bridge.loaded.connect(self.make_room)
         bridge.connected.connect(self.make_room)
@@ -246,6 +246,10 @@ class RunLibrary(QObject):
     def _note_use(self, run: RunRef | None) -> None:
         if run is not None:
             self._used[run.store] = 1 + max(self._used.values(), default=0)
+
+    def _begin_run(self, run: RunRef) -> None:
+        self._number(run)
+        self._news.show_started(run)
 
     def _number(self, run: RunRef) -> None:
         """Number a new run after those of all sessions; lanes of a comparison have one number."""

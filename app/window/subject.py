@@ -64,7 +64,7 @@ class SubjectNames(QObject):
         super().__init__(parent)
         self._bridge, self._feed, self._docks = bridge, feed, docks
         feed.run_shown.connect(self._name)
-        for changed in (bridge.listed_changed, bridge.run_started, renamed, *docks.turned()):
+        for changed in (bridge.listed_changed, renamed, *docks.turned()):
             changed.connect(self._name)
 
     def _name(self, *_: object) -> None:

@@ -3,7 +3,7 @@ with what the kernel gave."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ CAUSES = {
     "gate-of-other-row": "the decay of another row is applied",
     "head-mapping": "value heads read another key head",
     "wrong-parent": "a row of a tree of drafts follows another row than its parent",
-    "wrong-chunk": "right in the first chunk of a prompt, wrong from a later one on",
+    "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
     "null-slot-written": "a slot that belongs to no sequence has changed",
     "padding-written": "memory outside of the tensors has changed",
     "signature": "the kernel takes other arguments than in the versions that were tried",
@@ -134,16 +134,12 @@ class Situation:
             yield "head-mapping", "heads share keys in turn", tiled, "tiled"
 
     def _played(
-        self,
-        state: torch.Tensor,
-        tokens: Sequence[dict[str, Any]],
-        variant: str = "",
-        parents: Sequence[int] | None = None,
+        self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         shape = self.shape
         if variant == "tiled":
             shape, variant = replace(shape, n_groups=shape.n_heads), ""
-        return play(shape, state, tokens, variant, self.parents if parents is None else parents)
+        return play(shape, state, tokens, variant, self.parents)
 
     def _ways(
         self, state: torch.Tensor, count: int
@@ -151,34 +147,54 @@ class Situation:
         """Cause, sentence, outputs and states of each wrong way through the first rows."""
         for cause, sentence, tokens, variant in self.inputs():
             yield cause, sentence, self._played(state, tokens[:count], variant)
-        for sentence, parents in (
-            ("the row before it", range(-1, count - 1)),
-            ("the first row", [min(i, 1) - 1 for i in range(count)]),
-            ("its parent's parent", [self.parents[max(p, 0)] for p in self.parents]),
-        ):
-            if self.parents:
-                made = self._played(state, self.tokens[:count], "", tuple(parents))
-                yield "wrong-parent", f"a row follows {sentence}", made
+
+    def _parents(self, seen: torch.Tensor, bound: float) -> str:
+        """Of a tree, a row whose output is right after another row than its parent, where all
+        outputs can be had from some row, or from the state before the pass (-1); else empty."""
+        states, words = [self.reference.state(self.sequence)], ""
+        for i, row in enumerate(self.tokens if self.parents else ()):
+            others = [p for p in range(-1, i) if p != self.parents[i]]
+            for parent in (self.parents[i], *others):
+                output, after = step(self.shape, states[parent + 1], row)
+                if _same(seen[i], output[None], bound):
+                    break
+            else:
+                return ""
+            if parent != self.parents[i] and not words:
+                words = f"row {i} follows row {parent} and not row {self.parents[i]}"
+            states.append(after)
+        return words
 
     def _rounded(self, seen: torch.Tensor, state: torch.Tensor, count: int, of: int) -> str:
         """Which states are rounded to fewer digits, where that explains most of the error; of: 0
         outputs, 1 the last state."""
 
-        def made(dtype: torch.dtype, each: bool) -> torch.Tensor:
-            states = [state.to(dtype).double()]
+        def error(fewer: Callable[[torch.Tensor], torch.Tensor], rounded: range) -> float:
+            states: list[torch.Tensor] = []
             outputs = []
-            for i, row in enumerate(self.tokens[:count]):
-                parent = self.parents[i] if self.parents else i - 1
-                output, after = step(self.shape, states[parent + 1], row)
-                outputs.append(output)
-                states.append(after.to(dtype).double() if each else after)
-            return states[-1] if of else torch.stack(outputs)
+            for i in range(count + 1):
+                after = state
+                if i:
+                    start = states[self.parents[i - 1] + 1] if self.parents else states[-1]
+                    output, after = step(self.shape, start, self.tokens[i - 1])
+                    outputs.append(output)
+                states.append(fewer(after).double() if i in rounded else after)
+            return float((seen - (states[-1] if of else torch.stack(outputs))).abs().mean())
 
-        error = float((seen - made(torch.float64, False)).abs().mean())
-        for dtype in (torch.bfloat16, torch.float16):
-            for each, words in ((False, "before the pass is"), (True, "after each row are")):
-                if float((seen - made(dtype, each)).abs().mean()) < error / 4:
-                    return f"states {words} rounded to {str(dtype).removeprefix('torch.')}"
+        whole = error(torch.Tensor.double, range(0))
+        for kind, fewer in (
+            ("to bfloat16", torch.Tensor.bfloat16),
+            ("to float16", torch.Tensor.half),
+            ("to bfloat16, towards zero", _cut),  # as Triton's interpreter does
+        ):
+            for words, rounded in (
+                ("before the pass", range(1)),
+                ("after each row", range(1, count + 1)),
+                ("before the pass and after each row", range(count + 1)),
+                ("after the pass", range(count, count + 1)),
+            ):
+                if error(fewer, rounded) < whole / 4:
+                    return f"states {words} are rounded {kind}"
         return ""
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
@@ -192,6 +208,8 @@ class Situation:
         for cause, sentence, played in self._ways(right, len(self.tokens)):
             if _same(seen, played[0], bound):
                 return cause, sentence
+        if parents := self._parents(seen, bound):
+            return "wrong-parent", parents
         if rounded := self._rounded(seen, right, len(self.tokens), 0):
             return "drift", rounded
         wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
@@ -209,13 +227,14 @@ class Situation:
         states = self._played(start, self.tokens)[1]
         for rows, state in enumerate(states, 1):
             if rows != count and _same(seen, [state], bound):
-                conv = self.shape.recurrence == "conv" and rows > count
-                return (
-                    "window-not-rolled-back" if conv else "stale-column",
-                    f"state after {rows} of {len(states)} rows, {count} accepted",
-                )
+                cause = "wrong-chunk" if self.kernel.chunk else "stale-column"
+                if self.shape.recurrence == "conv" and rows > count:
+                    cause = "window-not-rolled-back"
+                return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
         if _same(seen, [start], bound):
             cause = "lost-fold" if self.kernel.ring else "state-not-committed"
+            if count < self.kernel.chunk:
+                cause = "wrong-chunk"
             return cause, "state before the pass"
         for cause, sentence, state in self.starts():
             if _same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
@@ -227,6 +246,8 @@ class Situation:
                 return cause, sentence
         if rounded := self._rounded(seen, start, count, 1):
             return "drift", rounded
+        if 0 < self.kernel.chunk < count:  # the last chunk's outputs need the state before it
+            return "wrong-chunk", f"state after {count} rows, of which all outputs are right"
         return self._unnamed("wrong-state")
 
     def _unnamed(self, cause: str) -> tuple[str, str]:
@@ -234,6 +255,10 @@ class Situation:
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
             return "wrong-wrap", f"after {taken} rows in a log of {self.kernel.ring}"
         return cause, "no known mistake gives this"
+
+
+def _cut(x: torch.Tensor) -> torch.Tensor:
+    return (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32)
 
 
 def _regrouped(x: torch.Tensor, order: torch.Tensor, each: int) -> torch.Tensor:

@@ -21,6 +21,10 @@ from engine.conform.subject import Kernel, Memory, Subject
 # are 1e-6 and below in float32.
 _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 
+# Causes that say less than another one that a sequence of the same pass may have; the last is one
+# where no first chunk is wrong
+_VAGUE = ("wrong-output", "wrong-state", "wrong-chunk")
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -368,12 +372,19 @@ def check(
             return player.batch()
         if name == "drift":
             return player.drift(rounds) if "bfloat16" in kernel.dtypes else []
-        return player.script(name, rounds)
+        order = ("", *_VAGUE)
+        faults = player.script(name, rounds)
+        return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)
     except Exception as error:
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         last = traceback.extract_tb(error.__traceback__)[-1]
-        ours = Path(last.filename).parent == Path(adapters.__file__).parent
-        # an adapter's call is refused before the kernel's first line
-        cause = "signature" if isinstance(error, TypeError) and ours else "crash"
+        ours = [c for c in codes if Path(c.co_filename).parent == Path(adapters.__file__).parent]
+        # an adapter's call is refused before the named function's first line, if by a wrapper
+        called = str(error).partition("(")[0].rpartition(".")[2]
+        refused = any(called in c.co_names for c in ours) and all(
+            c.co_name != called for c in codes
+        )
+        cause = "signature" if isinstance(error, TypeError) and refused else "crash"
         words = f"{type(error).__name__}: {error}"[:300]
         words += f" ({Path(last.filename).name}, line {last.lineno})"
         return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, float("inf"))]

@@ -30,8 +30,8 @@ def least_bytes(kernel: Kernel, shape: Shape) -> int:
     """Bytes that a verify pass reads and writes at least, every tensor once.
 
     Rows and outputs in float32; the state before the pass; and what a rollback needs: the state
-    after every row, or the rows where the kernel keeps a log (`ring` or `log`), or a window that is
-    longer by the rows of the pass.
+    after every row (of a prompt, after the last), or the rows where the kernel keeps a log (`ring`
+    or `log`), or a window that is longer by the rows of the pass.
     """
     n_rows, size = shape.n_tokens * shape.n_sequences, shape.dtype.itemsize
     state = math.prod(shape.state) * size
@@ -45,7 +45,7 @@ def least_bytes(kernel: Kernel, shape: Shape) -> int:
     elif kernel.ring or kernel.log:
         kept = shape.n_tokens * row
     else:
-        kept = shape.n_tokens * state
+        kept = state if kernel.chunk else shape.n_tokens * state
     return n_rows * (row + output) + shape.n_sequences * (state + kept)
 
 

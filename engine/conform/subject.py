@@ -12,6 +12,11 @@ import torch
 from engine.conform.cases import Recurrence, Rows, Shape
 from engine.conform.packages import Package
 
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# NaN that any calculation changes to another (its quiet bit is 0), so that one which is read and
+# written back is seen
+_NAN = {torch.float32: 0x7FA00001, torch.bfloat16: 0x7FA1, torch.float16: 0x7D01}
+
 
 class Memory:
     """Tensors filled with NaN, so that a kernel which reads what was never written is seen, with
@@ -25,21 +30,26 @@ class Memory:
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of NaN, or of -1 for whole numbers."""
-        fill = float("nan") if dtype.is_floating_point else -1
-        n, m = math.prod(sizes), self.MARGIN
-        whole = torch.full((n + 2 * m,), fill, dtype=dtype, device=self.device)
+        bits = _BITS[dtype.itemsize]
+        n, m = math.prod(sizes), max(self.MARGIN, math.prod(sizes[1:]))  # slot -1 too
+        fill = _NAN.get(dtype, -1)
+        whole = torch.full((n + 2 * m,), fill, dtype=bits, device=self.device).view(dtype)
         for words, part in (("before", whole[:m]), ("after", whole[m + n :])):
             self.keep("padding-written", f"{words} a tensor of {list(sizes)}", part)
         return whole[m : m + n].view(sizes)
 
-    def keep(self, cause: str, words: str, part: torch.Tensor) -> None:
-        """No call may change this part of a tensor; cause and words name it where one does."""
-        self._kept.append((cause, words, part, part.clone()))
+    def keep(
+        self, cause: str, words: str, part: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> None:
+        """Calls must leave this part of a tensor as it is, or make it what is wanted; cause and
+        words name it where they do not."""
+        self._kept.append((cause, words, part, part.clone() if wanted is None else wanted))
 
     def changed(self) -> Iterator[tuple[str, str]]:
-        """Cause and words of each part that a call has changed."""
+        """Cause and words of each part that is not as it should be."""
         for cause, words, part, first in self._kept:
-            if not torch.equal(part.nan_to_num(7e3), first.nan_to_num(7e3)):
+            bits = _BITS[part.itemsize]
+            if not torch.equal(part.view(bits), first.view(bits)):
                 yield cause, words
 
     def zeros(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -10,6 +10,7 @@ from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
 
+from app.looks.tabs import mark_front_tab
 from app.looks.theme import Theme
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import ComparedLanes
@@ -68,6 +69,7 @@ class LaneTables(QSplitter):
         for tabs, name in ((self._left, "Figures of the lanes"), (self._right, "More figures")):
             tabs.setAccessibleName(name)
             tabs.setDocumentMode(True)
+            mark_front_tab(tabs.tabBar())
             self.addWidget(tabs)
         self.setChildrenCollapsible(False)
         self._right.hide()

@@ -290,7 +290,7 @@ class RoundView(QStackedWidget):
         self._stale = not self.in_sight
         if not self._stale:
             self._draw()
-            self.plot.box.prepareForPaint()  # while painting it would ask for a second painting
+            self.plot.place_items()  # while painting they would ask for a second painting
 
     def _on_resized(self) -> None:
         """Drawn when it is painted: a window that is resized, or laid out anew, resizes its plots
@@ -334,6 +334,7 @@ class RoundView(QStackedWidget):
         direction = QBoxLayout.Direction
         self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
         self._fit_legend()
+        self._row.activate()  # else the plot would be painted twice, at two widths
 
     def _show_behind(self, swatches: Sequence[Swatch]) -> None:
         """Legend entries after those of every run, for what only some runs show."""
@@ -356,3 +357,4 @@ class RoundView(QStackedWidget):
         if shown is self.legend.isHidden():
             self.legend.setVisible(shown)
             self.updateGeometry()  # Qt does not notify of a page that is under another
+        self._row.activate()  # else the plot would be painted at its old width, then at its new one

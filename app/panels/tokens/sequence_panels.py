@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.looks.tabs import mark_front_tab
 from app.looks.theme import Theme
 from app.panels.tokens.token_area import TokenArea
 from app.trace_models.run_notes import run_name
@@ -39,6 +40,7 @@ class SequencePanels(QStackedWidget):
         self._rows.setChildrenCollapsible(False)
         self._tabs = QTabWidget()
         self._tabs.setDocumentMode(True)
+        mark_front_tab(self._tabs.tabBar())
         self._tabs.setAccessibleName("Sequences")
         self.addWidget(self._rows)
         self.addWidget(self._tabs)

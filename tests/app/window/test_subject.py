@@ -182,3 +182,33 @@ def test_a_run_that_goes_on_is_not_lost_from_sight(
     assert messages(loaded) == []
     trigger(loaded, "run.stop")
     wait(qtbot, loaded, State.READY)
+
+
+def test_a_run_is_named_by_its_number_from_its_first_moment(
+    loaded: MainWindow, qtbot: QtBot
+) -> None:
+    """The lanes before it have one number, which goes on after them."""
+    seen: list[list[str]] = []
+
+    def look(run: RunRef | None) -> None:
+        if run is None:
+            return
+        empty, rollback = loaded.divergence._empty.words[0], said(loaded.docks["rollback"])
+        seen.append([loaded.status.model_text.partition("on show: ")[2], rollback, empty])
+
+    loaded.feed.run_shown.connect(look)
+    loaded.run_panel.prompt.setPlainText("def f")
+    for action in ("run.compare", "run.start"):
+        trigger(loaded, action)
+        wait(qtbot, loaded, State.RUNNING)
+        wait(qtbot, loaded, State.READY)
+        settle(qtbot)
+    newest = loaded.feed.run
+    assert newest is not None and newest.run_id > 1
+    loaded.runs.run_selected.emit(RunRef(newest.store, 2))
+    loaded.runs.run_selected.emit(newest)
+    for names in seen:
+        assert names[2] == f"No comparison with {names[0]}"
+        assert names[0] == names[1]
+    whole = [names[0] for names in seen]
+    assert whole[-1] == "run 1" and whole[-3] == "run 1" and whole[-2].startswith("run 0, ")

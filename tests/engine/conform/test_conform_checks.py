@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from engine.conform.adapters import own
 from engine.conform.cases import Rows, Shape
 from engine.conform.checks import CHECKS, Fault, check, has_check, smallest
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel
+from engine.conform.subject import Kernel, Prompts
 
 PACKAGE = Package("kernels", Path("."), "")
 SHAPES = {
@@ -181,6 +182,223 @@ class Raises(own._Slots):
         raise RuntimeError("grid of no programs")
 
 
+class Trees(own._Slots):
+    """Trees of drafts row by row, each from the plane of its parent; right."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.pool = memory.empty(len(self.pool) + 1, *self._plane())
+
+    def parents(self, trees, i):
+        return trees[i]
+
+    def verify(self, rows):
+        if not rows.parents:
+            return super().verify(rows)
+        outs, start = [], len(self.pool) - 1
+        for i, s in enumerate(rows.sequences):
+            self.pool[start] = self.pool[self.planes[s, self.live[s]]]
+            for t, parent in enumerate(self.parents(rows.parents, i)):
+                read = self.planes[s, parent : parent + 1] if parent >= 0 else torch.tensor([start])
+                part = [rows.one(i).row(t)]
+                outs.append(self._run(part, read, self.planes[s : s + 1, t : t + 1])[0])
+        return torch.cat(outs)
+
+
+class Chain(Trees):
+    """Each row follows the one before it."""
+
+    def parents(self, trees, i):
+        return range(-1, len(trees[i]) - 1)
+
+
+class FirstTree(Trees):
+    """The first sequence's tree is taken for all."""
+
+    def parents(self, trees, i):
+        return trees[0]
+
+
+class Grandparent(Trees):
+    """Each row follows its parent's parent."""
+
+    def parents(self, trees, i):
+        return [trees[i][p] if p >= 0 else -1 for p in trees[i]]
+
+
+class OwnSibling(Trees):
+    """The last row follows its sibling, or no row where it has none."""
+
+    def parents(self, trees, i):
+        *others, last = trees[i]
+        return [*others, others.index(last) if last in others else -1]
+
+
+class Padded(own._Slots):
+    """Rows of padding are left out, and the plane after the last belongs to no sequence; right."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.pool = memory.empty(len(self.pool) + 1, *self._plane())
+        memory.keep("null-slot-written", "the last plane", self.pool[-1:])
+
+    def verify(self, rows):
+        for i, s in enumerate(rows.sequences):
+            if s < 0:
+                self.pad(rows.one(i))
+        n = sum(s >= 0 for s in rows.sequences)
+        return super().verify(
+            Rows(rows.sequences[:n], rows.lengths[:n], rows.tensors, rows.parents)
+        )
+
+    def decode(self, rows):
+        out = self.verify(rows)
+        self.accept([s for s in rows.sequences if s >= 0], [1] * len(rows.sequences))
+        return out
+
+    def accept(self, sequences, counts):
+        super().accept(sequences, counts[: len(sequences)])
+
+    def pad(self, rows):
+        pass
+
+
+class WritesNull(Padded):
+    """Padding's state is written to the slot of no sequence."""
+
+    def pad(self, rows):
+        self.pool[-1] = 0.0
+
+
+class UpdatesNull(Padded):
+    """Padding's pass reads the slot of no sequence, NaN, and writes NaN to it."""
+
+    def pad(self, rows):
+        self.pool[-1] *= 0.9
+
+
+class WritesBefore(Padded):
+    """Padding's slot -1 is taken for an address: one plane before the pool."""
+
+    def pad(self, rows):
+        self.pool.as_strided((8,), (1,), self.pool.storage_offset() - self.pool[0].numel()).fill_(0)
+
+
+class WritesAfter(own._Slots):
+    """A block of rows is stored whole where the last is shorter."""
+
+    def verify(self, rows):
+        end = self.pool.storage_offset() + self.pool.numel()
+        self.pool.as_strided((8,), (1,), end).fill_(0)
+        return super().verify(rows)
+
+
+class Chunks(Prompts):
+    """A prompt in chunks of four rows; right."""
+
+    def run(self, rows, first):
+        outs, last = [], torch.zeros(len(rows.sequences), *self.shape.state)
+        for i in range(len(rows.sequences)):
+            one = rows.one(i)
+            state = torch.zeros(self.shape.state) if first is None else first[i]
+            for start in range(0, one.lengths[0], 4):
+                part = one._part(slice(start, min(start + 4, one.lengths[0])), one.sequences)
+                pool = torch.stack([self.carried(state, start)] * part.lengths[0])
+                write = torch.arange(part.lengths[0]).flip(0)[None]
+                outs.append(own._Slots._run(_Pool(pool), [part], torch.tensor([0]), write)[0])
+                state = self.kept(state, pool[-1], part.lengths[0])
+            last[i] = state
+        return torch.cat(outs), last
+
+    def carried(self, state, start):
+        return state
+
+    def kept(self, before, after, count):
+        return after
+
+
+class _Pool:
+    def __init__(self, pool):
+        self.pool = pool
+
+
+class LosesCarry(Chunks):
+    """The second chunk and later ones start with an empty state."""
+
+    def carried(self, state, start):
+        return state * (start == 0)
+
+
+class HalfCarry(Chunks):
+    """Every later chunk decays the state once more."""
+
+    def carried(self, state, start):
+        return state if start == 0 else state * 0.5
+
+
+class DropsTail(Chunks):
+    """A last chunk that is not whole leaves no trace in the state."""
+
+    def kept(self, before, after, count):
+        return after if count == 4 else before
+
+
+class LongTail(Chunks):
+    """The state after a later chunk is too small by a tenth, and its outputs are right."""
+
+    def run(self, rows, first):
+        out, last = super().run(rows, first)
+        late = torch.tensor([1.0 - 0.1 * (n > 4) for n in rows.lengths])
+        return out, last * late.view(-1, 1, 1, 1)
+
+
+class KeepsFirst(Chunks):
+    """The state after a prompt is not stored."""
+
+    def run(self, rows, first):
+        out, last = super().run(rows, first)
+        return out, torch.zeros_like(last) if first is None else first
+
+
+class RoundsBefore(own._Slots):
+    """The state is read through bfloat16."""
+
+    def _run(self, parts, read, write):
+        self.pool[read] = self.pool[read].bfloat16().float()
+        return super()._run(parts, read, write)
+
+
+class RoundsStored(own._Slots):
+    """The accepted state is stored through float16."""
+
+    def accept(self, sequences, counts):
+        super().accept(sequences, counts)
+        for s in sequences:
+            plane = self.pool[self.planes[s, self.live[s]]]
+            plane.copy_(plane.half())
+
+
+class CutsDigits(own._Slots):
+    """The state is read with the last two bytes of each value cut off."""
+
+    def _run(self, parts, read, write):
+        self.pool.view(torch.int32)[read] &= ~0xFFFF
+        return super()._run(parts, read, write)
+
+
+class RoundsEach(own._Slots):
+    """The state passes through bfloat16 from row to row."""
+
+    def _run(self, parts, read, write):
+        outs = []
+        for t in range(len(parts[0].v)):
+            now = write[:, len(parts[0].v) - 1 - t : len(parts[0].v) - t]
+            outs.append(super()._run([p.row(t) for p in parts], read, now))
+            read = now[:, 0]
+            self.pool[read] = self.pool[read].bfloat16().float()
+        return torch.cat(outs, 1)
+
+
 PLANTED = [
     (FirstColumn, "gdn", "stale-column"),
     (FirstColumn, "kda", "stale-column"),
@@ -198,15 +416,51 @@ PLANTED = [
     (KeepsWindow, "conv", "window-not-rolled-back"),
     (Forgets, "gdn", "lost-fold"),
     (Raises, "gdn", "crash"),
+    (Chain, "gdn", "wrong-parent"),
+    (FirstTree, "kda", "wrong-parent"),
+    (Grandparent, "gdn", "wrong-parent"),
+    (OwnSibling, "gdn", "wrong-parent"),
+    (WritesNull, "gdn", "null-slot-written"),
+    (UpdatesNull, "kda", "null-slot-written"),
+    (WritesBefore, "kda", "padding-written"),
+    (WritesAfter, "gdn", "padding-written"),
+    (LosesCarry, "gdn", "wrong-chunk"),
+    (HalfCarry, "kda", "wrong-chunk"),
+    (DropsTail, "gdn", "wrong-chunk"),
+    (LongTail, "gdn", "wrong-chunk"),
+    (KeepsFirst, "kda", "state-not-committed"),
+    (RoundsBefore, "gdn", "drift"),
+    (RoundsStored, "kda", "drift"),
+    (CutsDigits, "gdn", "drift"),
+    (RoundsEach, "gdn", "drift"),
 ]
+
+
+def planted(adapter, recurrence) -> list[Fault]:
+    chunk = 4 * issubclass(adapter, Chunks)
+    kernel = Kernel(
+        "planted",
+        (recurrence,),
+        adapter,
+        ring=16 * (adapter is Forgets),
+        trees=issubclass(adapter, Trees),
+        padding=issubclass(adapter, Padded),
+        chunk=chunk,
+        dtypes=("float32",),
+    )
+    shape = SHAPES[recurrence]
+    return faults(kernel, replace(shape, n_tokens=2 * chunk + 1) if chunk else shape)
+
+
+@pytest.mark.parametrize("adapter", [Trees, Padded, Chunks])
+@pytest.mark.parametrize("recurrence", ["gdn", "kda"])
+def test_what_the_mistakes_are_planted_in_passes(adapter, recurrence):
+    assert not [f for f in planted(adapter, recurrence) if not f.note]
 
 
 @pytest.mark.parametrize(("adapter", "recurrence", "cause"), PLANTED)
 def test_a_planted_mistake_is_named(adapter, recurrence, cause):
-    kernel = Kernel(
-        "planted", (recurrence,), adapter, ring=16 * (adapter is Forgets), dtypes=("float32",)
-    )
-    found = faults(kernel, SHAPES[recurrence])
+    found = planted(adapter, recurrence)
     assert found
     assert found[0].cause == cause
 

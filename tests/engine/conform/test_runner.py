@@ -151,13 +151,55 @@ def selective_state_update(
 """
 
 
-def test_a_kernel_of_one_token_is_played_row_by_row(tmp_path):
-    folder = tmp_path / "mamba_ssm" / "ops" / "triton"
-    folder.mkdir(parents=True)
-    (tmp_path / "mamba_ssm" / "__init__.py").write_text('__version__ = "2.3.2.post1"\n')
-    (folder / "selective_state_update.py").write_text(MAMBA)
-    name, place, version = runner.open_target(str(tmp_path))
+@pytest.fixture
+def mamba_ssm(tmp_path):
+    """A folder of mamba-ssm, made with the text of its kernel's file."""
+
+    def made(text: str) -> str:
+        folder = tmp_path / "mamba_ssm" / "ops" / "triton"
+        folder.mkdir(parents=True)
+        (tmp_path / "mamba_ssm" / "__init__.py").write_text('__version__ = "2.3.2.post1"\n')
+        (folder / "selective_state_update.py").write_text(text)
+        return str(tmp_path)
+
+    return made
+
+
+def test_a_kernel_of_one_token_is_played_row_by_row(mamba_ssm):
+    name, place, version = runner.open_target(mamba_ssm(MAMBA))
     assert (name, version) == ("mamba_ssm", "2.3.2.post1")
     seen = list(runner.run(name, place, seed=2, device="cpu", at_once=1))
     assert len(seen) == len(runner.CHECKS) + 1 - 3  # no padding, trees, prompts
     assert all(outcome.passed for outcome in seen), [o.faults for o in seen if o.faults]
+
+
+WRAPPED = """
+import functools
+
+def guarded(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+
+@guarded
+def selective_state_update"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cause", "words"),
+    [
+        ("state_batch_indices=None", "cache_indices=None", "signature", "'state_batch_indices'"),
+        ("state_batch_indices=None", "state_batch_indices=None, *, cache", "signature", "'cache'"),
+        ("F.softplus(dt + dt_bias)", "F.softplus(dt, bias=dt_bias)", "crash", "'bias'"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_changed_signature_names_the_argument(mamba_ssm, old, new, cause, words, wrapped):
+    text = MAMBA.replace(old, new)
+    if wrapped:
+        text = text.replace("\ndef selective_state_update", WRAPPED, 1)
+    name, place, _ = runner.open_target(mamba_ssm(text))
+    (seen,) = runner.run(name, place, seed=1, device="cpu", checks=["repeat"], at_once=1)
+    assert [fault.cause for fault in seen.faults] == [cause]
+    assert words in seen.faults[0].detail
