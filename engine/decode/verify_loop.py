@@ -174,9 +174,10 @@ class Rollback:
             return {}
         saves = {}
         for span in spans:
-            n = len(span.tokens)
-            n_last = n if recurrent.accumulates else ubatches[-1].n_seq_tokens
-            if surely or n - 1 > recurrent.guaranteed_depth(span.seq, n_last, n - n_last):
+            n_last = len(span.tokens) if recurrent.accumulates else ubatches[-1].n_seq_tokens
+            n_first = len(span.tokens) - n_last
+            depth = recurrent.guaranteed_depth(span.seq, n_last, n_first)
+            if surely or len(span.tokens) - 1 > depth:
                 saves[span.seq] = self._memory.save(span.seq, self._device)
         return saves
 
