@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _HINT = "Wheel or folder of vLLM, SGLang or flash-linear-attention, or FILE.py:FUNCTION"
 _FILTER = "Packages and adapters (*.whl *.py);;All files (*)"
-_CHARACTERS = 20
+_CHARACTERS = 10
 """Of a target, at least."""
 _SAME = 10_000
 """Any size, given to both sides of the splitter."""
