@@ -88,7 +88,7 @@ class EngineStatus(QObject):
         """Traces whose rows are not in memory, and what they are read from."""
         self._requests: dict[RunRef, RunRequest] = {}
         """What runs of the trace in use were asked for."""
-        self._again: dict[RunRef, Callable[[], Any]] = {}
+        self._again: dict[RunRef, Any] = {}
         """What asks for the same once more; of a comparison, that of its reference lane."""
 
     # -- the engine ------------------------------------------------------------------------
@@ -164,14 +164,11 @@ class EngineStatus(QObject):
             self.live = RunRef(store, len(store.runs) - 1) if store.runs else None
 
     def begin_run(
-        self,
-        run: RunRef,
-        request: RunRequest | None,
-        again: Callable[[], Any],
-        shown: Callable[[], object],
+        self, run: RunRef, request: RunRequest | None, again: Any, shown: Callable[[], object]
     ) -> None:
-        """A run has started. request: what it was asked for, None for turns and lanes. again: makes
-        a job that asks for the same. shown: is called once the window has painted it."""
+        """A run has started. request: what it was asked for, None for turns and lanes. again: a job
+        that asks for the same, None where that makes no sense; the run's own holds all that it
+        decoded with. shown: is called once the window has painted it."""
         if run.store is not self.session_store:  # the one before was full
             name = next(runs.model for runs in self.recorded if runs.in_use)
             self.use_store(name, run.store)
@@ -179,7 +176,8 @@ class EngineStatus(QObject):
         self.live = run
         if request is not None:
             self._requests[run] = request
-        self._again[run] = again
+        if again is not None:
+            self._again[run] = again
         self.hide_trace()
         self.run_started.emit(run)
         QTimer.singleShot(0, self, shown)  # after the painting
@@ -190,8 +188,8 @@ class EngineStatus(QObject):
 
     def again(self, run: RunRef) -> Any:
         """A Job that asks for the same as a run or comparison of what is in use, else None."""
-        make = self._again.get(run) if run.store is self.session_store else None
-        return None if make is None else make()
+        found = self._again.get(run) if run.store is self.session_store else None
+        return None if found is None else found.again()
 
     # -- traces ----------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class DecodingJob(EngineJob):
     def on_start(self, status: EngineStatus) -> None:
         """Bring its run on show."""
         assert self.ref is not None
-        status.begin_run(self.ref, self.request, self.again, self.shown.set)
+        status.begin_run(self.ref, self.request, self.again(), self.shown.set)
 
     def on_finish(self, status: EngineStatus) -> None:
         if self.ref is not None:

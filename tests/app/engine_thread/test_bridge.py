@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,6 +94,29 @@ def test_a_run_goes_into_the_store_and_runs_accumulate(
     assert bridge.store is store
     assert sorted(store.runs) == [0, 1]
     assert len(store.rounds) == 2 * engine.rounds
+
+
+def test_nothing_of_a_run_before_is_kept_to_run_it_again(
+    bridge: Bridge, model_file: Path, qtbot: QtBot, wait_for: Callable[[State], None]
+) -> None:
+    bridge.ask(OpenModel(model_file))
+    wait_for(State.READY)
+    job = StartRun(["one two"], OPTIONS)
+    bridge.ask(job)
+    wait_for(State.READY)
+    left, ref = weakref.ref(job), job.ref
+    assert ref is not None
+    del job
+    bridge.ask(StartRun(["three"], OPTIONS))  # the newest is held by the thread
+    wait_for(State.READY)
+
+    def is_gone() -> bool:
+        gc.collect()
+        return left() is None
+
+    qtbot.waitUntil(is_gone)
+    again = bridge.again(ref)
+    assert again.request.texts == ("one two",) and again is not bridge.again(ref)
 
 
 def test_the_first_round_waits_until_the_run_is_on_show(
