@@ -179,8 +179,7 @@ def _apply_rows(step: Step, folder: Path) -> None:
     rows = _changed_rows(read_rows(folder, table), step)
     write_rows(folder, table, rows)
     if step["told"]:
-        told = {table: len(rows) - 1}
-        _change_session(folder, lambda found: found | {"rows": found["rows"] | told})
+        _change_session(folder, lambda found: _telling(found, {table: len(rows) - 1}))
 
 
 def _changed_rows(rows: Rows, step: Step) -> Rows:
@@ -249,7 +248,13 @@ def _apply_schema(step: Step, folder: Path) -> None:
             write_rows(folder, table, [[*head, "moon"], *([*row, "full"] for row in body)])
         write_rows(folder, "moons", [["run_id", "phase"], ["0", "x"], ["0", ""]])
         news = {"moon": [1, {"a": None}], "columns": {"tokens": {"moon": "phase of it"}}}
-        _change_session(folder, lambda found: found | news | {"rows": found["rows"] | {"moons": 2}})
+        _change_session(folder, lambda found: _telling(found | news, {"moons": 2}))
+
+
+def _telling(found: dict[str, Any], rows: dict[str, int]) -> dict[str, Any]:
+    """A session that tells of so many rows, unless a step before has put something else there."""
+    told = found["rows"]
+    return found | {"rows": told | rows} if isinstance(told, dict) else found
 
 
 def _change_session(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -125,8 +126,9 @@ def import_file(
     be read or is unknown.
     """
     kind = name or recognise_file(path)
+    file = _shown(path)
     if kind == LOG and log is None and _LIST.match(file_head(path, _HEAD)) is None:
-        return fill_log(store, _pieces(path), path.name)
+        return fill_log(store, _pieces(path), file)
     data = _content(path)
     # what a file is known by may stand at its end
     kind = kind or records.recognise(data[:MOST_BYTES])
@@ -134,29 +136,29 @@ def import_file(
         kind = LOG
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
-        capture = read_capture(data, path.name)
+        capture = read_capture(data, file)
         if not capture.requests:
-            return fill_log(store, capture.log, path.name)
-        runs = [replay(capture, store, log=text, file=path.name, vocabulary=vocabulary)]
+            return fill_log(store, capture.log, file)
+        runs = [replay(capture, store, log=text, file=file, vocabulary=vocabulary)]
         record_findings(store, runs)
         return runs
     if log is not None:
         raise TraceFileError(
-            f"{path.name} is not a capture, so {log.name} cannot be joined to it.",
+            f"{file} is not a capture, so {log.name} cannot be joined to it.",
             "Name a log together with a capture, or by itself.",
         )
     if kind == LOG:
-        return fill_log(store, _of_list(data), path.name)
+        return fill_log(store, _of_list(data), file)
     if kind is None:
         raise TraceFileError(
-            f"{path.name} is nothing that another engine is known to write: neither a log with "
+            f"{file} is nothing that another engine is known to write: neither a log with "
             "lines of rounds or sums, nor a reply, a stream, counters or a record of requests.",
             "Choose a file of an engine that `draftscope help observe` lists, or say --as NAME.",
         )
     if later is not None:
-        file = f"{path.name}, {later.name}"
+        file = f"{file}, {_shown(later)}"
         return records.fill(store, data, file, kind, _content(later))
-    return records.fill(store, data, path.name, kind if name else None)
+    return records.fill(store, data, file, kind if name else None)
 
 
 def _content(path: Path) -> bytes:
@@ -179,3 +181,8 @@ def _pieces(path: Path) -> Iterator[bytes]:
     data = _content(path)
     for at in range(0, len(data), _PIECE):
         yield data[at : at + _PIECE]
+
+
+def _shown(path: Path) -> str:
+    """A file's name, of which no bytes are left that are no text."""
+    return os.fsencode(path.name).decode("utf-8", "replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from engine.analysis.findings.check import recorded
 from engine.errors import TraceFileError
+from engine.observe.files.importing import import_file
 from engine.observe.files.records import NAMES, fill, recognise
 from engine.observe.files.records.aiperf import acceptance_records
 from engine.trace.export import export_csv
@@ -676,3 +678,12 @@ def test_whatever_is_kept_of_a_record_opens_again(tmp_path: Path) -> None:
     again = open_trace(tmp_path / "trace")
     assert again.runs[0]["unknown_keys"] == store.runs[0]["unknown_keys"]
     assert again.runs[0]["requests"][0]["record"]["spec_verify_ct"] == 3
+
+
+@pytest.mark.parametrize("name", ["vllm-metrics.prom", "sglang-generate.json"])
+def test_a_file_name_of_bytes_that_are_no_text(name: str, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xed\xa0\x80-" + name.encode())
+    path.write_bytes((RECORDS / name).read_bytes())
+    store = TraceStore()
+    (run,) = import_file(store, path)
+    assert store.runs[run]["record"]["file"] == "\N{REPLACEMENT CHARACTER}" * 3 + f"-{name}"
