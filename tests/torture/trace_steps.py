@@ -252,7 +252,7 @@ def _apply_schema(step: Step, folder: Path) -> None:
 
 
 def _telling(found: dict[str, Any], rows: dict[str, int]) -> dict[str, Any]:
-    """A session that tells of so many rows, unless a step before has put something else there."""
+    """A session with these counts of rows, unless a step before has put something else there."""
     told = found["rows"]
     return found | {"rows": told | rows} if isinstance(told, dict) else found
 
