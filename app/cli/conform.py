@@ -13,9 +13,19 @@ from engine.errors import OptionError
 from engine.files import written_whole
 
 _CHECKS = (
-    "depths", "lengths", "subsets", "no-drafts", "rounds", "padding", "trees", "prompts", "repeat",
-    "batch", "drift", "cost",
-)  # fmt: skip
+    "depths",
+    "lengths",
+    "subsets",
+    "no-drafts",
+    "rounds",
+    "padding",
+    "trees",
+    "prompts",
+    "repeat",
+    "batch",
+    "drift",
+    "cost",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

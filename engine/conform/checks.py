@@ -235,9 +235,14 @@ class Player:
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
             tokens = [token(rows, i) for i in range(part.start, part.stop)]
             situations[sequence] = Situation(
-                self.kernel, reference, sequence, tokens, before[sequence], kept[sequence],
+                self.kernel,
+                reference,
+                sequence,
+                tokens,
+                before[sequence],
+                kept[sequence],
                 one.parents[i] if one.parents else (),
-            )  # fmt: skip
+            )
             error, row = _worst(seen[part], wanted[part])
             if error > self.bound:
                 cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)

@@ -253,8 +253,8 @@ def _apply_schema(step: Step, folder: Path) -> None:
 
 def _telling(found: dict[str, Any], rows: dict[str, int]) -> dict[str, Any]:
     """A session with these counts of rows, unless a step before has put something else there."""
-    told = found["rows"]
-    return found | {"rows": told | rows} if isinstance(told, dict) else found
+    counts = found["rows"]
+    return found | {"rows": counts | rows} if isinstance(counts, dict) else found
 
 
 def _change_session(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

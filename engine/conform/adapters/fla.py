@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -100,28 +101,29 @@ class _Chunked(Prompts):
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         module = self.package.module("fla.ops.gated_delta_rule.chunk")
-        made = module.chunk_gated_delta_rule_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+        made = self.made(module.chunk_gated_delta_rule_fwd, rows, first)
+        return made[1][0], made[3]
+
+    def made(
+        self, forward: Callable[..., Any], rows: Rows, first: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """What a kernel of this signature gives."""
+        rows_of = (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)
+        made: tuple[torch.Tensor, ...] = forward(
+            *(t.unsqueeze(0) for t in rows_of),
             scale=self.shape.d_k**-0.5,
             initial_state=first,
             output_final_state=True,
             cu_seqlens=rows.starts.long(),
         )
-        return made[1][0], made[3]
+        return made
 
 
-class _ChunkedKda(Prompts):
+class _ChunkedKda(_Chunked):
     """chunk_kda_fwd."""
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        module = self.package.module("fla.ops.kda.chunk_fwd")
-        made = module.chunk_kda_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
-            scale=self.shape.d_k**-0.5,
-            initial_state=first,
-            output_final_state=True,
-            cu_seqlens=rows.starts.long(),
-        )
+        made = self.made(self.package.module("fla.ops.kda.chunk_fwd").chunk_kda_fwd, rows, first)
         return made[0][0], made[1]
 
 

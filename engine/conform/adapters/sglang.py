@@ -338,9 +338,19 @@ class _Chunked(Prompts):
 
 
 _CHUNKS = (
-    "chunk", "chunk_delta_h", "chunk_fwd", "chunk_intra", "chunk_intra_token_parallel", "chunk_o",
-    "cumsum", "index", "kda", "l2norm", "utils", "wy_fast",
-)  # fmt: skip
+    "chunk",
+    "chunk_delta_h",
+    "chunk_fwd",
+    "chunk_intra",
+    "chunk_intra_token_parallel",
+    "chunk_o",
+    "cumsum",
+    "index",
+    "kda",
+    "l2norm",
+    "utils",
+    "wy_fast",
+)
 ENGINE = Engine(
     package="sglang",
     versions=("0.5.23",),

@@ -129,9 +129,15 @@ def unwrapped(line: str) -> tuple[str, str, int | None] | None:
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
     texts = (
-        found.msg, found.log, found.MESSAGE, found.message, found.line, found.text_payload,
-        found.body, found.raw,
-    )  # fmt: skip
+        found.msg,
+        found.log,
+        found.MESSAGE,
+        found.message,
+        found.line,
+        found.text_payload,
+        found.body,
+        found.raw,
+    )
     text = next((one for one in texts if isinstance(one, str)), "")
     if text and is_whole(found.id_slot) and is_whole(found.id_task):
         text = f"slot of_json: id {found.id_slot} | task {found.id_task} | {text}"

@@ -205,12 +205,12 @@ class ServerClient:
             if self._is_closed:
                 raise CancelledError
             if self._loop is None:
-                begun: Future[asyncio.AbstractEventLoop] = Future()
+                started: Future[asyncio.AbstractEventLoop] = Future()
                 thread = threading.Thread(
-                    target=serve, args=(begun,), name="server client", daemon=True
+                    target=serve, args=(started,), name="server client", daemon=True
                 )
                 thread.start()
-                self._loop, self._thread = begun.result(), thread
+                self._loop, self._thread = started.result(), thread
             return self._loop
 
     def _question(self, work: Callable[[Awaited], Coroutine[Any, Any, _T]]) -> Question[_T]:

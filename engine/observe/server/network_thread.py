@@ -56,15 +56,15 @@ class Question(Sent[_T]):
         return self.answer.done()
 
 
-def serve(begun: Future[asyncio.AbstractEventLoop]) -> None:
+def serve(started: Future[asyncio.AbstractEventLoop]) -> None:
     """What the thread does. It makes its loop itself: no signal interrupts it half-way."""
     try:
         loop = asyncio.new_event_loop()
         loop.set_default_executor(_DaemonThreads())
     except OSError as error:  # no more files may be open
-        begun.set_exception(error)
+        started.set_exception(error)
         return
-    begun.set_result(loop)
+    started.set_result(loop)
     loop.run_forever()
     loop.close()
 
