@@ -20,6 +20,7 @@ from app.cli.bench_requests import (
     progress,
     prompt_set,
 )
+from app.cli.option_lines import OptionLines
 from app.cli.run import make_prompt
 from resources import SUITES
 
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("repetitions and results")
     add_rollback(output)
     add_repeat(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(output).add("--json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,10 +13,9 @@ from app.cli.common import (
     check_output,
     draft_paths,
     open_session,
-    output_file,
-    positive,
     target_path,
 )
+from app.cli.option_lines import OptionLines, positive
 from app.cli.output import json_text, print_json, print_lines, tell
 from app.cli.run import draft_files
 from app.cli.run_arguments import (
@@ -73,40 +72,28 @@ def add_decoding(parser: argparse.ArgumentParser) -> None:
 
 def add_rollback(group: argparse._ArgumentGroup) -> None:
     """--rollback, of several policies."""
-    group.add_argument(
-        "--rollback",
-        type=_policies,
-        metavar="A[,B]",
-        help=f"policies to compare: all, or {', '.join(ROLLBACK_POLICIES)}",
+    OptionLines(group).add(
+        f"""
+        --rollback A[,B]  policies to compare: all, or {", ".join(ROLLBACK_POLICIES)}
+        """,
+        rollback={"type": _policies},
     )
 
 
 def add_repeat(group: argparse._ArgumentGroup) -> None:
     """--repeat."""
-    group.add_argument(
-        "--repeat",
-        "--rounds",
-        type=_repeat,
-        metavar="N",
-        help=f"repetitions; medians count (default {REPEAT}; 1 in the suite and with slots)",
+    OptionLines(group).add(
+        f"""
+        --repeat, --rounds N  repetitions; medians count (default {REPEAT}; 1 in the suite and with
+            slots)
+        """,
+        rounds={"type": _repeat},
     )
 
 
 def add_out(group: argparse._ArgumentGroup) -> None:
     """--out."""
-    group.add_argument("--out", type=output_file, metavar="FILE", help="write the results as JSON")
-
-
-def numbers(text: str) -> Sequence[int]:
-    """Numbers from 1, separated by commas, each once, as an argparse type."""
-    return tuple(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
-
-
-def add_number(group: argparse._ArgumentGroup, name: str, default: int, about: str) -> None:
-    """An option that takes a number from 1."""
-    group.add_argument(
-        name, type=positive, default=default, metavar="N", help=f"{about} (default {default})"
-    )
+    OptionLines(group).add("--out FILE:output  write the results as JSON")
 
 
 def _repeat(text: str) -> int:
@@ -128,12 +115,10 @@ def _policies(text: str) -> tuple[str, ...]:
 
 def add_prompt_set(group: argparse._ArgumentGroup) -> None:
     """--prompts."""
-    group.add_argument(
-        "--prompts",
-        metavar="SET",
-        help="general, python, in the suite also demo, or a JSON file of names and texts (default "
-        "general; with --demo demo or else python, and --ignore-eos for all but demo)",
-    )
+    OptionLines(group).add("""
+        --prompts SET  general, python, in the suite also demo, or a JSON file of names and texts
+            (default general; with --demo demo or else python, and --ignore-eos for all but demo)
+    """)
 
 
 def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str, list[NamedPrompt]]:

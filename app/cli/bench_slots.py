@@ -15,11 +15,11 @@ from app.cli.bench_requests import (
     add_rollback,
     deliver,
     facts,
-    numbers,
     open_bench,
     progress,
     prompt_set,
 )
+from app.cli.option_lines import OptionLines
 from engine.errors import OptionError
 from resources import SUITES
 
@@ -37,19 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example:\n  draftscope bench slots --demo --slots 1,5 --spec-type draft-mtp"
     add_models(parser)
     add_decoding(parser)
-    output = parser.add_argument_group("repetitions and results")
-    output.add_argument(
-        "--slots",
-        type=numbers,
-        default=_USUAL,
-        metavar="N[,N]",
-        help="requests side by side: aggregate speed, and its ratio to the first number "
-        f"(default {','.join(map(str, _USUAL))})",
-    )
+    output = OptionLines(parser).add(f"""
+        repetitions and results
+          --slots N[,N]  requests side by side: aggregate speed, and its ratio to the first number
+              (default {",".join(map(str, _USUAL))})
+    """)
     add_rollback(output)
     add_repeat(output)
     add_out(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(output).add("--json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,7 +20,9 @@ from app.cli.bench_requests import (
     progress,
     prompt_set,
 )
+from app.cli.option_lines import OptionLines
 from app.cli.output import tell
+from app.cli.parser import KINDS
 from app.cli.recorded import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
@@ -41,26 +43,29 @@ _OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this kind."""
-    parser.usage = "draftscope bench suite (MODEL | --demo) [options]"
+    parser.usage = "draftscope bench [KIND] (MODEL | --demo) [options]"
+    kinds = "\n".join(f"  {kind:<14} {about}" for kind, about in KINDS["bench"].items())
     parser.epilog = (
+        "kinds of measurement, the suite without any (draftscope bench KIND --help):\n"
+        f"{kinds}\n\n"
         "examples:\n"
         "  draftscope bench suite --demo\n"
         "  draftscope bench suite model.gguf --spec-type draft-mtp --out a\n"
-        "  draftscope bench suite model.gguf --spec-type draft-mtp --rollback all"
+        "  draftscope bench suite model.gguf --spec-type draft-mtp --rollback all\n"
+        "  draftscope bench w1 --demo --spec-type draft-mtp\n"
+        "  draftscope bench forward model.gguf --steps 1,2,4,8,16,128,512"
     )
     add_models(parser)
     add_decoding(parser)
     output = parser.add_argument_group("repetitions and results")
     add_rollback(output)
     add_repeat(output)
-    output.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder of the results, which the window and `bench compare` read; the same command "
-        "goes on where an earlier one stopped. A name that ends in .json: JSON, at the end",
-    )
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(output).add("""
+        --out DIR  folder of the results, which the window and `bench compare` read; the same
+            command goes on where an earlier one stopped. A name that ends in .json: JSON, at the
+            end
+        --json  print one JSON object
+    """)
     add_report(output)
 
 

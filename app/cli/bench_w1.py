@@ -18,6 +18,7 @@ from app.cli.bench_requests import (
     progress,
     prompt_set,
 )
+from app.cli.option_lines import OptionLines
 from app.cli.run_arguments import add_cache, cache_options
 from engine.errors import OptionError
 from resources import CONVERSATIONS
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("results")
     add_rollback(output)
     add_out(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(output).add("--json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

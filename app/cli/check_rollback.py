@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_lane_output, add_model, add_threads, check_files, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_llama_library, add_options, options_from
@@ -63,19 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads(model)
     test = parser.add_argument_group("test")
     add_options(test, own.values())
-    test.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="play this scenario or script alone; repeat it for several",
-    )
-    test.add_argument("--strict", action="store_true", help="fail for known defects too")
+    OptionLines(test).add("""
+        --only NAME*  play this scenario or script alone; repeat it for several
+        --strict  fail for known defects too
+    """)
     output = add_lane_output(parser, "the trace of all lanes")
-    output.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
-    output.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write a summary of five lines"
-    )
+    OptionLines(output).add("""
+        --junit FILE  write the checks as JUnit XML
+        --markdown FILE  write a summary of five lines
+    """)
 
 
 def run(args: argparse.Namespace) -> int:

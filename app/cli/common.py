@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, show_progress
 from engine.errors import OptionError
 from engine.files import check_writable, decoded, unreadable, user_text
@@ -30,12 +30,12 @@ _MOST_TEXT = 16 << 20
 
 def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Positional MODEL, -m and --demo. Returns their group for further options."""
-    group = parser.add_argument_group("model")
-    group.add_argument("model", metavar="MODEL", nargs="?", type=Path, help="GGUF file")
-    group.add_argument(
-        "-m", "--model", dest="model_option", metavar="FILE", type=Path, help="the same as MODEL"
-    )
-    group.add_argument("--demo", action="store_true", help="use the bundled demo model")
+    group = OptionLines(parser).add("""
+        model
+          model=[MODEL]  GGUF file
+          model_option=-m, --model FILE  the same as MODEL
+          --demo  use the bundled demo model
+    """)
     return group
 
 
@@ -71,80 +71,32 @@ def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
 
 def add_compute(group: argparse._ArgumentGroup) -> None:
     """--compute, --mmap, --device and --threads."""
-    group.add_argument(
-        "--compute",
-        default="auto",
-        metavar="MODE",
-        help="arithmetic of the weights (default auto); states are always f32. "
-        + "; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items()),
-    )
-    group.add_argument(
-        "--mmap", action=argparse.BooleanOptionalAction, help=f"{MMAP_ABOUT} (default: {MMAP_AUTO})"
-    )
-    group.add_argument(
-        "-dev",
-        "--device",
-        default="auto",
-        metavar="NAME",
-        help="where models run: auto, cpu, cuda, cuda:N or a part of a CUDA device's name (default "
-        "auto: a CUDA device if there is one)",
-    )
+    OptionLines(group).add(f"""
+        --compute MODE  arithmetic of the weights (default auto); states are always f32.
+            {"; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items())}
+        --[no-]mmap  {MMAP_ABOUT} (default: {MMAP_AUTO})
+        -dev, --device NAME  where models run: auto, cpu, cuda, cuda:N or a part of a CUDA device's
+            name (default auto: a CUDA device if there is one)
+    """)
     add_threads(group)
 
 
 def add_threads(group: argparse._ArgumentGroup) -> None:
     """--threads."""
-    group.add_argument(
-        "-t",
-        "--threads",
-        type=positive,
-        metavar="N",
-        help="CPU threads (default: all cores, one for a small model)",
-    )
+    OptionLines(group).add("""
+        -t, --threads N  CPU threads (default: all cores, one for a small model)
+    """)
 
 
 def add_lane_output(parser: argparse.ArgumentParser, what: str) -> argparse._ArgumentGroup:
     """--json and --trace of a command that makes lanes. what: the trace that is written. Returns
     their group for further options."""
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="DIR",
-        help=f"write {what} as CSV files; replaces an earlier export",
-    )
+    output = OptionLines(parser).add(f"""
+        output
+          --json  print one JSON object
+          --trace DIR  write {what} as CSV files; replaces an earlier export
+    """)
     return output
-
-
-def positive(text: str) -> int:
-    """A whole number from 1, as an argparse type."""
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return number
-
-
-def finite_number(text: str) -> float:
-    """A finite number, as an argparse type."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return number
-
-
-def token_ids(text: str) -> tuple[int, ...]:
-    """Token ids separated by commas or spaces, as an argparse type."""
-    words = text.replace(",", " ").split()
-    if not words:
-        raise argparse.ArgumentTypeError("there is no token id")
-    for word in words:
-        if not (word.isascii() and word.isdigit() and len(word) < 10):
-            raise argparse.ArgumentTypeError(f"{word!r} is not a token id")
-    return tuple(map(int, words))
 
 
 def read_text(source: Path | None) -> str:
@@ -159,13 +111,6 @@ def read_text(source: Path | None) -> str:
     if len(raw) > _MOST_TEXT:
         raise OptionError(f"{name} gives more than {size_text(_MOST_TEXT)}.", "Give less text.")
     return decoded(raw, name)
-
-
-def output_file(text: str) -> Path:
-    """A file to write, as an argparse type."""
-    if text.endswith(("/", "/.", "/..", os.sep)):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is a folder")
-    return Path(text)
 
 
 def check_output(path: Path, option: str) -> None:

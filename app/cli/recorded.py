@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.cli.common import check_output, output_file
+from app.cli.common import check_output
+from app.cli.option_lines import OptionLines
 from app.cli.output import Interrupted, on_signal, print_lines, tell
 from engine.analysis.findings.check import Finding, recorded, with_consequences
 from engine.errors import OptionError
@@ -165,18 +166,15 @@ def _place(trace: TraceStore, finding: Finding) -> Iterator[str]:
 
 def add_report(group: argparse._ArgumentGroup) -> None:
     """Both options."""
-    group.add_argument(
-        "--report",
-        type=output_file,
-        metavar="FILE",
-        help="write what was measured as one HTML page that needs nothing else",
-    )
+    OptionLines(group).add("""
+        --report FILE:output  write what was measured as one HTML page that needs nothing else
+    """)
     add_markdown(group)
 
 
 def add_markdown(group: argparse._ArgumentGroup) -> None:
     """--markdown alone."""
-    group.add_argument("--markdown", action="store_true", help="print Markdown, for a comment")
+    OptionLines(group).add("--markdown  print Markdown, for a comment")
 
 
 def check_report(args: argparse.Namespace) -> None:

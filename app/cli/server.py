@@ -8,6 +8,7 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, note, show_below
 from engine.errors import ApiKeyError, OptionError
 
@@ -22,12 +23,10 @@ _FIRST_LINE_S = 4.0
 
 def add_key(group: argparse._ArgumentGroup) -> None:
     """--api-key-env."""
-    group.add_argument(
-        "--api-key-env",
-        metavar="NAME",
-        help="environment variable that holds the API key (default: the key that the system's "
-        "keyring has for this address, if the server asks for one)",
-    )
+    OptionLines(group).add("""
+        --api-key-env NAME  environment variable that holds the API key (default: the key that the
+            system's keyring has for this address, if the server asks for one)
+    """)
 
 
 def connect(

@@ -175,7 +175,6 @@ def test_a_name_is_refused_just_where_the_export_would_fail(tmp_path: Path) -> N
         (("logits", "--demo", "--tokens", "1"), "--out"),
         (("bench", "w1", "--demo"), "--out"),
         (("tune", "--demo"), "--json"),
-        (("bench",), "--write-random-model"),
         (("export", "none"), "--aiperf"),
         (("observe", "http://127.0.0.1:1", "-p", "a"), "--capture"),
     ],
