@@ -16,7 +16,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines, positive
-from app.cli.output import json_text, print_json, print_lines, tell
+from app.cli.output import print_json, print_lines, tell, write_json
 from app.cli.run import draft_files
 from app.cli.run_arguments import (
     add_chat,
@@ -30,7 +30,6 @@ from app.cli.run_arguments import (
 )
 from engine.experiments.bench.prompts import NamedPrompt, default_set, read_prompts
 from engine.experiments.bench.request import Configuration
-from engine.files import written_whole
 from engine.options import DRAFTERS, ROLLBACK_POLICIES, RunOptions
 
 if TYPE_CHECKING:
@@ -210,12 +209,8 @@ def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[st
         print_json(report)
     elif lines is not None:
         print_lines((_headline(args, report), *lines))
-    if args.out is None:
-        return
-    text = json_text(report) + "\n"
-    with written_whole(args.out) as part:
-        part.write_text(text, encoding="utf-8")
-    tell(f"results written to {args.out}")
+    if args.out is not None:
+        write_json(args.out, report)
 
 
 def _headline(args: argparse.Namespace, report: dict[str, Any]) -> str:

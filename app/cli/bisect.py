@@ -17,7 +17,7 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, print_json, print_lines, show_progress, tell
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bisect import progress_file
-from engine.files import written_whole
+from engine.files import write_text
 
 if TYPE_CHECKING:
     from engine.experiments.bisect.history import Revision
@@ -108,10 +108,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     again = shlex.join(["draftscope", *args.words])
     if args.markdown is not None:
-        with written_whole(args.markdown) as part:
-            part.write_text(
-                report.markdown(search, "Which commit broke rollback", again), encoding="utf-8"
-            )
+        write_text(args.markdown, report.markdown(search, "Which commit broke rollback", again))
     _begin(search, None)
     if args.json:
         print_json(report.as_json(search))
@@ -130,8 +127,7 @@ def _begin(search: Search, revision: Revision | None) -> None:
         show_progress(now)
     path = progress_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as part:
-        part.write_text("\n".join(report.progress(search, now)), encoding="utf-8")
+    write_text(path, "\n".join(report.progress(search, now)))
 
 
 def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]:

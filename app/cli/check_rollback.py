@@ -13,7 +13,7 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_llama_library, add_options, options_from
-from engine.files import check_writable, written_whole
+from engine.files import check_writable, write_text
 from engine.option_fields import grouped, words_of
 from engine.options.llama_cpp import GateOptions
 from engine.trace.store import TraceStore
@@ -121,8 +121,7 @@ def run(args: argparse.Namespace) -> int:
     gate = Gate(checked, baseline, version, target.name, words, args.strict)
     for path, text in ((args.junit, junit), (args.markdown, markdown)):
         if path is not None:
-            with written_whole(path) as part:
-                part.write_text(text(gate), encoding="utf-8")
+            write_text(path, text(gate))
     if args.json:
         print_json(
             {

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, print_json, print_line, print_lines, show_progress, tell
 from engine.errors import OptionError
-from engine.files import written_whole
+from engine.files import write_text
 
 _CHECKS = (
     "depths",
@@ -116,8 +116,7 @@ def run(args: argparse.Namespace) -> int:
         (args.junit, report.junit(outcomes, title, args.target)),
     ):
         if path is not None:
-            with written_whole(path) as part:
-                part.write_text(text, encoding="utf-8")
+            write_text(path, text)
     faults = [fault for outcome in outcomes for fault in outcome.faults if not fault.note]
     if args.script is not None and faults:
         if name == "draftscope":

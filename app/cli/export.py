@@ -11,7 +11,7 @@ from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
 from app.cli.output import tell
 from engine.errors import OptionError, TraceFileError
-from engine.files import written_whole
+from engine.files import write_text
 
 if TYPE_CHECKING:
     from engine.trace.run_ref import RunRef
@@ -88,8 +88,7 @@ def _write_aiperf(store: TraceStore, runs: Sequence[RunRef], args: argparse.Name
             f"{args.trace} has no sequence whose drafts were counted.",
             "Name the trace of a run with a drafter.",
         )
-    with written_whole(args.aiperf) as part:
-        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(args.aiperf, "\n".join(lines) + "\n")
     tell(f"{len(lines)} records written to {args.aiperf}")
     if n_left_out:
         tell(

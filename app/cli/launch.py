@@ -19,7 +19,7 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import print_line
 from app.cli.parser import SUBCOMMANDS, unknown_command
 from engine.errors import DraftscopeError, OptionError
-from engine.files import written_whole
+from engine.files import write_text
 from engine.trace.export import SESSION_FILE
 from engine.trace.reopen import find_trace
 from resources import DESKTOP
@@ -240,8 +240,7 @@ def install_desktop() -> int:
     }
     for kind, path in _places().items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as part:
-            part.write_text(contents[kind], encoding="utf-8")
+        write_text(path, contents[kind])
         print_line(f"written: {path}")
     _tell_desktop()
     return 0

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
+from app.cli.common import add_compute, add_model, loading_line, open_session, target_path
 from app.cli.option_lines import OptionLines
 from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
@@ -104,14 +104,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(
             f"{args.source} has no run {args.run}.", f"Name one from 0 to {len(store.runs) - 1}."
         )
-    check_files(target)
-    from engine.model.threads import use_threads
-    from engine.session import Session
-
-    session = Session.open(
-        target, compute=args.compute, device=args.device, mmap=args.mmap, progress=loading_line()
-    )
-    use_threads(args.threads, session.info)
+    session = open_session(args, target)
     found = list(_all_rescored(args, session, store, run_ids))
     if args.trace is not None:
         export_csv(store, args.trace)

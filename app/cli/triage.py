@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_compute, check_files, loading_line
+from app.cli.common import add_compute, open_session
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
@@ -18,7 +18,6 @@ from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
     from engine.observe.rescoring.triage import PartingToken, TextPair, Triage
-    from engine.session import Session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.demo:
         args.rescore = DEMO_TARGET
     if args.rescore is not None:
-        session = _session(args)
+        session = open_session(args, args.rescore)
         for one in (a, b):
             rescored(args, session, one.store, one.run_id)
     from engine.observe.rescoring.triage import DIFFERENT, UNKNOWN, triage
@@ -80,22 +79,6 @@ def _chosen(path: Path, run_id: int | None, option: str) -> RunRef:
             f"Name one of {', '.join(map(str, known))}.",
         )
     return RunRef(store, known[0] if run_id is None else run_id)
-
-
-def _session(args: argparse.Namespace) -> Session:
-    check_files(args.rescore)
-    from engine.model.threads import use_threads
-    from engine.session import Session
-
-    session = Session.open(
-        args.rescore,
-        compute=args.compute,
-        device=args.device,
-        mmap=args.mmap,
-        progress=loading_line(),
-    )
-    use_threads(args.threads, session.info)
-    return session
 
 
 def _lines(found: Triage, a: RunRef, b: RunRef) -> Iterator[str]:

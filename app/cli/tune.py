@@ -20,7 +20,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines
-from app.cli.output import json_text, print_lines, tell
+from app.cli.output import print_lines, tell, write_json
 from app.cli.recorded import add_report, deliver_report
 from app.cli.run_arguments import (
     add_chat,
@@ -34,7 +34,6 @@ from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
 from engine.experiments.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
-from engine.files import written_whole
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
 from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
@@ -177,9 +176,7 @@ def _tune_server(args: argparse.Namespace) -> int:
     print_lines(_server_lines(found, with_texts))
     if args.json is not None:
         data = asdict(found) | {"kind": "draftscope tune --server", "command": args.server}
-        with written_whole(args.json) as part:
-            part.write_text(json_text(data) + "\n", encoding="utf-8")
-        tell(f"results written to {args.json}")
+        write_json(args.json, data)
     return 0
 
 
@@ -357,10 +354,7 @@ def _check_grid(
 
 def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
     if args.json is not None:
-        text = json_text(tuned.data) + "\n"
-        with written_whole(args.json) as part:
-            part.write_text(text, encoding="utf-8")
-        tell(f"results written to {args.json}")
+        write_json(args.json, tuned.data)
     if args.out is not None:
         from engine.experiments.tune.tune import write_results
 
@@ -403,10 +397,7 @@ def check_simulator(
         print_lines(check_lines(drafter, found))
         data["drafters"][drafter] = [asdict(one) for one in found]
     if args.json is not None:
-        text = json_text(data) + "\n"
-        with written_whole(args.json) as part:
-            part.write_text(text, encoding="utf-8")
-        tell(f"results written to {args.json}")
+        write_json(args.json, data)
 
 
 def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
