@@ -14,11 +14,11 @@ from PySide6.QtWidgets import (
     QLabel,
     QPushButton,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.looks.theme import Theme, icon
+from app.widgets.build import hbox, vbox
 from app.widgets.fitted_labels import ClampedLabel
 
 BannerButton = tuple[str, Callable[[], object]]
@@ -86,11 +86,7 @@ class Banner(QFrame):
         self._body.addLayout(self._offers)
         self._body.setAlignment(self._offers, Qt.AlignmentFlag.AlignRight)
         self._body.addStretch()
-        row = QHBoxLayout(self)
-        row.setContentsMargins(10, 5, 5, 5)
-        row.setSpacing(8)
-        row.addWidget(self._icon)
-        row.addLayout(self._body, 1)
+        row = hbox(self._icon, (self._body, 1), of=self, margins=(10, 5, 5, 5), spacing=8)
         for tool in (self.details, self._close):
             tool.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
             row.addWidget(tool, 0, Qt.AlignmentFlag.AlignTop)
@@ -128,9 +124,7 @@ class BannerArea(QWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(1)
+        self._column = vbox(of=self, margins=(0, 0, 0, 0), spacing=1)
         self._ages = QTimer(self)
         self._ages.setInterval(NOTICE_MS // _CHECKS)
         self._ages.timeout.connect(self._age)
