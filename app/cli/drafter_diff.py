@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.acceptance import drafted_run
-from app.cli.common import add_compute, draft_paths, open_session
+from app.cli.common import add_compute, add_key, connect, draft_paths, open_session
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from app.cli.recorded import record
 from app.cli.rescore import finite
 from app.cli.run_arguments import add_options, options_from
-from app.cli.server import add_key, connect
 from engine.errors import OptionError
 from engine.observe.server.limits import TimeLimits
 from engine.option_fields import options_in

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_files, check_output, loading_line
+from app.cli.common import add_key, check_files, check_output, connect, loading_line
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
 from app.cli.option_lines import OptionLines
@@ -37,7 +37,6 @@ from app.cli.recorded import (
 )
 from app.cli.rescore import finite, lines
 from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
-from app.cli.server import add_key, connect
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
 from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
@@ -22,7 +22,12 @@ from engine.trace.export import check_export, export_csv
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
+    from engine.compare.comparison import Comparison
+    from engine.conversation.conversation import TurnRun
+    from engine.observe.proxy.proxy_run import ProxyRun
     from engine.observe.rounds.observed_run import ObservedRun
+    from engine.observe.server.server_run import ServerRun
+    from engine.run import Run
 
 
 _CONTENT_S = 1.0
@@ -46,26 +51,8 @@ def check_trace_folder(folder: Path | None) -> None:
         ) from error
 
 
-class Recorded(Protocol):
-    """Work that writes a trace."""
-
-    trace: TraceStore
-
-    def stop(self) -> None: ...
-
-
-class Decoding(Recorded, Protocol):
-    """A run or a comparison."""
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def emitted(self) -> list[list[int]]: ...
-
-
 def decode(
-    job: Decoding,
+    job: Run | TurnRun | Comparison,
     advance: Callable[[], bool],
     folder: Path | None,
     content: ContentHash | None = None,
@@ -78,7 +65,7 @@ def decode(
 
 
 def record(
-    job: Recorded,
+    job: Run | TurnRun | Comparison | ServerRun | ProxyRun,
     advance: Callable[[], bool],
     folder: Path | None,
     content: ContentHash | None = None,

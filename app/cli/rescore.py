@@ -10,12 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_model, loading_line, open_session, target_path
+from app.cli.common import (
+    add_compute,
+    add_key,
+    add_model,
+    connect,
+    loading_line,
+    open_session,
+    target_path,
+)
 from app.cli.option_lines import OptionLines
 from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
 from app.cli.run_arguments import add_options, options_from
-from app.cli.server import add_key, connect
 from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
 from engine.analysis.findings.check import recorded
 from engine.analysis.findings.rescored import TEXT_CHANGED

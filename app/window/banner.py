@@ -18,8 +18,10 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks.theme import Theme, icon
+from app.trace_models.compared_lanes import lanes_of
 from app.widgets.build import hbox, vbox
 from app.widgets.fitted_labels import ClampedLabel
+from engine.trace.run_ref import RunRef
 
 BannerButton = tuple[str, Callable[[], object]]
 """What a button says, and what it does."""
@@ -201,3 +203,36 @@ class BannerArea(QWidget):
         banner.hide()
         banner.deleteLater()
         self.setVisible(self._column.count() > 0)
+
+
+class RunBanners:
+    """Messages about runs: each is in sight while its run, or a lane of the same comparison, is on
+    show."""
+
+    def __init__(self, area: BannerArea) -> None:
+        self._area = area
+        self._shown: RunRef | None = None
+        self._runs: dict[Banner, RunRef] = {}
+
+    def add(
+        self,
+        run: RunRef,
+        severity: str,
+        message: str,
+        remedy: str = "",
+        *offers: BannerButton,
+        sticky: bool = False,
+    ) -> Banner:
+        """As BannerArea.add, of a run."""
+        banner = self._area.add(severity, message, remedy, *offers, sticky=sticky)
+        self._runs[banner] = run
+        self.show_run(self._shown)
+        return banner
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Another run is on show."""
+        self._shown = run
+        left = self._area.banners
+        self._runs = {banner: of for banner, of in self._runs.items() if banner in left}
+        for banner, of in self._runs.items():
+            banner.setVisible(run is not None and run in (of, *lanes_of(of)))
