@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import REPEAT, add_repeat
+from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
@@ -51,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """)
     output = parser.add_argument_group("repetitions and results")
     add_batch_invariant(output)
-    add_repeat(output)
-    OptionLines(output).add("--json  print one JSON object")
+    add_results(output, "repeat", "json")
 
 
 def run(args: argparse.Namespace) -> int:

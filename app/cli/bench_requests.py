@@ -46,11 +46,12 @@ REPEAT = 7
 _MOST_REPEATS = 1000
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """The model, -md and what it is computed with."""
+def add_requests(parser: argparse.ArgumentParser) -> None:
+    """The model, -md, what it is computed with, and all of add_decoding."""
     model = add_model(parser)
     add_draft_model(model)
     add_compute(model)
+    add_decoding(parser)
 
 
 def add_decoding(parser: argparse.ArgumentParser) -> None:
@@ -69,30 +70,22 @@ def add_decoding(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(n_predict=N_PREDICT, parallel=1, out=None, repeat=None)
 
 
-def add_rollback(group: argparse._ArgumentGroup) -> None:
-    """--rollback, of several policies."""
-    OptionLines(group).add(
-        f"""
-        --rollback A[,B]  policies to compare: all, or {", ".join(ROLLBACK_POLICIES)}
-        """,
-        rollback={"type": _policies},
-    )
+_RESULTS = {
+    "rollback": f"--rollback A[,B]  policies to compare: all, or {', '.join(ROLLBACK_POLICIES)}",
+    "repeat": f"--repeat, --rounds N  repetitions; medians count (default {REPEAT}; 1 in the suite "
+    "and with slots)",
+    "out": "--out FILE:output  write the results as JSON",
+    "json": "--json  print one JSON object",
+}
 
 
-def add_repeat(group: argparse._ArgumentGroup) -> None:
-    """--repeat."""
-    OptionLines(group).add(
-        f"""
-        --repeat, --rounds N  repetitions; medians count (default {REPEAT}; 1 in the suite and with
-            slots)
-        """,
-        rounds={"type": _repeat},
-    )
-
-
-def add_out(group: argparse._ArgumentGroup) -> None:
-    """--out."""
-    OptionLines(group).add("--out FILE:output  write the results as JSON")
+def add_results(group: argparse._ArgumentGroup, *names: str) -> None:
+    """Options of what is repeated and written, by name."""
+    types: dict[str, Any] = {"rollback": _policies, "rounds": _repeat}
+    for name in names:
+        own = "rounds" if name == "repeat" else name
+        more = {own: {"type": types[own]}} if own in types else {}
+        OptionLines(group).add(_RESULTS[name], **more)
 
 
 def _repeat(text: str) -> int:
@@ -134,13 +127,17 @@ def set_name(args: argparse.Namespace, sets: Mapping[str, Path]) -> str:
     return name
 
 
-def open_bench(args: argparse.Namespace) -> tuple[Session, list[Configuration]]:
-    """Check the options, load the model files, list the configurations, the plain one first.
+def open_bench(
+    args: argparse.Namespace, sets: Mapping[str, Path]
+) -> tuple[str, list[NamedPrompt], Session, list[Configuration]]:
+    """Check the options, load the model files: the prompt set by name and its prompts, the session,
+    and the configurations, the plain one first.
 
     A configuration is a list of drafters with a policy, for chains and, with --spec-tree, for
     trees. Of several policies, the first possible
     drafter alone is measured, unless --spec-type says otherwise.
     """
+    chosen_set, prompts = prompt_set(args, sets)
     target = target_path(args)
     names = dict.fromkeys([*DEFAULT_DRAFTERS, *draft_paths(args)])
     chosen: Sequence[tuple[str, ...]] = [(name,) for name in names]
@@ -173,7 +170,7 @@ def open_bench(args: argparse.Namespace) -> tuple[Session, list[Configuration]]:
                 name += f" tree {','.join(map(str, args.spec_tree))}"
                 options = _options(args, types, policy, args.spec_tree)
                 configurations.append(Configuration(name, options))
-    return session, configurations
+    return chosen_set, prompts, session, configurations
 
 
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:
@@ -192,6 +189,14 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
         "chat": args.chat,
         "environment": environment(),
     }
+
+
+def report_of(
+    kind: str, complete: bool, args: argparse.Namespace, session: Session, prompts: str, **own: Any
+) -> dict[str, Any]:
+    """A report: what it is of, whether all was measured, the facts, and what was measured."""
+    head = {"kind": f"draftscope bench {kind}", "version": 1, "complete": complete}
+    return {**head, **facts(args, session, prompts), **own}
 
 
 def progress(done: int, total: int, what: str) -> None:

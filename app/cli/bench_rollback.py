@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import REPEAT, add_repeat, add_rollback
+from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_threads
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "draftscope bench rollback [--rollback A[,B]] [options]"
     parser.epilog = "example:\n  draftscope bench rollback --widths 1,4,8 --threads 1"
     what = parser.add_argument_group("what to measure")
-    add_rollback(what)
+    add_results(what, "rollback")
     add_options(what, [one for one in options_in(RunOptions) if one.field == "n_rs_seq"])
     OptionLines(parser).add("""
         rollback: made-up states
@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """)
     output = parser.add_argument_group("repetitions and results")
     add_threads(output)
-    add_repeat(output)
-    OptionLines(output).add("--json  print one JSON object")
+    add_results(output, "repeat", "json")
     parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES))
 
 

@@ -9,17 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import (
-    add_decoding,
-    add_models,
-    add_repeat,
-    add_rollback,
-    deliver,
-    facts,
-    open_bench,
-    progress,
-    prompt_set,
-)
+from app.cli.bench_requests import add_requests, add_results, deliver, facts, open_bench, progress
 from app.cli.option_lines import OptionLines
 from app.cli.output import tell
 from app.cli.parser import KINDS
@@ -55,11 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope bench w1 --demo --spec-type draft-mtp\n"
         "  draftscope bench forward model.gguf --steps 1,2,4,8,16,128,512"
     )
-    add_models(parser)
-    add_decoding(parser)
+    add_requests(parser)
     output = parser.add_argument_group("repetitions and results")
-    add_rollback(output)
-    add_repeat(output)
+    add_results(output, "rollback", "repeat")
     OptionLines(output).add("""
         --out DIR  folder of the results, which the window and `bench compare` read; the same
             command goes on where an earlier one stopped. A name that ends in .json: JSON, at the
@@ -74,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     check_report(args)
     args.repeat = args.repeat or 1
     args.folder, args.out = _folder_and_file(args.out)
-    set_name, named = prompt_set(args, SUITES)
-    session, configurations = open_bench(args)
+    set_name, named, session, configurations = open_bench(args, SUITES)
     from engine.experiments.bench.suite import PromptSuite
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
