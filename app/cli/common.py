@@ -34,13 +34,12 @@ _MOST_TEXT = 16 << 20
 
 def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Positional MODEL, -m and --demo. Returns their group for further options."""
-    group = OptionLines(parser).add("""
+    return OptionLines(parser).add("""
         model
           model=[MODEL]  GGUF file
           model_option=-m, --model FILE  the same as MODEL
           --demo  use the bundled demo model
     """)
-    return group
 
 
 def target_path(args: argparse.Namespace) -> Path:
@@ -95,12 +94,11 @@ def add_threads(group: argparse._ArgumentGroup) -> None:
 def add_lane_output(parser: argparse.ArgumentParser, what: str) -> argparse._ArgumentGroup:
     """--json and --trace of a command that makes lanes. what: the trace that is written. Returns
     their group for further options."""
-    output = OptionLines(parser).add(f"""
+    return OptionLines(parser).add(f"""
         output
           --json  print one JSON object
           --trace DIR  write {what} as CSV files; replaces an earlier export
     """)
-    return output
 
 
 def read_text(source: Path | None) -> str:

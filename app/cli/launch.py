@@ -204,43 +204,17 @@ def _first_line(error: Exception) -> str:
 
 NAME = "draftscope"
 MIME_TYPE = "application/x-gguf"
-_ENTRY = """[Desktop Entry]
-Type=Application
-Version=1.0
-Name=Draftscope
-GenericName=Speculative decoding workbench
-Comment=Watch speculative decoding on hybrid recurrent language models
-Exec={command} %F
-Icon={name}
-Terminal=false
-Categories=Development;Science;
-MimeType={mime_type};
-StartupWMClass={name}
-"""
-_MIME = """<?xml version="1.0" encoding="UTF-8"?>
-<mime-info xmlns="http://www.freedesktop.org/standards/shared-mime-info">
-  <mime-type type="{mime_type}">
-    <comment>GGUF model</comment>
-    <icon name="{name}"/>
-    <magic priority="60"><match type="string" offset="0" value="GGUF"/></magic>
-    <glob pattern="*.gguf"/>
-  </mime-type>
-</mime-info>
-"""
 _RESERVED = set(" \t\n\"'\\><~|&;$*?#()`")
 
 
 def install_desktop() -> int:
     """Write the entry, the icon and the type, and name them; exit status 0. Raises OptionError on
     a system without such desktops, OSError where the folder takes no files."""
-    contents = {
-        "applications": _ENTRY.format(command=_command(), name=NAME, mime_type=MIME_TYPE),
-        "mime": _MIME.format(name=NAME, mime_type=MIME_TYPE),
-        "icons": (DESKTOP / f"{NAME}.svg").read_text(encoding="utf-8"),
-    }
-    for kind, path in _places().items():
+    words = {"command": _command(), "name": NAME, "mime_type": MIME_TYPE}
+    for source, path in _places().items():
+        text = (DESKTOP / source).read_text(encoding="utf-8")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, contents[kind])
+        write_text(path, text if source.endswith(".svg") else text.format(**words))
         print_line(f"written: {path}")
     _tell_desktop()
     return 0
@@ -263,15 +237,16 @@ def _data_home() -> Path:
 
 
 def _places() -> dict[str, Path]:
+    """Where each file of resources/desktop goes."""
     if not sys.platform.startswith("linux"):
         raise OptionError(
             "Desktop entries are for Linux.", "Start Draftscope by its command, draftscope."
         )
     home = _data_home()
     return {
-        "applications": home / "applications" / f"{NAME}.desktop",
-        "mime": home / "mime" / "packages" / f"{NAME}.xml",
-        "icons": home / "icons" / "hicolor" / "scalable" / "apps" / f"{NAME}.svg",
+        f"{NAME}.desktop": home / "applications" / f"{NAME}.desktop",
+        f"{NAME}-mime.xml": home / "mime" / "packages" / f"{NAME}.xml",
+        f"{NAME}.svg": home / "icons" / "hicolor" / "scalable" / "apps" / f"{NAME}.svg",
     }
 
 

@@ -82,8 +82,7 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
 
 def text(placeholder: str) -> QLineEdit:
     """A line of text; a dropped model is for the window."""
-    line = made(QLineEdit, placeholderText=placeholder, acceptDrops=False)
-    return line
+    return made(QLineEdit, placeholderText=placeholder, acceptDrops=False)
 
 
 def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
@@ -157,10 +156,11 @@ def new_form() -> QFormLayout:
 
 def add_row(form: QFormLayout, label: str, field: QWidget, tip: str, name: str = "") -> None:
     """Append a field that says what it is; name: how it is called where the label does not."""
+    name = name or label.replace("&", "")
     numbers = _numbers(field)
     for widget, prefix in ((field, ""), *((part, part.prefix().strip()) for part in numbers)):
         widget.setToolTip(tip)
-        widget.setAccessibleName(" ".join(word for word in (name or label, prefix) if word))
+        widget.setAccessibleName(" ".join(filter(None, (name, prefix))))
         widget.setAccessibleDescription(tip)
     form.addRow(label, field)
     if said := form.labelForField(field):

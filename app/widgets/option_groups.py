@@ -210,20 +210,11 @@ def shown(*groups: str) -> list[PlacedOption]:
     return [one for one in found if one.option.row and one.path not in ABOVE]
 
 
-def entry_of(field: QWidget) -> bool | float | str | list[str] | None:
-    """The contents of a field, for `put_entry`."""
-    match field:
-        case QCheckBox():
-            return field.isChecked()
-        case NamesChoice():
-            return list(field.names())
-        case QComboBox():
-            return field.currentText()
-        case QSpinBox() | QDoubleSpinBox():
-            return field.value()
-        case QLineEdit():
-            return field.text()
-    return None
+def entry_of(field: QWidget) -> Any:
+    """The contents of a field, for `put_entry`; None of one that has none."""
+    if isinstance(field, NamesChoice):
+        return list(field.names())
+    return field.metaObject().userProperty().read(field)
 
 
 def put_entry(field: QWidget, entry: object) -> None:
@@ -272,17 +263,9 @@ class OptionGroup(FormGroup):
         """A field that is watched and read, without a row of its own yet."""
         field = make_field(one)
         self._fields[one.path] = one, field
-        match field:
-            case QCheckBox():
-                field.toggled.connect(self._on_changed)
-            case NamesChoice():
-                field.changed.connect(self._on_changed)
-            case QComboBox():
-                field.currentTextChanged.connect(self._on_changed)
-            case QSpinBox() | QDoubleSpinBox():
-                field.valueChanged.connect(self._on_changed)
-            case QLineEdit():
-                field.textChanged.connect(self._on_changed)
+        changes = field.metaObject().userProperty().notifySignal().name().data().decode()
+        changed = field.changed if isinstance(field, NamesChoice) else getattr(field, changes)
+        changed.connect(self._on_changed)
         return field
 
     def paths(self) -> list[tuple[str, ...]]:

@@ -105,8 +105,7 @@ class TurnCard(QFrame):
 
 
 def _button(text: str, tip: str) -> QToolButton:
-    button = made(QToolButton, text=text, toolTip=tip, accessibleName=tip, autoRaise=True)
-    return button
+    return made(QToolButton, text=text, toolTip=tip, accessibleName=tip, autoRaise=True)
 
 
 _LONGEST_TEXT = 6000

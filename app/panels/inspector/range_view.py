@@ -105,7 +105,6 @@ class RangeView(QWidget):
 
 
 def _button(text: str, tip: str) -> QToolButton:
-    button = made(
+    return made(
         QToolButton, text=text, toolTip=tip, autoRaise=True, focusPolicy=Qt.FocusPolicy.TabFocus
     )
-    return button

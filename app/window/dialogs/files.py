@@ -119,7 +119,7 @@ class LibraryDialog(QDialog):
         self.path.setMinimumWidth(60 * self.fontMetrics().averageCharWidth())
         form = new_form()
         tip = "Build tree, install prefix or wheel of llama.cpp; empty for an installed package"
-        add_row(form, "&Build", self.path, tip, "Build")
+        add_row(form, "&Build", self.path, tip)
         buttons = QDialogButtonBox(
             QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel
         )

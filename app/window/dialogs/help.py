@@ -319,10 +319,9 @@ class HelpPages(QDialog):
 
 
 def _button(text: str, tip: str, act: Any) -> QPushButton:
-    button = made(
+    return made(
         QPushButton, text, toolTip=tip, autoDefault=False, enabled=False, clicked=lambda: act()
     )
-    return button
 
 
 _PACKAGES = ("torch", "numpy", "pyqtgraph", "gguf", "tokenizers")
