@@ -181,8 +181,11 @@ class _Parser(argparse.ArgumentParser):
                 yield f"{name} is {found} here, which {self.prog} does not take."
 
     def _with_nearest(self, message: str) -> str:
-        """The message, with the option that was most likely meant."""
+        """The message, with the option or kind that was most likely meant."""
+        kinds = KINDS.get(self.prog.rpartition(" ")[2], {})
         for name in self._given():
+            if (kind := name.lstrip("-")) in kinds:
+                return f"{message}. Did you mean {self.prog} {kind}?"
             if near := get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7):
                 return f"{message}. Did you mean {near[0]}?"
         return message

@@ -82,6 +82,7 @@ def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:
         (["tokenize", "--n-gpu-layers", "1"], "here, which draftscope tokenize does not take."),
         (["run", "--spec-draft-nmax", "3"], "Did you mean --spec-draft-n-max?"),
         (["bench", "forward", "--demo", "--step", "3"], "Did you mean --steps?"),
+        (["bench", "--w1", "--demo"], "Did you mean draftscope bench w1?"),
         (["inof", "m.gguf"], "Did you mean draftscope info?"),
         (["serve"], "draftscope observe URL --listen PORT"),
         (["--demo", "run"], "Write the subcommand first: draftscope run"),
