@@ -103,28 +103,6 @@ def _figures(run: RunRef) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TextsPart:
-    """The first token at which two runs differ. seq_id: the sequence. numbers, rows: of the token
-    in what each run generated, from 0, and in its table of tokens; said: the tokens' bytes."""
-
-    seq_id: int
-    numbers: tuple[int, int]
-    rows: tuple[int, int]
-    said: tuple[bytes, bytes]
-
-
-def first_difference(first: RunRef, second: RunRef) -> TextsPart | None:
-    """Where the texts of two runs part; None where neither differs before the other ends."""
-    for seq_id, (one, two) in _shared(first, second).items():
-        at = _first_unequal(one, two)
-        if at is not None:
-            i, j = at
-            rows, said = (one.rows[i], two.rows[j]), (one.pieces[i], two.pieces[j])
-            return TextsPart(seq_id, at, (int(rows[0]), int(rows[1])), said)
-    return None
-
-
 def text_difference(first: RunRef, second: RunRef) -> str:
     """Where the texts of two runs part, in one sentence; empty while there is no text.
 
@@ -141,22 +119,21 @@ def text_difference(first: RunRef, second: RunRef) -> str:
     texts = [_texts(run, EMITTED_KINDS) for run in (first, second)]
     if not all(texts):
         return ""
-    part = first_difference(first, second)
-    names = run_names(first, second)
-    if part is not None:
-        several = len(texts[0].keys() | texts[1].keys()) > 1
-        of = f" of sequence {part.seq_id}" if several else ""
-        position = first.store.tokens.column("pos")[part.rows[0]]
-        said = [
-            f"“{line_text(piece, -1)}” in {name}"
-            for piece, name in zip(part.said, names, strict=True)
-        ]
-        where = f"token {part.numbers[0] + 1}{of}, position {position}"
-        return f"The texts differ at {where}: {', '.join(said)}."
+    names, seqs = run_names(first, second), sorted(texts[0].keys() & texts[1].keys())
+    both = {seq_id: (texts[0][seq_id], texts[1][seq_id]) for seq_id in seqs}
+    for seq_id, (one, two) in both.items():
+        if (at := _first_unequal(one, two)) is not None:
+            i, j = at
+            of = f" of sequence {seq_id}" if len(texts[0].keys() | texts[1].keys()) > 1 else ""
+            position = first.store.tokens.column("pos")[one.rows[i]]
+            said = [
+                f"“{line_text(piece, -1)}” in {name}"
+                for piece, name in zip((one.pieces[i], two.pieces[j]), names, strict=True)
+            ]
+            where = f"token {i + 1}{of}, position {position}"
+            return f"The texts differ at {where}: {', '.join(said)}."
     lengths = [sum(len(text.pieces) for text in text_of.values()) for text_of in texts]
-    n_same = sum(
-        min(len(one.pieces), len(two.pieces)) for one, two in _shared(first, second).values()
-    )
+    n_same = sum(min(len(one.pieces), len(two.pieces)) for one, two in both.values())
     if lengths == [n_same, n_same]:
         return f"Same text, {n_same:,} tokens."
     shorter = names[0] if lengths[0] < lengths[1] else names[1]
@@ -174,12 +151,6 @@ class _Text:
     def said(self) -> bytes:
         """The text as a whole: models may cut it into other tokens."""
         return b"".join(self.pieces)
-
-
-def _shared(first: RunRef, second: RunRef) -> dict[int, tuple[_Text, _Text]]:
-    """Generated texts of both runs, by the sequences that both have."""
-    one, two = (_texts(run, EMITTED_KINDS) for run in (first, second))
-    return {seq_id: (one[seq_id], two[seq_id]) for seq_id in sorted(one.keys() & two.keys())}
 
 
 def _first_unequal(one: _Text, two: _Text) -> tuple[int, int] | None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from engine.conversation.turns import content_of, turn_of
 from engine.trace.facts import RunFacts, RunNotes
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 
 FACT = "library"
@@ -57,15 +57,10 @@ def prompt_text(run: RunRef) -> str:
     turn = turn_of(run.run_id, run.facts)
     if turn is not None and turn.messages:
         return " ".join(content_of(turn.messages[-1]).split())[:_LONGEST_PROMPT]
-    store, table = run.store, run.store.tokens
-    n = len(table)
-    mine = (table.column("run_id", 0, n) == run.run_id) & (
-        table.column("kind", 0, n) == store.text_pool.find("prompt")
-    )
-    rows = np.flatnonzero(mine)
-    rows = rows[table.column("seq_id", 0, n)[rows] == 0][:_LONGEST_PROMPT]
-    ids = table.column("token_id", 0, n)[rows].tolist()
-    text = b"".join(store.pieces.get(token, b"") for token in ids).decode("utf-8", "replace")
+    store, tokens = run.store, RunColumns(run.store, "tokens", run.run_id)
+    ids = tokens["token_id"][tokens.is_text("kind", "prompt") & (tokens["seq_id"] == 0)]
+    pieces = (store.pieces.get(token, b"") for token in ids[:_LONGEST_PROMPT].tolist())
+    text = b"".join(pieces).decode("utf-8", "replace")
     return " ".join((text or _asked(run.facts)).split())[:_LONGEST_PROMPT]
 
 

@@ -16,6 +16,7 @@ from app.trace_models.run_rows import Position, RunRows
 from app.window.panels import Panels
 from engine.analysis.audit_text import audit_goes_on
 from engine.analysis.baseline import PlainRatio
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 
 
@@ -182,10 +183,7 @@ def tokens_asked(run: RunRef) -> int | None:
     limit = run.facts.options.n_predict if run.facts.options else 0
     if limit <= 0:
         return None
-    table = run.store.tokens
-    n = len(table)
-    mine = table.column("run_id", 0, n) == run.run_id
-    seqs = set(table.column("seq_id", 0, n)[mine].tolist())
+    seqs = set(RunColumns(run.store, "tokens", run.run_id)["seq_id"].tolist())
     return limit * len(seqs) if seqs else None
 
 

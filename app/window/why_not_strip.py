@@ -19,6 +19,7 @@ from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -188,9 +189,7 @@ def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
 
 def _has_drafts(store: TraceStore, run_id: int) -> bool:
     """Whether anything was drafted, by whatever is not among the options."""
-    table, n = store.rounds, len(store.rounds)
-    mine = table.column("run_id", 0, n) == run_id
-    return bool((mine & (table.column("num_draft_tokens", 0, n) > 0)).any())
+    return bool((RunColumns(store, "rounds", run_id)["num_draft_tokens"] > 0).any())
 
 
 def _invalid(run: RunFacts) -> list[WhyNotReason]:

@@ -18,6 +18,7 @@ from app.widgets.build import made, vbox
 from engine.analysis.audit_text import audit_sentence
 from engine.analysis.baseline import LEAST_PAIRS, MOST_PAIRS, PlainRatio
 from engine.trace.records import EMITTED_KINDS
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 
@@ -122,11 +123,8 @@ def _end(run: RunRef, stop: str, seq_id: int) -> str:
 
 
 def _n_emitted(run: RunRef, seq_id: int) -> int:
-    table, pool = run.store.tokens, run.store.text_pool
-    n = len(table)
-    mine = (table.column("run_id", 0, n) == run.run_id) & (table.column("seq_id", 0, n) == seq_id)
-    codes = [pool.find(kind) for kind in EMITTED_KINDS]
-    return int(np.isin(table.column("kind", 0, n)[mine], codes).sum())
+    tokens = RunColumns(run.store, "tokens", run.run_id)
+    return int((tokens.is_text("kind", *EMITTED_KINDS) & (tokens["seq_id"] == seq_id)).sum())
 
 
 def _next_step(

@@ -35,10 +35,10 @@ class ForkDialog(QDialog):
         self.options.addItems(_OPTIONS)
         self.token = whole(-1, _MOST, -1, "none")
         form = new_form()
-        about = "Drafters, n_max, p_min, policy, faults, sampler and seed that it goes on with"
-        add_row(form, "&Options", self.options, about)
-        about = "Id of a token that takes the place of the newest one that stays"
-        add_row(form, "Another &token", self.token, about)
+        tip = "Drafters, n_max, p_min, policy, faults, sampler and seed that it goes on with"
+        add_row(form, "&Options", self.options, tip)
+        tip = "Id of a token that takes the place of the newest one that stays"
+        add_row(form, "Another &token", self.token, tip)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         buttons.addButton("&Continue", QDialogButtonBox.ButtonRole.AcceptRole).setDefault(True)
         buttons.accepted.connect(self.accept)
