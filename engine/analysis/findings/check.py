@@ -2,61 +2,34 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.analysis.findings import (
     acceptance,
     audit,
-    cells,
     cost,
-    crosstalk,
     drafting,
-    drift,
-    failures,
-    forks,
     logits,
-    model_files,
-    noise,
+    memory,
     observed,
-    positions,
-    prompt_cache,
-    repetition,
-    rescored,
-    sampling,
-    snapshots,
     states,
 )
 from engine.analysis.findings.rule import ACCEPTANCE, FOLLOWS, INFO, PARTS, SEVERITIES, Rule
 from engine.analysis.findings.run_rows import ExaminedRun
 from engine.foreign_numbers import COUNT
 from engine.trace.store import TraceStore
+from resources import FINDINGS
 
-RULES: dict[str, Rule] = {
-    rule.id: rule
-    for module in (
-        model_files,
-        failures,
-        noise,
-        positions,
-        cells,
-        prompt_cache,
-        snapshots,
-        drift,
-        forks,
-        states,
-        audit,
-        logits,
-        crosstalk,
-        sampling,
-        drafting,
-        acceptance,
-        repetition,
-        cost,
-        observed,
-        rescored,
-    )
-    for rule in module.RULES
+CHECKS = {
+    name: check
+    for module in (cost, memory, states, audit, logits, drafting, acceptance, observed)
+    for name, check in module.CHECKS.items()
+}
+RULES = {
+    name: Rule(name, CHECKS[name], **texts)
+    for name, texts in tomllib.loads(FINDINGS.read_text(encoding="utf-8")).items()
 }
 
 
