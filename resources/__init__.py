@@ -18,7 +18,6 @@ SCENARIOS = ROOT / "scenarios"
 MEMORY_SCRIPTS = SCENARIOS / "memory"
 ROLLBACK_SCRIPTS = SCENARIOS / "rollback"
 HELP = ROOT / "help"
-FINDINGS = ROOT / "findings.toml"
 SESSION_PAGE = ROOT / "session_page"
 DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.analysis.findings import (
     acceptance,
@@ -20,8 +21,8 @@ from engine.analysis.findings.rule import ACCEPTANCE, FOLLOWS, INFO, PARTS, SEVE
 from engine.analysis.findings.run_rows import ExaminedRun
 from engine.foreign_numbers import COUNT
 from engine.trace.store import TraceStore
-from resources import FINDINGS
 
+_TEXTS = Path(__file__).with_name("findings.toml")
 CHECKS = {
     name: check
     for module in (cost, memory, states, audit, logits, drafting, acceptance, observed)
@@ -29,7 +30,7 @@ CHECKS = {
 }
 RULES = {
     name: Rule(name, CHECKS[name], **texts)
-    for name, texts in tomllib.loads(FINDINGS.read_text(encoding="utf-8")).items()
+    for name, texts in tomllib.loads(_TEXTS.read_text(encoding="utf-8")).items()
 }
 
 

@@ -66,7 +66,7 @@ Check = Callable[[ExaminedRun], Iterator[RuleHit]]
 class Rule:
     """A known failure. means: what it is and where it comes from. part: where the fault is, a key
     of FOLLOWS; "" for what neither causes other findings nor follows from them. The texts are in
-    resources/findings.toml."""
+    findings.toml."""
 
     id: str
     check: Check
