@@ -48,14 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_compute(model)
     add_decoding(parser)
-    add_details(parser)
-    output = parser.add_argument_group("results")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    add_markdown(output)
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    """--pairs and --depth."""
     group = parser.add_argument_group("against")
     group.add_argument(
         "--pairs",
@@ -69,6 +61,9 @@ def add_details(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens in front of every forward pass (default: one here, none there)",
     )
+    output = parser.add_argument_group("results")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_markdown(output)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -48,15 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="several sequences in one forward pass against one sequence per pass",
     )
-    add_details(parser)
-    output = parser.add_argument_group("repetitions and results")
-    add_batch_invariant(output)
-    add_repeat(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    """What --splits and --steps are set by."""
     group = parser.add_argument_group("forward: splits and steps")
     add_number(group, "--sequences", 5, "splits: sequences side by side")
     add_number(group, "--draft", 3, "splits: drafted tokens per sequence, verified with one more")
@@ -66,6 +57,10 @@ def add_details(parser: argparse.ArgumentParser) -> None:
         default="last",
         help="steps: rows whose logits are computed (default %(default)s)",
     )
+    output = parser.add_argument_group("repetitions and results")
+    add_batch_invariant(output)
+    add_repeat(output)
+    output.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,12 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope bench random-model dflash.gguf --drafter dflash"
     )
     parser.add_argument("write_random_model", type=output_file, metavar="FILE", help="GGUF file")
-    add_details(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    """What is written."""
     group = parser.add_argument_group("random-model: what is written")
     group.add_argument(
         "--arch",
@@ -51,6 +45,7 @@ def add_details(parser: argparse.ArgumentParser) -> None:
         default="q8_0",
         help="types of the matrices (default %(default)s)",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

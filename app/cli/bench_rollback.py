@@ -35,16 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to measure")
     add_rollback(what)
     add_options(what, [one for one in options_in(RunOptions) if one.field == "n_rs_seq"])
-    add_details(parser)
-    output = parser.add_argument_group("repetitions and results")
-    add_threads(output)
-    add_repeat(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES))
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    """The sizes of the states, and the widths."""
     group = parser.add_argument_group("rollback: made-up states")
     add_number(group, "--heads", 16, "value heads of a layer")
     add_number(group, "--dim", 128, "dimension of a head; a state is dim x dim")
@@ -63,6 +53,11 @@ def add_details(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many of them are accepted (default: half, at least one)",
     )
+    output = parser.add_argument_group("repetitions and results")
+    add_threads(output)
+    add_repeat(output)
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -342,6 +342,12 @@ OPTIONS_ELSEWHERE = {
     "--sampler-seq": _SAMPLER,
     "--host": _SERVER,
     "--port": _SERVER,
+    # draftscope bench, whose kinds were options once
+    **{
+        f"--{kind}": f"write draftscope bench {kind}."
+        for kind in ("w1", "slots", "recording", "against", "compare")
+    },
+    "--write-random-model": "write draftscope bench random-model.",
     # vLLM and SGLang
     "--speculative-config": "--spec-type and --spec-draft-n-max",
     "--speculative-model": "-md",

@@ -21,8 +21,14 @@ import numpy as np
 
 from engine.compare.llama_cpp import NODE, CommandError, TokenSpan
 from engine.compare.llama_library import environment, find_build, how_it_ended, start_words
-from engine.compare.llama_transcript import Transcript, transcript
-from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
+from engine.compare.llama_wire import (
+    Transcript,
+    Value,
+    WireError,
+    read_frame,
+    transcript,
+    write_frame,
+)
 from engine.errors import (
     ContextFullError,
     DraftscopeError,

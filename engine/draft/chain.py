@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engine.batch import UBatch
 from engine.draft.adaptive import AdaptedSequences
-from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
+from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.spec import ADAPT, AHEAD, BEHIND
 from engine.machine.clock import run_clock
 from engine.model.taps import TargetRows
@@ -49,9 +49,7 @@ class DrafterChain:
     ) -> None:
         self._drafters, self._followers, self._adapt = drafters, followers, adapt
         self._n_drafted: dict[int, int] = {}
-        # a look at a protocol takes microseconds
-        self._watching = [each for each in (*drafters, *followers) if isinstance(each, SeesPasses)]
-        self._holding = {each.name: each for each in drafters if isinstance(each, HoldsTokens)}
+        self._holding = {each.name: each for each in drafters if each.has_memory}
         self._n_beyond: dict[tuple[str, int], int] = {}
         self._winners: dict[int, Drafter] = {}
         self.asked: list[tuple[int, Draft]] = []
@@ -84,8 +82,7 @@ class DrafterChain:
     def taps(self) -> tuple[int, ...]:
         """Layers whose rows any of the drafters reads, ascending."""
         every = (*self._drafters, *self._followers)
-        readers = [drafter for drafter in every if isinstance(drafter, ReadsTaps)]
-        return tuple(sorted({layer for drafter in readers for layer in drafter.taps}))
+        return tuple(sorted({layer for drafter in every for layer in drafter.taps}))
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence is decoded."""
@@ -105,8 +102,8 @@ class DrafterChain:
                 self._n_beyond[name, seq] = n
 
     def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
-        """Show a pass of the target to the drafters that implement SeesPasses."""
-        for drafter in self._watching:
+        """Show a pass of the target."""
+        for drafter in (*self._drafters, *self._followers):
             drafter.decoded(ubatch, rows)
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:

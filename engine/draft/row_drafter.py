@@ -188,11 +188,11 @@ class RowDrafter(ModelDrafter):
         del paired.tokens[n_tokens:]
 
     def held(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         paired = self._of(seq)
         return max(len(paired.tokens), paired.n_decoded + self.AHEAD)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.parser import SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import KINDS, SUBCOMMANDS, module_of, new_parser
 from engine.errors import DraftscopeError
 from tests.app.cli.conftest import Outcome
 from tests.support.hostile_words import IN_A_NAME, left_of
@@ -34,7 +34,9 @@ AWKWARD = (
     "1,,2",
     "[" * 5000,
 )
-NAMES = ("", *SUBCOMMANDS)
+KINDS_READ = [f"bench {kind}" for kind in KINDS["bench"] if kind != "random-model"]
+"""The other one writes a model of the usual size."""
+NAMES = ("", *SUBCOMMANDS, *KINDS_READ)
 
 
 def options(name: str) -> list[Action]:
@@ -51,9 +53,7 @@ def words(name: str, action: Action, value: str, option: str = "") -> list[str]:
         given = [action.option_strings[-1], value, value]
     texts = {"tokenize": ["text"], "logits": ["--tokens=1", "--out=x"], "run": ["-ptext"]}
     model = [] if name in ("demo-path", "help") else ["no-such.gguf"]
-    # whatever is measured without a model is small and done once
-    small = ["--size=tiny"] if "--write-random-model" in action.option_strings else []
-    return [*([name] if name else []), *model, *texts.get(name, []), *small, *given]
+    return [*name.split(), *model, *texts.get(name, []), *given]
 
 
 def check(outcome: Outcome) -> None:

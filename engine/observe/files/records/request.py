@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.observe.rounds.counters import ACCEPTED, DRAFTED, DRAFTS, PREDICTED, PROMPT, Movement
 from engine.observe.rounds.stream_rounds import StreamedToken
-from engine.trace.step_sums import per_position
+from engine.trace.timings import per_position
 
 _WHOLE = 1e-9
 _SUMMED = ("cache_n", "prompt_n", "predicted_n")
