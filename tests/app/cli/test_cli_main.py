@@ -346,8 +346,14 @@ def test_a_trace_folder_that_cannot_be_is_refused_before_anything_is_loaded(
     [
         (["fidelity", "no-such.gguf", "-n", "2147483647"], "-n is above 4096"),
         (["bench", "no-such.gguf", "--repeat", "2147483647"], "2147483647 is above 1000"),
-        (["bench", "rollback", "--layers", "2147483647"], "--layers is above 1024"),
-        (["bench", "rollback", "--conv-dim", "2147483647"], "--conv-dim is above"),
+        (
+            ["bench", "rollback", "--rollback", "ring", "--layers", "2147483647"],
+            "--layers is above 1024",
+        ),
+        (
+            ["bench", "rollback", "--rollback", "ring", "--conv-dim", "2147483647"],
+            "--conv-dim is above",
+        ),
     ],
 )
 def test_counts_that_would_take_for_ever_are_refused(
