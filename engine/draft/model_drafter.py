@@ -57,6 +57,11 @@ class ModelDrafter(ABC):
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
         """Does nothing: `observe` will see the accepted tokens."""
 
+    def take_text(self, other: Any) -> bool:
+        """Know the text that another drafter of this name knows, as if this one had followed it
+        from its start with nothing drafted; False if it cannot."""
+        return False
+
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request.
 

@@ -70,6 +70,12 @@ class StepGraphs:
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 
+    def __deepcopy__(self, memo: object) -> StepGraphs:
+        """One without recordings, as these are bound to their memory."""
+        record = None if self._record is None else type(self._record)()
+        found = StepGraphs(record, self._most_tokens, from_first=self._from_first)  # type: ignore
+        return found
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing was recorded so far."""

@@ -1,4 +1,4 @@
-"""A trace made of some runs of another one."""
+"""A copy of runs: a trace made of some of another one, rounds of a run given to a fork."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ def trace_of(runs: Sequence[RunRef]) -> TraceStore:
         }
         copy.extend(columns | {"run_id": [numbers[run_id] for run_id in ids[rows].tolist()]})
     return new
+
+
+def copy_rounds(run: RunRef, run_id: int, stop: int) -> None:
+    """Give another run of the trace the rows of this one's rounds before `stop`: what decoding has
+    written, not what was found out later."""
+    for name in ("rounds", "tokens", "drafts", "ubatches", "memory"):
+        table = run.store.tables[name]
+        is_copied = (table.column("run_id") == run.run_id) & (table.column("round") < stop)
+        rows = np.flatnonzero(is_copied)
+        if rows.size:
+            columns = {column.name: table.column(column.name)[rows] for column in table.columns}
+            table.extend(columns | {"run_id": np.full(rows.size, run_id)})
 
 
 def _facts(facts: RunFacts, numbers: dict[int, int]) -> RunFacts:
