@@ -125,9 +125,13 @@ def unread(parts: list[LaterParts]) -> str:
             if id(drafter) in known:
                 continue
             other = there.get(drafter.name)
-            plain = not (part.options.faults or parts[0].options.faults)
-            can = isinstance(drafter, ModelDrafter) and isinstance(other, ModelDrafter)
-            if not (can and plain and drafter.take_text(other)):
+            if (
+                not isinstance(drafter, ModelDrafter)
+                or not isinstance(other, ModelDrafter)
+                or part.options.faults
+                or parts[0].options.faults
+                or not drafter.take_text(other)
+            ):
                 return drafter.name
             known.add(id(drafter))
     return ""
