@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
 from engine.analysis.what_if.simulation import ASSUMPTIONS
-from engine.analysis.what_if.surface import Surface, surface
+from engine.analysis.what_if.surface import Surface, gain, surface
 from engine.trace.run_ref import RunRef
 
 MOST_ROUNDS = 4000
@@ -44,7 +44,8 @@ class TuneSurface:
     """surface: of n_rounds rounds. current: row and column of the run's own setting among them,
     None for one that is not there. recorded_floor: the p_min that the run had; below it nothing
     was recorded. rare_widths: of the verify passes that are asked for, those timed a few times
-    only. measured: the tokens per second that the run had, 0 for none."""
+    only. measured: the tokens per second that the run had, 0 for none. gain: of the best over the
+    current setting (engine.analysis.what_if.surface)."""
 
     request: SurfaceRequest
     surface: Surface
@@ -53,6 +54,7 @@ class TuneSurface:
     recorded_floor: float
     rare_widths: tuple[int, ...]
     measured: float = 0.0
+    gain: tuple[float, float] | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -82,7 +84,12 @@ def estimate(request: SurfaceRequest) -> TuneSurface | None:
     if rule is FIXED and own_n in lengths and own_p in floors:
         current = lengths.index(own_n), floors.index(own_p)
     rare, measured = _rare(costs, lengths[-1] + 1), speed(request.run.store, request.run.run_id)
-    return TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
+    told = TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
+    if current is None or found.best is None or found.best == current:
+        return told
+    settings = [told.setting(*cell) for cell in (found.best, current)]
+    best, now = ({"n_max": n, "p_min": p} for n, p in settings)
+    return replace(told, gain=gain(rounds, best, now))
 
 
 def _rare(costs: RoundCosts | None, widest: int) -> tuple[int, ...]:
@@ -139,7 +146,7 @@ def headline(found: TuneSurface) -> str:
     if best is None:
         why = "a lane has no speed of its own" if found.request.run.facts.lane else "not timed"
         return f"Tokens per round: {why}"
-    words = f"Best: {_setting(found, best)} → {_speed(found, best)}"
+    words = f"Best estimate: {_setting(found, best)} → {_speed(found, best)}"
     if found.current is None:
         return words
     if found.current == best:
@@ -147,13 +154,21 @@ def headline(found: TuneSurface) -> str:
     now = f"{_setting(found, found.current)} → {_speed(found, found.current)}"
     if _speed(found, found.current) == _speed(found, best):
         return f"None faster than now: {now}"
-    return f"{words}. Now: {now}"
+    if found.gain is None:
+        return f"Too few rounds to tell settings apart. Now: {now}"
+    low, high = found.gain
+    if low > 1:
+        return f"{words}, {low:.2f} to {high:.2f} times now. Now: {now}"
+    return (
+        f"No difference shown: {_setting(found, best)} has {low:.2f} to {high:.2f} times the speed "
+        f"of now. Now: {now}"
+    )
 
 
 def note(found: TuneSurface) -> str:
     """What the estimate rests on."""
     rounds = f"{found.n_rounds:,} round{'' if found.n_rounds == 1 else 's'}"
-    words = f"Estimated from {rounds}.{_measured(found)}"
+    words = f"Estimated from {rounds}, the range by the costs of each quarter.{_measured(found)}"
     if rare := found.rare_widths:
         words += f" Passes of {_listed(rare)} tokens were timed fewer than {LEAST_TIMES} times."
     if missing := found.surface.unmeasured_widths:

@@ -45,7 +45,7 @@ _UNLIMITED = 16_777_215
 _SPACING = 3
 _LEAST_CHARACTERS = 8
 """Of a choice, where there is no room for all of it."""
-_HINT = "★ frame: best · dashed: setting of this run · point at a cell for its figures"
+_HINT = "★ frame: highest estimate · dashed: setting of this run · point at a cell for its figures"
 _CLICK = " · click: put it into Run settings"
 
 

@@ -213,9 +213,15 @@ def _headline(result: WhatIf) -> str:
         words += ", as recorded"
     elif best.n_max + 1 in result.unmeasured_widths:
         words += f", estimated: no pass of {best.n_max + 1} tokens was timed often enough"
+    elif result.gain is None:
+        words = f"Too few rounds to tell n_max apart: {_speed(recorded)} as recorded"
     else:
-        gain = (best.tokens_per_second or 0.0) / (recorded.tokens_per_second or 1.0) - 1
-        words += f", {100 * gain:+.0f} % against n_max {recorded.n_max} as recorded"
+        low, high = (f"{100 * (one - 1):+.0f}" for one in result.gain)
+        range_ = f"{low} to {high} % against n_max {recorded.n_max} as recorded"
+        if result.gain[0] <= 1:
+            words = f"No difference shown: n_max {best.n_max}, {range_}"
+        else:
+            words += f", {range_}"
     return f"{words} · estimate from {_steps(result)}"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED
 from engine.analysis.what_if.simulation import simulate
+from engine.analysis.what_if.surface import gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,13 @@ class WhatIf:
 
     n_steps: rounds with a draft that they are made from. unmeasured_widths: verify widths that an
     estimate needs and no row had; their cost is taken from between the nearest that were measured.
+    gain: of the best over the recorded, see engine.analysis.what_if.surface.
     """
 
     n_steps: int
     estimates: tuple[DraftLengthEstimate, ...]
     unmeasured_widths: tuple[int, ...]
+    gain: tuple[float, float] | None = None
 
     @property
     def recorded(self) -> DraftLengthEstimate:
@@ -79,4 +82,8 @@ def what_if(rounds: RecordedRounds) -> WhatIf | None:
         speed = float(speeds[i]) if i or costs.plain_is_timed else None
         estimates.append(DraftLengthEstimate(i, float(expected[i]), draft, verify, rest, speed))
     missing = costs.unmeasured(range(1, rounds.n_max + 2)) if costs else ()
-    return WhatIf(rounds.n_drafts, tuple(estimates), missing)
+    result = WhatIf(rounds.n_drafts, tuple(estimates), missing)
+    if result.best in (None, result.recorded):
+        return result
+    best, now = ({"n_max": one.n_max} for one in (result.best, result.recorded) if one)
+    return replace(result, gain=gain(rounds, best, now))
