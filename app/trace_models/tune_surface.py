@@ -84,12 +84,14 @@ def estimate(request: SurfaceRequest) -> TuneSurface | None:
     if rule is FIXED and own_n in lengths and own_p in floors:
         current = lengths.index(own_n), floors.index(own_p)
     rare, measured = _rare(costs, lengths[-1] + 1), speed(request.run.store, request.run.run_id)
-    told = TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
+    estimated = TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
     if current is None or found.best is None or found.best == current:
-        return told
-    settings = [told.setting(*cell) for cell in (found.best, current)]
+        return estimated
+    if int(found.n_max[found.best[0]]) + 1 in found.unmeasured_widths:
+        return estimated
+    settings = [estimated.setting(*cell) for cell in (found.best, current)]
     best, now = ({"n_max": n, "p_min": p} for n, p in settings)
-    return replace(told, gain=gain(rounds, best, now))
+    return replace(estimated, gain=gain(rounds, best, now))
 
 
 def _rare(costs: RoundCosts | None, widest: int) -> tuple[int, ...]:
@@ -120,7 +122,7 @@ def heat_map(found: TuneSurface) -> HeatMap:
     values = (one.tokens_per_second if found.is_timed else one.tokens_per_round).T
     marks = {}
     best = best_cell(found)
-    if best is not None:
+    if best is not None and _is_shown(found):
         marks[BEST] = (best[1], best[0])
     if found.current is not None:
         marks[CURRENT] = (found.current[1], found.current[0])
@@ -140,6 +142,15 @@ def best_cell(found: TuneSurface) -> tuple[int, int] | None:
     return found.surface.best
 
 
+def _is_shown(found: TuneSurface) -> bool:
+    """Whether the fastest is so beyond the run's own spread, or there is nothing to compare."""
+    best = best_cell(found)
+    if best is None or found.current in (None, best):
+        return True
+    differs = found.current and _speed(found, found.current) != _speed(found, best)
+    return bool(differs and found.gain and found.gain[0] > 1)
+
+
 def headline(found: TuneSurface) -> str:
     """The best setting against the one in effect and plain decoding."""
     best = best_cell(found)
@@ -153,11 +164,12 @@ def headline(found: TuneSurface) -> str:
         return f"{words}, as recorded"
     now = f"{_setting(found, found.current)} → {_speed(found, found.current)}"
     if _speed(found, found.current) == _speed(found, best):
-        return f"None faster than now: {now}"
+        return f"None estimated faster than now: {now}"
     if found.gain is None:
-        return f"Too few rounds to tell settings apart. Now: {now}"
+        highest = words.replace("Best", "Highest", 1)
+        return f"No verdict, too few rounds or passes were timed. {highest}. Now: {now}"
     low, high = found.gain
-    if low > 1:
+    if _is_shown(found):
         return f"{words}, {low:.2f} to {high:.2f} times now. Now: {now}"
     return (
         f"No difference shown: {_setting(found, best)} has {low:.2f} to {high:.2f} times the speed "

@@ -60,9 +60,17 @@ class WhatIf:
         timed = [e for e in self.estimates if e.tokens_per_second is not None]
         return max(timed, key=lambda e: (e.tokens_per_second or 0.0, -e.n_max), default=None)
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether the best is the one that was recorded, or faster beyond the run's own spread."""
+        best = self.best
+        is_same = best is not None and best.n_max == self.recorded.n_max
+        return is_same or (self.gain is not None and self.gain[0] > 1)
 
-def what_if(rounds: RecordedRounds) -> WhatIf | None:
-    """Estimates from the rounds of one run; None without a single draft."""
+
+def what_if(rounds: RecordedRounds, *, is_whole: bool = True) -> WhatIf | None:
+    """Estimates from the rounds of one run; None without a single draft. is_whole: the run has
+    ended, so that a gain is worth its time."""
     if not rounds.n_drafts:
         return None
     costs = RoundCosts.measured(rounds)
@@ -83,7 +91,8 @@ def what_if(rounds: RecordedRounds) -> WhatIf | None:
         estimates.append(DraftLengthEstimate(i, float(expected[i]), draft, verify, rest, speed))
     missing = costs.unmeasured(range(1, rounds.n_max + 2)) if costs else ()
     result = WhatIf(rounds.n_drafts, tuple(estimates), missing)
-    if result.best in (None, result.recorded):
+    timed = result.best is not None and result.best.n_max + 1 not in missing
+    if not (is_whole and timed) or result.best == result.recorded:
         return result
     best, now = ({"n_max": one.n_max} for one in (result.best, result.recorded) if one)
     return replace(result, gain=gain(rounds, best, now))
