@@ -139,8 +139,11 @@ class LocalSession:
     """An engine's Session as the window uses it. target: the file that it was opened from."""
 
     def __init__(self, session: Session, target: Path) -> None:
+        from engine.run_checkpoints import RunCheckpoints
+
         self._session, self.target = session, target
         self._cache: PromptCache | None = None
+        self._checkpoints = RunCheckpoints()
         self._held: dict[tuple[int, int, str], Conversation] = {}
         """Conversations by their trace, number, and how they become prompts."""
 
@@ -172,10 +175,12 @@ class LocalSession:
         options, fork = request.options, request.fork
         if fork is not None:
             fork.check_model(self._session.identity, self._session.compute)
-            return self._session.start(fork.prompts(), options, trace, fork=fork)
+            prompts, kept = fork.prompts(), self._checkpoints
+            return self._session.start(prompts, options, trace, fork=fork, checkpoints=kept)
         prompts = self._prompts(request)
         audit = audit_of(self._session, prompts, options, asked=None, in_background=True)
-        run = self._session.start(prompts, options, trace, audit=audit)
+        kept = self._checkpoints
+        run = self._session.start(prompts, options, trace, audit=audit, checkpoints=kept)
         note_why_not(trace.runs[run.run_id], prompts, options)
         self._learn_content(run)
         return run

@@ -74,6 +74,16 @@ class DrafterChain:
         self._n_beyond = {key: n for key, n in other._n_beyond.items() if key[0] in held}
 
     @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Those that are asked."""
+        return tuple(self._drafters)
+
+    @property
+    def every(self) -> tuple[Drafter, ...]:
+        """Those, and all that only follow."""
+        return (*self._drafters, *self._followers)
+
+    @property
     def longest(self) -> int:
         """Most tokens that any of the drafters may draft."""
         return max((drafter.n_max for drafter in self._drafters), default=0)
@@ -81,8 +91,7 @@ class DrafterChain:
     @property
     def taps(self) -> tuple[int, ...]:
         """Layers whose rows any of the drafters reads, ascending."""
-        every = (*self._drafters, *self._followers)
-        return tuple(sorted({layer for drafter in every for layer in drafter.taps}))
+        return tuple(sorted({layer for drafter in self.every for layer in drafter.taps}))
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence is decoded."""
@@ -95,7 +104,7 @@ class DrafterChain:
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Pass on what the target decoded for good. No memory may hold more of the text then."""
-        for drafter in (*self._drafters, *self._followers):
+        for drafter in self.every:
             drafter.observe(seq, pos0, tokens, rows)
         for name, drafter in self._holding.items():
             if (n := drafter.held(seq) - pos0 - len(tokens)) > 0:
@@ -177,7 +186,7 @@ class DrafterChain:
     def resume(self, seq: int, n_tokens: int) -> None:
         """A sequence takes a slot whose memory holds its first n_tokens already."""
         self._winners.pop(seq, None)
-        for drafter in (*self._drafters, *self._followers):
+        for drafter in self.every:
             drafter.resume(seq, n_tokens)
 
     def held(self, seq: int) -> dict[str, int]:
@@ -189,7 +198,7 @@ class DrafterChain:
         self._winners.pop(seq, None)
         if self._adapt:
             self._adapt.forget(seq)
-        for drafter in (*self._drafters, *self._followers):
+        for drafter in self.every:
             drafter.forget(seq)
 
     def _book(self, drafter: Drafter, phase: str, start: float) -> float:

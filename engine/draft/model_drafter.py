@@ -50,6 +50,11 @@ class ModelDrafter(Drafter, ABC):
         self._draws = draws
         self._n_wrong: torch.Tensor | None = None
 
+    def take_text(self, other: Any) -> bool:
+        """Know the text that another drafter of this name knows, as if this one had followed it
+        from its start with nothing drafted; False if it cannot."""
+        return False
+
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request.
 
