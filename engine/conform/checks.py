@@ -177,7 +177,7 @@ class Player:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
         self.bound = _BOUNDS[shape.state_dtype]
-        if kernel.chunk and device == "cuda":  # products of tensor cores
+        if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = 1e-2
         self.memory = Memory(device)
 

@@ -123,7 +123,8 @@ class Kernel:
     `square` whether d_v must be d_k; `equal_lengths` whether all sequences of a pass must have the
     same number of rows. `trees`: a pass may be a tree of drafts (Rows.parents); `padding`: a pass
     may hold sequence -1, rows that the engine adds to fill a batch; `chunk`: rows of a chunk of a
-    kernel for prompts, which knows the last state alone (0: it is none).
+    kernel for prompts, which knows the last state alone (0: it is none); `bf16_products`: it
+    rounds factors of its products to bfloat16, whatever its tensors are.
     """
 
     name: str
@@ -138,4 +139,5 @@ class Kernel:
     trees: bool = False
     padding: bool = False
     chunk: int = 0
+    bf16_products: bool = False
     dtypes: tuple[str, ...] = ("float32", "bfloat16")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -321,20 +322,37 @@ class _Chunked(Prompts):
     """chunk_gated_delta_rule_fwd: a prompt in chunks, the last state in the pool's layout."""
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        module = self.package.module(f"{_OPS}.attention.fla.chunk")
         n = len(rows.sequences)
         heads, d_k, d_v = self.shape.state
         pool = self.memory.zeros(n, heads, d_v, d_k)
         if first is not None:
             pool.copy_(first.transpose(-1, -2))
-        o = module.chunk_gated_delta_rule_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+        # one of the kernels writes its outputs over v
+        rows_of = (rows.q_normed, rows.k_normed, rows.v.clone(), rows.g, rows.beta)
+        o = self.called(
+            *(t.unsqueeze(0) for t in rows_of),
             scale=self.shape.d_k**-0.5,
             initial_state=pool,
             initial_state_indices=self.memory.whole(range(n)),
             cu_seqlens=rows.starts,
-        )[1]
+        )
         return o[0], pool.transpose(-1, -2)
+
+    def called(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        """The outputs of the kernel."""
+        module = self.package.module(f"{_OPS}.attention.fla.chunk")
+        o = module.chunk_gated_delta_rule_fwd(*tensors, **options)[1]
+        assert isinstance(o, torch.Tensor)
+        return o
+
+
+class _ChunkedKda(_Chunked):
+    """chunk_kda_fwd."""
+
+    def called(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        o = self.package.module(f"{_OPS}.attention.fla.kda").chunk_kda_fwd(*tensors, **options)
+        assert isinstance(o, torch.Tensor)
+        return o
 
 
 _CHUNKS = (
@@ -406,5 +424,14 @@ ENGINE = Engine(
             "causal_conv1d_update", ("conv",), _Conv, equal_lengths=True, trees=True, padding=True
         ),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=("float32",), chunk=64),
+        Kernel(
+            "chunk_kda",
+            ("kda",),
+            _ChunkedKda,
+            grouped=False,
+            dtypes=("float32",),
+            chunk=64,
+            bf16_products=True,
+        ),
     ),
 )
