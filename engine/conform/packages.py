@@ -283,7 +283,10 @@ def open_package(target: str, name: str) -> Package:
 def _version(root: Path, name: str) -> str:
     for info in sorted(root.glob("*.dist-info")):
         words = info.name.removesuffix(".dist-info").split("-")
-        if words[0].replace("_", "").lower() in (name, f"{name}core", "flashlinearattention"):
+        if words[0].replace("_", "").lower() in (
+            *(name.replace("_", "") + end for end in ("", "core", "python")),
+            "flashlinearattention",
+        ):
             return words[-1]
     init = root / name / "__init__.py"
     text = init.read_text(errors="replace") if init.is_file() else ""

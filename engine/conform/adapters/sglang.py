@@ -18,7 +18,7 @@ _OPS = "sglang.kernels.ops"
 _LINEAR = f"{_OPS}.attention.linear"
 
 
-class _Snapshots:
+class Snapshots:
     """Pool of states (slot 0 is SGLang's null slot) and a buffer [slots, drafts, …]."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
@@ -61,7 +61,7 @@ class _Snapshots:
         return self.run(rows, keep=False)
 
 
-class _Delta(_Snapshots):
+class _Delta(Snapshots):
     """fused_sigmoid_gating_delta_rule_update, as target_verify calls it."""
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
@@ -94,7 +94,7 @@ class _Delta(_Snapshots):
         return o.view(n, self.shape.n_heads, self.shape.d_v)
 
 
-class _DeltaUpdate(_Snapshots):
+class _DeltaUpdate(Snapshots):
     """fused_recurrent_gated_delta_rule_update_fwd: gates computed before."""
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
@@ -175,7 +175,7 @@ class _Replay:
         return None
 
 
-class _ReplayOfChannels(_Snapshots):
+class _ReplayOfChannels(Snapshots):
     """KDA's verify pass writes its inputs to a log; the commit folds the accepted ones."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
@@ -225,21 +225,22 @@ class _ReplayOfChannels(_Snapshots):
         )
 
 
-class _Mamba2(_Snapshots):
+class Mamba2(Snapshots):
     """selective_state_update with a buffer of intermediate states; sequences of one length."""
 
+    dtype = torch.float32
+
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
-        module = self.package.module(f"{_OPS}.mamba.triton_ops.mamba_ssm")
         n, t, heads, d = len(rows.sequences), rows.lengths[0], *rows.x.shape[1:]
-        out = torch.empty_like(rows.x).view(n, t, heads, d)
+        out = torch.empty_like(rows.x, dtype=self.dtype).view(n, t, heads, d)
         slots = self.slots(rows.sequences)
-        module.selective_state_update(
+        self.called(
             self.pool,
-            rows.x.view(n, t, heads, d),
+            rows.x.view(n, t, heads, d).to(self.dtype),
             rows.dt.view(n, t, heads, 1).expand(n, t, heads, d),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            rows.B.view(n, t, *rows.B.shape[1:]),
-            rows.C.view(n, t, *rows.C.shape[1:]),
+            rows.B.view(n, t, *rows.B.shape[1:]).to(self.dtype),
+            rows.C.view(n, t, *rows.C.shape[1:]).to(self.dtype),
             rows.D.view(heads, 1).expand(heads, d),
             dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,
@@ -252,6 +253,11 @@ class _Mamba2(_Snapshots):
             retrieve_parent_token=self.parents(rows),
         )
         return out.view(-1, heads, d)
+
+    def called(self, *tensors: torch.Tensor, **options: Any) -> None:
+        """Call the kernel."""
+        module = self.package.module(f"{_OPS}.mamba.triton_ops.mamba_ssm")
+        module.selective_state_update(*tensors, **options)
 
 
 class _Conv:
@@ -415,7 +421,7 @@ ENGINE = Engine(
         Kernel(
             "selective_state_update",
             ("mamba2",),
-            _Mamba2,
+            Mamba2,
             equal_lengths=True,
             trees=True,
             padding=True,
