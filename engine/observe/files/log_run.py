@@ -144,6 +144,9 @@ def sums_of(request: LogRequest, server: ServerLog) -> RecordedRequest:
     )
     found.timings = {k: v for k, v in zip(ALL_TIMINGS, given, strict=True) if v is not None}
     found.num_draft_tokens, found.num_accepted_draft_tokens = request.drafted, request.accepted
+    if request.drafted is None and request.is_released and n is not None and server.says_drafts:
+        found.num_draft_tokens = found.num_accepted_draft_tokens = 0  # else there would be a line
+        found.num_spec_steps = 0
     found.record = {"speeds": request.speeds} if request.speeds else {}
     if request.drafted and request.accepted is not None:
         _check_ratio(found, request, request.accepted / request.drafted)

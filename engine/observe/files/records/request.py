@@ -345,7 +345,8 @@ def joint_counts(request: RecordedRequest) -> np.ndarray | None:
 
 
 def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
-    """Histogram and rates by index in the draft, as far as every record has them."""
+    """Histogram and rates by index in the draft, as far as every record with drafts has them."""
+    requests = [r for r in requests if r.num_spec_steps != 0 or r.histogram or r.per_pos]
     histograms = [_histogram(request) for request in requests]
     if not requests or any(one is None for one in histograms):
         return dict.fromkeys(
