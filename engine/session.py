@@ -53,7 +53,7 @@ from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run
 from engine.run_checkpoints import RunCheckpoints, unread
 from engine.sampling.grammar import Grammar, GrammarTokens, read_grammar
-from engine.trace.run_copy import copy_rounds
+from engine.trace.run_ref import copy_rounds
 from engine.trace.run_ref import RunRef, same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
