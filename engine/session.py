@@ -106,8 +106,8 @@ class Session:
     @classmethod
     def open(
         cls,
-        target: Path | str,
-        draft: Path | str | Sequence[Path | str] | None = None,
+        target: Path | str | GgufFile,
+        draft: Path | str | Sequence[Path | str | GgufFile] | None = None,
         *,
         compute: str = "auto",
         device: str = "cpu",
@@ -118,7 +118,8 @@ class Session:
         options: RunOptions | None = None,
     ) -> Session:
         """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
-        device (engine.machine.device.resolve_device). mmap: see engine.model.loader.reader_for.
+        device (engine.machine.device.resolve_device). Files that are open are closed. mmap:
+        see engine.model.loader.reader_for.
         drafts_by_mtp: of a whole model that drafts, its MTP block is used, if it has one.
         options: of the runs to come; a CUDA device without room for them is refused at once.
 
@@ -130,7 +131,10 @@ class Session:
         paths = [draft] if isinstance(draft, str | Path) else list(draft or ())
         with ExitStack() as opened:
             file, *others = (
-                opened.enter_context(GgufFile.open(path, cancelled)) for path in (target, *paths)
+                opened.enter_context(
+                    path if isinstance(path, GgufFile) else GgufFile.open(path, cancelled)
+                )
+                for path in (target, *paths)
             )
             tokenizer = Tokenizer.from_gguf(file, cancelled)
             for other in others:
@@ -144,7 +148,14 @@ class Session:
                 check_room(estimate(info, figures, runs, runs.parallel or 1, mode).sizes, there)
             total = sum(one.n_bytes for one in (file, *others))
             report = report_part(progress, 0, total) if others else progress
-            load = partial(_loaded, compute=compute, device=there, cancelled=cancelled, mmap=mmap)
+            load = partial(
+                _loaded,
+                options=options,
+                compute=compute,
+                device=there,
+                cancelled=cancelled,
+                mmap=mmap,
+            )
             model, start = load(file, progress=report, mtp=mtp), file.n_bytes
             drafts: dict[str, OpenedDraft] = {}
             its_model: HybridModel | LoadedDrafter
@@ -600,11 +611,16 @@ def _loaded_beside(
     return drafter
 
 
-def _loaded(file: GgufFile, progress: ReportProgress | None = None, **options: Any) -> HybridModel:
-    """See load_model; a large model is then ready to be measured."""
-    model = load_model(file, progress=progress, **options)
+def _loaded(
+    file: GgufFile,
+    progress: ReportProgress | None = None,
+    options: RunOptions | None = None,
+    **how: Any,
+) -> HybridModel:
+    """See load_model; a large model is then ready to be measured, in runs with the options."""
+    model = load_model(file, progress=progress, **how)
     if not describe(file).is_small:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
-        warm_up(model)
+        warm_up(model, is_plain=options is not None and not options.spec.types)
     return model
