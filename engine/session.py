@@ -48,6 +48,7 @@ from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model, resolve_compute
 from engine.model.mtp_file import DRAFT_MTP, leave_block
+from engine.model.threads import chosen_by
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run
@@ -510,6 +511,7 @@ class Session:
                 "compute": model.compute,
                 "device": str(model.device),
                 "threads": torch.get_num_threads(),
+                **({"threads_chosen": chosen} if (chosen := chosen_by()) else {}),
                 "model": self.identity,
                 "architecture": self.config.architecture,
                 "n_ctx": memory.attention.n_ctx,

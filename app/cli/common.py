@@ -102,7 +102,8 @@ def add_threads(group: argparse._ArgumentGroup) -> None:
         "--threads",
         type=positive,
         metavar="N",
-        help="CPU threads (default: all cores, one for a small model)",
+        help="CPU threads (default: all cores; for a small model what was fastest in a short trial "
+        "when it was first opened)",
     )
 
 
@@ -246,8 +247,8 @@ def open_session(
     by_mtp = drafts_by_mtp(getattr(args, "spec_type", None) or ())
     with collections_wait():
         files = check_files(target, drafts, by_mtp=by_mtp)
-        from engine.model.threads import use_threads
         from engine.session import Session
+        from engine.thread_trial import choose_threads
 
         session = Session.open(
             *files,
@@ -259,5 +260,5 @@ def open_session(
             options=options,
         )
         gc.freeze()  # what is there stays: a full collection takes 5 instead of 130 ms of a run
-    use_threads(args.threads, session.info)
+    choose_threads(args.threads, session.info, session.model)
     return session
