@@ -16,7 +16,7 @@ import torch
 from engine.batch import Span
 from engine.decode.acceptance import Judge, cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, HeldSequence, note_failure, note_non_finite
-from engine.decode.forward import Forward
+from engine.decode.forward import Forward, ends_with_record
 from engine.decode.held_sequences import HeldSequences
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock, Round
@@ -112,6 +112,7 @@ class Scheduler:
         self._n_ctx = memory.attention.n_ctx
         self._end_tokens = frozenset() if options.ignore_eos else frozenset(self._all_end_tokens)
         chain.trim = partial(cut_draft, self._slots) if grammar else None
+        samplers = [sequence.sampler for sequence in self.sequences]
         self._forward = Forward(
             self._model,
             memory,
@@ -121,8 +122,8 @@ class Scheduler:
             chain.decoded,
             chain.taps,
             self._n_slots,
+            with_record=ends_with_record(self.device) and all(s.takes_largest for s in samplers),
         )
-        samplers = [sequence.sampler for sequence in self.sequences]
         self._judge = Judge(samplers, options, self._end_tokens)
         again = self._judge.accept_again if self._judge.judges_replays else None
         judge = self._judge
@@ -271,7 +272,7 @@ class Scheduler:
             seq = round_.seq
             sequence.n_tokens += len(round_.tokens)
             if not sequence.in_prompt:
-                round_.logits = logits[seq]
+                round_.logits, round_.record = logits[seq], self._forward.records.get(seq)
                 self._judge.accept(round_)
                 self._emit(sequence, round_)
                 sequence.last = round_.accepted[0]

@@ -74,6 +74,7 @@ class VerifyLoop:
             for span in spans:
                 round_, rows = by_seq[span.seq], of_tokens[span.seq]
                 round_.logits = logits[span.seq]
+                round_.record = self._forward.records.get(span.seq)
                 yield self._judged(round_, span, rows, saves.get(span.seq), clock)
         for round_ in trees:
             yield self._tree(round_, clock)
@@ -127,7 +128,7 @@ class VerifyLoop:
         round_.tree, round_.path, round_.draft = tree, paths[best], drafts[best]
         round_.tokens = [round_.tokens[0], *drafts[best].tokens]
         round_.n_rows = sum(1 + len(draft.tokens) for draft in drafts)
-        round_.logits = logits[span.seq]
+        round_.logits, round_.record = logits[span.seq], forward.records.get(span.seq)
         forward.show(replace(span, seq=round_.seq), of_tokens[span.seq])
         self._judged(round_, span, of_tokens[span.seq], saves.get(round_.seq), clock)
         for other in spans[1:]:
@@ -225,6 +226,7 @@ class Rollback:
             tokens = [round_.tokens[0], *round_.accepted]
             span = Span(round_.seq, round_.pos0, tokens, range(len(tokens)))
             round_.logits = self._replay(round_, span, clock)
+            round_.record = self._forward.records.get(round_.seq)
             self._again(round_)
             clock.stop("sample", [round_.seq])
             n = len(round_.accepted)
