@@ -189,6 +189,12 @@ class PhaseClock:
         self._since = now
         return ms
 
+    def move(self, ms: float, source: str, target: str, seqs: Sequence[int]) -> None:
+        """Book time of these sequences to another phase."""
+        for seq in seqs:
+            self._own[seq][source] -= ms / len(seqs)
+            self._own[seq][target] += ms / len(seqs)
+
     def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
         """Milliseconds per phase: of this sequence alone, plus its n-th part (n_seqs) of the time
         that all sequences spent together."""

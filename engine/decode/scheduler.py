@@ -23,7 +23,7 @@ from engine.decode.round import PhaseClock, Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, DraftRequest, awaited
 from engine.machine.clock import clock_paused
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -113,6 +113,7 @@ class Scheduler:
         self._end_tokens = frozenset() if options.ignore_eos else frozenset(self._all_end_tokens)
         chain.trim = partial(cut_draft, self._slots) if grammar else None
         samplers = [sequence.sampler for sequence in self.sequences]
+        with_record = ends_with_record(self.device) and all(s.takes_largest for s in samplers)
         self._forward = Forward(
             self._model,
             memory,
@@ -122,8 +123,11 @@ class Scheduler:
             chain.decoded,
             chain.taps,
             self._n_slots,
-            with_record=ends_with_record(self.device) and all(s.takes_largest for s in samplers),
+            with_record=with_record,
         )
+        # which tokens a draft has is of no account to how it is verified
+        stays = with_record and options.spec.verify_max is None and not options.faults
+        chain.stay_on(self.device if stays else None)
         self._judge = Judge(samplers, options, self._end_tokens)
         again = self._judge.accept_again if self._judge.judges_replays else None
         judge = self._judge
@@ -342,7 +346,11 @@ class Scheduler:
                     unverified.get(sequence.index),
                 )
             )
+        are_pending = bool(awaited(drafts.values()))
         for round_ in self._loop.run(rounds, clock):
+            if are_pending:
+                self._note_drafts()
+                are_pending = False
             self._follow(self.sequences[round_.seq_id], round_, clock)
         return rounds
 
@@ -370,14 +378,18 @@ class Scheduler:
         if not requests:
             return {}
         drafts = self._chain.draft(requests)
+        if not awaited(drafts.values()):
+            self._note_drafts()
+        return drafts
+
+    def _note_drafts(self) -> None:
+        """Record what the drafters answered."""
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
-        by_index = {sequence.index: sequence for sequence in sequences}
         for seq, draft in self._chain.asked:
             if found := draft.non_finite:
-                sequence, name = by_index[seq], draft.drafter
+                sequence, name = self.sequences[self._slots.holders[seq]], draft.drafter
                 where = OF_DRAFTER.get(name, name)
                 self._note_non_finite(sequence, sequence.n_tokens + 1, where, found)
-        return drafts
 
     def _check_finite(self, sequence: DecodingSequence, first_pos: int) -> None:
         """first_pos: of the token that row 0 of the logits chooses."""

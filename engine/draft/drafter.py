@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
     from engine.batch import UBatch
     from engine.model.taps import TargetRows
 
@@ -29,6 +32,20 @@ class DraftRequest:
     n_max: int
 
 
+@dataclass(slots=True, eq=False)
+class PendingDrafts:
+    """Drafts of one call whose tokens only the device knows: UNKNOWN, as many as there will be.
+
+    tokens: by sequence, int64 [n]. parts: what is to be read of them; `fill` puts its values in.
+    late: once the device has been waited for, how many milliseconds longer than the host it took.
+    """
+
+    tokens: dict[int, torch.Tensor]
+    parts: Sequence[torch.Tensor]
+    fill: Callable[[Sequence[np.ndarray]], None]
+    late: Callable[[], float] = float
+
+
 @dataclass(slots=True)
 class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
@@ -46,7 +63,8 @@ class Draft:
     drafted in, None where it was not drafted as a block. n_max: the longest that a rule of adaptive
     depth allowed, None without one. ms: its part of the call for all sequences. parents: of a tree
     (engine.draft.tree), for each token the index of the one before it, which is lower, -1 = it
-    follows the newest token; empty where each follows the one before.
+    follows the newest token; empty where each follows the one before. pending: what brings the
+    tokens and all that goes with them, None where they are here.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -66,6 +84,7 @@ class Draft:
     n_max: int | None = None
     ms: float = field(default=0.0, compare=False)
     parents: list[int] = field(default_factory=list)
+    pending: PendingDrafts | None = field(default=None, compare=False)
 
     @property
     def depths(self) -> list[int]:
@@ -110,6 +129,11 @@ class Draft:
         return rest
 
 
+def awaited(drafts: Iterable[Draft | None]) -> list[PendingDrafts]:
+    """What drafts wait for, each once."""
+    return list({id(x): x for draft in drafts if draft and (x := draft.pending)}.values())
+
+
 @runtime_checkable
 class SeesPasses(Protocol):
     """A drafter that is shown every forward pass of the target, before anything is undone."""
@@ -125,6 +149,13 @@ class ReadsTaps(Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]: ...
+
+
+@runtime_checkable
+class StaysOnDevice(Protocol):
+    """A drafter that may leave its drafts on the device, pending: whether it does."""
+
+    stays_on_device: bool
 
 
 @runtime_checkable

@@ -124,6 +124,24 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+Mark = torch.cuda.Event | None
+"""A point in the work of a CUDA device; None on the processor, which does its work at once."""
+
+
+def mark(device: torch.device | None) -> Mark:
+    """The point in the work of a device that it has been given everything before."""
+    if device is None or device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def ms_between(first: Mark, last: Mark) -> float:
+    """Milliseconds that a device took from one mark to another, both of which it has passed."""
+    return first.elapsed_time(last) if first and last else 0.0
+
+
 def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | None:
     """What an error in a run means for the user: a device without memory or one that failed; None
     for any other."""

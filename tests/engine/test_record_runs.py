@@ -18,7 +18,7 @@ POLICIES = ["planes", "carry", "ring", "replay", "checkpoint"]
 
 @pytest.fixture(autouse=True)
 def without_recordings(monkeypatch):
-    """What picks the largest logits is no kernel that a pass on the processor could record."""
+    """what picks the largest logits is not a kernel that a pass on the processor could record."""
     monkeypatch.setenv(VARIABLE, "off")
 
 

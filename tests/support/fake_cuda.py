@@ -178,6 +178,7 @@ def fake_cuda(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr("engine.draft.chain.mark", lambda device: None)
     with _guarded(), FakeTensorMode(allow_non_fake_inputs=True), _Watch(seen):
         yield seen
 

@@ -11,8 +11,12 @@ from tests.support.golden_runs import tokens_of
 
 def facts(table: Table) -> dict[str, np.ndarray]:
     """All columns but times and the run's number."""
-    names = [c.name for c in table.columns if not c.name.endswith("ms") and c.name != "run_id"]
-    return {name: np.array(table.column(name)) for name in names}
+    wanted = [c for c in table.columns if not c.name.endswith("ms") and c.name != "run_id"]
+    # texts themselves: they are numbered as they come
+    return {
+        c.name: np.array(table.texts(c.name) if c.kind == "text" else table.column(c.name))
+        for c in wanted
+    }
 
 
 def assert_same(recorded: Run, plain: Run) -> None:
