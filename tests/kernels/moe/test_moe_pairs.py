@@ -8,9 +8,8 @@ import torch
 from kernels import moe
 from kernels.dispatch import uses_llvm
 from kernels.linear import pack_blocks, stack_weights
-from kernels.linear.blocks import BlockData
 from kernels.linear.integer_blocks import TYPES, integer_linear
-from kernels.linear.packed import PackedWeight
+from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import RELU2, SWIGLU, Activation, PackedExperts, experts, put_together, route
 from kernels.moe.packed import find_places
 from tests.support.closeness import nmse
