@@ -33,7 +33,7 @@ _ROUNDS = 12
 _FEWEST = 4
 """Passes of each number that a choice needs: the first one records."""
 _FASTER = 0.9
-"""Of the time that the rule's number takes: less than that is no reason to use another."""
+"""Of the time that the rule's number takes: less than that does not justify another."""
 _MOST_KEPT, _MOST_BYTES = 256, 1 << 20
 
 
@@ -60,7 +60,7 @@ def timed(
     """The least seconds of `run` with each number of threads, taken in turn; {} where the budget is
     used up before each had a few turns, as on a machine with other work.
 
-    run: one pass with so many threads. now: a clock in seconds."""
+    run: one pass with a number of threads. now: a clock in seconds."""
     took: dict[int, list[float]] = {n: [] for n in candidates}
     start = now()
     for _ in range(_ROUNDS):
