@@ -20,7 +20,7 @@ from engine.analysis.acceptance.breakdown import (
     Share,
     breakdown,
 )
-from engine.analysis.acceptance.significance import Logistic
+from engine.analysis.acceptance.counts import Logistic
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
 

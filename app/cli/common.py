@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -15,12 +16,14 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, note, show_below, show_progress
 from engine.errors import ApiKeyError, OptionError
 from engine.files import check_writable, decoded, unreadable, user_text
+from engine.garbage import collections_wait
 from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO
 from engine.progress import ReportProgress
 from engine.size_text import size_text
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 if TYPE_CHECKING:
+    from engine.gguf.file import GgufFile
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.server.client import ServerClient
     from engine.observe.server.limits import TimeLimits
@@ -87,7 +90,8 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
 def add_threads(group: argparse._ArgumentGroup) -> None:
     """--threads."""
     OptionLines(group).add("""
-        -t, --threads N  CPU threads (default: all cores, one for a small model)
+        -t, --threads N  CPU threads (default: all cores; for a small model what was fastest in a
+            short trial when it was first opened)
     """)
 
 
@@ -150,9 +154,11 @@ def loading_line() -> ReportProgress | None:
     return progress
 
 
-def check_files(target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = False) -> None:
+def check_files(
+    target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = False
+) -> tuple[GgufFile, list[GgufFile]]:
     """Refuse files that cannot be used at once, before torch takes its time to be imported. by_mtp:
-    see check_draft.
+    see check_draft. The files stay open as long as they are wanted.
 
     Raises what Session.open would: ModelFileError, UnsupportedModelError,
     VocabularyMismatchError.
@@ -162,13 +168,16 @@ def check_files(target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = Fal
     from engine.gguf.tokenizer import Tokenizer
     from engine.model.info import describe
 
-    with GgufFile.open(target) as file:
+    with ExitStack() as opened:
+        file = opened.enter_context(GgufFile.open(target))
         describe(file)
         tokenizer = Tokenizer.from_gguf(file) if drafts else None
-        for path in drafts:
-            with GgufFile.open(path) as draft:
-                assert tokenizer is not None
-                check_draft(file, tokenizer, draft, by_mtp=by_mtp)
+        others = [opened.enter_context(GgufFile.open(path)) for path in drafts]
+        for draft in others:
+            assert tokenizer is not None
+            check_draft(file, tokenizer, draft, by_mtp=by_mtp)
+        opened.pop_all()
+    return file, others
 
 
 def open_session(
@@ -183,22 +192,22 @@ def open_session(
     Raises what Session.open does.
     """
     by_mtp = drafts_by_mtp(getattr(args, "spec_type", None) or ())
-    check_files(target, drafts, by_mtp=by_mtp)
-    from engine.model.threads import use_threads
-    from engine.session import Session
+    with collections_wait():
+        files = check_files(target, drafts, by_mtp=by_mtp)
+        from engine.session import Session
+        from engine.thread_trial import choose_threads
 
-    gc.freeze()  # the modules stay: a full collection takes 5 instead of 130 ms of a run
-    session = Session.open(
-        target,
-        drafts,
-        compute=args.compute,
-        device=args.device,
-        mmap=args.mmap,
-        drafts_by_mtp=by_mtp,
-        progress=loading_line(),
-        options=options,
-    )
-    use_threads(args.threads, session.info)
+        session = Session.open(
+            *files,
+            compute=args.compute,
+            device=args.device,
+            mmap=args.mmap,
+            drafts_by_mtp=by_mtp,
+            progress=loading_line(),
+            options=options,
+        )
+        gc.freeze()  # what is there stays: a full collection takes 5 instead of 130 ms of a run
+    choose_threads(args.threads, session.info, session.model)
     return session
 
 

@@ -297,6 +297,11 @@ _NAMES_ELSEWHERE = {
     "--compute (weights keep the types of their file)": "--quantization",
     "memory is taken as it is needed; draftscope info says how much.": "--gpu-memory-utilization",
     "--cache-prompt": "--enable-prefix-caching",
+    "write draftscope bench random-model.": "--write-random-model",
+    **{
+        f"write draftscope bench {kind}.": f"--{kind}"
+        for kind in ("w1", "slots", "recording", "against", "compare")
+    },
 }
 """The names of other engines by the option here, or by a sentence where there is none."""
 OPTIONS_ELSEWHERE = {

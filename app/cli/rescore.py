@@ -25,7 +25,7 @@ from app.cli.recorded import check_trace_folder
 from app.cli.run_arguments import add_options, options_from
 from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
 from engine.analysis.findings.check import recorded
-from engine.analysis.findings.rescored import TEXT_CHANGED
+from engine.analysis.findings.observed import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
 from engine.observe.server.limits import TimeLimits
 from engine.option_fields import options_in

@@ -160,7 +160,7 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     parts = [f"{numbers.tokens:,}{of} tokens"]
     fork = run.facts.fork
     if fork is not None and numbers.rounds is not None and numbers.rounds < fork.round:
-        parts.insert(0, f"{_fork(run)}: rounds before it are decoded again")
+        parts.insert(0, _rebuilt(run))
     if numbers.rounds:
         parts.append(f"round {numbers.rounds - 1:,}")
     seconds, speed = _seconds(run), numbers.tokens_per_second

@@ -10,8 +10,10 @@ from app.widgets.fields import add_row, new_form, whole
 
 _OPTIONS = ("those of Run Settings", "those that the run had")
 _ABOUT = (
-    "The rounds before are decoded again, so that states, drafters and random numbers are what "
-    "they were; the new run then goes on by itself."
+    "States, drafters and random numbers become what they were: restored from the nearest "
+    "checkpoint (up to 8 of a run are kept while its model is open, 256 MiB for all runs; any "
+    "rollback policy), and the rounds after it replayed; else all rounds before are decoded again. "
+    "The status line says which."
 )
 _MOST = 2**31 - 1
 

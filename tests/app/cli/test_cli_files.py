@@ -13,9 +13,9 @@ from engine.errors import DraftscopeError, TraceFileError
 from engine.observe.files.capture import Capture, write_capture
 from engine.report.page import write_report
 from engine.report.parts import Report
-from engine.trace.change_facts import change_facts
 from engine.trace.export import SESSION_FILE, check_export, export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.session_file import change_facts
 from engine.trace.store import TraceStore
 from tests.app.cli.conftest import Outcome
 

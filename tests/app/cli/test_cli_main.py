@@ -361,3 +361,21 @@ def test_counts_that_would_take_for_ever_are_refused(
 ) -> None:
     outcome = cli(*words)
     assert (outcome.status, message in outcome.err) == (2, True)
+
+
+def test_a_process_ends_with_its_status_its_output_and_what_others_asked_for() -> None:
+    script = (
+        "import sys; from app.__main__ import program\n"
+        "import atexit; sys.argv[1:] = {words!r}\n"
+        "status = program()\n"
+        "atexit.register(lambda: print('the last word', status))\n"
+        "sys.exit(status)"
+    )
+    for words, status in ((["demo-path"], 0), (["tokenize", "no.gguf", "a"], 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(words=words)],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == status
+        assert f"the last word {status}\n" in done.stdout
+        assert ("error" in done.stderr) == bool(status)
