@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import server as waiting
+from app.cli import common as waiting
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.observed_texts import CAPTURED_TARGET
