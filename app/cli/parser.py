@@ -184,7 +184,7 @@ class _Parser(argparse.ArgumentParser):
         """The message, with the option or kind that was most likely meant."""
         kinds = KINDS.get(self.prog.rpartition(" ")[2], {})
         for name in self._given():
-            if (kind := name.lstrip("-")) in kinds:
+            if (kind := name.lstrip("-").removeprefix("write-")) in kinds:
                 return f"{message}. Did you mean {self.prog} {kind}?"
             if near := get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7):
                 return f"{message}. Did you mean {near[0]}?"
@@ -297,11 +297,6 @@ _NAMES_ELSEWHERE = {
     "--compute (weights keep the types of their file)": "--quantization",
     "memory is taken as it is needed; draftscope info says how much.": "--gpu-memory-utilization",
     "--cache-prompt": "--enable-prefix-caching",
-    "write draftscope bench random-model.": "--write-random-model",
-    **{
-        f"write draftscope bench {kind}.": f"--{kind}"
-        for kind in ("w1", "slots", "recording", "against", "compare")
-    },
 }
 """The names of other engines by the option here, or by a sentence where there is none."""
 OPTIONS_ELSEWHERE = {
