@@ -13,7 +13,10 @@ from engine.files import written_whole
 
 _FILES = (
     *("__init__.py", "errors.py", "size_text.py", "conform/__init__.py"),
-    *(f"conform/{name}.py" for name in ("cases", "causes", "checks", "cost", "packages")),
+    *(
+        f"conform/{name}.py"
+        for name in ("cases", "causes", "checks", "cost", "interpreter", "packages")
+    ),
     *(f"conform/{name}.py" for name in ("reference", "runner", "subject")),
     *(
         f"conform/adapters/{name}.py"

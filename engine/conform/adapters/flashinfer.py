@@ -90,7 +90,7 @@ class _Verify(Snapshots):
         self.at: dict[int, int] = {}
 
     def options(self) -> dict[str, Any]:
-        """What a verify pass is given besides its rows."""
+        """What a verify pass is given in addition to its rows."""
         return {"intermediate_states_buffer": self.buffer[1:]}
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
