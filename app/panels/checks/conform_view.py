@@ -145,8 +145,8 @@ class ConformView(QWidget):
 
     def _lay_out(self) -> None:
         line = QHBoxLayout()
-        for widget, stretch in ((self.target, 1), (self.browse, 0), (self.button, 0)):
-            line.addWidget(widget, stretch)
+        for widget, stretch in ((self.headline, 1), (self.browse, 0), (self.button, 0)):
+            line.addWidget(widget, stretch, Qt.AlignmentFlag.AlignTop)
         below = QWidget()
         said = QHBoxLayout()
         said.addWidget(self.words, 1)
@@ -155,7 +155,7 @@ class ConformView(QWidget):
         column.setContentsMargins(0, 0, 0, 0)
         column.addLayout(said)
         column.addWidget(self.plot, 1)
-        parts = QSplitter(Qt.Orientation.Vertical)
+        parts = self._parts = QSplitter(Qt.Orientation.Vertical)
         parts.addWidget(self.grid)
         parts.addWidget(below)
         parts.setChildrenCollapsible(False)
@@ -163,9 +163,10 @@ class ConformView(QWidget):
         whole = QVBoxLayout(self)
         whole.setContentsMargins(8, 4, 8, 4)
         whole.setSpacing(4)
+        whole.addWidget(self.target)
         whole.addLayout(line)
-        whole.addWidget(self.headline)
         whole.addWidget(parts, 1)
+        whole.addStretch(0)
 
     def _press(self) -> None:
         if self._runs:
@@ -206,6 +207,7 @@ class ConformView(QWidget):
         faults = chosen.faults if chosen is not None else ()
         self.copy.setVisible(bool(faults))
         self.words.setVisible(chosen is not None)
+        self._parts.setVisible(bool(self._outcomes))
         self.plot.setVisible(any(f.row_errors or f.depth_errors for f in faults))
         if chosen is None:
             return
