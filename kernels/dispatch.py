@@ -81,7 +81,7 @@ def runs_triton(x: Any) -> bool:
     has the device, a tensor or rows made of tensors."""
     if not (x.is_cuda or _always_triton()):
         return False
-    return _always_triton() or (not os.environ.get(VARIABLE) and _has_cuda() and _has_triton())
+    return _always_triton() or (not os.environ.get(VARIABLE) and _has_cuda() and has_triton())
 
 
 @functools.cache
