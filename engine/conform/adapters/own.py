@@ -90,7 +90,7 @@ class _Slots:
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
         run = _operation("delta_rule", "gated_delta_slots", getattr(self, "backend", ""))
         rows_of = _stacked(parts, _DELTA)
-        return run(*rows_of, self.pool, read, write, grouped=True)  # type: ignore[no-any-return]
+        return run(*rows_of, self.pool, read, write, grouped=True)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
@@ -129,7 +129,7 @@ class _SsdSlots(_Slots):
 
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
         run = _operation("ssd", "ssd_slots", self.backend)
-        return run(*_ssd_rows(parts), self.pool, read, write)  # type: ignore[no-any-return]
+        return run(*_ssd_rows(parts), self.pool, read, write)
 
 
 class _ScanSlots(_Slots):
@@ -184,9 +184,7 @@ class _ConvSlots(_Slots):
         run = _operation("conv", "causal_conv_slots", self.backend)
         (x,), one = _stacked(parts, "x"), parts[0]
         # here the windows are listed with the oldest first
-        return run(  # type: ignore[no-any-return]
-            x, one.weight, self.pool, read, write.flip(1), one.bias
-        )
+        return run(x, one.weight, self.pool, read, write.flip(1), one.bias)
 
 
 class _Log:
