@@ -41,11 +41,11 @@ def pick(naive: F, with_torch: F, triton: str | None = None, llvm: F | str | Non
         return naive
     if name == "triton":
         _require_triton()
-    if name == "llvm" and not _has_llvm():
+    if name == "llvm" and not has_llvm():
         raise ValueError(
             f"{VARIABLE}=llvm needs the package llvmlite and a torch with GNU's OpenMP: use torch"
         )
-    if not (name == "triton" or (not name and _has_cuda() and _has_triton())):
+    if not (name == "triton" or (not name and _has_cuda() and has_triton())):
         triton = None
     if not uses_llvm():
         llvm = None
@@ -66,7 +66,7 @@ def pick_invariant(with_torch: F, llvm: F | str | None) -> F:
 
 def uses_llvm() -> bool:
     """Whether operations with an LLVM version run in it on the processor."""
-    return os.environ.get(VARIABLE) in (None, "", "llvm") and _has_llvm()
+    return os.environ.get(VARIABLE) in (None, "", "llvm") and has_llvm()
 
 
 def runs_llvm(x: torch.Tensor) -> bool:
@@ -81,7 +81,7 @@ def runs_triton(x: Any) -> bool:
     has the device, a tensor or rows made of tensors."""
     if not (x.is_cuda or _always_triton()):
         return False
-    return _always_triton() or (not os.environ.get(VARIABLE) and _has_cuda() and _has_triton())
+    return _always_triton() or (not os.environ.get(VARIABLE) and _has_cuda() and has_triton())
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def _has_leaf(args: tuple[Any, ...]) -> bool:
 
 
 def _require_triton() -> None:
-    if not _has_triton():
+    if not has_triton():
         raise ValueError(f"{VARIABLE}=triton needs the package triton: install it, or use torch")
     if not (_has_cuda() or _interpreted()):
         raise ValueError(
@@ -137,11 +137,13 @@ def _require_triton() -> None:
 
 
 @functools.cache
-def _has_llvm() -> bool:
+def has_llvm() -> bool:
+    """Whether operations can run in LLVM here."""
     return importlib.util.find_spec("llvmlite") is not None and gnu_openmp() is not None
 
 
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 

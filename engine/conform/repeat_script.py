@@ -11,23 +11,8 @@ import engine
 from engine.conform.checks import Fault
 from engine.files import written_whole
 
-_FILES = (
-    *("__init__.py", "errors.py", "size_text.py", "conform/__init__.py"),
-    *(f"conform/{name}.py" for name in ("cases", "causes", "checks", "cost", "packages")),
-    *(f"conform/{name}.py" for name in ("reference", "runner", "subject")),
-    *(
-        f"conform/adapters/{name}.py"
-        for name in (
-            "__init__",
-            "causal_conv1d",
-            "fla",
-            "flashinfer",
-            "mamba_ssm",
-            "sglang",
-            "vllm",
-        )
-    ),
-)
+_FILES = ("__init__.py", "errors.py", "size_text.py")
+_LEFT_OUT = ("own", "report", "repeat_script")
 _MAIN = '''"""Plays one check of a kernel again and prints what differs: {kernel}, {check}: {cause}.
 
 python3 {file} [TARGET]
@@ -70,5 +55,6 @@ def write_script(path: Path, fault: Fault, target: str, device: str) -> None:
         file.write(b"#!/usr/bin/env python3\n")
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("__main__.py", main)
-            for name in _FILES:
-                archive.write(folder / name, f"engine/{name}")
+            checks = [f for f in (folder / "conform").rglob("*.py") if f.stem not in _LEFT_OUT]
+            for source in (*(folder / name for name in _FILES), *sorted(checks)):
+                archive.write(source, f"engine/{source.relative_to(folder)}")

@@ -181,13 +181,14 @@ def run(
             if needs:
                 yield Outcome(kernel.name, recurrence, "", (), 0.0, needs=needs)
             elif played:
-                waiting.append((kernel.name, recurrence, played))
+                where = "cpu" if kernel.host else device
+                waiting.append((kernel.name, recurrence, played, where))
     selector = selectors.DefaultSelector()
     running: list[_Child] = []
     try:
         while (waiting or running) and not cancelled():
             while waiting and len(running) < at_once:
-                child = _Child(name, place, *waiting.pop(0), seed, device, limit_s)
+                child = _Child(name, place, *waiting.pop(0), seed, limit_s)
                 running.append(child)
                 selector.register(child.output, selectors.EVENT_READ, child)
             for key, _ in selector.select(timeout=0.5):
@@ -201,7 +202,7 @@ def run(
                     if lost is not None:
                         yield lost
                     if rest:
-                        waiting.insert(0, (child.kernel, child.recurrence, rest))
+                        waiting.insert(0, (child.kernel, child.recurrence, rest, child.device))
     finally:
         for child in running:
             child.end()
@@ -237,12 +238,12 @@ class _Child:
         kernel: str,
         recurrence: Recurrence,
         checks: tuple[str, ...],
-        seed: int,
         device: str,
+        seed: int,
         limit_s: float,
     ) -> None:
         self.kernel, self.recurrence, self.left = kernel, recurrence, list(checks)
-        self.limit_s, self.seed = limit_s, seed
+        self.device, self.seed, self.limit_s = device, seed, limit_s
         request = [name, place, kernel, recurrence, ",".join(checks), str(seed), device]
         environment = dict(os.environ)
         if device == "cpu":

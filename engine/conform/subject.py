@@ -127,7 +127,8 @@ class Kernel:
     rounds factors of its products to bfloat16, whatever its tensors are; `rows_dtype`: what rows
     are rounded to before the kernel and the reference take them; `d`: the only size of its heads
     (0: any). `compiled`: who compiles a kernel that needs a CUDA device and its package as it is
-    installed; `capability`: the major compute capability that it needs there.
+    installed; `capability`: the major compute capability that it needs there; `host`: it runs on
+    the processor alone.
     """
 
     name: str
@@ -147,4 +148,5 @@ class Kernel:
     d: int = 0
     compiled: str = ""
     capability: int = 0
+    host: bool = False
     dtypes: tuple[str, ...] = ("float32", "bfloat16")

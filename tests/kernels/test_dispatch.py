@@ -38,8 +38,8 @@ def machine(monkeypatch) -> Callable[..., None]:
         *, cuda: bool = False, triton: bool = True, llvm: bool = True, interpreted: bool = False
     ) -> None:
         monkeypatch.setattr(dispatch, "_has_cuda", lambda: cuda)
-        monkeypatch.setattr(dispatch, "_has_triton", lambda: triton)
-        monkeypatch.setattr(dispatch, "_has_llvm", lambda: llvm)
+        monkeypatch.setattr(dispatch, "has_triton", lambda: triton)
+        monkeypatch.setattr(dispatch, "has_llvm", lambda: llvm)
         monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
         monkeypatch.delenv(VARIABLE, raising=False)
 

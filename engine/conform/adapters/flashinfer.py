@@ -106,7 +106,7 @@ class _Verify(Snapshots):
             out = module.gated_delta_rule_mtp(**known)[0]
         else:
             out = module.gated_delta_rule_decode_pretranspose(state=None, **known)[0]
-        return out.flatten(0, 1)  # type: ignore[no-any-return]
+        return out.flatten(0, 1)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
@@ -161,7 +161,7 @@ class _Scattered(Paged):
                 [self.table[s, self._half(s) : self._half(s) + t] for s in rows.sequences]
             )
             out = module.gated_delta_rule_mtp(**known, disable_state_update=False)[0]
-        return out.flatten(0, 1)  # type: ignore[no-any-return]
+        return out.flatten(0, 1)
 
     def _half(self, sequence: int) -> int:
         """First column of the half that the sequence's state is not in."""
@@ -191,7 +191,7 @@ class _Gates(Paged):
         out, _ = module.recurrent_kda(
             **known, **drafts, initial_state=self.pool, use_gate_in_kernel=True, beta_is_logit=True
         )
-        return out.flatten(0, 1)  # type: ignore[no-any-return]
+        return out.flatten(0, 1)
 
 
 class _Mamba2(Mamba2):
@@ -224,9 +224,10 @@ class _Chunked(Prompts):
 
 
 def _compiled(name: str, recurrence: Any, make: Any, by: str, least: int, **rest: Any) -> Kernel:
+    options: dict[str, Any] = {"dtypes": ("float32",), "equal_lengths": True} | rest
     return Kernel(
         name, (recurrence,), make, compiled=by, capability=least, d=_D, rows_dtype="bfloat16",
-        **({"dtypes": ("float32",), "equal_lengths": True} | rest),
+        **options,
     )  # fmt: skip
 
 

@@ -1,27 +1,71 @@
-"""This program's kernels: slots (planes), and a log of inputs that is folded, in the backend that
-DRAFTSCOPE_KERNELS chooses."""
+"""This program's kernels in each backend: slots (planes), a log of inputs that is folded, and
+prompts in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from engine.conform.adapters import Engine
-from engine.conform.cases import Rows, Shape
+from engine.conform.cases import Recurrence, Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory
-from kernels.recurrence import conv, delta_rule, selective_scan, ssd
+from engine.conform.subject import Kernel, Memory, Prompts
+from kernels import dispatch
+
+
+def _operation(module: str, name: str, backend: str) -> Callable[..., Any]:
+    """An operation of kernels.recurrence in one backend; "": in that which is chosen for it."""
+    place, end = f"kernels.recurrence.{module}", f"with_{backend}".replace("with_naive", "naive")
+    if backend and module in ("delta_rule", "ssd"):
+        place = f"{place}.{end}"
+    elif backend == "triton":
+        place = "kernels.recurrence.with_triton"
+    elif backend:
+        name = f"{name}_{end}"
+    found: Callable[..., Any] = getattr(importlib.import_module(place), name)
+    return found
+
+
+def _stacked(parts: Sequence[Rows], names: str) -> list[torch.Tensor]:
+    """Rows of sequences of one length, [sequences, rows, …]. Several rows are parts of wider ones,
+    as a layer's are, with NaN between them."""
+    made = []
+    for name in names.split():
+        x = torch.stack([getattr(part, name) for part in parts])
+        wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1] + 3), torch.nan)
+        wide[..., 2 : 2 + x.shape[-1]] = x
+        made.append(wide[..., 2 : 2 + x.shape[-1]] if x.shape[1] > 1 else x)
+    return made
+
+
+def _by_length(rows: Rows) -> list[tuple[list[int], list[int], list[Rows]]]:
+    """Sequences of one length at a time, as the engine's ubatches are: their places in the pass,
+    their numbers, and the rows of each."""
+    groups = []
+    for length in sorted(set(rows.lengths)):
+        at = [i for i, n in enumerate(rows.lengths) if n == length]
+        groups.append((at, [rows.sequences[i] for i in at], [rows.one(i) for i in at]))
+    return groups
 
 
 class _Slots:
     """A plane for each row of a pass and sequence; the newest accepted one is read next."""
 
-    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
-        self.shape, self.memory = shape, memory
+    def __init__(self, shape: Shape, memory: Memory, package: Package, backend: str = "") -> None:
+        self.shape, self.memory, self.backend = shape, memory, backend
         n, t = shape.n_sequences, shape.n_tokens
-        self.pool = memory.empty(n * t, *self._plane(), dtype=shape.dtype)
-        self.planes = memory.whole(range(n * t), torch.int64).view(n, t)
+        if n % 2:
+            self.pool = memory.empty(n * t, *self._plane(), dtype=shape.dtype)
+        else:  # one layer of planes that hold three
+            layers = memory.empty(n * t, 3, *self._plane(), dtype=shape.dtype)
+            self.pool = layers[:, 1]
+            memory.keep("padding-written", "other layers", layers[:, ::2])
+        mixed = torch.randperm(n * t, generator=torch.Generator().manual_seed(n * t))
+        self.planes = mixed.view(n, t).to(memory.device)
         self.live = [0] * n
 
     def _plane(self) -> tuple[int, ...]:
@@ -35,24 +79,18 @@ class _Slots:
         return state
 
     def verify(self, rows: Rows) -> torch.Tensor:
-        """Sequences of one length at a time, as the engine's ubatches are."""
         outputs: dict[int, torch.Tensor] = {}
-        for length in sorted(set(rows.lengths)):
-            chosen = [i for i, n in enumerate(rows.lengths) if n == length]
-            ids = [rows.sequences[i] for i in chosen]
+        for at, ids, parts in _by_length(rows):
             read = torch.stack([self.planes[s, self.live[s]] for s in ids])
             # the newest state comes first, and the rows' states end in planes 0, 1, …
-            write = self.planes[ids, :length].flip(1)
-            parts = [rows.one(i) for i in chosen]
-            outputs |= dict(zip(chosen, self._run(parts, read, write), strict=True))
+            write = self.planes[ids, : parts[0].lengths[0]].flip(1)
+            outputs |= dict(zip(at, self._run(parts, read, write), strict=True))
         return torch.cat([outputs[i] for i in range(len(rows.sequences))])
 
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
-        q, k, v, g, beta = (
-            torch.stack([getattr(p, name) for p in parts])
-            for name in ("q_normed", "k_normed", "v", "g", "beta")
-        )
-        return delta_rule.gated_delta_slots(q, k, v, g, beta, self.pool, read, write, grouped=True)
+        run = _operation("delta_rule", "gated_delta_slots", getattr(self, "backend", ""))
+        rows_of = _stacked(parts, _DELTA)
+        return run(*rows_of, self.pool, read, write, grouped=True)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
@@ -68,6 +106,17 @@ class _Slots:
         return self._stored(plane.float())
 
 
+_DELTA = "q_normed k_normed v g beta"
+
+
+def _ssd_rows(parts: Sequence[Rows]) -> tuple[torch.Tensor, ...]:
+    """x, dt, g, B, C and D as `kernels.recurrence.ssd` takes them."""
+    x, dt, B, C = _stacked(parts, "x dt B C")
+    # in f64, so that its bits do not depend on the number of rows
+    dt = torch.nn.functional.softplus((dt + parts[0].dt_bias).double()).float()
+    return x, dt, dt * parts[0].A, B, C, parts[0].D
+
+
 class _SsdSlots(_Slots):
     """Mamba-2 over planes, which are stored as [heads, d_v, d_k]."""
 
@@ -79,10 +128,8 @@ class _SsdSlots(_Slots):
         return state.transpose(-1, -2)
 
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
-        x, dt, B, C = (torch.stack([getattr(p, n) for p in parts]) for n in ("x", "dt", "B", "C"))
-        first = parts[0]
-        dt = torch.nn.functional.softplus(dt + first.dt_bias)
-        return ssd.ssd_slots(x, dt, dt * first.A, B, C, first.D, self.pool, read, write)
+        run = _operation("ssd", "ssd_slots", self.backend)
+        return run(*_ssd_rows(parts), self.pool, read, write)
 
 
 class _ScanSlots(_Slots):
@@ -103,13 +150,12 @@ class _ScanSlots(_Slots):
 
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
         s = self.shape
-        x, dt, B, C = (torch.stack([getattr(p, n) for p in parts]) for n in ("x", "dt", "B", "C"))
-        first = parts[0]
-        dt = torch.nn.functional.softplus(dt + first.dt_bias)
-        dt, A, D = (each.repeat_interleave(s.d_v, -1) for each in (dt, first.A, first.D))
+        x, dt, _, B, C, D = _ssd_rows(parts)
+        run = _operation("selective_scan", "scan_slots", self.backend)
+        dt, A, D = (each.repeat_interleave(s.d_v, -1) for each in (dt, parts[0].A, D))
         of_groups = (each.chunk(s.n_groups, -1) for each in (x.flatten(2), dt, A, D))
         outputs = [
-            selective_scan.scan_slots(
+            run(
                 x,
                 dt,
                 A.expand(s.d_k, -1),
@@ -135,39 +181,54 @@ class _ConvSlots(_Slots):
         return state.transpose(-1, -2)
 
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
-        x = torch.stack([p.x for p in parts])
-        first = parts[0]
+        run = _operation("conv", "causal_conv_slots", self.backend)
+        (x,), one = _stacked(parts, "x"), parts[0]
         # here the windows are listed with the oldest first
-        return conv.causal_conv_slots(x, first.weight, self.pool, read, write.flip(1), first.bias)
+        return run(x, one.weight, self.pool, read, write.flip(1), one.bias)
 
 
 class _Log:
     """The delta rule with a log of k, u and g; the accepted rows are folded into the state."""
 
-    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
-        self.states = memory.empty(shape.n_sequences, *shape.state)
-        self.logs: dict[int, delta_rule.DeltaLog] = {}
+    module = "delta_rule"
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package, backend: str = "") -> None:
+        self.backend = backend
+        size = _as_stored(self.module, torch.empty(shape.state)).shape
+        self.states = memory.empty(shape.n_sequences, *size)
+        self.logs: list[tuple[list[int], tuple[torch.Tensor, ...]]] = []
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.states[sequence] = state
+        self.states[sequence] = _as_stored(self.module, state)
 
     def verify(self, rows: Rows) -> torch.Tensor:
-        outputs = []
-        for i, sequence in enumerate(rows.sequences):
-            p = rows.one(i)
-            q, k, v, g, beta = (t.unsqueeze(0) for t in (p.q_normed, p.k_normed, p.v, p.g, p.beta))
-            state = self.states[sequence : sequence + 1]
-            o, log = delta_rule.gated_delta_log(q, k, v, g, beta, state, grouped=True)
-            self.logs[sequence] = log
-            outputs.append(o[0])
-        return torch.cat(outputs)
+        outputs: dict[int, torch.Tensor] = {}
+        self.logs.clear()
+        for at, ids, parts in _by_length(rows):
+            made, log = self._run(parts, self.states[ids])
+            self.logs.append((ids, log))
+            outputs |= dict(zip(at, made, strict=True))
+        return torch.cat([outputs[i] for i in range(len(rows.sequences))])
+
+    def _run(self, parts: Sequence[Rows], states: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        run = _operation("delta_rule", "gated_delta_log", self.backend)
+        o, log = run(*_stacked(parts, _DELTA), states, grouped=True)
+        return o, log
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        for sequence, count in zip(sequences, counts, strict=True):
-            state = self.states[sequence : sequence + 1]
-            self.states[sequence] = delta_rule.fold(
-                state, self.logs[sequence], count, grouped=True
-            )[0]
+        fold = _operation(self.module, "fold", self.backend)
+        given = {"grouped": True} if self.module == "delta_rule" else {}
+        taken = dict(zip(sequences, counts, strict=True))
+        for ids, log in self.logs:
+            n = [taken.get(s, 0) for s in ids]
+            parts = [part.clone() for part in log]
+            for row, count in enumerate(n):
+                for part in parts:
+                    part[row, count:] = torch.nan
+            folded = type(log)(*parts)
+            self.states[ids] = fold(
+                self.states[ids], folded, torch.tensor(n, device=self.states.device), **given
+            )
 
     def decode(self, rows: Rows) -> torch.Tensor:
         out = self.verify(rows)
@@ -175,21 +236,81 @@ class _Log:
         return out
 
     def state(self, sequence: int) -> torch.Tensor:
-        return self.states[sequence]
+        return _as_stored(self.module, self.states[sequence])
 
 
-_F32 = ("float32",)
+def _as_stored(module: str, state: torch.Tensor) -> torch.Tensor:
+    """The states of `ssd` are [heads, d_v, d_k]."""
+    return state.transpose(-1, -2) if module == "ssd" else state
 
+
+class _SsdLog(_Log):
+    """Mamba-2 with a log of B, u and g."""
+
+    module = "ssd"
+
+    def _run(self, parts: Sequence[Rows], states: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        o, log = _operation("ssd", "ssd_log", self.backend)(*_ssd_rows(parts), states)
+        return o, log
+
+
+class _Chunked(Prompts):
+    """gated_delta_rule and ssd: a prompt at a time, of which the last state is kept."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package, backend: str = "") -> None:
+        super().__init__(shape, memory, package)
+        self.backend = backend
+
+    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        module = "ssd" if self.shape.recurrence == "mamba2" else "delta_rule"
+        outputs, states = [], []
+        for i in range(len(rows.sequences)):
+            state = self.memory.zeros(*self.shape.state) if first is None else first[i]
+            state, parts = _as_stored(module, state).unsqueeze(0), [rows.one(i)]
+            if module == "ssd":
+                o, kept = _operation(module, "ssd", self.backend)(*_ssd_rows(parts), state)
+            else:
+                run = _operation(module, "gated_delta_rule", self.backend)
+                o, kept = run(*_stacked(parts, _DELTA), state, grouped=True)
+            outputs.append(o[0])
+            states.append(_as_stored(module, kept[0, 0]))
+        return torch.cat(outputs), torch.stack(states)
+
+
+def _backends() -> list[str]:
+    """Those that this machine can run."""
+    known = {"llvm": dispatch.has_llvm(), "triton": dispatch.has_triton()}
+    return [name for name in dispatch.CHOICES if known.get(name, True)]
+
+
+_KERNELS: tuple[tuple[str, Any, tuple[Recurrence, ...]], ...] = (
+    ("gated_delta_slots", _Slots, ("gdn", "kda")),
+    ("gated_delta_log", _Log, ("gdn", "kda")),
+    ("gated_delta_rule", _Chunked, ("gdn", "kda")),
+    ("ssd_slots", _SsdSlots, ("mamba2",)),
+    ("ssd_log", _SsdLog, ("mamba2",)),
+    ("ssd", _Chunked, ("mamba2",)),
+    ("scan_slots", _ScanSlots, ("mamba2",)),
+    ("causal_conv_slots", _ConvSlots, ("conv",)),
+)
 ENGINE = Engine(
     package="kernels",
     versions=(),
     kept=("kernels",),
     values={},
-    kernels=(
-        Kernel("gated_delta_slots", ("gdn", "kda"), _Slots, least_d=4, dtypes=_F32),
-        Kernel("gated_delta_log", ("gdn", "kda"), _Log, log=True, least_d=4, dtypes=_F32),
-        Kernel("ssd_slots", ("mamba2",), _SsdSlots, least_d=4, dtypes=_F32),
-        Kernel("scan_slots", ("mamba2",), _ScanSlots, least_d=4, dtypes=_F32),
-        Kernel("causal_conv_slots", ("conv",), _ConvSlots, dtypes=_F32),
+    kernels=tuple(
+        Kernel(
+            f"{name}.{backend}",
+            recurrences,
+            partial(make, backend=backend),
+            log=issubclass(make, _Log),
+            least_d=4,
+            dtypes=("float32",),
+            chunk=(16 if backend == "triton" else 32) if make is _Chunked else 0,
+            host=backend == "llvm",
+        )
+        for name, make, recurrences in _KERNELS
+        for backend in _backends()
+        if (name, backend) != ("causal_conv_slots", "triton")  # which has no such kernel
     ),
 )

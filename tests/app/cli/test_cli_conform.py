@@ -13,7 +13,14 @@ def test_our_kernels_pass(tmp_path, capsys):
     written = [tmp_path / "out.md", tmp_path / "out.xml"]
     status = main(
         [
-            *("conform", "draftscope", "--only", "causal_conv_slots", "--checks", "depths,batch"),
+            *(
+                "conform",
+                "draftscope",
+                "--only",
+                "causal_conv_slots.torch",
+                "--checks",
+                "depths,batch",
+            ),
             *("--json", "--markdown", str(written[0]), "--junit", str(written[1])),
         ]
     )
@@ -21,7 +28,7 @@ def test_our_kernels_pass(tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert [check["check"] for check in answer["checks"]] == ["depths", "batch"]
     assert answer["failed"] == 0
-    assert r"causal\_conv\_slots conv | ok |" in written[0].read_text()
+    assert r"causal\_conv\_slots.torch conv | ok |" in written[0].read_text()
     assert 'failures="0"' in written[1].read_text()
 
 

@@ -28,13 +28,6 @@ def faults(kernel: Kernel, shape: Shape, names=CHECKS) -> list[Fault]:
     return [f for name in names for f in check(kernel, PACKAGE, shape, name, 3, "cpu", 12)]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "recurrence"), [(k, r) for k in own.ENGINE.kernels for r in k.recurrences]
-)
-def test_our_kernels_pass(kernel, recurrence):
-    assert not [f for f in faults(kernel, SHAPES[recurrence]) if not f.note]
-
-
 class FirstColumn(own._Slots):
     """A step without drafts reads the first plane (vLLM #39273, #52942)."""
 

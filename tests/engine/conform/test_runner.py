@@ -75,13 +75,18 @@ def test_an_adapter_of_the_user_passes_all_checks(tmp_path):
 
 def test_the_cost_is_counted_in_bytes():
     kernels = {k.name: k for k in runner.kernels("draftscope", "")}
-    slots, log = kernels["gated_delta_slots"], kernels["gated_delta_log"]
+    slots, log = kernels["gated_delta_slots.torch"], kernels["gated_delta_log.torch"]
     shape = replace(cost_shape(slots, "gdn"), n_sequences=1, n_tokens=4)
     state, row, output = 32 * 128 * 128, 2 * 16 * 128 + 32 * 128 + 2 * 32, 32 * 128
     assert least_bytes(slots, shape) == 4 * (5 * state + 4 * (row + output))
     assert least_bytes(log, shape) == 4 * (state + 4 * (2 * row + output))
     (seen,) = runner.run(
-        "draftscope", "", seed=1, device="cpu", only=["causal_conv_slots"], checks=[runner.COST]
+        "draftscope",
+        "",
+        seed=1,
+        device="cpu",
+        only=["causal_conv_slots.torch"],
+        checks=[runner.COST],
     )
     assert seen.passed
     assert seen.figures == {"bytes": 4 * 64 * 8192 * (8 + 3 + 7)}

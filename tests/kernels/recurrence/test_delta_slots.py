@@ -12,78 +12,8 @@ from kernels.recurrence.delta_rule import (
     with_llvm,
     with_torch,
 )
-from tests.support.closeness import nmse
-from tests.support.delta_inputs import Inputs, make, strided
-from tests.support.delta_pool import LAYOUTS, assert_the_rest_is_poison, scattered
-
-RUNS = pytest.mark.parametrize(
-    "run",
-    [
-        naive.gated_delta_slots,
-        with_torch.gated_delta_slots,
-        with_llvm.gated_delta_slots,
-        gated_delta_slots,
-    ],
-    ids=["naive", "torch", "llvm", "public"],
-)
-F32 = 1e-12
-
-
-@RUNS
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("over", [None, 0, -1], ids=["apart", "newest", "oldest"])
-@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (3, 1), (3, 3), (7, 2), (40, 5)])
-def test_states_come_from_rows_and_go_to_rows(run, n_tokens, n, over, layout):
-    """All others stay as they are, also the row read unless it is written."""
-    inputs = make(2, 8, n_tokens, 3, lowest_g=-1.0, d_v=12)
-    pool = scattered(inputs.state, n, over, layout)
-    o = run(*inputs[:5], pool.rows, pool.read, pool.write, grouped=False)
-    truth = naive.gated_delta_rule(*inputs.double(), grouped=False, n_snapshots=n)
-    assert o.shape == inputs.v.shape
-    assert nmse(o, truth[0]) < F32
-    assert nmse(pool.rows[pool.write], truth[1]) < F32
-    assert over is not None or torch.equal(pool.rows[pool.read], inputs.state)
-    assert_the_rest_is_poison(pool)
-
-
-@RUNS
-@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-@pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
-@pytest.mark.parametrize("n_tokens", [1, 4, 9])
-def test_heads_gates_and_strides(run, n_tokens, grouped, kda):
-    plain = make(2, 16, n_tokens, 2, repeat=3, kda=kda)
-    n = min(n_tokens, 3)
-    pool = scattered(plain.state, n, over=0)
-    o = run(*strided(plain)[:5], pool.rows, pool.read, pool.write, grouped=grouped)
-    truth = naive.gated_delta_rule(*plain.double(), grouped=grouped, n_snapshots=n)
-    assert nmse(o, truth[0]) < F32
-    assert nmse(pool.rows[pool.write], truth[1]) < F32
-
-
-@RUNS
-def test_sequences_go_on_from_different_depths(run):
-    """A round whose tokens are taken back in part: the next reads where the last kept one wrote."""
-    first, second = make(2, 8, 4, 3, lowest_g=-1.0), make(2, 8, 3, 3, lowest_g=-1.0)
-    pool = scattered(first.state, 4, over=None)
-    run(*first[:5], pool.rows, pool.read, pool.write, grouped=True)
-    depths = torch.tensor([0, 3, 1])
-    read = pool.write[torch.arange(3), depths]
-    # what is left of the first round's rows, and the row that round read, take the new states
-    free = [
-        [x for x in [*row, start] if x != kept]
-        for row, start, kept in zip(
-            pool.write.tolist(), pool.read.tolist(), read.tolist(), strict=True
-        )
-    ]
-    write = torch.tensor(free)[:, 1:]
-    o = run(*second[:5], pool.rows, read, write, grouped=True)
-    for b, depth in enumerate(depths.tolist()):
-        texts = [Inputs(*(x[b : b + 1] for x in text.double())) for text in (first, second)]
-        _, middle = naive.gated_delta_rule(*texts[0].tokens(0, 4 - depth), grouped=True)
-        after = texts[1].tokens(0, 3, state=middle[:, 0])
-        truth = naive.gated_delta_rule(*after, grouped=True, n_snapshots=3)
-        assert nmse(o[b : b + 1], truth[0]) < F32
-        assert nmse(pool.rows[write[b : b + 1]], truth[1]) < F32
+from tests.support.delta_inputs import make
+from tests.support.delta_pool import assert_the_rest_is_poison, scattered
 
 
 @pytest.mark.parametrize("n_tokens", [1, 4, 40])
@@ -100,13 +30,15 @@ def test_torch_looks_at_no_number_on_the_host(n_tokens):
 
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
 @pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (4, 4), (7, 2)])
-def test_llvm_has_the_bits_of_states_chosen_by_the_host(n_tokens, n, kda):
+@pytest.mark.parametrize("module", [naive, with_torch, with_llvm], ids=["naive", "torch", "llvm"])
+def test_the_bits_are_those_of_states_chosen_by_the_host(module, n_tokens, n, grouped, kda):
     inputs = make(2, 16, n_tokens, 3, repeat=2, kda=kda)
     pool = scattered(inputs.state, n, over=0)
-    o = with_llvm.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=True)
+    o = module.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=grouped)
     slots = [torch.empty_like(inputs.state) for _ in range(n)]
-    assert torch.equal(o, with_llvm.gated_delta_into(*inputs, grouped=True, slots=slots))
+    assert torch.equal(o, module.gated_delta_into(*inputs, grouped=grouped, slots=slots))
     assert torch.equal(pool.rows[pool.write], torch.stack(slots, 1))
 
 

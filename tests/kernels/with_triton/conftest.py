@@ -21,9 +21,9 @@ except ImportError:
     collect_ignore_glob.append("test_*.py")
 else:
     if INTERPRETED:
-        from tests.support.triton_interpreter import replace_once
+        from engine.conform.interpreter import mend
 
-        replace_once()
+        mend()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.conform.packages import multiply_bfloat16
 from kernels import moe
 from kernels.moe import (
     RELU2,
@@ -27,10 +26,6 @@ F32 = 1e-11
 # a hidden value at the border between two bfloat16 may fall on either side; the interpreter cuts
 # off instead of rounding
 BOUNDS = {"f32": F32, "bf16": 4e-4 if INTERPRETED else 2e-6}
-
-
-if INTERPRETED:
-    multiply_bfloat16()
 
 
 def make(n_experts=6, d=40, f=24):

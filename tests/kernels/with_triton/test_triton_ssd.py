@@ -9,7 +9,7 @@ from kernels.recurrence import with_triton as shared
 from kernels.recurrence.ssd import SsdLog, naive, with_triton
 from kernels.recurrence.with_triton import FEW_TOKENS
 from tests.support.closeness import nmse
-from tests.support.delta_pool import LAYOUTS, assert_the_rest_is_poison, scattered
+from tests.support.delta_pool import scattered
 from tests.support.ssd_inputs import make, strided
 
 F32 = 1e-11
@@ -131,22 +131,6 @@ def test_slots_of_different_strides_are_refused(device):
     slots = [torch.empty_like(inputs.state), torch.empty_like(inputs.state).transpose(2, 3)]
     with pytest.raises(ValueError, match="differ in their strides"):
         with_triton.ssd_into(*inputs, slots=slots)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("over", [None, 0, -1], ids=["apart", "newest", "oldest"])
-@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (3, 3), (5, 2)])
-def test_states_come_from_rows_and_go_to_rows(device, n_tokens, n, over, layout):
-    """All others stay as they are, also the row read unless it is written."""
-    inputs = make(n_tokens, n_batch=3, n_groups=1)
-    pool = scattered(inputs.state, n, over, layout).to(device)
-    given = strided(inputs.to(device))
-    o = with_triton.ssd_slots(*given[:6], pool.rows, pool.read, pool.write)
-    truth = naive.ssd(*inputs.double(), n_snapshots=n)
-    assert_near(o, truth[0])
-    assert_near(pool.rows[pool.write], truth[1])
-    assert over is not None or torch.equal(pool.rows[pool.read].cpu(), inputs.state)
-    assert_the_rest_is_poison(pool)
 
 
 def test_the_bits_are_those_of_states_given_as_tensors(device):

@@ -14,6 +14,7 @@ from pytestqt.qtbot import QtBot
 from app.panels.checks.conform_view import ConformView
 from app.window.window import MainWindow
 from engine.conform.checks import CHECKS
+from engine.conform.runner import Outcome
 from tests.engine.conform.test_runner import ADAPTER
 from tests.support.window_acts import messages
 
@@ -83,3 +84,14 @@ def test_infinite_errors_are_drawn_as_high_as_the_plot(window: MainWindow, qtbot
     assert np.allclose(view.plot._bars.opts["height"], [0.5, 0.55])
     assert "inf" in view.plot.tip(1.0, 0.1)
     assert view.plot.tip(7.0, 0.1) == ""
+
+
+def test_a_kernel_that_needs_a_gpu_is_named(window: MainWindow, qtbot: QtBot) -> None:
+    view = shown(window, qtbot)
+    view.begin("causal_conv1d")
+    view.add(Outcome("causal_conv1d_update", "conv", "", (), 0.0, needs="needs a CUDA device: x"))
+    assert cells(view)[0] == "n/a"
+    view.grid.setCurrentCell(0, 0)
+    assert view.words.text() == "causal_conv1d_update: not checked, needs a CUDA device: x."
+    view.end()
+    assert view.headline.text() == "causal_conv1d: 0 checks, 0 failed"

@@ -1,0 +1,18 @@
+"""Our kernels on the processor go through the door that others' go through."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.conform.adapters import own
+from tests.support.own_kernels import faults, kernels
+
+
+@pytest.mark.parametrize(("name", "recurrence"), kernels("naive", "torch", "llvm"))
+def test_they_pass(name, recurrence):
+    assert not faults(name, recurrence)
+
+
+def test_all_backends_are_there():
+    names = {kernel.name.rpartition(".")[2] for kernel in own.ENGINE.kernels}
+    assert names >= {"naive", "torch"}

@@ -1,0 +1,36 @@
+"""This program's kernels of some backends, as `draftscope conform` checks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.conform import runner
+from engine.conform.adapters import own
+from engine.conform.checks import CHECKS, Fault, check, has_check
+from engine.conform.packages import Package
+
+
+def kernels(*backends: str) -> list[tuple[str, str]]:
+    """Their names and recurrences."""
+    return [
+        (kernel.name, recurrence)
+        for kernel in own.ENGINE.kernels
+        if kernel.name.rpartition(".")[2] in backends
+        for recurrence in kernel.recurrences
+    ]
+
+
+def faults(name: str, recurrence: str, device: str = "cpu", n_shapes: int = 4) -> list[Fault]:
+    """What all checks find in all shapes, or the first of them; notes are left out where torch
+    computes, whose bits depend on the number of rows."""
+    kernel = next(kernel for kernel in own.ENGINE.kernels if kernel.name == name)
+    package = Package("kernels", Path(), "")
+    invariant = name.endswith((".llvm", ".triton"))
+    return [
+        fault
+        for shape in runner.shapes(kernel, recurrence, "cpu")[:n_shapes]
+        for one in CHECKS
+        if has_check(kernel, one)
+        for fault in check(kernel, package, shape, one, 1, device, 6)
+        if invariant or not fault.note
+    ]
