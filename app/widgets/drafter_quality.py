@@ -40,7 +40,7 @@ _TREE_HEADS = {
 }
 _CHART_STRETCH = 1000
 _UNLIMITED = 16_777_215
-_TWO_FROM, _THREE_FROM = 56, 110
+_TWO_FROM, _THREE_FROM = 72, 110
 """Columns of the page by its width in characters."""
 
 

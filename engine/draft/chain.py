@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+
+import torch
 
 from engine.batch import UBatch
 from engine.draft.adaptive import AdaptedSequences
-from engine.draft.drafter import Draft, Drafter, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest, awaited
 from engine.draft.spec import ADAPT, AHEAD, BEHIND
 from engine.machine.clock import run_clock
+from engine.machine.device import Mark, mark, ms_between
 from engine.model.taps import TargetRows
 
 TrimDraft = Callable[[int, Draft], None]
@@ -49,6 +53,7 @@ class DrafterChain:
     ) -> None:
         self._drafters, self._followers, self._adapt = drafters, followers, adapt
         self._n_drafted: dict[int, int] = {}
+        self._device: torch.device | None = None
         self._holding = {each.name: each for each in drafters if each.has_memory}
         self._n_beyond: dict[tuple[str, int], int] = {}
         self._winners: dict[int, Drafter] = {}
@@ -62,6 +67,12 @@ class DrafterChain:
     def __bool__(self) -> bool:
         return bool(self._drafters)
 
+    def stay_on(self, device: torch.device | None) -> None:
+        """Let drafters hand over what is pending on this device; None: nothing."""
+        self._device = device
+        for drafter in self._drafters:
+            drafter.stays_on_device = device is not None
+
     def carry_on(self, other: DrafterChain) -> None:
         """Take the place of another chain between two rounds: what it counted of drafters that are
         in both goes on."""
@@ -74,6 +85,16 @@ class DrafterChain:
         self._n_beyond = {key: n for key, n in other._n_beyond.items() if key[0] in held}
 
     @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Those that are asked."""
+        return tuple(self._drafters)
+
+    @property
+    def every(self) -> tuple[Drafter, ...]:
+        """Those, and all that only follow."""
+        return (*self._drafters, *self._followers)
+
+    @property
     def longest(self) -> int:
         """Most tokens that any of the drafters may draft."""
         return max((drafter.n_max for drafter in self._drafters), default=0)
@@ -81,8 +102,7 @@ class DrafterChain:
     @property
     def taps(self) -> tuple[int, ...]:
         """Layers whose rows any of the drafters reads, ascending."""
-        every = (*self._drafters, *self._followers)
-        return tuple(sorted({layer for drafter in every for layer in drafter.taps}))
+        return tuple(sorted({layer for drafter in self.every for layer in drafter.taps}))
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence is decoded."""
@@ -95,7 +115,7 @@ class DrafterChain:
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Pass on what the target decoded for good. No memory may hold more of the text then."""
-        for drafter in (*self._drafters, *self._followers):
+        for drafter in self.every:
             drafter.observe(seq, pos0, tokens, rows)
         for name, drafter in self._holding.items():
             if (n := drafter.held(seq) - pos0 - len(tokens)) > 0:
@@ -119,9 +139,12 @@ class DrafterChain:
             waiting = [request for request in requests if request.seq not in drafts]
             if not waiting:
                 break
-            start = run_clock()
+            start, before = run_clock(), mark(self._device)
             answers = self._ask(drafter, waiting)
-            ms = self._book(drafter, "draft", start) / len(waiting)
+            after, ms = mark(self._device), self._book(drafter, "draft", start)
+            for pending in awaited(answers):
+                pending.late = partial(self._late, drafter, answers, ms, before, after)
+            ms /= len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
                 if draft.reason == "limit" and draft.length < whole[request.seq]:
@@ -139,6 +162,16 @@ class DrafterChain:
                     drafts[request.seq] = draft
                     self._n_drafted[request.seq] = draft.length
         return drafts
+
+    def _late(
+        self, drafter: Drafter, drafts: Sequence[Draft], on_host: float, before: Mark, after: Mark
+    ) -> float:
+        """See PendingDrafts; it counts as time of the drafter and its drafts."""
+        ms = max(0.0, ms_between(before, after) - on_host)
+        for draft in drafts:
+            draft.ms += ms / len(drafts)
+        self.statistics[drafter.name]["draft_ms"] += ms
+        return ms
 
     def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts of one drafter; none where its state is not that of the text, which would end in
@@ -177,7 +210,7 @@ class DrafterChain:
     def resume(self, seq: int, n_tokens: int) -> None:
         """A sequence takes a slot whose memory holds its first n_tokens already."""
         self._winners.pop(seq, None)
-        for drafter in (*self._drafters, *self._followers):
+        for drafter in self.every:
             drafter.resume(seq, n_tokens)
 
     def held(self, seq: int) -> dict[str, int]:
@@ -189,7 +222,7 @@ class DrafterChain:
         self._winners.pop(seq, None)
         if self._adapt:
             self._adapt.forget(seq)
-        for drafter in (*self._drafters, *self._followers):
+        for drafter in self.every:
             drafter.forget(seq)
 
     def _book(self, drafter: Drafter, phase: str, start: float) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -62,6 +63,12 @@ class DraftSimple(ModelDrafter):
         self._progress: dict[int, _DecodedSoFar] = {}
         self._n_own = model.config.n_vocab
         self._n_both = min(n_vocab, self._n_own)
+
+    def take_text(self, other: Any) -> bool:
+        """See ModelDrafter."""
+        known = other._progress.items()
+        self._progress = {seq: _DecodedSoFar(one.tokens.copy()) for seq, one in known}
+        return True
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request; none where the draft model lacks the token to go on from."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
     from engine.batch import UBatch
     from engine.model.taps import TargetRows
 
@@ -29,6 +32,20 @@ class DraftRequest:
     n_max: int
 
 
+@dataclass(slots=True, eq=False)
+class PendingDrafts:
+    """Drafts of one call whose tokens only the device knows: UNKNOWN, as many as there will be.
+
+    tokens: by sequence, int64 [n]. parts: what is to be read of them; `fill` puts its values in.
+    late: once the device has been waited for, how many milliseconds longer than the host it took.
+    """
+
+    tokens: dict[int, torch.Tensor]
+    parts: Sequence[torch.Tensor]
+    fill: Callable[[Sequence[np.ndarray]], None]
+    late: Callable[[], float] = float
+
+
 @dataclass(slots=True)
 class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
@@ -46,7 +63,8 @@ class Draft:
     drafted in, None where it was not drafted as a block. n_max: the longest that a rule of adaptive
     depth allowed, None without one. ms: its part of the call for all sequences. parents: of a tree
     (engine.draft.tree), for each token the index of the one before it, which is lower, -1 = it
-    follows the newest token; empty where each follows the one before.
+    follows the newest token; empty where each follows the one before. pending: what brings the
+    tokens and all that goes with them, None where they are here.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -66,6 +84,7 @@ class Draft:
     n_max: int | None = None
     ms: float = field(default=0.0, compare=False)
     parents: list[int] = field(default_factory=list)
+    pending: PendingDrafts | None = field(default=None, compare=False)
 
     @property
     def depths(self) -> list[int]:
@@ -110,16 +129,22 @@ class Draft:
         return rest
 
 
+def awaited(drafts: Iterable[Draft | None]) -> list[PendingDrafts]:
+    """What drafts wait for, each once."""
+    return list({id(x): x for draft in drafts if draft and (x := draft.pending)}.values())
+
+
 class Drafter:
     """Proposes continuations and observes what the target really decoded.
 
     n_max: most tokens of a draft. has_memory: whether it has a memory of its own, of which `held`
-    and `next_position` tell.
+    and `next_position` tell. stays_on_device: whether drafts that no step looks at may be pending.
     """
 
     name: str
     n_max: int
     has_memory = False
+    stays_on_device = False
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -85,6 +85,18 @@ def trace_of(runs: Sequence[RunRef]) -> TraceStore:
     return new
 
 
+def copy_rounds(run: RunRef, run_id: int, stop: int) -> None:
+    """Give another run of the trace the rows of this one's rounds before `stop`: what decoding has
+    written, not what was found out later."""
+    for name in ("rounds", "tokens", "drafts", "ubatches", "memory"):
+        table = run.store.tables[name]
+        is_copied = (table.column("run_id") == run.run_id) & (table.column("round") < stop)
+        rows = np.flatnonzero(is_copied)
+        if rows.size:
+            columns = {column.name: table.column(column.name)[rows] for column in table.columns}
+            table.extend(columns | {"run_id": np.full(rows.size, run_id)})
+
+
 def _facts(facts: RunFacts, numbers: dict[int, int]) -> RunFacts:
     """Facts of a run, with the new numbers of others in them."""
     found = RunFacts(facts)

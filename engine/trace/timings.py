@@ -17,7 +17,9 @@ StepSums grow row by row, for figures that follow a run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -117,10 +119,14 @@ def per_position(counts: np.ndarray) -> dict[str, Any]:
     num_draft_tokens_per_pos, num_accepted_tokens_per_pos: steps that drafted and accepted a token
     there; acceptance_per_position: the three rates that `engine.trace.timings.acceptance` tells.
     """
-    steps, n_max = int(counts.sum()), len(counts) - 1
-    by_drafted, by_accepted = counts.sum(1), counts.sum(0)
-    offered = [int(by_drafted[i + 1 :].sum()) for i in range(n_max)]
-    reached = [steps, *(int(by_accepted[i + 1 :].sum()) for i in range(n_max))]
+    by_drafted, by_accepted = counts.sum(1).tolist(), counts.sum(0).tolist()
+    return rates_by_index(at_least(by_drafted), at_least(by_accepted))
+
+
+def rates_by_index(offered: list[int], reached: list[int]) -> dict[str, Any]:
+    """The same from how many steps drafted and accepted at least k tokens, k from 0."""
+    _, *offered = offered
+    steps = reached[0]
     return {
         "num_draft_tokens_per_pos": offered,
         "num_accepted_tokens_per_pos": reached[1:],
@@ -132,6 +138,11 @@ def per_position(counts: np.ndarray) -> dict[str, Any]:
             "conditional": [_ratio(n, of) for n, of in zip(reached[1:], reached[:-1], strict=True)],
         },
     }
+
+
+def at_least(n_of: Sequence[int]) -> list[int]:
+    """How many are k or more, from how many are k, k from 0."""
+    return list(accumulate(reversed(n_of)))[::-1]
 
 
 def _joint(counts: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:

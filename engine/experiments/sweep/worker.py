@@ -23,10 +23,10 @@ from engine.machine.environment import machine
 from engine.machine.host_memory import wait_for_huge_pages
 from engine.model.drafters.kinds import drafter_of
 from engine.model.mtp_file import DRAFT_MTP
-from engine.model.threads import use_threads
 from engine.options import Prompt, RunOptions
 from engine.run import Run
 from engine.session import Session
+from engine.thread_trial import choose_threads
 from engine.trace.export import export_csv
 from engine.trace.timings import summary
 
@@ -57,7 +57,7 @@ class SweepWorker:
         self, job: SweepJob, trace: Path | None, target: Path, draft: Path | None
     ) -> JobResult:
         session = self._open(job, target, draft)
-        use_threads(job.setting(THREADS), session.info)
+        choose_threads(job.setting(THREADS), session.info, session.model)
         prompts = [_prompt(session, text, job.setting(CHAT)) for text in job.prompts]
         run_to_end(session.start(prompts[:1], _few(job.options)))
         runs = [_timed(session, prompts, job.options) for _ in range(job.setting(REPEAT))]

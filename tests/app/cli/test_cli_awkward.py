@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.parser import KINDS, SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import SUBCOMMANDS, module_of, new_parser
 from engine.errors import DraftscopeError
 from tests.app.cli.conftest import Outcome
 from tests.support.hostile_words import IN_A_NAME, left_of
@@ -34,9 +34,7 @@ AWKWARD = (
     "1,,2",
     "[" * 5000,
 )
-KINDS_READ = [f"bench {kind}" for kind in KINDS["bench"] if kind != "random-model"]
-"""The other one writes a model of the usual size."""
-NAMES = ("", *SUBCOMMANDS, *KINDS_READ)
+NAMES = ("", *SUBCOMMANDS)
 
 
 def options(name: str) -> list[Action]:
@@ -53,7 +51,7 @@ def words(name: str, action: Action, value: str, option: str = "") -> list[str]:
         given = [action.option_strings[-1], value, value]
     texts = {"tokenize": ["text"], "logits": ["--tokens=1", "--out=x"], "run": ["-ptext"]}
     model = [] if name in ("demo-path", "help") else ["no-such.gguf"]
-    return [*name.split(), *model, *texts.get(name, []), *given]
+    return [*([name] if name else []), *model, *texts.get(name, []), *given]
 
 
 def check(outcome: Outcome) -> None:

@@ -243,7 +243,6 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
         ([NO_HEAD, "--spec-type", "draft-mtp"], "needs an MTP head"),
         ([MTP, "--prompts", "no-such-set"], "no-such-set cannot be read"),
         ([MTP, "--out", "no/such/folder/x.json"], "--out no/such/folder/x.json cannot be written"),
-        (["--demo", "--ctx-checkpoints", 3], "unrecognized arguments: --ctx-checkpoints"),
         (["w1", "--demo", "--ctx-checkpoints", -1], "--ctx-checkpoints is negative"),
         (
             ["w1", "--demo", "--no-cache-prompt", "-cms", 1],

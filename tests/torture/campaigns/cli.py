@@ -37,7 +37,7 @@ _SHORT = {"run": ["-n", "6", "-p", "x y"], "compare": ["-n", "4", "-p", "x y"]}
 _STOP_S = 4.0
 _SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 _NEVER = ("--ray", "--llama-cpp-lib", "--llama-cpp")
-"""They start what is not of this program."""
+"""They write gigabytes, or start what is not of this program."""
 
 
 @cache
