@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict
+from typing import Any
 
 from app.cli.bench_suite import number
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
-from engine.experiments.bench.suite import SuiteDiff, compare_results, read_result
+from engine.experiments.bench.suite import compare_results, read_result
 
 _DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
 
@@ -31,34 +31,34 @@ def run(args: argparse.Namespace) -> int:
     a, b = (read_result(path) for path in args.compare)
     diff = compare_results(a, b)
     if args.json:
-        print_json({"a": str(args.compare[0]), "b": str(args.compare[1]), **asdict(diff)})
+        print_json({"a": str(args.compare[0]), "b": str(args.compare[1]), **diff})
     else:
         first, second = args.compare
         print_lines(diff_lines(str(first), str(second), diff))
     return 0
 
 
-def diff_lines(a: str, b: str, diff: SuiteDiff) -> Iterator[str]:
+def diff_lines(a: str, b: str, diff: dict[str, Any]) -> Iterator[str]:
     """Two result files, named a and b: aggregate fields, then a line per prompt of both."""
     yield f"A: {a}"
     yield f"B: {b}"
-    for pair in diff.pairs:
+    for pair in diff["pairs"]:
         yield ""
-        same_name = pair.a_name == pair.b_name
-        yield f"{pair.a_name}:" if same_name else f"{pair.a_name} (A), {pair.b_name} (B):"
-        for name, (own, other) in pair.aggregate.items():
+        same_name = pair["a_name"] == pair["b_name"]
+        yield f"{pair['a_name']}:" if same_name else f"{pair['a_name']} (A), {pair['b_name']} (B):"
+        for name, (own, other) in pair["aggregate"].items():
             yield f"{name:<21} {_plain(own):>10} {_plain(other):>10}"
         yield _DIFF.format("prompt", "A tok/s", "B tok/s", "B/A", "A rate", "B rate")
-        for row in pair.prompts:
+        for row in pair["prompts"]:
             yield _DIFF.format(
-                row.name,
-                f"{row.a_tok_s:.1f}",
-                f"{row.b_tok_s:.1f}",
-                number(row.ratio, 2),
-                number(row.a_rate, 3),
-                number(row.b_rate, 3),
+                row["name"],
+                f"{row['a_tok_s']:.1f}",
+                f"{row['b_tok_s']:.1f}",
+                number(row["ratio"], 2),
+                number(row["a_rate"], 3),
+                number(row["b_rate"], 3),
             )
-    for file, names in (("A", diff.only_a), ("B", diff.only_b)):
+    for file, names in (("A", diff["only_a"]), ("B", diff["only_b"])):
         if names:
             yield f"only in {file}: {', '.join(names)}"
 

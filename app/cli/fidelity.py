@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
 
 from app.cli.common import add_model, add_threads, check_files, loading_line, read_text, target_path
 from app.cli.option_lines import OptionLines
@@ -14,7 +15,7 @@ from engine.options import COMPUTE_MODES
 from resources import demo_prompts
 
 if TYPE_CHECKING:
-    from engine.compare.fidelity import Fidelity
+    from engine.trace.facts import FidelityFacts
 
 # those that round weights or activations; blocks keeps both
 _MODES = ("bf16", "int8", "int8x2", "q8")
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         session = Session.open(path, compute=mode, progress=loading_line())
         found.append(measure_fidelity(session, reference, tokens))
     if args.json:
-        print_json({"model": str(path), "modes": [asdict(one) for one in found]})
+        print_json({"model": str(path), "modes": [to_builtins(one) for one in found]})
     else:
         print_line(f"{path.name}: against f32 over {len(tokens) - 1} tokens")
         heads = _LINE.format("mode", "NMSE", "KL, nats", "same top-1", "worst logit")
@@ -84,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _line(one: Fidelity) -> str:
-    share = f"{100 * one.top1:.1f} %"
+def _line(one: FidelityFacts) -> str:
+    share = f"{100 * (one.top1 or 0.0):.1f} %"
     return _LINE.format(
         one.compute, f"{one.nmse:.2e}", f"{one.kl:.2e}", share, f"{one.max_abs:.2e}"
     )

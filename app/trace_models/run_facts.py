@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
@@ -16,10 +16,6 @@ from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFact
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-
-if TYPE_CHECKING:
-    from engine.compare.fidelity import Fidelity
-
 
 RUNNING = "going on"
 OURS = "draftscope"
@@ -222,8 +218,8 @@ def _each(options: Any, *names: str) -> list[str]:
     return [f"{name} {getattr(options, name)}" for name in names]
 
 
-def fidelity_text(found: FidelityFacts | Fidelity) -> str:
-    """The fields of a Fidelity: "int8 against f32 over 131 tokens: NMSE …, KL … nats, …"."""
+def fidelity_text(found: FidelityFacts) -> str:
+    """The fields: "int8 against f32 over 131 tokens: NMSE …, KL … nats, …"."""
     return (
         f"{found.compute} against f32 over {found.n_tokens} tokens: "
         f"NMSE {significant(found.nmse)}, KL {significant(found.kl)} nats, "

@@ -122,11 +122,6 @@ class DraftReader:
         )
 
 
-def judged_drafts(run: RunRef) -> JudgedDrafts | None:
-    """All drafts of a run that have been verified by now; None without any."""
-    return DraftReader(run).read()
-
-
 class _Tokens:
     """Rows start .. stop of `tokens` that belong to steps, [n], and which step each belongs to.
 

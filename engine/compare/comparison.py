@@ -13,7 +13,7 @@ from engine.analysis.findings.check import record_findings
 from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_against
 from engine.batch import Span
 from engine.compare.free_lane import FreeLane
-from engine.compare.lane import ComparisonSetup, Follower, Leader, ReferenceRound
+from engine.compare.lane import ComparisonSetup, Follower, Lane, ReferenceRound
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, with_mode_lanes
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
@@ -129,7 +129,7 @@ class Comparison:
                 taps=self._chain.taps,
             )
             self._reference.facts.drafters = self._chain.statistics
-            leaders: dict[LaneMode, Leader] = {self._mode: self._reference}
+            leaders: dict[LaneMode, Lane] = {self._mode: self._reference}
             for spec, mine in zip(specs, lane_options, strict=True):
                 self._followers.append(self._follower(spec, mine, leaders))
         except BaseException as error:
@@ -232,7 +232,7 @@ class Comparison:
         return drafters
 
     def _follower(
-        self, spec: LaneSpec, options: RunOptions, leaders: dict[LaneMode, Leader]
+        self, spec: LaneSpec, options: RunOptions, leaders: dict[LaneMode, Lane]
     ) -> Follower:
         setup, session = self._setup, self._setup.session
         if spec.kind == PEER or spec is LLAMA_PLAIN_LANE:

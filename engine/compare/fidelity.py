@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,26 +11,13 @@ from engine.compare.divergence import ReferenceLogits
 from engine.errors import Cancelled, OptionError
 from engine.options import RunOptions
 from engine.session import Session
+from engine.trace.facts import FidelityFacts
 from engine.trace.store import TraceStore
 
 N_TOKENS = 128
 """Tokens generated to measure on."""
 _BLOCK = 16
 """Positions compared at once: in float64 a vocabulary takes megabytes for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fidelity:
-    """Means over n_tokens positions: nmse and kl (nats) of the logits against f32, as in
-    engine.compare.divergence; top1 is the share of positions with the same most probable token;
-    max_abs: the largest difference of any logit."""
-
-    compute: str
-    n_tokens: int
-    nmse: float
-    kl: float
-    top1: float
-    max_abs: float
 
 
 def greedy_text(
@@ -48,7 +34,7 @@ def greedy_text(
     return [*prompt.tokens, *run.results()[0].tokens]
 
 
-def measure_fidelity(session: Session, reference: Session, tokens: list[int]) -> Fidelity:
+def measure_fidelity(session: Session, reference: Session, tokens: list[int]) -> FidelityFacts:
     """Compare the logits of every token but the last. reference: the same model in f32.
 
     Raises OptionError for fewer than two tokens, and ModelFileError where either model is not
@@ -71,4 +57,4 @@ def measure_fidelity(session: Session, reference: Session, tokens: list[int]) ->
         for name in ("nmse", "kl", "top1_equal")
     )
     worst = max(float(np.max(part.max_abs)) for part in parts)
-    return Fidelity(session.compute, len(asked), nmse, kl, top1, worst)
+    return FidelityFacts(session.compute, len(asked), nmse, kl, top1, worst)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceLogits
-from engine.compare.lane import ComparisonSetup, EngineFollower, Leader, ReferenceRound
+from engine.compare.lane import ComparisonSetup, EngineFollower, Lane, ReferenceRound
 from engine.compare.lane_spec import LaneSpec
 from engine.decode.round import Round
 from engine.decode.scheduler import Scheduler
@@ -45,7 +45,7 @@ class FreeLane(EngineFollower):
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
-        leader: Leader,
+        leader: Lane,
         n_rs_seq: int,
         drafters: Sequence[Drafter],
     ) -> None:

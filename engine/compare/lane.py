@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
@@ -112,15 +112,11 @@ _STOPS = (
 """What ends one lane and leaves the others alone; the last are faults of this program."""
 
 
-class Leader(Protocol):
-    """A lane that others are measured against; `round` is what it did last."""
-
-    run_id: int
-    round: ReferenceRound
-
-
 class Lane:
-    """A run in the trace that takes part in the lockstep."""
+    """A run in the trace that takes part in the lockstep. round: what it did last, of a leader,
+    which others are measured against."""
+
+    round: ReferenceRound
 
     def __init__(self, setup: ComparisonSetup, spec: LaneSpec, run_id: int) -> None:
         self.name, self.run_id = spec.name, run_id
@@ -224,7 +220,7 @@ class EngineLane(Lane):
 class Follower(Lane):
     """A lane that is measured against a leader and led by its tokens."""
 
-    def _led_by(self, leader: Leader) -> None:
+    def _led_by(self, leader: Lane) -> None:
         """Choose the leader, once."""
         self.facts.lane_against = leader.run_id
         self._leader = leader
@@ -285,7 +281,7 @@ class EngineFollower(EngineLane, Follower):
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
-        leader: Leader,
+        leader: Lane,
         n_rs_seq: int = 0,
     ) -> None:
         super().__init__(setup, spec, options, model, n_rs_seq)

@@ -21,7 +21,7 @@ import torch
 from engine.analysis.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
 from engine.batch import Span
 from engine.compare.divergence import ReferenceLogits
-from engine.compare.lane import ComparisonSetup, EngineFollower, EngineLane, Leader, ReferenceRound
+from engine.compare.lane import ComparisonSetup, EngineFollower, EngineLane, Lane, ReferenceRound
 from engine.compare.lane_spec import (
     LLAMA_NOISE_LANE,
     LLAMA_PLAIN_LANE,
@@ -51,10 +51,8 @@ every row some are rounded the other way."""
 class ReferenceLane(EngineLane):
     """Decodes each sequence alone: prompts in the usual ubatches, every further token by itself.
 
-    `round` is what it did last, set by the owner, which chooses the tokens.
+    `round` is set by the owner, which chooses the tokens.
     """
-
-    round: ReferenceRound
 
     def decode(
         self, number: int, seq_id: int, span: Span, *, is_prompt: bool = False
@@ -80,8 +78,6 @@ class ModeLane(EngineFollower):
 
     It decodes the reference lane's tokens one by one, so its differences are those of the mode.
     """
-
-    round: ReferenceRound
 
     def _follow(self, round_: ReferenceRound) -> None:
         logits = self._one_by_one(round_)
@@ -115,7 +111,7 @@ class NoiseLane(EngineFollower):
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
-        leader: Leader,
+        leader: Lane,
     ) -> None:
         exact, session = model, setup.session
         if not options.batch_invariant:

@@ -15,6 +15,7 @@ from engine.compare.divergence import MemoryDifference
 from engine.compare.lane_spec import LLAMA_POLICIES
 from engine.compare.llama_cpp import PARTIAL, TokenSpan
 from engine.compare.llama_process import LlamaEngine
+from engine.compare.memory_player import MemoryEngine
 from engine.compare.memory_script import ContextSpec
 from engine.compare.state_blob import RecurrentState, decode_state, state_difference
 from engine.errors import OptionError, RollbackRefusedError, StateBlobError
@@ -108,7 +109,7 @@ class LlamaScriptContext:
         return decode_state(blob, self._owner.layout, self._owner.n_layers)
 
 
-class LlamaScriptEngine:
+class LlamaScriptEngine(MemoryEngine):
     """See memory_player.MemoryEngine. Its contexts share a model."""
 
     def __init__(self, session: Session, engine: LlamaEngine) -> None:
@@ -117,7 +118,7 @@ class LlamaScriptEngine:
         """Why states are not compared, if the library writes them in an unknown format."""
         self._session = session
         self.n_vocab, self.has_ties = session.config.n_vocab, session.config.ranks
-        self.n_layers, self.layout = engine.facts().n_layers, layout_of(session.config)
+        self.n_layers, self.layout = engine.n_layers, layout_of(session.config)
 
     def encode(self, text: str) -> list[int]:
         return list(self._session.prompt(text).tokens)

@@ -46,15 +46,6 @@ _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
 
 
-class ModelFacts(NamedTuple):
-    """version: of the library. n_bytes: weights."""
-
-    version: str
-    n_bytes: int
-    n_vocab: int
-    n_layers: int
-
-
 class BuildFacts(NamedTuple):
     """system: what the library says of its processor features; devices: name and description."""
 
@@ -78,7 +69,8 @@ class GraphNode(NamedTuple):
 
 
 class LlamaEngine(ABC):
-    """A loaded model and its contexts, which are known by number; close() gives all back.
+    """A loaded model of n_layers and n_bytes of weights, and its contexts, which are known by
+    number; close() gives all back.
 
     Raises UnsupportedModelError if llama.cpp cannot load the file or open a context for it,
     OptionError for what the build does not know, PeerLibraryError where the library fails.
@@ -88,7 +80,7 @@ class LlamaEngine(ABC):
         self.settings = settings or LlamaSettings()
         self._path = path
         self._widths: list[int] = []
-        self._model, self._n_vocab, self._n_layers, self._n_bytes = self._open_model(path)
+        self._model, self._n_vocab, self.n_layers, self.n_bytes = self._open_model(path)
 
     def _open_model(self, path: Path) -> list[int]:
         settings = self.settings
@@ -114,11 +106,9 @@ class LlamaEngine(ABC):
         pairs = (line.partition("\t")[::2] for line in devices.splitlines())
         return BuildFacts(version, commit, system, tuple(pairs))
 
-    def facts(self) -> ModelFacts:
-        """What the model and the library are."""
-        build = self.build_facts()
-        version = " ".join(filter(None, ("llama.cpp", build.version)))
-        return ModelFacts(version, self._n_bytes, self._n_vocab, self._n_layers)
+    def version(self) -> str:
+        """The library and its version."""
+        return " ".join(filter(None, ("llama.cpp", self.build_facts().version)))
 
     def open_context(
         self,

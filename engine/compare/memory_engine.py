@@ -21,7 +21,7 @@ from engine.compare.divergence import (
     MemoryDifference,
     ReferenceMemory,
 )
-from engine.compare.memory_player import MemoryPlay
+from engine.compare.memory_player import MemoryEngine, MemoryPlay
 from engine.compare.memory_script import EXACT, CompareRanges, ContextSpec, MemoryScript, Statement
 from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder
@@ -206,8 +206,8 @@ class SessionContext:
         return ReferenceMemory(reference.memory, reference_seq).difference(self.memory, seq)
 
 
-class SessionEngine:
-    """See memory_player.MemoryEngine and CheckRecorder."""
+class SessionEngine(MemoryEngine):
+    """See memory_player.MemoryEngine."""
 
     def __init__(
         self,

@@ -67,21 +67,18 @@ class MemoryContext(Protocol):
         `reference`; None where states cannot be read."""
 
 
-class MemoryEngine(Protocol):
-    """Makes contexts and knows the vocabulary."""
+class MemoryEngine:
+    """Makes contexts and knows the vocabulary; it may record what checks measured."""
 
-    @property
-    def n_vocab(self) -> int: ...
+    n_vocab: int
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
+        raise NotImplementedError
 
     def context(self, spec: ContextSpec, policy: str) -> MemoryContext:
         """A new, empty context."""
-
-
-class CheckRecorder(Protocol):
-    """Receives what checks measured and what failed, to record it."""
+        raise NotImplementedError
 
     def compared(
         self,
@@ -90,13 +87,16 @@ class CheckRecorder(Protocol):
         left: torch.Tensor,
         right: torch.Tensor,
     ) -> None:
-        """The measures of a check's positions, and both sides' logits [n, n_vocab]."""
+        """Record the measures of a check's positions, and both sides' logits [n, n_vocab]."""
 
-    def states(self, check: CompareRanges, pos: int, found: MemoryDifference) -> None: ...
+    def states(self, check: CompareRanges, pos: int, found: MemoryDifference) -> None:
+        """Record how far states are apart."""
 
-    def failed(self, statement: Statement, message: str) -> None: ...
+    def failed(self, statement: Statement, message: str) -> None:
+        """Record what is otherwise than the script says."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """No statement comes any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class MemoryPlay:
         script: MemoryScript,
         policy: str,
         engine: MemoryEngine,
-        witness: CheckRecorder | None = None,
+        witness: MemoryEngine | None = None,
         noise: Mapping[str, float] | None = None,
         *,
         has_ties: bool = False,

@@ -14,7 +14,7 @@ from engine.compare.lane import (
     ComparisonSetup,
     EngineFollower,
     Follower,
-    Leader,
+    Lane,
     ReferenceRound,
     spans_alone,
 )
@@ -30,7 +30,8 @@ from engine.model.parts.attention import RINGS
 from engine.model.recurrence import StateKey
 from engine.options import RunOptions
 from engine.options.llama_cpp import LlamaSettings
-from engine.trace.writer import RunSource, TraceWriter
+from engine.trace.facts import SourceFacts
+from engine.trace.writer import TraceWriter
 
 _FINE = 3
 
@@ -49,30 +50,30 @@ class LlamaLane(Follower):
         setup: ComparisonSetup,
         spec: LaneSpec,
         options: RunOptions,
-        leader: Leader,
+        leader: Lane,
         engine: LlamaEngine,
         n_rs_seq: int = 0,
     ) -> None:
         session, self.engine = setup.session, engine
-        told = engine.facts()
+        version = engine.version()
         self.n_threads = torch.get_num_threads()
         self.context, self.n_rs_seq = engine.open_context(
             setup.n_seqs, setup.n_ctx, options.n_ubatch, n_rs_seq, self.n_threads
         )
-        self.layout, self._n_layers = layout_of(session.config), told.n_layers
+        self.layout, self._n_layers = layout_of(session.config), engine.n_layers
         writer = TraceWriter.begin(
             setup.trace,
-            RunSource("llama.cpp", told.version),
+            SourceFacts("llama.cpp", version),
             {
                 "options": asdict(options),
-                "compute": told.version,
+                "compute": version,
                 "model": session.identity,
                 "architecture": session.config.architecture,
                 "n_ctx": setup.n_ctx,
                 "n_rs_seq": self.n_rs_seq,
                 "threads": self.n_threads,
                 "llama_settings": asdict(setup.llama_settings),
-                "weight_bytes": told.n_bytes,
+                "weight_bytes": engine.n_bytes,
             },
         )
         super().__init__(setup, spec, writer.run_id)
@@ -119,18 +120,16 @@ class PeerLane(LlamaLane):
     """Decodes what the reference lane decodes, in the same batches: each sequence alone, prompts
     in ubatches, every further token by itself.
 
-    It leads the lanes that roll back in llama.cpp; `round` is what it did last. before: whole
-    sequences as they were before that round. states: what it holds of each sequence now.
+    It leads the lanes that roll back in llama.cpp. before: whole sequences as they were before its
+    last round. states: what it holds of each sequence now.
     """
-
-    round: ReferenceRound
 
     def __init__(
         self,
         setup: ComparisonSetup,
         spec: LaneSpec,
         options: RunOptions,
-        leader: Leader,
+        leader: Lane,
         n_remembered: int = 0,
     ) -> None:
         """n_remembered: positions whose states are kept, 0 for a lane that leads no others."""
@@ -201,7 +200,7 @@ class PeerNoiseLane(EngineFollower):
     """
 
     def __init__(
-        self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, leader: Leader
+        self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, leader: Lane
     ) -> None:
         session = setup.session
         rounds = set(session.info.quant_mix) != {"F32"}

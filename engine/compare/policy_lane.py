@@ -18,7 +18,7 @@ from engine.compare.divergence import (
     ReferenceLogits,
     ReferenceMemory,
 )
-from engine.compare.lane import ComparisonSetup, EngineFollower, Leader, ReferenceRound
+from engine.compare.lane import ComparisonSetup, EngineFollower, Lane, ReferenceRound
 from engine.compare.lane_spec import LaneSpec
 from engine.decode.forward import Forward
 from engine.decode.round import Round
@@ -39,7 +39,7 @@ class PolicyLane(EngineFollower):
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
-        leader: Leader,
+        leader: Lane,
         n_rs_seq: int,
     ) -> None:
         super().__init__(setup, spec, options, model, leader, n_rs_seq)
@@ -150,7 +150,7 @@ class ForkLane(PolicyLane):
         spec: LaneSpec,
         options: RunOptions,
         model: HybridModel,
-        leader: Leader,
+        leader: Lane,
         n_rs_seq: int,
     ) -> None:
         self._n_texts = setup.n_seqs

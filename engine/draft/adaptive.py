@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -16,14 +15,21 @@ Setting = Mapping[str, float]
 """Values of a rule's settings by name; n_max is the longest draft."""
 
 
-class AdaptiveDepth(Protocol):
+class AdaptiveDepth:
     """Chooses for walkers, int64 [n] indices."""
 
     def n_max(self, walkers: np.ndarray) -> np.ndarray:
         """Longest next draft of each, int64 [n]."""
+        raise NotImplementedError
 
     def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """A round of each is over: tokens verified and accepted, int64 [n]."""
+        has = drafted > 0
+        self._learn(walkers[has], drafted[has], accepted[has])
+
+    def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """Those whose round had a draft."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ def column(settings: Sequence[Setting], name: str, default: float) -> np.ndarray
     return np.array([setting.get(name, default) for setting in settings], float)
 
 
-class _Stepped:
+class _Stepped(AdaptiveDepth):
     """One more or one less at a time, between 1 and n_max."""
 
     def __init__(self, settings: Sequence[Setting], of: np.ndarray) -> None:
@@ -55,9 +61,7 @@ class _Stepped:
         """See AdaptiveDepth."""
         return self._n[walkers]
 
-    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """See AdaptiveDepth."""
-        walkers, drafted, accepted = _drafting(walkers, drafted, accepted)
+    def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         more = (accepted >= drafted) & (drafted >= self._n[walkers])
         less = (accepted < drafted // 2) | (accepted == 0)
         n = self._n[walkers] + more.astype(np.int64) - less
@@ -74,9 +78,7 @@ class _InARow(_Stepped):
         self._bias = column(settings, "bias", 0)[of]
         self._streak = np.zeros(len(of), np.int64)
 
-    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """See AdaptiveDepth."""
-        walkers, drafted, accepted = _drafting(walkers, drafted, accepted)
+    def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         won = accepted >= drafted - self._bias[walkers]
         streak = self._streak[walkers]
         streak = np.where(won, np.maximum(streak, 0) + 1, np.minimum(streak, 0) - 1)
@@ -86,7 +88,7 @@ class _InARow(_Stepped):
         self._streak[walkers] = np.where(turn, 0, streak)
 
 
-class _ProbedMean:
+class _ProbedMean(AdaptiveDepth):
     """The rounded mean of accepted tokens. A draft that is accepted whole proves a lower bound
     alone, so it adds a probe; others enter an exponential mean."""
 
@@ -101,9 +103,7 @@ class _ProbedMean:
         wanted = np.floor(self._mean[walkers] + 0.5)
         return np.clip(wanted, 1, self._most[walkers]).astype(np.int64)
 
-    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """See AdaptiveDepth."""
-        walkers, drafted, accepted = _drafting(walkers, drafted, accepted)
+    def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         mean, full = self._mean[walkers], accepted >= drafted
         probed = np.maximum(mean, drafted) + self._probe[walkers]
         mean = np.where(full, probed, mean + self._alpha[walkers] * (accepted - mean))
@@ -114,7 +114,7 @@ _TIERS = np.array([1, 3, 7])
 _START_TIER = 1
 
 
-class _TieredMean:
+class _TieredMean(AdaptiveDepth):
     """Tiers of n_max by the exponential mean of accepted lengths, one step beyond it."""
 
     def __init__(self, settings: Sequence[Setting], of: np.ndarray) -> None:
@@ -132,9 +132,7 @@ class _TieredMean:
         """See AdaptiveDepth."""
         return np.minimum(_TIERS[self._tier[walkers]], self._most[walkers]).astype(np.int64)
 
-    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """See AdaptiveDepth."""
-        walkers, drafted, accepted = _drafting(walkers, drafted, accepted)
+    def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         mean, alpha = self._mean[walkers], self._alpha[walkers]
         mean = np.where(np.isnan(mean), accepted, mean + alpha * (accepted - mean))
         self._mean[walkers] = mean
@@ -149,7 +147,7 @@ class _TieredMean:
         self._tier[walkers] = np.clip(tier + up - (down & ~up), 0, len(_TIERS) - 1)
 
 
-class _Goodput:
+class _Goodput(AdaptiveDepth):
     """The length with the most expected tokens for its cost, by means of acceptance at each index
     of those that came so far. draft_cost, overhead: of a drafted token and of a round, in passes of
     the target. Every tenth draft is as long as allowed, so that later indices are seen at all."""
@@ -169,9 +167,7 @@ class _Goodput:
         explores = self._seen[walkers] % 10 == 9
         return np.where(explores, self._most[walkers], self._n[walkers])
 
-    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """See AdaptiveDepth."""
-        walkers, drafted, accepted = _drafting(walkers, drafted, accepted)
+    def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         rates, index = self._rates[walkers], np.arange(self._rates.shape[1])
         judged = index < np.minimum(drafted, accepted + 1)[:, None]
         right = index < accepted[:, None]
@@ -186,14 +182,6 @@ class _Goodput:
         best = 1 + gain.argmax(1)
         held = np.abs(best - self._n[walkers]) <= 1  # one step is noise
         self._n[walkers] = np.where(held, self._n[walkers], best)
-
-
-def _drafting(
-    walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Those whose round had a draft."""
-    has = drafted > 0
-    return walkers[has], drafted[has], accepted[has]
 
 
 def _longest(n_max: int) -> list[Setting]:

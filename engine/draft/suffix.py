@@ -97,13 +97,8 @@ class _Request:
     output: StoredSequence | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SuffixAnswer:
-    """A draft, the tree that it is from, and what was looked up there."""
-
-    draft: SuffixDraft
-    tree: SuffixTree
-    pattern: list[int]
+SuffixAnswer = tuple[SuffixDraft, SuffixTree, list[int]]
+"""A draft, the tree that it is from, and what was looked up there."""
 
 
 class SuffixTexts:
@@ -160,12 +155,12 @@ class SuffixTexts:
             for tree in (found.tree, self._outputs)
         )
         if common.score > own.score:
-            return SuffixAnswer(common, self._outputs, pattern)
-        return SuffixAnswer(own, found.tree, pattern)
+            return common, self._outputs, pattern
+        return own, found.tree, pattern
 
-    def is_own(self, request: int, answer: SuffixAnswer) -> bool:
-        """Whether a draft is from the request's own tree."""
-        return answer.tree is self._requests[request].tree
+    def own_tree(self, request: int) -> SuffixTree:
+        """The tree of the request's own text."""
+        return self._requests[request].tree
 
     def _evict(self, request: int) -> None:
         output = self._cached.pop(request, None)
@@ -217,11 +212,10 @@ class SuffixDrafter(Drafter):
 
     def _draft(self, request: int, n_max: int) -> Draft:
         n_asked = min(n_max, self.n_max)
-        answer = self._texts.draft(request, self._options.limits(n_asked))
-        found = answer.draft
+        found, tree, pattern = self._texts.draft(request, self._options.limits(n_asked))
         if not found.tokens:
             return Draft(drafter=self.name, reason=found.reason)
-        choices = answer.tree.choices(answer.pattern, found, N_TOP)
+        choices = tree.choices(pattern, found, N_TOP)
         before = [1.0, *found.probs[:-1]]
         reason = found.reason
         if len(found.tokens) == n_asked:

@@ -34,13 +34,16 @@ class SourceFacts(Struct, frozen=True):
 
 
 class FidelityFacts(Struct, frozen=True):
-    """engine.compare.fidelity.Fidelity; None is not finite."""
+    """Means over n_tokens positions: nmse and kl (nats) of the logits against f32, as in
+    engine.compare.divergence; top1 is the share of positions with the same most probable token;
+    max_abs: the largest difference of any logit. None is not finite."""
 
     compute: str
     n_tokens: Count
     nmse: float | None
     kl: float | None
     top1: float | None
+    max_abs: float | None = None
 
 
 class GateFacts(Struct, frozen=True):

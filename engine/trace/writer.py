@@ -9,11 +9,12 @@ and the standard library are enough to be a source.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
+from engine.trace.facts import SourceFacts
 from engine.trace.records import COLUMN_STATES, TABLES
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
@@ -23,17 +24,9 @@ FAILED = "failed"
 """The stop of a sequence whose run ended with an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunSource:
-    """Who made a run, as fact `source` of the run names it."""
-
-    engine: str
-    version: str
-
-
-def this_engine() -> RunSource:
+def this_engine() -> SourceFacts:
     """The source of runs that this program decodes itself."""
-    return RunSource("draftscope", version())
+    return SourceFacts("draftscope", version())
 
 
 class TraceWriter:
@@ -53,7 +46,7 @@ class TraceWriter:
     def begin(
         cls,
         store: TraceStore,
-        source: RunSource,
+        source: SourceFacts,
         facts: Mapping[str, Any],
         *,
         columns: Mapping[str, Mapping[str, str]] | None = None,
@@ -64,7 +57,7 @@ class TraceWriter:
         column is taken as observed where it has values, and as absent where it has none. Raises
         ValueError for a table, column or state that does not exist.
         """
-        known = dict(facts) | {"source": asdict(source)}
+        known = dict(facts) | {"source": to_builtins(source)}
         if columns:
             _check_columns(columns)
             known["columns"] = {table: dict(states) for table, states in columns.items()}

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.trace.facts import SourceFacts
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.writer import RunSource, TraceWriter
+from engine.trace.writer import TraceWriter
 
 CAPTURED_TARGET = Path(__file__).parents[1] / "data" / "captures" / "captured-target.gguf"
 """The model of the captures: an earlier bundled one, all of whose weights were others."""
@@ -69,7 +70,7 @@ def observed_run(
     }
     writer = TraceWriter.begin(
         store,
-        RunSource("llama-server", "b1-0c1e570"),
+        SourceFacts("llama-server", "b1-0c1e570"),
         {"model": {"name": "demo-target.gguf", "meta": dict(meta)}, "requests": [request]},
     )
     pos = n_prompt

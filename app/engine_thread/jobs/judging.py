@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
 
 from app.engine_thread.events import State
 from app.engine_thread.job import Post, SideJob
@@ -25,11 +27,11 @@ from engine.trace.timings import summary
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
-    from engine.compare.fidelity import Fidelity
     from engine.conform.runner import Outcome
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
     from engine.session import Session
+    from engine.trace.facts import FidelityFacts
 
 
 _LONG_PAIR_S = 20.0
@@ -130,7 +132,7 @@ class MeasureFidelity(EngineJob):
     time. Its runs keep the result as a fact."""
 
     needs_rest = True
-    found: Fidelity | None = None
+    found: FidelityFacts | None = None
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -146,14 +148,14 @@ class MeasureFidelity(EngineJob):
         worker.end_run()
         if isinstance(worker.session, LocalSession):
             self.found = self._measure(worker.session, worker)
-            fact = {"fidelity": asdict(self.found)}
+            fact = {"fidelity": to_builtins(self.found)}
             worker.more_facts.update(fact)
             for facts in worker.store.runs.values():
                 if facts.compute == worker.session.compute:
                     facts.update(fact)
         return worker.rest()
 
-    def _measure(self, local: LocalSession, worker: EngineWorker) -> Fidelity:
+    def _measure(self, local: LocalSession, worker: EngineWorker) -> FidelityFacts:
         from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
 
         progress, cancelled = self.progress(worker.post), self.cancelled.is_set

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from engine.analysis.what_if.acceptance_probability import ConfidenceScale, SurvivalRates
 from engine.analysis.what_if.costs import RoundCosts
-from engine.analysis.what_if.positions import Positions
+from engine.analysis.what_if.positions import ConfidenceScale, Positions, SurvivalRates
 from engine.draft.adaptive import ADAPT_RULES, AdaptRule
 from engine.draft.adaptive import Setting as Setting
 from engine.draft.adaptive import column as _column
@@ -35,11 +34,12 @@ class RuleInputs:
     settings: np.ndarray
 
 
-class Chooser(Protocol):
+class Chooser:
     """Chooses for walkers, [n] indices, that stand at places, [n] indices of Positions."""
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
         """What is verified, and what the drafter does; NO_DRAFTER steps for a plain round."""
+        raise NotImplementedError
 
     def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """The round that was chosen is over: tokens verified and accepted, [n] each."""
@@ -58,7 +58,7 @@ class RuleSpec:
     make: Callable[[RuleInputs, Sequence[Setting]], Chooser]
 
 
-class FixedLengths:
+class FixedLengths(Chooser):
     """n_max, p_min, n_min, the same in every round; n_max 0 is plain decoding."""
 
     def __init__(self, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
@@ -86,11 +86,8 @@ class FixedLengths:
         )
         return DraftLengths(found.verified, np.where(n_max > 0, found.steps, NO_DRAFTER))
 
-    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Nothing to learn."""
 
-
-class AdaptedLengths:
+class AdaptedLengths(Chooser):
     """Fixed lengths whose n_max a rule of engine.draft.adaptive chooses."""
 
     def __init__(self, rule: AdaptRule, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
@@ -106,7 +103,7 @@ class AdaptedLengths:
         self._depth.learn(walkers, drafted, accepted)
 
 
-class OracleLengths:
+class OracleLengths(Chooser):
     """The lengths that bring a text to its end soonest, known beforehand: what no rule can beat."""
 
     def __init__(self, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
@@ -151,11 +148,8 @@ class OracleLengths:
         n = self._best[self._of[walkers], at]
         return DraftLengths(n, np.where(n > 0, n, NO_DRAFTER))
 
-    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Nothing to learn."""
 
-
-class SurvivingLengths:
+class SurvivingLengths(Chooser):
     """Drafts n_max tokens and verifies as many as bring most tokens a second by their survival."""
 
     def __init__(self, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
@@ -189,11 +183,8 @@ class SurvivingLengths:
         setting = self._of[walkers]
         return DraftLengths(self._best[setting, at], self._steps[setting, at])
 
-    def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Nothing to learn."""
 
-
-class SwitchingOff:
+class SwitchingOff(Chooser):
     """Fixed lengths until the acceptance over a window of rounds falls below a threshold; plain
     decoding from there to the end of the text."""
 

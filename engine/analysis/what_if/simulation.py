@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.analysis.what_if.acceptance_probability import ConfidenceScale, SurvivalRates
 from engine.analysis.what_if.costs import RoundCosts
-from engine.analysis.what_if.positions import Positions
+from engine.analysis.what_if.positions import ConfidenceScale, Positions, SurvivalRates
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED, NO_DRAFTER, RuleInputs, RuleSpec, Setting
 

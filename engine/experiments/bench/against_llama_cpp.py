@@ -186,12 +186,11 @@ class Against:
             yield from self._speculative_pairs(self._speculative)
 
     def _pass_pair(self, number: int, work: PassWork, own: OwnPasses) -> None:
-        theirs, ours, idle_share = take_turns(
+        (theirs, self.report.build), ours, idle_share = take_turns(
             number, lambda: self._bench.measure(work), lambda: own.measure(work)
         )
         self._session.unchanged_path()
-        self.report.build = theirs.build
-        pair = Pair(theirs.tokens_per_second, ours, idle_share)
+        pair = Pair(theirs, ours, idle_share)
         self.report.pairs.setdefault(work.name, []).append(pair)
 
     def _speculative_pairs(self, work: SpeculativeWork) -> Iterator[str]:
@@ -218,14 +217,6 @@ def memory_copy_rate() -> float:
     return copy_rate(evict, sizes.copied_bytes, _COPIES)
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaBenchResult:
-    """tokens_per_second: median of the repetitions. build: the commit and its number."""
-
-    tokens_per_second: float
-    build: str
-
-
 class LlamaBench:
     """llama-bench of a build on one file. folder: see find_program, whose errors it raises."""
 
@@ -233,8 +224,9 @@ class LlamaBench:
         self._program = find_program(folder, "llama-bench")
         self._model, self._n_threads = model, n_threads
 
-    def measure(self, work: PassWork) -> LlamaBenchResult:
-        """Load the file, do the work once untimed, then timed; on the processor alone.
+    def measure(self, work: PassWork) -> tuple[float, str]:
+        """Load the file, do the work once untimed, then timed; on the processor alone. Tokens per
+        second, the median of the repetitions; and the build, its commit and number.
 
         Raises PeerLibraryError where the program ends in another way than with its figures.
         """
@@ -265,9 +257,9 @@ class LlamaBench:
                 ) from error
 
 
-def _result(found: dict[str, Any]) -> LlamaBenchResult:
+def _result(found: dict[str, Any]) -> tuple[float, str]:
     speeds = [float(one) for one in found["samples_ts"]]
-    return LlamaBenchResult(median(speeds), f"{found['build_commit']} ({found['build_number']})")
+    return median(speeds), f"{found['build_commit']} ({found['build_number']})"
 
 
 _UBATCH = 512

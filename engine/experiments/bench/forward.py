@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,9 +22,6 @@ from kernels.dispatch import uses_llvm
 
 if TYPE_CHECKING:
     from kernels.llvm.program import KernelClock
-
-STEP_OUTPUTS = ("last", "all")
-"""Rows whose logits are computed: the last one, as for a prompt, or all, as for a draft."""
 
 # the first compiles kernels, the second is recorded
 _WARM_UP = 2
@@ -56,7 +53,7 @@ def bench_steps(
 ) -> list[StepRow]:
     """Time one sequence's step of every width; the widths take turns in each repetition.
 
-    outputs: one of STEP_OUTPUTS. batch_invariant: as in RunOptions.
+    outputs: rows whose logits are computed, "last" or "all". batch_invariant: as in RunOptions.
     """
     memory = HybridMemory.for_model(
         model.config, 1, max(widths) + 1, model.device, batch_invariant=batch_invariant
@@ -69,7 +66,7 @@ def bench_steps(
     model.forward(ubatch, memory)
     start_of_all = memory.save(0)
     watch = _watch(model.device)
-    taken: dict[int, list[_Step]] = {width: [] for width in widths}
+    taken: dict[int, list[tuple[float, float | None]]] = {width: [] for width in widths}
     for _ in range(_WARM_UP + repeats):
         for width, steps in taken.items():
             wanted = range(width) if outputs == "all" else [width - 1]
@@ -80,16 +77,9 @@ def bench_steps(
                 model.forward(ubatch, memory)
                 wait_for(model.device)
             ms = 1000 * (perf_counter() - start)
-            steps.append(_Step(ms, 1000 * in_kernels.seconds if in_kernels else None))
+            steps.append((ms, 1000 * in_kernels.seconds if in_kernels else None))
             memory.restore(0, start_of_all)
     return [_row(width, steps[_WARM_UP:]) for width, steps in taken.items()]
-
-
-class _Step(NamedTuple):
-    """Milliseconds of a step, and of the kernels in it."""
-
-    ms: float
-    kernels_ms: float | None
 
 
 def _watch(device: torch.device) -> Callable[[], KernelClock | None]:
@@ -102,12 +92,13 @@ def _watch(device: torch.device) -> Callable[[], KernelClock | None]:
     return KernelClock
 
 
-def _row(width: int, steps: Sequence[_Step]) -> StepRow:
-    middle = median(step.ms for step in steps)
-    inside = [step.kernels_ms for step in steps if step.kernels_ms is not None]
+def _row(width: int, steps: Sequence[tuple[float, float | None]]) -> StepRow:
+    """steps: milliseconds of each, and of the kernels in it."""
+    middle = median(ms for ms, _ in steps)
+    inside = [ms for _, ms in steps if ms is not None]
     return StepRow(
         width,
-        min(step.ms for step in steps),
+        min(ms for ms, _ in steps),
         middle,
         1000 * width / middle,
         median(inside) if inside else None,

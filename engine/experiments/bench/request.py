@@ -157,41 +157,30 @@ def bench_slots(
     Raises what Session.start raises.
     """
     for configuration in configurations:
-        runs: dict[int, list[_Run]] = {n: [] for n in counts}
+        runs: dict[int, list[SlotRow]] = {n: [] for n in counts}
         for _ in range(repeats):
             for n, done in runs.items():
                 mine = [prompts[i % len(prompts)] for i in range(n)]
                 done.append(_run(session, mine, configuration))
         first = 0.0
-        for n, done in runs.items():
-            speed = median(run.speed for run in done)
+        for done in runs.values():
+            speed = median(run.tokens_per_second for run in done)
             first = first or speed
-            yield SlotRow(
-                configuration.name,
-                n,
-                done[0].predicted_n,
-                speed,
-                median(run.wall_s for run in done),
-                done[0].acceptance,
-                speed / first,
-            )
+            wall_s = median(run.wall_s for run in done)
+            yield replace(done[0], tokens_per_second=speed, wall_s=wall_s, ratio=speed / first)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    predicted_n: int
-    speed: float
-    wall_s: float
-    acceptance: float | None
-
-
-def _run(session: Session, prompts: Sequence[Prompt], configuration: Configuration) -> _Run:
+def _run(session: Session, prompts: Sequence[Prompt], configuration: Configuration) -> SlotRow:
+    """One run, its ratio not known yet."""
     run = session.start(prompts, replace(configuration.options, parallel=len(prompts)))
     wall_s = run_to_end(run)
     figures = summary(run.trace, run.run_id)
-    return _Run(
+    return SlotRow(
+        configuration.name,
+        len(prompts),
         figures["predicted_n"],
         figures["predicted_per_second"],
         wall_s,
         figures["draft_acceptance_rate"] if figures.get("draft_n") else None,
+        0.0,
     )

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from inspect import isfunction
+from functools import partial
+from inspect import isfunction, ismethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,9 @@ class SectionClock:
         """Within the context, calls of an attribute of `owner` count as this section."""
         own = name in vars(owner)
         call = getattr(owner, name)
-        setattr(owner, name, self.timed(call, section))
+        timed = partial(self.timed, section=section)
+        is_part = not (isfunction(call) or ismethod(call))
+        setattr(owner, name, _Counted(call, timed) if is_part else timed(call))
         try:
             yield
         finally:
@@ -93,6 +96,22 @@ class SectionClock:
         now = perf_counter()
         self._seconds[self._open[-1]] += now - self._since
         self._since = now
+
+
+class _Counted:
+    """A part whose calls, and those of its methods, are counted; layers read what else it has."""
+
+    def __init__(
+        self, part: Callable[..., Any], timed: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        self._part, self._timed, self._call = part, timed, timed(part)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._part, name)
+        return self._timed(value) if ismethod(value) else value
 
 
 def _sections(part: object) -> Iterator[tuple[object, str, str]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -233,39 +233,11 @@ def _request(path: Path, at: int, detail: dict[str, Any]) -> RequestResult:
     return RequestResult(**values)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptDiff:
-    """One prompt in both files: tokens per second, their ratio b / a, acceptance rates."""
-
-    name: str
-    a_tok_s: float
-    b_tok_s: float
-    ratio: float | None
-    a_rate: float | None
-    b_rate: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigurationDiff:
-    """Two configurations compared. aggregate: (a, b) by field; prompts: those in both files."""
-
-    a_name: str
-    b_name: str
-    aggregate: dict[str, tuple[float | None, float | None]]
-    prompts: list[PromptDiff]
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteDiff:
-    """Pairs of configurations, and those that one file alone has."""
-
-    pairs: list[ConfigurationDiff]
-    only_a: list[str]
-    only_b: list[str]
-
-
-def compare_results(a: dict[str, Any], b: dict[str, Any]) -> SuiteDiff:
-    """Pair configurations of the same name; where each file has one left over, these as well."""
+def compare_results(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """Two suites compared, as `bench compare --json` prints it: configurations of the same name,
+    and where each file has one left over, these as well. Keys: pairs, only_a, only_b. Of a pair:
+    a_name, b_name; aggregate: (a, b) by field; prompts: those in both files, with tokens per
+    second, their ratio b / a, and acceptance rates."""
     of_a = {one["name"]: one for one in a["configurations"]}
     of_b = {one["name"]: one for one in b["configurations"]}
     pairs = [(name, name) for name in of_a if name in of_b]
@@ -273,10 +245,11 @@ def compare_results(a: dict[str, Any], b: dict[str, Any]) -> SuiteDiff:
     only_b = [name for name in of_b if name not in of_a]
     if len(only_a) == len(only_b) == 1:
         pairs.append((only_a.pop(), only_b.pop()))
-    return SuiteDiff([_pair(of_a[name], of_b[other]) for name, other in pairs], only_a, only_b)
+    compared = [_pair(of_a[name], of_b[other]) for name, other in pairs]
+    return {"pairs": compared, "only_a": only_a, "only_b": only_b}
 
 
-def _pair(a: dict[str, Any], b: dict[str, Any]) -> ConfigurationDiff:
+def _pair(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     of_b = {row["name"]: row for row in b["rows"]}
     prompts = []
     for row in a["rows"]:
@@ -284,17 +257,17 @@ def _pair(a: dict[str, Any], b: dict[str, Any]) -> ConfigurationDiff:
             continue
         speed, other_speed = row["predicted_per_second"], other["predicted_per_second"]
         prompts.append(
-            PromptDiff(
-                row["name"],
-                speed,
-                other_speed,
-                other_speed / speed if speed else None,
-                row["accept_rate"],
-                other["accept_rate"],
-            )
+            {
+                "name": row["name"],
+                "a_tok_s": speed,
+                "b_tok_s": other_speed,
+                "ratio": other_speed / speed if speed else None,
+                "a_rate": row["accept_rate"],
+                "b_rate": other["accept_rate"],
+            }
         )
     fields = {name: (a["aggregate"][name], b["aggregate"][name]) for name in AGGREGATE_FIELDS}
-    return ConfigurationDiff(a["name"], b["name"], fields, prompts)
+    return {"a_name": a["name"], "b_name": b["name"], "aggregate": fields, "prompts": prompts}
 
 
 def _check_configuration(one: dict[str, Any]) -> None:

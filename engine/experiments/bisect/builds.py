@@ -107,10 +107,6 @@ class CMakeBuilds:
             self._keep(kept)
         return kept
 
-    def log_of(self, revision: Revision) -> Path:
-        """Where what the compilers said of a commit is."""
-        return self._logs / f"{revision.key[:16]}.log"
-
     def forget_all_but(self, revisions: Iterable[Revision]) -> None:
         """Remove the kept builds of all other commits."""
         wanted = {revision.key[:16] for revision in revisions}

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelFileError, OptionError
 from engine.experiments.results.schema import FAILED, SWEEP, trace_folder
@@ -34,15 +34,16 @@ from engine.gguf.file import GgufFile
 from engine.trace.export import check_target
 from engine.trace.replacing import replacing
 
+if TYPE_CHECKING:
+    from engine.experiments.sweep.worker import SweepWorker
+
 Results = Generator[tuple[SweepJob, JobResult], None, None]
 TraceOf = Callable[[SweepJob], Path | None]
 
 
-class Executor(Protocol):
-    """Runs jobs somewhere; gives each with its result, in any order. Closing the generator
-    ends what is under way."""
-
-    def __call__(self, jobs: Sequence[SweepJob], trace_of: TraceOf) -> Results: ...
+Executor = Callable[[Sequence[SweepJob], TraceOf], Results]
+"""Runs jobs somewhere; gives each with its result, in any order. Closing the generator ends what
+is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +151,7 @@ def _same_model(path: Path, identity: Mapping[str, Any]) -> bool:
 _LOOK_S = 1.0
 
 
-class Worker(Protocol):
-    """What runs jobs."""
-
-    def run(self, job: SweepJob, trace: Path | None) -> JobResult: ...
-
-
-def sweep_worker() -> Worker:
+def sweep_worker() -> SweepWorker:
     """A worker that runs jobs for real; torch is imported here."""
     from engine.experiments.sweep.worker import SweepWorker
 
@@ -166,7 +161,7 @@ def sweep_worker() -> Worker:
 def one_by_one(
     jobs: Sequence[SweepJob],
     trace_of: Callable[[SweepJob], Path | None],
-    make_worker: Callable[[], Worker] = sweep_worker,
+    make_worker: Callable[[], SweepWorker] = sweep_worker,
 ) -> Generator[tuple[SweepJob, JobResult], None, None]:
     """Run jobs in order and give each with its result. trace_of: the folder for a job's trace.
 
@@ -187,7 +182,7 @@ def one_by_one(
 
 
 class _WorkerProcess:
-    def __init__(self, make_worker: Callable[[], Worker]) -> None:
+    def __init__(self, make_worker: Callable[[], SweepWorker]) -> None:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self._ours, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(
@@ -221,7 +216,7 @@ class _WorkerProcess:
         self._ours.close()
 
 
-def _serve(connection: Connection, make_worker: Callable[[], Worker], parent: int) -> None:
+def _serve(connection: Connection, make_worker: Callable[[], SweepWorker], parent: int) -> None:
     """The process: runs what it is sent until nothing more is sent."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the sweep decides
         signal.signal(number, signal.SIG_IGN)

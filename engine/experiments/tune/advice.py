@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.what_if.acceptance_probability import SurvivalRates
+from engine.analysis.what_if.positions import SurvivalRates
 from engine.analysis.what_if.rules import FIXED
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.tune.candidates import Estimate, outcome

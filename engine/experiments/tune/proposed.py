@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED
 from engine.analysis.what_if.simulation import simulate
+from engine.trace.facts import SourceFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.writer import RunSource, TraceWriter
+from engine.trace.writer import TraceWriter
 
 ServerRounds = Sequence[Sequence[tuple[int, int]]]
 """By answer, tokens drafted and accepted in each round."""
@@ -24,7 +25,7 @@ def recorded(answers: ServerRounds, *, is_synthetic: bool) -> RecordedRounds | N
     if sum(drafted > 0 for rounds in answers for drafted, _ in rounds) < _FEW:
         return None
     store = TraceStore()
-    writer = TraceWriter.begin(store, RunSource("server", ""), {"synthetic": is_synthetic})
+    writer = TraceWriter.begin(store, SourceFacts("server", ""), {"synthetic": is_synthetic})
     number = 0
     for seq_id, rounds in enumerate(answers):
         writer.append("rounds", round=number, seq_id=seq_id, num_emitted=1)

@@ -28,9 +28,10 @@ from engine.options import Prompt, RunOptions
 from engine.options.llama_cpp import LlamaSettings
 from engine.sampling.sampler import Sampler
 from engine.session import Session
+from engine.trace.facts import SourceFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.writer import RunSource, TraceWriter
+from engine.trace.writer import TraceWriter
 
 _WIDTH = 512
 _N_CANDIDATES = 10
@@ -175,14 +176,14 @@ def decode_with_llama(
         drafter = _Drafter(memory, session.config.n_vocab, options.spec.p_min, n_row)
         facts = {
             "options": asdict(options),
-            "compute": engine.facts().version,
+            "compute": engine.version(),
             "model": session.identity,
             "architecture": session.config.architecture,
             "n_ctx": n_ctx,
             "n_rs_seq": planes,
             "threads": threads,
         }
-        writer = TraceWriter.begin(store, RunSource("llama.cpp", engine.facts().version), facts)
+        writer = TraceWriter.begin(store, SourceFacts("llama.cpp", engine.version()), facts)
         handed = _decoded(session, target, drafter, prompt, options, writer)
     finally:
         for one in (engine, beside):

@@ -27,10 +27,10 @@ from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.trace_rows import LOG_COLUMNS, PromptPart, ReadyRow, RowWriter, path_name
 from engine.observe.rounds.withheld_tokens import PlaneReach
-from engine.trace.facts import RunFacts
+from engine.trace.facts import RunFacts, SourceFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
-from engine.trace.writer import RunSource, TraceWriter
+from engine.trace.writer import TraceWriter
 
 SHAPE = "llama-server-log"
 ENGINE = "llama-server"
@@ -249,7 +249,7 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
         "attachment": "light-log" if server.is_light else "log",
         "requests": [],
     }
-    source = RunSource(ENGINE, server.build)
+    source = SourceFacts(ENGINE, server.build)
     writer = TraceWriter.begin(store, source, facts, columns=LOG_COLUMNS)
     sums = [sums_of(one, server) for one in server.requests]
     note_prompts(writer.facts, enumerate(one.prompt for one in server.requests))

@@ -34,8 +34,9 @@ from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_jso
 from engine.observe.rounds.stream_and_log import LogJoin
 from engine.observe.rounds.trace_rows import COLUMNS, ReadyRow, RowWriter, told_figures
 from engine.observe.rounds.withheld_tokens import PlaneReach
+from engine.trace.facts import SourceFacts
 from engine.trace.store import TraceStore
-from engine.trace.writer import RunSource, TraceWriter
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
@@ -111,7 +112,7 @@ class ObservedRun:
         self._in_log: set[int] = set()
         self._writer = TraceWriter.begin(
             store,
-            RunSource(server.engine, version),
+            SourceFacts(server.engine, version),
             {
                 "attachment": attachment,
                 "server": server_of(server.address, server.props),

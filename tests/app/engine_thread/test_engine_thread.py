@@ -7,10 +7,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread import events
@@ -310,10 +310,10 @@ def test_measuring(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
     qtbot.waitUntil(lambda: bridge.state is State.READY)
     found = measured[1].found
     assert found is not None
-    assert bridge.store.runs[0]["fidelity"] == asdict(found)
+    assert bridge.store.runs[0]["fidelity"] == to_builtins(found)
     bridge.ask(StartRun(["abc"], options))
     qtbot.waitUntil(lambda: bridge.state is State.READY)
-    assert bridge.store.runs[1]["fidelity"] == asdict(found)
+    assert bridge.store.runs[1]["fidelity"] == to_builtins(found)
     assert bridge.store.runs[1]["stops"] == ["limit"]
     assert bridge.close()
 

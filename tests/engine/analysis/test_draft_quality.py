@@ -11,7 +11,6 @@ from engine.analysis.draft_quality import (
     DraftReader,
     Survival,
     by_drafter,
-    judged_drafts,
     tree_gains,
     width_cost,
 )
@@ -82,7 +81,7 @@ def scripted(store: TraceStore) -> RunRef:
 def test_drafts_are_taken_apart_by_drafter() -> None:
     store = TraceStore()
     run = scripted(store)
-    drafts = judged_drafts(run)
+    drafts = DraftReader(run).read()
     assert drafts is not None
     found = {store.text_pool.text(code): q for code, q in by_drafter(drafts).items()}
     mtp, looked_up = found["draft-mtp"], found["ngram-mod"]
@@ -101,7 +100,7 @@ def test_drafts_are_taken_apart_by_drafter() -> None:
 
 def test_a_growing_run_gives_the_same_sums() -> None:
     whole = DraftQuality()
-    drafts = judged_drafts(scripted(TraceStore()))
+    drafts = DraftReader(scripted(TraceStore())).read()
     assert drafts is not None
     for quality in by_drafter(drafts).values():
         whole += quality
@@ -193,6 +192,6 @@ def test_a_confidence_head_goes_before_the_probability() -> None:
             **ids, kind="accepted", draft_index=i, draft_p=0.9, draft_conf=conf, token_id=1, pos=i
         )
     store.rounds.append(**ids, num_draft_tokens=2, num_accepted_draft_tokens=2)
-    drafts = judged_drafts(run)
+    drafts = DraftReader(run).read()
     assert drafts is not None
     assert drafts.confidence.tolist() == [0.25, 0.9]

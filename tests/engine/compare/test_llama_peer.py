@@ -99,7 +99,7 @@ class Opened:
         assert session.path is not None
         self.tokens = tokens_of(name)
         self.engine = LlamaProcess(session.path, Path(BUILD))
-        self.n_layers = self.engine.facts().n_layers
+        self.n_layers = self.engine.n_layers
         self.layout = layout_of(session.config)
         plain, _ = self.engine.open_context(1, 256, 64, 0, 1)
         self.number, found = self.engine.open_context(1, 256, 64, n_rs_seq, 1)
@@ -189,7 +189,7 @@ def test_states_are_those_of_the_golden_arrays(name: str) -> None:
     for ubatch in memory.split([Span(0, 0, tokens, [])], 512, "equal"):
         session.model.forward(ubatch, memory)
     engine.decode(number, [TokenSpan(0, 0, tokens, 1)])
-    state = decode_state(engine.save(number, 0, PARTIAL), layout, engine.facts().n_layers)
+    state = decode_state(engine.save(number, 0, PARTIAL), layout, engine.n_layers)
     engine.close()
     assert memory.recurrent is not None
     ours = memory.recurrent.live(0)
@@ -308,7 +308,7 @@ def test_a_library_that_ends_its_process_is_a_sentence() -> None:
     with pytest.raises(PeerLibraryError, match=r"in decode: llama-batch\.cpp:\d+: GGML_ASSERT"):
         engine.decode(number, [TokenSpan(0, 0, [1, 2], 2)])
     with pytest.raises(PeerLibraryError, match="process has ended"):
-        engine.facts()
+        engine.version()
     engine.close()
 
 
@@ -366,7 +366,7 @@ def test_the_driver_and_ctypes_say_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         engine.close_context(traced)
         with pytest.raises(OptionError, match="closed"):
             engine.positions(traced, 0)
-        found.append((logits, nodes, states, engine.facts(), engine.build_facts()))
+        found.append((logits, nodes, states, engine.n_bytes, engine.build_facts()))
         engine.close()
     driver, fallback = found
     assert np.array_equal(driver[0], fallback[0]) and driver[2:] == fallback[2:]

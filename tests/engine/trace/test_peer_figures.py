@@ -10,10 +10,11 @@ import pytest
 
 from engine.errors import TraceFileError
 from engine.trace.export import SESSION_FILE, export_csv
+from engine.trace.facts import SourceFacts
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
-from engine.trace.writer import RunSource, TraceWriter
+from engine.trace.writer import TraceWriter
 
 TOLD: dict[str, Any] = {
     "predicted_n": 29,
@@ -30,7 +31,7 @@ TOLD: dict[str, Any] = {
 
 def store_of(**facts: Any) -> TraceStore:
     store = TraceStore()
-    writer = TraceWriter.begin(store, RunSource("other", "1"), facts)
+    writer = TraceWriter.begin(store, SourceFacts("other", "1"), facts)
     writer.append("rounds", round=0, seq_id=0, num_emitted=1, verify_width=3)
     writer.append(
         "rounds", round=1, seq_id=0, num_draft_tokens=3, num_accepted_draft_tokens=1, num_emitted=2
@@ -113,7 +114,7 @@ COUNTERS = {
 
 def test_counters_of_a_sequence_without_rows_are_all_that_is_known() -> None:
     store = TraceStore()
-    writer = TraceWriter.begin(store, RunSource("other", "1"), {"told_timings": [COUNTERS]})
+    writer = TraceWriter.begin(store, SourceFacts("other", "1"), {"told_timings": [COUNTERS]})
     writer.end(["limit"])
     figures = store.runs[0]["summary"]
     assert {name: figures[name] for name in COUNTERS} == COUNTERS

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from engine.trace.facts import RunFacts
+from engine.trace.facts import RunFacts, SourceFacts
 from engine.trace.store import TraceStore
-from engine.trace.writer import FAILED, RunSource, TraceWriter, this_engine
+from engine.trace.writer import FAILED, TraceWriter, this_engine
 from engine.version import version
 
-SERVER = RunSource("llama-server", "b9999")
+SERVER = SourceFacts("llama-server", "b9999")
 
 
 def begun(store: TraceStore | None = None) -> TraceWriter:
@@ -40,7 +40,7 @@ def test_rows_belong_to_the_run_and_know_their_source() -> None:
     assert store.rounds.row(0)["draft_ms"] is None
     assert store.tokens.column("run_id").tolist() == [1, 1]
     assert store.runs[1]["source"] == {"engine": "llama-server", "version": "b9999"}
-    assert this_engine() == RunSource("draftscope", version())
+    assert this_engine() == SourceFacts("draftscope", version())
 
 
 def test_bytes_of_a_token_are_asked_for_once() -> None:

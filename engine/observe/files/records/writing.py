@@ -19,9 +19,10 @@ from engine.observe.files.records.request import RecordedRequest, sum_figures
 from engine.observe.rounds.kept_requests import asked_facts
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.trace_rows import LONGEST_TOKEN
+from engine.trace.facts import SourceFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
-from engine.trace.writer import RunSource, TraceWriter
+from engine.trace.writer import TraceWriter
 
 MOST_REQUESTS = 1 << 16
 _MOST_KEPT = 16 << 20
@@ -98,7 +99,7 @@ def write_requests(
     if any(request.tokens or request.prompt_ids for request in requests):
         columns["tokens"] = _OF_TOKENS
     writer = TraceWriter.begin(
-        store, RunSource(", ".join(engines), version), facts, columns=columns
+        store, SourceFacts(", ".join(engines), version), facts, columns=columns
     )
     rows = _Rows()
     for seq_id, request in enumerate(requests):

@@ -114,7 +114,7 @@ def test_the_clocks_are_gone_behind_each_run() -> None:
     with recording_timed(SectionClock(sections=RECORDING_SECTIONS)):
         assert all(getattr(owner, name).__name__ == "counted" for owner, name in PARTS)
         changed = [a[0] for a, b in zip(parts(), before, strict=True) if a != b]
-        assert sorted(changed) == sorted([*(name for _, name in PARTS), "close"])
+        assert sorted(changed) == sorted([*(name for _, name in PARTS), "close", "go_on"])
     assert parts() == before
     for _ in bench_recording(session(NAME), prompt_of(NAME), CONFIGURATIONS):
         assert parts() == before

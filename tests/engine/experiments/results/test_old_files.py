@@ -28,7 +28,7 @@ def test_the_window_takes_each(name: str) -> None:
 def test_a_suite() -> None:
     whole = read_result(OLD / "suite.json")
     assert [one["name"] for one in whole["configurations"]] == ["plain", "draft-mtp"]
-    assert compare_results(whole, whole).pairs[1].prompts[0].ratio == 1.0
+    assert compare_results(whole, whole)["pairs"][1]["prompts"][0]["ratio"] == 1.0
     found = read_results(OLD / "suite.json")
     assert (found.n, found.axes) == (4, ("configuration", "prompt"))
     rows = [row for one in whole["configurations"] for row in one["rows"]]
