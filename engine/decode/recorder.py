@@ -54,6 +54,15 @@ class Recorder:
         self.bytes_waiting = 0
         """Bytes of logits whose rows wait."""
 
+    @property
+    def progress(self) -> tuple[int | None, float, int, tuple[int, int]]:
+        """What later rows go on from: last round, time so far, forward passes, state moved."""
+        return self._last_round, self._elapsed_ms, self._n_ubatches, self._moved
+
+    def go_on(self, progress: tuple[int | None, float, int, tuple[int, int]]) -> None:
+        """Go on as if it had written the rows so far."""
+        self._last_round, self._elapsed_ms, self._n_ubatches, self._moved = progress
+
     def resume(self, *, may_wait: bool = False) -> None:
         """The run goes on: time since its last round was a pause and does not count.
 

@@ -92,8 +92,8 @@ class Scheduler:
             observer.begin(self.sequences, memory, self._end_tokens)
         self.may_wait = False
         """Whether the rows of the next rounds may wait until `settle`."""
-        self.before_round: Callable[[int], None] | None = None
-        """Called with the number of each round before it."""
+        self.before_round: list[Callable[[int], None]] = []
+        """Called with the number of each round before it, in this order."""
 
     def _sampler(self, prompt: Prompt, options: RunOptions, grammar: Grammar | None) -> Sampler:
         banned = self._all_end_tokens if options.ignore_eos else ()
@@ -161,6 +161,27 @@ class Scheduler:
         self._use(options, memory, chain, grammar)
         self._judge.follow(judge)
 
+    @property
+    def weights(self) -> list[object]:
+        """Models that it decodes and drafts with, which nothing changes."""
+        of_drafters = [one for drafter in self._chain.every for one in vars(drafter).values()]
+        models = [one for one in of_drafters if type(one).__module__.startswith("engine.model.")]
+        return [self._model, *models]
+
+    @property
+    def of_this_run(self) -> list[object]:
+        """What it has of its run alone, and another one would not: what writes and watches."""
+        return [self._recorder, self._observer, self._watch, self.before_round]
+
+    @property
+    def parts(self) -> tuple[RunOptions, HybridMemory, DrafterChain]:
+        """What it decodes with now."""
+        return self._options, self._memory, self._chain
+
+    def restart(self, recorder: Recorder) -> None:
+        """Go on, as a copy, with rows written to another run. `go_on_with` has to follow."""
+        self._recorder, self.before_round, self.may_wait = recorder, [], False
+
     def force_newest(self, seq_id: int, token: int) -> None:
         """Let this be the last token that a sequence chooses in the next round."""
         self._judge.forced = {seq_id: token}
@@ -169,8 +190,8 @@ class Scheduler:
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
         self._recorder.resume(may_wait=self.may_wait)
-        if self.before_round:
-            self.before_round(self._round)
+        for call in [*self.before_round]:
+            call(self._round)
         self._slots.admit()
         running = self._slots.running
         clock = PhaseClock()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.draft.drafter import N_TOP, Draft, DraftRequest, PendingDrafts
+from engine.draft.drafter import N_TOP, Draft, Drafter, DraftRequest, PendingDrafts
 from engine.draft.spec import ModelDraftOptions, TokenDraws
 from engine.machine.device import read, upload
 from engine.memory.kv_cells import UNKNOWN
@@ -35,7 +35,7 @@ class _Step(NamedTuple):
     n_wrong: torch.Tensor
 
 
-class ModelDrafter(ABC):
+class ModelDrafter(Drafter, ABC):
     """One token per step for all sequences that are still drafting.
 
     The candidate is the most probable token, or with `draws` one drawn from the ten most probable;
@@ -44,21 +44,17 @@ class ModelDrafter(ABC):
     (llama.cpp #22506).
     """
 
-    name: str
-    n_max: int
-    stays_on_device: bool = False
-    """Whether drafts that no step looks at are handed over pending."""
+    has_memory = True
 
     def __init__(self, options: ModelDraftOptions, draws: TokenDraws | None = None) -> None:
         self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
         self._draws = draws
         self._n_wrong: torch.Tensor | None = None
 
-    def begin(self, seq: int, prompt: Sequence[int]) -> None:  # noqa: B027 - a hook
-        """Does nothing: `observe` has seen the prompt already."""
-
-    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
-        """Does nothing: `observe` will see the accepted tokens."""
+    def take_text(self, other: Any) -> bool:
+        """Know the text that another drafter of this name knows, as if this one had followed it
+        from its start with nothing drafted; False if it cannot."""
+        return False
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request.
@@ -217,7 +213,7 @@ class ModelDrafter(ABC):
         tokens: int64 [n], on the device. rows: their rows in the step before.
         """
 
-    def _drafted(self, drafts: Mapping[int, Draft]) -> None:  # noqa: B027 - a hook
+    def _drafted(self, drafts: Mapping[int, Draft]) -> None:
         """Called when all steps are done, before the drafts are cut (p_min, n_min)."""
 
 

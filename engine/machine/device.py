@@ -195,6 +195,10 @@ class Uploads:
     def __init__(self) -> None:
         self._places: dict[tuple[tuple[int, ...], ...], _Place] = {}
 
+    def __deepcopy__(self, memo: object) -> Uploads:
+        """One that has uploaded nothing: arrays and tensors share memory, copies would not."""
+        return Uploads()
+
     def put(
         self, arrays: Sequence[np.ndarray], device: torch.device
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
