@@ -115,9 +115,9 @@ class MtpHead:
         compute = partial(self._steps, memory, n_steps, head)
         found = memory.run((self, reach, n_steps, head is None), (*there, hidden), compute)
         memory.commit()
-        tokens, logits, *ids = (
-            torch.cat(found[i : i + n_steps]) for i in range(0, len(found), n_steps)
-        )
+        if not isinstance(head, LargestLogits):
+            found = _by_kind(found, n_steps)
+        tokens, logits, *ids = found
         return tokens.flatten(), logits, ids[0] if head else None
 
     def _steps(
@@ -148,7 +148,8 @@ class MtpHead:
             logits.append(out.logits)
             start, n = start + n, 1
             tokens, outputs, hidden = drafted[-1], self._only, out.hidden[:, -1:]
-        return *drafted, *logits, *ids
+        found = *drafted, *logits, *ids
+        return _by_kind(found, n_steps) if isinstance(head, LargestLogits) else found
 
     def _layers(
         self,
@@ -177,6 +178,11 @@ class MtpHead:
             carried = rms_norm(hidden, self._hnorm, self._eps)
         x = self._join(join((embedded, carried)), invariant=around.invariant)
         return self._block(x, around)
+
+
+def _by_kind(found: tuple[torch.Tensor, ...], n_steps: int) -> tuple[torch.Tensor, ...]:
+    """What steps found, one tensor of each kind."""
+    return tuple(torch.cat(found[i : i + n_steps]) for i in range(0, len(found), n_steps))
 
 
 N_CANDIDATES = 256

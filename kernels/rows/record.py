@@ -62,13 +62,20 @@ def asked_about(
 
 def on_host(record: np.ndarray) -> RowRecord:
     """The values of `row_record`, int32 [n, width], or some of its rows."""
-    n_asked = 4 if record.shape[1] % 3 else 0
+    n_asked, floats = (4 if record.shape[1] % 3 else 0), record.view(np.float32)
     k = (record.shape[1] - n_asked - 3) // 3
-    ids, *floats, rest = np.split(record, [k, 2 * k, 3 * k, 3 * k + 2, 3 * k + 3], 1)
-    values, weights, sums, log = (np.ascontiguousarray(part).view(np.float32) for part in floats)
-    best, asked, n_larger, weight = rest.T if n_asked else np.empty((4, 0), np.int32)
-    weight = weight.copy().view(np.float32)
-    return RowRecord(ids, values, weights, sums, log[:, 0], best, asked, n_larger, weight)
+    best, asked, n_larger, _ = record[:, -4:].T if n_asked else np.empty((4, 0), np.int32)
+    return RowRecord(
+        record[:, :k],
+        floats[:, k : 2 * k],
+        floats[:, 2 * k : 3 * k],
+        floats[:, 3 * k : 3 * k + 2],
+        floats[:, 3 * k + 2],
+        best,
+        asked,
+        n_larger,
+        floats[:, -1] if n_asked else floats[:0, -1],
+    )
 
 
 def _weights(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,11 @@ and every table is as of runs whose host looks at logits itself."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from engine.decode import scheduler
@@ -18,7 +23,7 @@ POLICIES = ["planes", "carry", "ring", "replay", "checkpoint"]
 
 @pytest.fixture(autouse=True)
 def without_recordings(monkeypatch):
-    """what picks the largest logits is not a kernel that a pass on the processor could record."""
+    """A pass on the processor could not record how the largest logits are picked."""
     monkeypatch.setenv(VARIABLE, "off")
 
 
@@ -36,6 +41,22 @@ def test_every_table_is_the_same(monkeypatch, policy, drafter):
     types = () if drafter == "none" else (drafter,)
     options = options_of(40, *types, rollback=policy)
     assert_same(*both(monkeypatch, MTP, [prompt_of(MTP)], options))
+
+
+def test_as_graphs_of_a_device():
+    """runs_in_device_form.py in a process whose kernels are those of torch, which a double of
+    CUDA's graphs records."""
+    here = Path(__file__)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", str(here.with_name("runs_in_device_form.py"))],
+        cwd=here.parents[2],
+        env={**os.environ, "DRAFTSCOPE_KERNELS": "torch", VARIABLE: ""},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("name", MTP_MODELS[1:])

@@ -38,12 +38,13 @@ _CUDA, _META = 1, 14
 class Seen:
     """reads: calls of transfer.read on the device. uploads, downloads: operations that moved
     values. waits: synchronisations for the clock. strays: operations with an argument on each.
-    recordings: passes that were recorded. computed: operations of torch on the
-    device that are no views. free: bytes that the device says it has."""
+    recordings, replays: passes that were recorded, and run again by that. computed: operations of
+    torch on the device that are no views. free: bytes that the device says it has."""
 
     reads: int = 0
     waits: int = 0
     recordings: int = 0
+    replays: int = 0
     computed: int = 0
     free: int = 8 << 30
     uploads: list[str] = field(default_factory=list)
@@ -144,7 +145,10 @@ def fake_cuda(
             raise AssertionError("a pass cannot be recorded") from error
         assert before == (seen.reads, seen.waits, len(seen.uploads), len(seen.downloads))
         seen.recordings += 1
-        return outputs, lambda: None
+        return outputs, replay
+
+    def replay() -> None:
+        seen.replays += 1
 
     for name in ("draft_dflash", "draft_dspark", "draft_mtp"):  # imported when first used
         importlib.import_module(f"engine.draft.{name}")
