@@ -48,13 +48,13 @@ from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model, resolve_compute
 from engine.model.mtp_file import DRAFT_MTP, leave_block
+from engine.model.threads import chosen_by
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run
 from engine.run_checkpoints import RunCheckpoints, unread
 from engine.sampling.grammar import Grammar, GrammarTokens, read_grammar
-from engine.trace.run_copy import copy_rounds
-from engine.trace.run_ref import RunRef, same_model
+from engine.trace.run_ref import RunRef, copy_rounds, same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 from engine.warm_up import warm_up, warm_up_drafter
@@ -108,8 +108,8 @@ class Session:
     @classmethod
     def open(
         cls,
-        target: Path | str,
-        draft: Path | str | Sequence[Path | str] | None = None,
+        target: Path | str | GgufFile,
+        draft: Path | str | Sequence[Path | str | GgufFile] | None = None,
         *,
         compute: str = "auto",
         device: str = "cpu",
@@ -120,7 +120,8 @@ class Session:
         options: RunOptions | None = None,
     ) -> Session:
         """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
-        device (engine.machine.device.resolve_device). mmap: see engine.model.loader.reader_for.
+        device (engine.machine.device.resolve_device). Files that are open are closed. mmap:
+        see engine.model.loader.reader_for.
         drafts_by_mtp: of a whole model that drafts, its MTP block is used, if it has one.
         options: of the runs to come; a CUDA device without room for them is refused at once.
 
@@ -132,7 +133,10 @@ class Session:
         paths = [draft] if isinstance(draft, str | Path) else list(draft or ())
         with ExitStack() as opened:
             file, *others = (
-                opened.enter_context(GgufFile.open(path, cancelled)) for path in (target, *paths)
+                opened.enter_context(
+                    path if isinstance(path, GgufFile) else GgufFile.open(path, cancelled)
+                )
+                for path in (target, *paths)
             )
             tokenizer = Tokenizer.from_gguf(file, cancelled)
             for other in others:
@@ -146,7 +150,14 @@ class Session:
                 check_room(estimate(info, figures, runs, runs.parallel or 1, mode).sizes, there)
             total = sum(one.n_bytes for one in (file, *others))
             report = report_part(progress, 0, total) if others else progress
-            load = partial(_loaded, compute=compute, device=there, cancelled=cancelled, mmap=mmap)
+            load = partial(
+                _loaded,
+                options=options,
+                compute=compute,
+                device=there,
+                cancelled=cancelled,
+                mmap=mmap,
+            )
             model, start = load(file, progress=report, mtp=mtp), file.n_bytes
             drafts: dict[str, OpenedDraft] = {}
             its_model: HybridModel | LoadedDrafter
@@ -544,6 +555,7 @@ class Session:
                 "compute": model.compute,
                 "device": str(model.device),
                 "threads": torch.get_num_threads(),
+                **({"threads_chosen": chosen} if (chosen := chosen_by()) else {}),
                 "model": self.identity,
                 "architecture": self.config.architecture,
                 "n_ctx": memory.attention.n_ctx,
@@ -645,11 +657,16 @@ def _loaded_beside(
     return drafter
 
 
-def _loaded(file: GgufFile, progress: ReportProgress | None = None, **options: Any) -> HybridModel:
-    """See load_model; a large model is then ready to be measured."""
-    model = load_model(file, progress=progress, **options)
+def _loaded(
+    file: GgufFile,
+    progress: ReportProgress | None = None,
+    options: RunOptions | None = None,
+    **how: Any,
+) -> HybridModel:
+    """See load_model; a large model is then ready to be measured, in runs with the options."""
+    model = load_model(file, progress=progress, **how)
     if not describe(file).is_small:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
-        warm_up(model)
+        warm_up(model, is_plain=options is not None and not options.spec.types)
     return model

@@ -76,8 +76,9 @@ def open_engine(
     first = "torch" not in sys.modules
     progress(0, 1, "starting torch")
 
-    from engine.model.threads import all_threads, use_threads
+    from engine.model.threads import all_threads
     from engine.session import Session
+    from engine.thread_trial import choose_threads
 
     if first:
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
@@ -92,7 +93,7 @@ def open_engine(
             cancelled=cancelled,
             options=options,
         )
-    use_threads(None, session.info)
+    choose_threads(None, session.info, session.model)
     return session
 
 
@@ -154,10 +155,12 @@ class LocalSession:
 
     @property
     def memory(self) -> DeviceMemory:
-        """See engine.machine.device.device_memory."""
+        """See engine.machine.device.device_memory; threads too, if they were chosen by a trial."""
         from engine.machine.device import device_memory
+        from engine.model.threads import chosen_by
 
-        return device_memory(self._session.device)
+        memory, chosen = device_memory(self._session.device), chosen_by()
+        return memory._replace(name=f"{memory.name} · threads: {chosen}") if chosen else memory
 
     @property
     def engine_session(self) -> Session:

@@ -14,8 +14,7 @@ from PySide6.QtGui import QColor
 from app.looks.theme import Theme
 from app.trace_models.number_text import significant
 from engine.analysis.baseline import speed
-from engine.analysis.what_if.cost_curve import LEAST_TIMES
-from engine.analysis.what_if.costs import RoundCosts
+from engine.analysis.what_if.costs import LEAST_TIMES, RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
 from engine.analysis.what_if.simulation import ASSUMPTIONS

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+
+import torch
 
 from engine.batch import UBatch
 from engine.draft.adaptive import AdaptedSequences
-from engine.draft.drafter import Draft, Drafter, DraftRequest, HoldsTokens, ReadsTaps, SeesPasses
+from engine.draft.drafter import Draft, Drafter, DraftRequest, awaited
 from engine.draft.spec import ADAPT, AHEAD, BEHIND
 from engine.machine.clock import run_clock
+from engine.machine.device import Mark, mark, ms_between
 from engine.model.taps import TargetRows
 
 TrimDraft = Callable[[int, Draft], None]
@@ -49,9 +53,8 @@ class DrafterChain:
     ) -> None:
         self._drafters, self._followers, self._adapt = drafters, followers, adapt
         self._n_drafted: dict[int, int] = {}
-        # a look at a protocol takes microseconds
-        self._watching = [each for each in (*drafters, *followers) if isinstance(each, SeesPasses)]
-        self._holding = {each.name: each for each in drafters if isinstance(each, HoldsTokens)}
+        self._device: torch.device | None = None
+        self._holding = {each.name: each for each in drafters if each.has_memory}
         self._n_beyond: dict[tuple[str, int], int] = {}
         self._winners: dict[int, Drafter] = {}
         self.asked: list[tuple[int, Draft]] = []
@@ -63,6 +66,12 @@ class DrafterChain:
 
     def __bool__(self) -> bool:
         return bool(self._drafters)
+
+    def stay_on(self, device: torch.device | None) -> None:
+        """Let drafters hand over what is pending on this device; None: nothing."""
+        self._device = device
+        for drafter in self._drafters:
+            drafter.stays_on_device = device is not None
 
     def carry_on(self, other: DrafterChain) -> None:
         """Take the place of another chain between two rounds: what it counted of drafters that are
@@ -93,8 +102,7 @@ class DrafterChain:
     @property
     def taps(self) -> tuple[int, ...]:
         """Layers whose rows any of the drafters reads, ascending."""
-        readers = [drafter for drafter in self.every if isinstance(drafter, ReadsTaps)]
-        return tuple(sorted({layer for drafter in readers for layer in drafter.taps}))
+        return tuple(sorted({layer for drafter in self.every for layer in drafter.taps}))
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence is decoded."""
@@ -114,8 +122,8 @@ class DrafterChain:
                 self._n_beyond[name, seq] = n
 
     def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
-        """Show a pass of the target to the drafters that implement SeesPasses."""
-        for drafter in self._watching:
+        """Show a pass of the target."""
+        for drafter in (*self._drafters, *self._followers):
             drafter.decoded(ubatch, rows)
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
@@ -131,9 +139,12 @@ class DrafterChain:
             waiting = [request for request in requests if request.seq not in drafts]
             if not waiting:
                 break
-            start = run_clock()
+            start, before = run_clock(), mark(self._device)
             answers = self._ask(drafter, waiting)
-            ms = self._book(drafter, "draft", start) / len(waiting)
+            after, ms = mark(self._device), self._book(drafter, "draft", start)
+            for pending in awaited(answers):
+                pending.late = partial(self._late, drafter, answers, ms, before, after)
+            ms /= len(waiting)
             for request, draft in zip(waiting, answers, strict=True):
                 draft.cut(request.n_max, "limit")
                 if draft.reason == "limit" and draft.length < whole[request.seq]:
@@ -151,6 +162,16 @@ class DrafterChain:
                     drafts[request.seq] = draft
                     self._n_drafted[request.seq] = draft.length
         return drafts
+
+    def _late(
+        self, drafter: Drafter, drafts: Sequence[Draft], on_host: float, before: Mark, after: Mark
+    ) -> float:
+        """See PendingDrafts; it counts as time of the drafter and its drafts."""
+        ms = max(0.0, ms_between(before, after) - on_host)
+        for draft in drafts:
+            draft.ms += ms / len(drafts)
+        self.statistics[drafter.name]["draft_ms"] += ms
+        return ms
 
     def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts of one drafter; none where its state is not that of the text, which would end in

@@ -108,11 +108,11 @@ class DraftSimple(ModelDrafter):
         progress.guessed = []
 
     def held(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         progress = self._progress.get(seq, _DecodedSoFar())
         return max(len(progress.tokens), progress.n_decoded)
 

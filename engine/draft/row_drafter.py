@@ -142,7 +142,7 @@ class RowDrafter(ModelDrafter):
         ends = [_End(request.seq, request.seq, -1, 0)]
         step = self._step([request], self._first([request]))
         for level in range(limit):
-            ((ids, values, probs, n_wrong),) = on_host([step])
+            ids, values, probs, n_wrong = on_host(step)
             if n_wrong:
                 draft.n_wrong_rows = n_wrong[0]
             grown = []
@@ -200,11 +200,11 @@ class RowDrafter(ModelDrafter):
         del paired.tokens[n_tokens:]
 
     def held(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         paired = self._of(seq)
         return max(len(paired.tokens), paired.n_decoded + self.AHEAD)
 
@@ -273,7 +273,7 @@ class RowDrafter(ModelDrafter):
 
     def _drafted(self, drafts: Mapping[int, Draft]) -> None:
         for seq, draft in drafts.items():
-            draft.n_wrong_tokens = self._n_wrong_tokens.pop(seq)
+            draft.n_wrong_tokens = (draft.n_wrong_tokens or 0) + self._n_wrong_tokens.pop(seq)
 
     def _of(self, seq: int) -> PairedRows:
         if seq not in self._paired:

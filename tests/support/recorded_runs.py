@@ -11,9 +11,13 @@ from tests.support.golden_runs import tokens_of
 
 def facts(table: Table, run_id: int = 0) -> dict[str, np.ndarray]:
     """All columns of a run but times and the run's number."""
-    names = [c.name for c in table.columns if not c.name.endswith("ms") and c.name != "run_id"]
+    wanted = [c for c in table.columns if not c.name.endswith("ms") and c.name != "run_id"]
     mine = table.column("run_id") == run_id
-    return {name: np.array(table.column(name))[mine] for name in names}
+    # texts themselves: they are numbered as they come
+    return {
+        c.name: np.array(table.texts(c.name) if c.kind == "text" else table.column(c.name))[mine]
+        for c in wanted
+    }
 
 
 def assert_same(recorded: Run, plain: Run) -> None:

@@ -24,9 +24,9 @@ from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
 from app.widgets.whole_run_view import WholeRunView
-from engine.analysis.what_if.by_length import DraftLengthEstimate, WhatIf, what_if
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.simulation import ASSUMPTIONS
+from engine.analysis.what_if.surface import DraftLengthEstimate, WhatIf, what_if
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QComboBox, QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QDialog, QDialogButtonBox, QLabel, QWidget
 
+from app.widgets.build import vbox
 from app.widgets.fields import add_row, new_form, whole
 
 _OPTIONS = ("those of Run Settings", "those that the run had")
@@ -54,11 +55,7 @@ class ForkDialog(QDialog):
         buttons.addButton("&Continue", QDialogButtonBox.ButtonRole.AcceptRole).setDefault(True)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.addWidget(where)
-        column.addLayout(form)
-        column.addWidget(about)
-        column.addWidget(buttons)
+        vbox(where, form, about, buttons, of=self)
 
     def accept(self) -> None:
         self.chosen.emit(self.options.currentIndex() == 0, self.token.value())

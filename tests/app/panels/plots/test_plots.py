@@ -19,13 +19,12 @@ from app.engine_thread.bridge import Bridge
 from app.looks.theme import load_theme
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import StackedBars
-from app.panels.plots.kv_cells_view import KvCellsView
+from app.panels.plots.memory_views import KvCellsView
 from app.panels.plots.round_view import RoundView
 from app.panels.plots.timing_view import NO_BASELINE, TimingView
 from app.panels.plots.verify_width_view import VerifyWidthView
 from app.trace_models.run_rows import Position
-from app.window.plot_export import write_plot
-from app.window.plot_group import OVER_ROUNDS
+from app.window.plot_group import OVER_ROUNDS, write_plot
 from app.window.window import MainWindow
 from engine.errors import TraceFileError
 from engine.trace.records import MISSING, PHASES
