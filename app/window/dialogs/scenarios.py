@@ -23,7 +23,7 @@ from engine.compare.scenario import Scenario
 
 _GROUPS = "Runs and comparisons", "Operations on the memory alone"
 _HEADS = "What you see", "Scenario"
-_CHARACTERS, _LINES = 160, 40
+_CHARACTERS, _LINES = 180, 40
 _NO_MODEL = "Open a model first: a scenario is played on the model in use, when nothing runs."
 
 
