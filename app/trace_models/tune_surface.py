@@ -153,8 +153,8 @@ def _is_shown(found: TuneSurface) -> bool:
         return True
     if found.current is None:
         return not _is_guess(found, best)
-    differs = found.current and _speed(found, found.current) != _speed(found, best)
-    return bool(differs and found.gain and found.gain[0] > 1)
+    differs = _speed(found, found.current) != _speed(found, best)
+    return differs and found.gain is not None and found.gain[0] > 1
 
 
 def headline(found: TuneSurface) -> str:
@@ -167,8 +167,6 @@ def headline(found: TuneSurface) -> str:
     highest = words.replace("Best", "Highest", 1)
     if found.current is None:
         return words if _is_shown(found) else f"No verdict, too few passes were timed. {highest}"
-    if found.current == best:
-        return f"{words}, as recorded"
     now = f"{_setting(found, found.current)} → {_speed(found, found.current)}"
     if _speed(found, found.current) == _speed(found, best):
         return f"None estimated faster than now: {now}"
