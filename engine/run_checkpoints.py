@@ -72,11 +72,11 @@ class RunCheckpoints:
             nonlocal every
             if number < max(1, start) or (number % every and number != start):
                 return
-            with clock_paused():
-                state, n_bytes = _copied(scheduler)
-            if n_bytes > self._most_bytes:
+            if scheduler.parts[1].n_bytes() > self._most_bytes:  # not even copied
                 scheduler.before_round.remove(before)
                 return
+            with clock_paused():
+                state, n_bytes = _copied(scheduler)
             made = RunCheckpoint(weak, run.run_id, number, state, recorder.progress, n_bytes)
             mine = [*(one for one in self if one.is_of(run)), made]
             others = [one for one in self if not one.is_of(run)]
@@ -84,7 +84,7 @@ class RunCheckpoints:
                 del others[0]
             while len(mine) > MOST_OF_RUN or _n_bytes(mine) > self._most_bytes:
                 every *= 2
-                mine = [one for one in mine if one.round % every == 0]
+                mine = [one for one in mine if one.round % every == 0] if len(mine) > 1 else []
             self._kept = others + mine
 
         scheduler.before_round.append(before)

@@ -86,7 +86,7 @@ def estimate(request: SurfaceRequest) -> TuneSurface | None:
     estimated = TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
     if current is None or found.best is None or found.best == current:
         return estimated
-    if int(found.n_max[found.best[0]]) + 1 in found.unmeasured_widths:
+    if _is_guess(estimated, found.best):
         return estimated
     settings = [estimated.setting(*cell) for cell in (found.best, current)]
     best, now = ({"n_max": n, "p_min": p} for n, p in settings)
@@ -141,13 +141,20 @@ def best_cell(found: TuneSurface) -> tuple[int, int] | None:
     return found.surface.best
 
 
+def _is_guess(found: TuneSurface, cell: tuple[int, int]) -> bool:
+    """Whether the passes that a setting needs were not timed."""
+    return int(found.surface.n_max[cell[0]]) + 1 in found.surface.unmeasured_widths
+
+
 def _is_shown(found: TuneSurface) -> bool:
     """Whether the fastest is so beyond the run's own spread, or there is nothing to compare."""
     best = best_cell(found)
-    if best is None or found.current in (None, best):
+    if best is None or found.current == best:
         return True
-    differs = found.current and _speed(found, found.current) != _speed(found, best)
-    return bool(differs and found.gain and found.gain[0] > 1)
+    if found.current is None:
+        return not _is_guess(found, best)
+    differs = _speed(found, found.current) != _speed(found, best)
+    return differs and found.gain is not None and found.gain[0] > 1
 
 
 def headline(found: TuneSurface) -> str:
@@ -157,15 +164,13 @@ def headline(found: TuneSurface) -> str:
         why = "a lane has no speed of its own" if found.request.run.facts.lane else "not timed"
         return f"Tokens per round: {why}"
     words = f"Best estimate: {_setting(found, best)} → {_speed(found, best)}"
+    highest = words.replace("Best", "Highest", 1)
     if found.current is None:
-        return words
-    if found.current == best:
-        return f"{words}, as recorded"
+        return words if _is_shown(found) else f"No verdict, too few passes were timed. {highest}"
     now = f"{_setting(found, found.current)} → {_speed(found, found.current)}"
     if _speed(found, found.current) == _speed(found, best):
         return f"None estimated faster than now: {now}"
     if found.gain is None:
-        highest = words.replace("Best", "Highest", 1)
         return f"No verdict, too few rounds or passes were timed. {highest}. Now: {now}"
     low, high = found.gain
     if _is_shown(found):

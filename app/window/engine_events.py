@@ -343,7 +343,10 @@ class SubjectNames(QObject):
 
     def _other_model(self, run: RunRef | None) -> str:
         """Said of the model in use where the run on show is not of it."""
-        for runs in self._bridge.listed if run is not None else ():
-            if run is not None and runs.store is run.store and not runs.in_use:
+        listed = self._bridge.listed
+        if run is None or not any(runs.in_use for runs in listed):
+            return ""
+        for runs in listed:
+            if runs.store is run.store and not runs.in_use:
                 return f"in use; {run_name(run)} is of {runs.model}"
         return ""

@@ -43,9 +43,9 @@ from app.widgets.plain_table import plain_table
 from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {
-    "run": 14,
+    "run": 12,
     "star": 3,
-    "drafter": 14,
+    "drafter": 21,
     "acceptance": 8,
     "speed": 6,
     "started": 0,

@@ -161,6 +161,8 @@ _STEPS = {
 }
 _WHY_CHARACTERS, _BOTH_CHARACTERS = 44, 60
 """Across from which there is room for the sentence, and for both buttons on a single line."""
+_MARGINS = 60
+"""Around the parts of a single line."""
 _MOST_CHARACTERS = 100
 """Of a text in a wide window, whose button would stand far from what it is about."""
 
@@ -275,7 +277,8 @@ class EndCard(QFrame):
         self._fit()
 
     def _fit(self) -> None:
-        """In a narrow window the sentence of the next step is in the tooltip of its button."""
+        """In a narrow window the sentence of the next step is in the tooltip of its button. On a
+        single line the audit's result follows the reason, if there is room for it."""
         wide = self.width() >= _WHY_CHARACTERS * self.fontMetrics().averageCharWidth()
         has_step = self._end is not None and self._end.next_step is not None
         self.why.setVisible(wide and has_step and not self._low)
@@ -283,6 +286,13 @@ class EndCard(QFrame):
         self.audit.setHidden(self._low or not self.audit.text())
         one = self._low and self.width() < _BOTH_CHARACTERS * self.fontMetrics().averageCharWidth()
         self.plain.setVisible(self._offers_plain and not (one and has_step))
+        if self._end is None:
+            return
+        taken = [self.plain, self.step] if self._low else []
+        room = self.width() - sum(part.sizeHint().width() for part in (*taken, self._close))
+        words = f"{self._end.reason} {self._end.audit}" if self._end.audit else ""
+        fits = self.reason.fontMetrics().horizontalAdvance(words) < room - _MARGINS
+        self.reason.setText(words if self._low and words and fits else self._end.reason)
 
     def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
         """The figures, and the speed relative to plain decoding or the button that measures it."""

@@ -104,10 +104,11 @@ class TuneView(WholeRunView):
 
     def _lay_out(self) -> None:
         self._named: list[QHBoxLayout] = []
+        self._labels: dict[str, QLabel] = {}
         fields = self._fields = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         fields.setSpacing(6)
         for name, field in (("rule", self.rule), ("drafter", self.drafter)):
-            label = QLabel(name)
+            label = self._labels[name] = QLabel(name)
             label.setBuddy(field)
             named = QHBoxLayout()
             named.setSpacing(6)
@@ -206,6 +207,8 @@ class TuneView(WholeRunView):
         if names != [self.drafter.itemText(i) for i in range(self.drafter.count())]:
             self.drafter.clear()
             self.drafter.addItems(names)
+        for part in (self._labels["drafter"], self.drafter):
+            part.setVisible(bool(names))
         self._drafter_runs = list(newest.values())
         if self._run in self._drafter_runs:
             self.drafter.setCurrentIndex(self._drafter_runs.index(self._run))
@@ -257,7 +260,7 @@ class TuneView(WholeRunView):
         self._head.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
         lines = event.size().height() / self.fontMetrics().height()
         self.readout.setVisible(lines >= _READOUT_FROM)
-        self.readout.setWordWrap(not wide)
+        self.readout.setWordWrap(not wide or lines >= _WRAPPED_FROM)
         self.note.setVisible(lines >= _NOTE_FROM)
         self.note.setWordWrap(lines >= _WRAPPED_FROM)
         one_line = characters >= _ONE_LINE_FROM

@@ -395,7 +395,8 @@ class ShortcutsDialog(QDialog):
         for row, spec in enumerate(SPECS):
             keys = actions[spec.id].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
             for column, text in enumerate((spec.text.replace("&", ""), keys, spec.tip)):
-                self.table.setItem(row, column, QTableWidgetItem(text))
+                self.table.setItem(row, column, item := QTableWidgetItem(text))
+                item.setToolTip(text)
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setStretchLastSection(True)

@@ -23,7 +23,7 @@ from engine.compare.scenario import Scenario
 
 _GROUPS = "Runs and comparisons", "Operations on the memory alone"
 _HEADS = "What you see", "Scenario"
-_CHARACTERS, _LINES = 160, 40
+_CHARACTERS, _LINES = 180, 40
 _NO_MODEL = "Open a model first: a scenario is played on the model in use, when nothing runs."
 
 
@@ -69,7 +69,7 @@ class ScenarioDialog(QDialog):
                 symptom, is_script = action.data()
                 if is_script is bool(number):
                     item = QTreeWidgetItem(group, [symptom, action.text().replace("&&", "&")])
-                    item.setToolTip(0, action.toolTip())
+                    item.setToolTip(0, f"{symptom}\n\n{action.toolTip()}")
                     self._actions[id(item)] = action
             if group.childCount():
                 self.list.addTopLevelItem(group)
