@@ -32,7 +32,7 @@ from engine.report.text import visible
 if TYPE_CHECKING:
     from engine.conform.runner import Outcome
 
-_HINT = "Wheel or folder of vLLM, SGLang or flash-linear-attention, or FILE.py:FUNCTION"
+_HINT = "Wheel or folder of vLLM, SGLang, FLA, FlashInfer and others, or FILE.py:FUNCTION"
 _FILTER = "Packages and adapters (*.whl *.py);;All files (*)"
 _CHARACTERS = 10
 """Of a target, at least."""
