@@ -34,7 +34,7 @@ _REMEDY = "Check the path, its rights and the room on the disk."
 
 def program() -> int:
     """`main` as a process of its own: nothing is freed at the end of a command, which would take
-    as long as a dozen passes."""
+    a tenth of a second once torch is there."""
     leaving: list[int] = []
     atexit.register(_leave, leaving)  # before any other, so that it is called after all of them
     status = main()
