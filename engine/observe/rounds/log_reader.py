@@ -166,7 +166,7 @@ class LogReader(LogServers):
         time of those that have a slot, int64 [4, n], -1 for what there is not. known: how lines of
         each shape are read; of_line: the shape of each line."""
         kinds: dict[Reading | None, int] = {}
-        kind = np.array([kinds.setdefault(one, len(kinds)) for one in known])[of_line]
+        kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
         order = np.argsort(kind, kind="stable")
         ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
         values: list[tuple[Any, ...] | None] = [None] * len(of_line)

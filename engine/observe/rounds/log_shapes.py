@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import compress, repeat
 from typing import Any, TypeAlias
 
@@ -269,13 +270,7 @@ class Block:
             inside, begin, end, most = column
             if most is None:
                 begins, ends = self._places(rows, begin).tolist(), self._places(rows, end).tolist()
-                data = self._data
-                found.append(
-                    [
-                        data[a:b].decode("utf-8", "replace")
-                        for a, b in zip(begins, ends, strict=True)
-                    ]
-                )
+                found.append(self._texts(begins, ends))
                 continue
             value, n = self._whole(first + inside[0])
             is_good &= n <= _MOST_DIGITS
@@ -292,6 +287,17 @@ class Block:
             value, n = self._whole(first + number)
             is_good &= (value == same) & (n <= _MOST_DIGITS)
         return found, is_good
+
+    def _texts(self, begins: list[int], ends: list[int]) -> list[str]:
+        if self._ascii is not None:
+            return list(map(self._ascii.__getitem__, map(slice, begins, ends)))
+        data = self._data
+        return [data[a:b].decode("utf-8", "replace") for a, b in zip(begins, ends, strict=True)]
+
+    @cached_property
+    def _ascii(self) -> str | None:
+        """All lines, if each character is a byte."""
+        return self._data.decode("ascii") if self._data.isascii() else None
 
     def streams(
         self, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
