@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.observe.rounds.log_words import Saying, Value
+from engine.observe.rounds.log_words import CHUNK, Saying, Value
 
 Place: TypeAlias = tuple[int, int]
 """Of a byte: the last number that ends before it, -1 for none, and bytes from there on; -2 and
@@ -144,11 +144,24 @@ class Reading:
         return end is not None
 
 
+def read_as(shape: bytes) -> bytes:
+    """A shape whose lines are read as those of another: the text of a token, as far as it has
+    neither numbers nor quotes, is any."""
+    if shape[-1:] != b"'" or not (b"next token:" in shape or b"draft candidate" in shape):
+        return shape
+    head, quote, text = shape[:-1].partition(b" '")
+    is_any = text and not any(one in text for one in (b"0", b"'", b"\\u", b"\x1b"))
+    return head + quote + b"x'" if is_any else shape
+
+
 def says_nothing(shape: bytes, start: int) -> bool:
     """Whether no line of a shape says anything to any reader. start: where the text after the
     time begins, 0 for a line without a time."""
-    if _SAYS.search(shape) is not None:
+    head, chunk, _ = shape.partition(CHUNK.encode())
+    if _SAYS.search(head) is not None:
         return False
+    if chunk:
+        return True
     return b"0.0.0.0 " not in shape[start:] if start else _BARE.search(shape) is None
 
 
@@ -331,6 +344,14 @@ class Block:
                 one = found[key] = name(prefix(i))
             shown.append(one)
         return shown
+
+    def stream(self, reading: Reading, line: int, name: Callable[[str], str]) -> str:
+        """The server of one line."""
+        n_numbers, end = reading.prefix
+        if not n_numbers:
+            return reading.stream
+        (last,) = self._places(np.array([line]), end)
+        return name(self._data[self._lines[line] : last].decode("utf-8", "replace"))
 
     @staticmethod
     def rows(
