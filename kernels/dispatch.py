@@ -76,6 +76,19 @@ def runs_llvm(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and uses_llvm() and not needs_gradient
 
 
+def runs_triton(x: Any) -> bool:
+    """Whether an operation of several kernels runs in the version for a GPU that is one. x: what
+    has the device, a tensor or rows made of tensors."""
+    if not (x.is_cuda or _always_triton()):
+        return False
+    return _always_triton() or (not os.environ.get(VARIABLE) and _has_cuda() and _has_triton())
+
+
+@functools.cache
+def _always_triton() -> bool:
+    return os.environ.get(VARIABLE) == "triton"
+
+
 def _by_device(
     with_torch: F, triton: str | None, llvm: F | str | None, *, always_triton: bool
 ) -> F:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +19,7 @@ from engine.model.parts.feed_forward import (
     SwigluPart,
 )
 from engine.model.weights import Weights
+from kernels.linear import PackedWeight, PreparedRows, Rows
 from kernels.moe import (
     RELU2,
     SWIGLU,
@@ -57,12 +57,23 @@ class MixtureOfExperts:
             RELU2 if part.activation == "relu2" else activation(part.gating)
         )
         self._shared = _shared(part.shared, weights) if part.shared else None
+        self.reads = self._shared.reads if self._shared else ()
 
     def __call__(
-        self, x: torch.Tensor, *, invariant: bool, tokens: torch.Tensor | None = None
+        self,
+        x: Rows,
+        *,
+        invariant: bool,
+        tokens: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [B, T, n_embd] -> the same shape."""
-        rows = x.flatten(0, 1)
+        """See FeedForward."""
+        shape, flat = x.shape, x
+        if isinstance(x, PreparedRows):
+            rows = x.numbers.flatten(0, 1)
+            flat = x._replace(numbers=rows)
+        else:
+            rows = flat = x.flatten(0, 1)
         routing = self._router(rows, invariant=invariant)
         logits, *shared_gate = routing.split(self._router_sizes, -1)
         weights, ids = self._route(logits, tokens)
@@ -73,11 +84,12 @@ class MixtureOfExperts:
             inner = experts(inner, weights, ids, self._experts, invariant=invariant)
             y = self._latent.close(inner, invariant=invariant)
         if self._shared is not None:
-            shared = self._shared(rows, invariant=invariant)
+            shared = self._shared(flat, invariant=invariant, residual=None if shared_gate else y)
             for gate in shared_gate:
-                shared = output_gate(shared, gate, invariant=invariant)
-            y = add(y, shared)
-        return y.view_as(x)
+                shared = add(y, output_gate(shared, gate, invariant=invariant))
+            y = shared
+        y = y.view(shape)
+        return y if residual is None else add(residual, y)
 
 
 class _Router:
@@ -142,12 +154,19 @@ class Relu2:
     def __init__(self, part: Relu2Part, weights: Weights, suffix: str = "") -> None:
         self._up = weights.biased(f"ffn_up{suffix}")
         self._down = weights.biased(f"ffn_down{suffix}")
+        self.reads = (self._up.packed,)
 
     def __call__(
-        self, x: torch.Tensor, *, invariant: bool, tokens: torch.Tensor | None = None
+        self,
+        x: Rows,
+        *,
+        invariant: bool,
+        tokens: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [..., n_embd] -> the same shape."""
-        return self._down(relu2(self._up(x, invariant=invariant)), invariant=invariant)
+        """See FeedForward."""
+        opened = relu2(self._up(x, invariant=invariant))
+        return self._down(opened, invariant=invariant, residual=residual)
 
 
 class Swiglu:
@@ -155,27 +174,40 @@ class Swiglu:
     names."""
 
     def __init__(self, part: SwigluPart, weights: Weights, suffix: str = "") -> None:
-        self._sizes = [part.width, part.width]
         self._open = opener(part.gating)
         self._gate_up = weights.biased(*part.opening(suffix))
         self._down = weights.biased(f"ffn_down{suffix}")
+        self.reads = (self._gate_up.packed,)
 
     def __call__(
-        self, x: torch.Tensor, *, invariant: bool, tokens: torch.Tensor | None = None
+        self,
+        x: Rows,
+        *,
+        invariant: bool,
+        tokens: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [..., n_embd] -> the same shape."""
-        gate, up = self._gate_up(x, invariant=invariant).split_with_sizes(self._sizes, -1)
-        return self._down(self._open(gate, up, invariant=invariant), invariant=invariant)
+        """See FeedForward."""
+        opened = self._gate_up.gated(x, *self._open, invariant=invariant)
+        return self._down(opened, invariant=invariant, residual=residual)
 
 
 class FeedForward(Protocol):
-    """The half of a block that looks at each token by itself."""
+    """The half of a block that looks at each token by itself. reads: matrices that its input is
+    multiplied with, for kernels.norm.rms_norm_rows."""
+
+    reads: tuple[PackedWeight, ...]
 
     def __call__(
-        self, x: torch.Tensor, *, invariant: bool, tokens: torch.Tensor | None = None
+        self,
+        x: Rows,
+        *,
+        invariant: bool,
+        tokens: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape. tokens: int64 [B, T], for experts that go by
-        them."""
+        """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one. tokens:
+        int64 [B, T], for experts that go by them."""
 
 
 _FEED_FORWARD: Mapping[type, Callable[[Any, Weights, float], FeedForward]] = {
@@ -190,15 +222,15 @@ def make_feed_forward(part: FeedForwardPart, weights: Weights, eps: float) -> Fe
     return _FEED_FORWARD[type(part)](part, weights, eps)
 
 
-def opener(gating: Gating | None) -> Callable[..., torch.Tensor]:
-    """A function (gate, up, *, invariant) of a dense part; None for plain SwiGLU."""
+def opener(gating: Gating | None) -> tuple[Callable[..., torch.Tensor], tuple[float, ...]]:
+    """The operation on gate and up of a dense part and its constants; None for plain SwiGLU."""
     if gating is None:
-        return swiglu
+        return swiglu, ()
     if isinstance(gating, SituPart):
-        return partial(situ, beta=gating.beta, linear_beta=gating.linear_beta)
+        return situ, (gating.beta, gating.linear_beta)
     if isinstance(gating, GeluPart):
-        return geglu
-    return partial(clamped_swiglu if gating.before else swiglu, limit=gating.limit)
+        return geglu, ()
+    return clamped_swiglu if gating.before else swiglu, (gating.limit,)
 
 
 def activation(gating: Gating | None) -> Activation:

@@ -13,7 +13,7 @@ from engine.model.mixers import make_mixer
 from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import BlockParts
 from engine.model.weights import Projection, Weights
-from kernels.norm import layer_norm, rms_norm
+from kernels.norm import layer_norm, rms_norm, rms_norm_rows
 from kernels.pointwise import add, multiply
 from kernels.rows import take_rows
 
@@ -54,15 +54,19 @@ class ResidualBlock:
         self._added = added_norms
         norm = ffn_norm if mixer_norm is None else mixer_norm
         self._scale = None if norm is None or scale == 1.0 else norm.new_full(norm.shape, scale)
+        self._changes = bool(added_norms) or self._scale is not None
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
         if self._mixer is not None and self._mixer_norm is not None:
-            normed = rms_norm(x, self._mixer_norm, self._eps)
-            x = add(x, self._scaled(self._mixer(normed, around), 0))
+            normed = rms_norm_rows(x, self._mixer_norm, self._eps, self._mixer.reads)
+            y = self._mixer(normed, around, None if self._changes else x)
+            x = add(x, self._scaled(y, 0)) if self._changes else y
         if self._ffn is not None and self._ffn_norm is not None:
-            normed = rms_norm(x, self._ffn_norm, self._eps)
-            x = add(x, self._scaled(self._ffn(normed, invariant=around.invariant), 1))
+            normed = rms_norm_rows(x, self._ffn_norm, self._eps, self._ffn.reads)
+            residual = None if self._changes else x
+            y = self._ffn(normed, invariant=around.invariant, residual=residual)
+            x = add(x, self._scaled(y, 1)) if self._changes else y
         return x
 
     def _scaled(self, y: torch.Tensor, half: int) -> torch.Tensor:

@@ -14,8 +14,11 @@ from engine.machine.device import CPU
 from engine.model.parts import Shapes
 from kernels.linear import (
     PackedWeight,
+    Rows,
     as_llama_cpp,
+    gated_linear,
     linear,
+    linear_each,
     pack,
     pack_blocks,
     stack_weights,
@@ -82,10 +85,35 @@ class Projection:
         self.packed = packed
         self.bias = bias
 
-    def __call__(self, x: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
-        """x [..., in] f32 -> [..., out] f32; invariant: see kernels.linear.linear."""
-        y = linear(x, self.packed, invariant=invariant)
-        return y if self.bias is None else add(y, self.bias)
+    def __call__(
+        self, x: Rows, *, invariant: bool = False, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] f32 -> [..., out] f32; invariant, residual: see kernels.linear.linear."""
+        if self.bias is None:
+            return linear(x, self.packed, invariant=invariant, residual=residual)
+        y = add(linear(x, self.packed, invariant=invariant), self.bias)
+        return y if residual is None else add(residual, y)
+
+    def gated(
+        self,
+        x: Rows,
+        operation: Callable[..., torch.Tensor],
+        constants: tuple[float, ...],
+        *,
+        invariant: bool,
+    ) -> torch.Tensor:
+        """The results' halves through an operation: see kernels.linear.gated_linear."""
+        if self.bias is None:
+            return gated_linear(x, self.packed, operation, constants, invariant=invariant)
+        gate, up = self(x, invariant=invariant).chunk(2, -1)
+        return operation(gate, up, *constants, invariant=invariant)
+
+
+def project_each(
+    x: Rows, projections: Sequence[Projection], *, invariant: bool
+) -> list[torch.Tensor]:
+    """Projections of the same rows, without biases: see kernels.linear.linear_each."""
+    return linear_each(x, [each.packed for each in projections], invariant=invariant)
 
 
 class Weights:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
-from kernels.dispatch import pick
+from kernels.dispatch import pick, runs_triton
 from kernels.linear import fixed_blocks, naive, with_torch
 from kernels.linear.as_llama_cpp import as_llama_cpp, round_rows
+from kernels.linear.block_parts import PreparedRows, Rows
 from kernels.linear.blocks import (
-    BlockData,
     linear_blocks,
     pack_blocks,
     pack_plain,
@@ -17,15 +19,20 @@ from kernels.linear.blocks import (
     stays_plain,
     takes_any_rows,
 )
-from kernels.linear.packed import INTEGER_MODES, MODES, PackedWeight
+from kernels.linear.packed import INTEGER_MODES, MODES, BlockData, PackedWeight
+from kernels.pointwise import add
 from kernels.rows import join
 
 __all__ = [
     "MODES",
     "PackedWeight",
+    "PreparedRows",
+    "Rows",
     "as_llama_cpp",
     "finish_rows",
+    "gated_linear",
     "linear",
+    "linear_each",
     "multiply_rows",
     "pack",
     "pack_blocks",
@@ -63,13 +70,62 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
     return _pack(weight.to(device), mode)
 
 
-def linear(x: torch.Tensor, packed: PackedWeight, *, invariant: bool = False) -> torch.Tensor:
+def linear(
+    x: Rows, packed: PackedWeight, *, invariant: bool = False, residual: torch.Tensor | None = None
+) -> torch.Tensor:
     """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out].
 
     invariant: a row of the result has the same bits whatever the other rows are, in any mode.
+    residual: f32 [..., out], to which it is added.
     """
+    return linear_each(x, (packed,), invariant=invariant, residual=residual)[0]
+
+
+def linear_each(
+    x: Rows,
+    packed: Sequence[PackedWeight],
+    *,
+    invariant: bool = False,
+    residual: torch.Tensor | None = None,
+) -> list[torch.Tensor]:
+    """`linear` with several matrices, on a GPU one launch for few rows; a residual is for one."""
+    if runs_triton(x):
+        from kernels.linear.integer_blocks.with_triton import products
+
+        found = products(x, packed, invariant=invariant, residual=residual)
+        if found is not None:
+            return found
+    numbers = x.numbers if isinstance(x, PreparedRows) else x
+    results = [_linear_alone(numbers, each, invariant=invariant) for each in packed]
+    return results if residual is None else [add(residual, y) for y in results]
+
+
+def gated_linear(
+    x: Rows,
+    packed: PackedWeight,
+    operation: Callable[..., torch.Tensor],
+    constants: tuple[float, ...] = (),
+    *,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """operation(gate, up, *constants) of the upper and the lower half of the results of `linear`,
+    on a GPU one launch for few rows. operation: of kernels.pointwise. Returns f32 [..., out / 2].
+    """
+    if runs_triton(x):
+        from kernels.linear.integer_blocks.with_triton import opened
+
+        found = opened(x, packed, operation.__name__, constants, invariant=invariant)
+        if found is not None:
+            return found
+    gate, up = linear(x, packed, invariant=invariant).chunk(2, -1)
+    return operation(gate, up, *constants, invariant=invariant)
+
+
+def _linear_alone(
+    x: torch.Tensor, packed: PackedWeight, *, invariant: bool = False
+) -> torch.Tensor:
     if packed.mode == "parts":
-        return join([linear(x, part, invariant=invariant) for part in packed.data])
+        return join([_linear_alone(x, part, invariant=invariant) for part in packed.data])
     if packed.rounding:
         x = round_rows(x, packed.rounding)
     if isinstance(packed.data, BlockData):

@@ -191,6 +191,35 @@ class IntegerRows(NamedTuple):
     sums: Tensor | None
 
 
+class PreparedRows(NamedTuple):
+    """Rows on a GPU with what products take of them, made in the launch that made the rows.
+
+    numbers: f32 [..., in]. integers: by the numbers that share a sum in them, 0 for short blocks;
+    int8 [n, in], f32 [n, blocks], and int32 sums of integers in long blocks.
+    """
+
+    numbers: Tensor
+    integers: dict[int, IntegerRows]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the numbers."""
+        return self.numbers.shape
+
+    @property
+    def is_cuda(self) -> bool:
+        """Of the numbers."""
+        return self.numbers.is_cuda
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers."""
+        return self.numbers.dtype
+
+
+Rows = Tensor | PreparedRows
+
+
 def is_long(type: str) -> bool:
     """Whether weights of this GGML type meet rows in long blocks."""
     return GGML_QUANT_SIZES[GGMLQuantizationType[type]][0] == LONG

@@ -8,7 +8,6 @@ mode "q8" the integers of the blocks meet rows of integers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -16,17 +15,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from kernels.dispatch import uses_llvm
 from kernels.linear import integer_blocks
 from kernels.linear.block_linear import TYPES, block_linear
-from kernels.linear.packed import PackedWeight
+from kernels.linear.packed import BlockData, PackedWeight
 
 # plain numbers come in groups of this many
 GROUP = 32
-
-
-class BlockData(NamedTuple):
-    """A matrix in blocks. bytes: uint8 [out, bytes per row]. type: GGML's name, such as "Q4_K"."""
-
-    bytes: torch.Tensor
-    type: str
 
 
 def stays_in_blocks(type: str, mode: str, device: torch.device) -> bool:

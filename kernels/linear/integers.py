@@ -11,6 +11,7 @@ import torch
 
 from kernels.dispatch import uses_llvm
 from kernels.linear import bytes_with_llvm, naive
+from kernels.linear.max_norm import max_norm
 from kernels.linear.packed import (
     ROW_LEVELS,
     SECOND_ROW_STEPS,
@@ -21,7 +22,6 @@ from kernels.linear.packed import (
     quantise_rows,
     split_rows,
 )
-from kernels.norm import max_norm
 from kernels.processor import has_feature
 
 # rows of integers that a row of x becomes

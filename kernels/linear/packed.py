@@ -7,12 +7,12 @@ largest * 127, the first is z rounded, the second what that left over, in steps 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from kernels.norm import max_norm
+from kernels.linear.max_norm import max_norm
 
 MODES = ("f32", "bf16", "int8", "int8x2")
 """Modes of a matrix that `pack` makes from f32 numbers. There are also "blocks" and "q8", rows
@@ -33,6 +33,13 @@ ROW_MULTIPLE = 16
 """Rows of bytes, of weights and of activations, are filled up with zeros to such a length."""
 BYTE_ZERO = 128
 """What a weight's byte is more than its integer: VNNI wants one factor without a sign."""
+
+
+class BlockData(NamedTuple):
+    """A matrix in blocks. bytes: uint8 [out, bytes per row]. type: GGML's name, such as "Q4_K"."""
+
+    bytes: torch.Tensor
+    type: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

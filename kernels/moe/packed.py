@@ -10,7 +10,7 @@ import torch
 
 from kernels.dispatch import uses_llvm
 from kernels.linear import PackedWeight
-from kernels.linear.blocks import BlockData
+from kernels.linear.packed import BlockData
 from kernels.pointwise import clamped_swiglu, naive, relu2, situ, swiglu
 
 

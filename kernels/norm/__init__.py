@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import pick, pick_invariant, runs_triton
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import rows, run, sigmoid, silu, start, vectors
 from kernels.whole_vectors import pointwise
+
+if TYPE_CHECKING:
+    from kernels.linear import PackedWeight, Rows
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -22,6 +26,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     Differentiable, as are the other two.
     """
     return _rms(x, weight, eps)
+
+
+def rms_norm_rows(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, reads: Sequence[PackedWeight]
+) -> Rows:
+    """rms_norm of rows that these matrices are multiplied with: on a GPU the same launch rounds few
+    rows to what the products take of them, as do the functions below that have such an argument."""
+    if reads and runs_triton(x):
+        from kernels.norm.with_triton import rms_norm_rows as run
+
+        return run(x, weight, eps, reads)
+    return rms_norm(x, weight, eps)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -48,15 +64,6 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return _head(x, weight, eps)
 
 
-def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x / max(|x|) over the last axis, and these largest magnitudes.
-
-    x: f32 [..., d]. Returns [..., d] and [..., 1]; the largest magnitude counts as the smallest
-    normal number at least, so that a row of zeros stays zero.
-    """
-    return _max(x)
-
-
 def gated_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -75,6 +82,25 @@ def gated_rms_norm(
     return (_gated_invariant if invariant else _gated)(x, gate, weight, eps, sigmoid)
 
 
+def gated_rms_norm_rows(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    reads: Sequence[PackedWeight],
+    *,
+    sigmoid: bool = False,
+    invariant: bool = False,
+) -> Rows:
+    """gated_rms_norm of heads, [..., H, d], as rows [..., H * d]; reads: as in rms_norm_rows."""
+    if runs_triton(x):
+        from kernels.norm.with_triton import gated_rms_norm_rows as run
+
+        return run(x, gate, weight, eps, sigmoid, reads)
+    y = gated_rms_norm(x, gate, weight, eps, sigmoid=sigmoid, invariant=invariant)
+    return y.flatten(-2)
+
+
 def group_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -90,6 +116,23 @@ def group_rms_norm(
     invariant: as in gated_rms_norm.
     """
     return (_group_invariant if invariant else _group)(x, gate, weight, eps)
+
+
+def group_rms_norm_rows(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    reads: Sequence[PackedWeight],
+    *,
+    invariant: bool = False,
+) -> Rows:
+    """group_rms_norm as rows [..., G * d]; reads: as in rms_norm_rows."""
+    if runs_triton(x):
+        from kernels.norm.with_triton import group_rms_norm_rows as run
+
+        return run(x, gate, weight, eps, reads)
+    return group_rms_norm(x, gate, weight, eps, invariant=invariant).flatten(-2)
 
 
 # The norms as their formulas read.
@@ -115,12 +158,6 @@ def l2_norm_naive(x: torch.Tensor, eps: float) -> torch.Tensor:
 def head_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See head_norm."""
     return l2_norm_naive(x, eps) * weight
-
-
-def max_norm_naive(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See max_norm."""
-    largest = x.abs().max(-1, keepdim=True).values.clamp(min=torch.finfo(x.dtype).tiny)
-    return x / largest, largest
 
 
 def gated_rms_norm_naive(
@@ -159,13 +196,6 @@ def l2_norm_with_torch(x: torch.Tensor, eps: float) -> torch.Tensor:
 def head_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See head_norm."""
     return l2_norm_with_torch(x, eps) * weight
-
-
-def max_norm_with_torch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See max_norm."""
-    # the infinity norm would be one operation less and up to twenty times slower
-    largest = x.abs().amax(-1, True).clamp_min_(torch.finfo(x.dtype).tiny)
-    return x / largest, largest
 
 
 def gated_rms_norm_with_torch(
@@ -255,15 +285,6 @@ def group_rms_norm_with_llvm(
     return y
 
 
-def max_norm_with_llvm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See max_norm."""
-    d, y = x.shape[-1], x.new_empty(*x.shape)
-    largest = x.new_empty(*x.shape[:-1], 1)
-    x, x_rows = rows(x)
-    run(_max_program(d), largest.numel(), d, *x_rows, y.data_ptr(), largest.data_ptr())
-    return y, largest
-
-
 def _norm(
     x: torch.Tensor, eps: float, weight: torch.Tensor | None = None, *, mean: bool = False
 ) -> torch.Tensor:
@@ -272,32 +293,6 @@ def _norm(
     scales, n_weights = ((), 0) if weight is None else ((weight.data_ptr(),), weight.numel() // d)
     run(_program(d, eps, mean, n_weights, None), y.numel() // d, d, *x_rows, y.data_ptr(), *scales)
     return y
-
-
-@functools.cache
-def _max_program(d: int) -> Program:
-    return Program(functools.partial(_max_body, d), 6)
-
-
-def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-    """Arguments: x in RowPlaces, y, the largest magnitudes."""
-    *x, y, maxima = args
-    tiny = code.constant(F32X16, torch.finfo(torch.float32).tiny)
-    with code.loop(first, last) as row:
-        source, target = start(x, row), y + row * (4 * d)
-        most = [code.variable(tiny) for _ in range(SUMS)]
-        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
-            part = code.load_first(source + at, F32X16, count)
-            magnitude, so_far = code.call("llvm.fabs.v16f32", F32X16, part), most[i % SUMS]
-            so_far.set(code.larger(magnitude, so_far.value))
-        a, b, c, e = (so_far.value for so_far in most)
-        largest = code.maximum(code.larger(code.larger(a, b), code.larger(c, e)))
-        code.store(largest, maxima + row * 4)
-        divisor = code.splat(largest)
-        for at, count in vectors(code, d):
-            code.store_first(
-                code.load_first(source + at, F32X16, count) / divisor, target + at, count
-            )
 
 
 @functools.cache
@@ -418,7 +413,6 @@ _rms = pick(rms_norm_naive, rms_norm_with_torch, _TRITON, rms_norm_with_llvm)
 _layer = pick(layer_norm_naive, layer_norm_with_torch, None, layer_norm_with_llvm)
 _l2 = pick(l2_norm_naive, l2_norm_with_torch, _TRITON, l2_norm_with_llvm)
 _head = pick(head_norm_naive, head_norm_with_torch, _TRITON, head_norm_with_llvm)
-_max = pick(max_norm_naive, max_norm_with_torch, None, max_norm_with_llvm)
 _gated = pick(gated_rms_norm_naive, gated_rms_norm_with_torch, _TRITON, gated_rms_norm_with_llvm)
 _gated_invariant = pick_invariant(gated_rms_norm_with_torch, gated_rms_norm_with_llvm)
 _group = pick(group_rms_norm_naive, group_rms_norm_with_torch, _TRITON, group_rms_norm_with_llvm)

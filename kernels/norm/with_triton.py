@@ -1,10 +1,22 @@
-"""The norms on a GPU: each row read once."""
+"""The norms on a GPU: each row read once, and rounded for the products that read it next."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 import triton.language as tl
 
+from kernels.linear.block_linear.with_triton import FEW_ROWS
+from kernels.linear.block_parts import IntegerRows, PreparedRows, Rows
+from kernels.linear.integer_blocks.rows_with_triton import (
+    empty_integers,
+    integer_rows,
+    kinds_of,
+    parts_of,
+    store_row,
+)
+from kernels.linear.packed import PackedWeight
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 # numbers in one program: short rows share one
@@ -13,16 +25,19 @@ TILE = 1024
 
 @jit(do_not_specialize_on_alignment=["n_rows"])
 def _norm(
-    x, gate, weight, y, n_rows, n_groups, d, x_row, gate_row, eps,
+    x, gate, weight, y, kept, n_rows, n_heads, n_weights, d, x_t, x_h, gate_t, gate_h, eps,
     MEAN: tl.constexpr, WEIGHT: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr,
-    SIGMOID: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+    SIGMOID: tl.constexpr, KEPT: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR))[:, None]
+    """BR rows, heads of tokens one after the other. With KEPT they are of one token."""
+    first = tl.program_id(0).to(tl.int64) * BR
+    row = (first + tl.arange(0, BR))[:, None]
+    token, head = row // n_heads, row % n_heads
     column = tl.arange(0, BD)[None, :]
     inside = (row < n_rows) & (column < d)
-    values = tl.load(x + row * x_row + column, inside, 0.0)
+    values = tl.load(x + token * x_t + head * x_h + column, inside, 0.0)
     if GATE:
-        opened = tl.load(gate + row * gate_row + column, inside, 0.0)
+        opened = tl.load(gate + token * gate_t + head * gate_h + column, inside, 0.0)
         opened = tl.sigmoid(opened) if SIGMOID else opened * tl.sigmoid(opened)
         if GATE_FIRST:
             values *= opened
@@ -31,39 +46,89 @@ def _norm(
         square = square / d
     values = values / tl.sqrt(square + eps)
     if WEIGHT:
-        values *= tl.load(weight + row % n_groups * d + column, inside, 0.0)
+        values *= tl.load(weight + row % n_weights * d + column, inside, 0.0)
     if GATE and not GATE_FIRST:
         values *= opened
     tl.store(y + row * d + column, values, inside)
+    if len(KEPT) > 0:
+        store_row(
+            values, kept, first // n_heads, first % n_heads * d, n_heads * d, True, KEPT, BR * BD
+        )
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.rms_norm."""
-    return _run(x, eps, weight=weight)
+    return _run(as_rows(x).unsqueeze(1), eps, weight=weight)[0].view(x.shape)
+
+
+def rms_norm_rows(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, reads: Iterable[PackedWeight]
+) -> Rows:
+    """See kernels.norm.rms_norm with `reads`."""
+    rows = as_rows(x)
+    y, integers = _run(rows.unsqueeze(1), eps, weight=weight, reads=reads)
+    return PreparedRows(y.view(x.shape), integers) if integers else y.view(x.shape)
 
 
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.l2_norm."""
-    return _run(x, eps)
+    return _run(_heads(x), eps)[0].view(x.shape)
 
 
 def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.head_norm."""
-    return l2_norm(x, eps) * weight
+    return _run(_heads(x), eps, weight=weight, mean=False)[0].view(x.shape)
 
 
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See kernels.norm.gated_rms_norm."""
-    return _run(x, eps, weight=weight, gate=gate, sigmoid=sigmoid)
+    y, _ = _run(_heads(x), eps, weight=weight, gate=_heads(gate), sigmoid=sigmoid)
+    return y.view(x.shape)
+
+
+def gated_rms_norm_rows(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    sigmoid: bool,
+    reads: Iterable[PackedWeight],
+) -> Rows:
+    """See kernels.norm.gated_rms_norm with `reads`."""
+    heads = _heads(x)
+    y, integers = _run(heads, eps, weight=weight, gate=_heads(gate), sigmoid=sigmoid, reads=reads)
+    flat = y.view(*x.shape[:-2], -1)
+    return PreparedRows(flat, integers) if integers else flat
 
 
 def group_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """See kernels.norm.group_rms_norm."""
-    return _run(x, eps, weight=weight, gate=gate, n_groups=weight.shape[0])
+    y, _ = _run(_heads(x), eps, weight=weight, gate=_heads(gate), gate_first=True)
+    return y.view(x.shape)
+
+
+def group_rms_norm_rows(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    reads: Iterable[PackedWeight],
+) -> Rows:
+    """See kernels.norm.group_rms_norm with `reads`."""
+    heads = _heads(x)
+    y, integers = _run(heads, eps, weight=weight, gate=_heads(gate), gate_first=True, reads=reads)
+    flat = y.view(*x.shape[:-2], -1)
+    return PreparedRows(flat, integers) if integers else flat
+
+
+def _heads(x: torch.Tensor) -> torch.Tensor:
+    """[n, H, d] with neighbours side by side, a view where the strides allow it."""
+    heads = (x.unsqueeze(0) if x.dim() == 2 else x).flatten(0, -3)
+    return heads if heads.stride(2) == 1 else heads.contiguous()
 
 
 def _run(
@@ -72,20 +137,38 @@ def _run(
     *,
     weight: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
-    n_groups: int | None = None,
+    gate_first: bool = False,
     sigmoid: bool = False,
-) -> torch.Tensor:
-    d = x.shape[-1]
-    rows = as_rows(x)
-    gates = rows if gate is None else as_rows(gate)
+    mean: bool = True,
+    reads: Iterable[PackedWeight] = (),
+) -> tuple[torch.Tensor, dict[int, IntegerRows]]:
+    """x, gate: [n, H, d]. The norms, and the n rows of all heads as integers for `reads`: on the
+    way where heads fill whole blocks of a program, else of the result."""
+    n, n_heads, d = x.shape
+    gates = x if gate is None else gate
     y = x.new_empty(x.shape)
     width = power_of_2(d)
     together = max(1, TILE // width)
-    _norm[(cdiv(rows.shape[0], together),)](
-        rows, gates, rows if weight is None else weight.contiguous(), y,
-        rows.shape[0], n_groups or 1, d, rows.stride(0), gates.stride(0), eps,
-        MEAN=weight is not None, WEIGHT=weight is not None, GATE=gate is not None,
-        GATE_FIRST=n_groups is not None, SIGMOID=sigmoid,
+    parts = parts_of(reads) if n <= FEW_ROWS else ()
+    sides = [side for side, _ in kinds_of(parts)]
+    whole = n_heads == 1 and all(d % side == 0 for side in sides)
+    if whole and parts:
+        together, width = 1, max(width, *sides)
+    elif parts and width == d:
+        together = max(*sides, d, 1) // d
+        while together < TILE // d and n_heads % (2 * together) == 0:
+            together *= 2
+        whole = n_heads % together == 0 and all(together * d % side == 0 for side in sides)
+    integers = empty_integers(n, n_heads * d, parts, x.device) if whole else {}
+    _norm[(cdiv(n * n_heads, together),)](
+        x, gates, x if weight is None else weight.contiguous(), y,
+        tuple(map(tuple, integers.values())),
+        n * n_heads, n_heads, 1 if weight is None else weight.numel() // d, d,
+        x.stride(0), x.stride(1), gates.stride(0), gates.stride(1), eps,
+        MEAN=mean and weight is not None, WEIGHT=weight is not None, GATE=gate is not None,
+        GATE_FIRST=gate_first, SIGMOID=sigmoid, KEPT=kinds_of(parts) if whole else (),
         BR=together, BD=width, num_warps=4 if width <= TILE else 8,
     )  # fmt: skip
-    return y
+    if parts and not whole:
+        integers = integer_rows(y.view(n, -1), parts)
+    return y, integers

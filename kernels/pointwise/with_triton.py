@@ -69,9 +69,23 @@ def _of_two(a, b, y, d, a_row, b_row, constants, BD: tl.constexpr):
     tl.store(y + row * d + column, expression(first, second, *constants), inside)  # type: ignore[name-defined]  # noqa: F821
 
 
+EXPRESSIONS = {
+    expression.__name__: jit(naive.in_terms_of(expression, _NAMES))
+    for expression in (
+        naive.relu2,
+        naive.swiglu,
+        naive.clamped_swiglu,
+        naive.situ,
+        naive.geglu,
+        naive.output_gate,
+    )
+}
+"""What kernels of other operations have inside."""
+
+
 def _operation(expression: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
     """An expression inside a kernel for as many operands; its constants come after them."""
-    inner = jit(naive.in_terms_of(expression, _NAMES))
+    inner = EXPRESSIONS[expression.__name__]
     named = naive.in_terms_of(kernel, {"tl": tl, "expression": inner})
     assert isinstance(named, FunctionType)
     named.__qualname__ = f"_{expression.__name__}"  # what profilers show

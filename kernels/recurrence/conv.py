@@ -385,7 +385,10 @@ _run = pick(
     causal_conv_with_llvm,
 )
 _slots = pick(
-    causal_conv_slots_naive, causal_conv_slots_with_torch, None, causal_conv_slots_with_llvm
+    causal_conv_slots_naive,
+    causal_conv_slots_with_torch,
+    "kernels.recurrence.with_triton",
+    causal_conv_slots_with_llvm,
 )
 _fold = pick(fold_window_naive, fold_window_with_torch, None, fold_window_with_llvm)
 _invariant = pick_invariant(causal_conv_with_torch, causal_conv_with_llvm)

@@ -25,19 +25,25 @@ SCANNED = 2048
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
 def _conv(
-    x, weight, window, bias, y, history, n_tokens, n_channels,
+    x, weight, window, bias, y, history, index, n_tokens, n_channels,
     x_b, x_t, x_c, weight_c, weight_k, window_b, window_t, window_c, bias_c,
-    BIASED: tl.constexpr, ACTIVATE: tl.constexpr,
+    INDEXED: tl.constexpr, BIASED: tl.constexpr, ACTIVATE: tl.constexpr,
     TAPS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
+    """BT tokens of BC channels. INDEXED: all tokens; `window` is the pool, into whose rows the
+    windows after the last tokens go, once all of the program's own has been read."""
     b = tl.program_id(2).to(tl.int64)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     t = (tl.program_id(1) * BT + tl.arange(0, BT))[:, None]
     in_channels = (c < n_channels)[None, :]
     inside = (t < n_tokens) & in_channels
     x += b * x_b + c[None, :] * x_c
-    window += b * window_b + c[None, :] * window_c
-    history += b * (TAPS - 1 + n_tokens) * n_channels + c[None, :]
+    start = b
+    if INDEXED:
+        read, write, n_kept, read_b, write_b, write_s = index
+        start = tl.load(read + b * read_b)
+        kept_in = window + c[None, :] * window_c
+    window += start * window_b + c[None, :] * window_c
 
     total = tl.zeros((BT, BC), tl.float32)
     row = tl.zeros((BT, BC), tl.float32)
@@ -52,11 +58,25 @@ def _conv(
     if ACTIVATE:
         total *= tl.sigmoid(total)
     tl.store(y + (b * n_tokens + t) * n_channels + c[None, :], total, inside)
-    tl.store(history + (t + TAPS - 1) * n_channels, row, inside)
-    if TAPS > 1 and tl.program_id(1) == 0:
-        old = tl.arange(0, BW)[:, None]
-        kept = (old < TAPS - 1) & in_channels
-        tl.store(history + old * n_channels, tl.load(window + old * window_t, kept, 0.0), kept)
+    if INDEXED:
+        # window and rows joined; where the window is read from may be where one is written
+        place = tl.arange(0, BW)[:, None]
+        at = place - (TAPS - 1)
+        rows = tl.load(x + at * x_t, (at >= 0) & (at < n_tokens) & in_channels, 0.0)
+        rows += tl.load(window + place * window_t, (at < 0) & in_channels, 0.0)
+        tl.debug_barrier()
+        for i in range(n_kept):
+            first = n_tokens - (n_kept - 1 - i)
+            to = kept_in + tl.load(write + b * write_b + i * write_s) * window_b
+            mine = (place >= first) & (place < first + TAPS - 1) & in_channels
+            tl.store(to + (place - first) * window_t, rows, mine)
+    else:
+        history += b * (TAPS - 1 + n_tokens) * n_channels + c[None, :]
+        tl.store(history + (t + TAPS - 1) * n_channels, row, inside)
+        if TAPS > 1 and tl.program_id(1) == 0:
+            old = tl.arange(0, BW)[:, None]
+            kept = (old < TAPS - 1) & in_channels
+            tl.store(history + old * n_channels, tl.load(window + old * window_t, kept, 0.0), kept)
 
 
 def causal_conv(
@@ -69,17 +89,57 @@ def causal_conv(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.recurrence.conv."""
     n_batch, n_tokens, n_channels = x.shape
-    n_taps = weight.shape[1]
-    y = x.new_empty(x.shape)
-    history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
-    side = min(power_of_2(n_tokens), TOKENS)
+    history = x.new_empty(n_batch, weight.shape[1] - 1 + n_tokens, n_channels)
+    return _convolved(x, weight, window, bias, activate, history=history), history
+
+
+def causal_conv_slots(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pool: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activate: bool = True,
+) -> torch.Tensor:
+    """See kernels.recurrence.conv. The tokens of a prompt go through windows of their own."""
+    if x.shape[1] <= FEW_TOKENS:
+        return _convolved(x, weight, pool, bias, activate, index=(read, write))
+    y, history = causal_conv(x, weight, pool[read], bias, activate=activate)
+    after_each = history.unfold(1, pool.shape[1], 1).transpose(2, 3)
+    pool[write] = after_each[:, -write.shape[1] :]
+    return y
+
+
+def _convolved(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    window: torch.Tensor,
+    bias: torch.Tensor | None,
+    activate: bool,
+    *,
+    history: torch.Tensor | None = None,
+    index: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """history: filled with window and rows. index: `read` and `write` of causal_conv_slots, in
+    place of it; then `window` is the pool."""
+    n_batch, n_tokens, n_channels = x.shape
+    n_taps, y = weight.shape[1], x.new_empty(x.shape)
+    numbers: tuple[torch.Tensor | int, ...] = ()
+    side, wide = min(power_of_2(n_tokens), TOKENS), power_of_2(n_taps)
+    if index is not None:
+        read, write = index
+        numbers = read, write, write.shape[1], read.stride(0), *write.stride()
+        side, wide = power_of_2(n_tokens), power_of_2(n_taps - 1 + n_tokens)
     _conv[(cdiv(n_channels, CHANNELS), cdiv(n_tokens, side), n_batch)](
-        x, weight, window, weight if bias is None else bias, y, history, n_tokens, n_channels,
+        x, weight, window, weight if bias is None else bias, y, y if history is None else history,
+        numbers, n_tokens, n_channels,
         *x.stride(), *weight.stride(), *window.stride(), 0 if bias is None else bias.stride(0),
-        BIASED=bias is not None, ACTIVATE=activate,
-        TAPS=n_taps, BT=side, BC=CHANNELS, BW=power_of_2(n_taps), num_warps=4,
+        INDEXED=index is not None, BIASED=bias is not None, ACTIVATE=activate,
+        TAPS=n_taps, BT=side, BC=CHANNELS, BW=wide, num_warps=4,
     )  # fmt: skip
-    return y, history
+    return y
 
 
 @jit

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels import norm
+from kernels.linear import max_norm
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 
@@ -69,7 +70,14 @@ def test_head_norm(ops, n_heads):
     assert nmse(ops.head_norm(x, weight, 1e-6), torch.from_numpy(truth)) < F32
 
 
-@IMPLEMENTATIONS
+MAX_NORMS = pytest.mark.parametrize(
+    "ops",
+    [*implementations(max_norm, "naive", "with_torch", "with_llvm"), max_norm],
+    ids=["naive", "torch", "llvm", "op"],
+)
+
+
+@MAX_NORMS
 @SHAPES
 def test_max_norm(ops, shape):
     x, _ = rows(shape)
@@ -78,7 +86,7 @@ def test_max_norm(ops, shape):
     assert torch.equal(normed, x / largest)
 
 
-@IMPLEMENTATIONS
+@MAX_NORMS
 def test_max_norm_of_zeros_and_of_the_smallest_numbers(ops):
     x = torch.zeros(2, 70)[:, ::2]
     x[1, 3] = -1e-39

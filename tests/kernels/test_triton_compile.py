@@ -23,8 +23,10 @@ from kernels.attention import with_triton as attention
 from kernels.linear import with_triton as heads
 from kernels.linear.block_linear import TYPES
 from kernels.linear.block_linear import with_triton as blocks_op
+from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
 from kernels.linear.integer_blocks import with_triton as integers_op
+from kernels.linear.packed import PackedWeight
 from kernels.moe import RELU2, SWIGLU, clamped_swiglu_activation, situ_activation, swiglu_within
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
@@ -242,6 +244,31 @@ def test_integer_products(compiled, type_name, n_rows):
     assert product.n_registers <= 168 and product.n_shared <= 8 << 10
 
 
+@pytest.mark.parametrize("n_rows", [1, 4, 8])
+@in_turn("n_in", [1024, 2560, 4096, 2560])
+def test_products_with_what_is_done_to_their_rows(compiled, n_rows, n_in):
+    """The layers of models of 0.65 to 8 billion: a norm that rounds, products of two types and of
+    gates in one launch, a gated norm that rounds, SwiGLU, and a residual."""
+
+    def packed(type_name, n_out):
+        row = random_blocks(type_name, 1, n_in)
+        return pack_blocks(torch.zeros(n_out, row.shape[1], dtype=torch.uint8), type_name, "q8")
+
+    joined = stack_weights([packed("Q5_K", 8192), packed("Q4_K", 4096)])
+    gates, x = PackedWeight("f32", (64, n_in), 0, torch.ones(64, n_in)), torch.ones(1, n_rows, n_in)
+    normed = norm.rms_norm_rows(x, torch.ones(n_in), 1e-6, [joined, gates])
+    integers_op.products(normed, [joined, gates])
+    integers_op.opened(normed, packed("Q4_K", 18432), "swiglu", ())
+    heads = torch.ones(1, n_rows, 32, 128)
+    out = norm.gated_rms_norm_rows(heads, heads, torch.ones(128), 1e-6, False, [joined])
+    assert out.integers
+    integers_op.products(normed, [packed("Q6_K", n_in)], residual=x)
+    names = [kernel.name for kernel in compiled]
+    assert names == ["_norm", "_product", "_opened", "_norm", "_product"]
+    # room for 10 programs of one warp side by side in a multiprocessor at least
+    assert all(kernel.n_registers <= 200 for kernel in compiled if kernel.name != "_norm")
+
+
 @in_turn("type_name", [*TYPES[:4]])
 def test_expanding_a_matrix(compiled, type_name, monkeypatch):
     monkeypatch.setattr(torch, "mm", lambda a, b, out=None, out_dtype=None: a.float() @ b.float())
@@ -269,6 +296,14 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     recurrence.causal_conv(
         torch.ones(2, n_tokens, 6144), torch.ones(6144, 4), torch.ones(2, 3, 6144)
     )
+    table = torch.zeros(2, n_tokens, dtype=torch.int64)
+    recurrence.causal_conv_slots(
+        torch.ones(2, n_tokens, 6144),
+        torch.ones(6144, 4),
+        torch.ones(9, 3, 6144),
+        table[:, 0],
+        table,
+    )
     x, d = torch.ones(n_tokens, 2560), torch.ones(2560)
     norm.rms_norm(x, d, 1e-6)
     norm.l2_norm(torch.ones(n_tokens, 32, 128), 1e-6)
@@ -282,7 +317,7 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     )
     pointwise.relu2(x)
     names = [kernel.name for kernel in compiled]
-    assert names == ["_conv", *["_norm"] * 3, *["_rotate"] * 2, "_swiglu", "_norm", "_relu2"]
+    assert names == ["_conv"] * 2 + ["_norm"] * 3 + ["_rotate"] * 2 + ["_swiglu", "_norm", "_relu2"]
 
 
 @in_turn("n_tokens", [1, 3, 8, 16])

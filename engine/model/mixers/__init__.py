@@ -49,6 +49,7 @@ from engine.model.parts.recurrent import (
 )
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
+from kernels.linear import Rows
 from kernels.pointwise import add
 
 _MAKE: Mapping[type, Callable[..., Mixer]] = {
@@ -84,13 +85,16 @@ class MixersSideBySide:
 
     def __init__(self, mixers: list[Mixer]) -> None:
         self._mixers = mixers
+        self.reads = tuple(packed for mixer in mixers for packed in mixer.reads)
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer."""
         first, *others = (mixer(x, around) for mixer in self._mixers)
         for other in others:
             first = add(first, other)
-        return first
+        return first if residual is None else add(residual, first)
 
 
 def make_mixer(

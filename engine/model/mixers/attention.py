@@ -22,6 +22,7 @@ from engine.model.rope import RopeConfig
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
 from kernels.attention.block_choice import Indexer, choose_blocks, choose_pools
+from kernels.linear import PackedWeight, Rows
 from kernels.linear.head_linear import head_linear
 from kernels.norm import head_norm, layer_norm, rms_norm
 from kernels.pointwise import add, multiply, output_gate
@@ -54,6 +55,7 @@ class Attention:
         n_rot = config.rope.n_rot if config.rope else 0
         order = _pairs_as_halves(part.head_dim, n_rot) if part.rope == "pairs" else None
         self._input = _input_projection(weights, part, order)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         self._output = weights.biased("attn_output")
         self._turns = part.rope != "none"
         # attention divides by sqrt(d): another scale is a factor of the queries
@@ -65,8 +67,10 @@ class Attention:
         if scale != 1.0 and not part.normed:
             self._scale = torch.full((part.head_dim,), scale, device=weights.device)
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; stores the tokens' keys and values."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; stores the tokens' keys and values."""
         (n_seqs, n_tokens, _), invariant = x.shape, around.invariant
         # split_with_sizes and view: split and unflatten would add Python calls of their own
         qk, v, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
@@ -85,11 +89,9 @@ class Attention:
         out = out.reshape(n_seqs, n_tokens, -1)
         if self._sizes[2]:
             out = output_gate(out, gate, invariant=invariant)
-        return self._output(out, invariant=invariant)
+        return self._output(out, invariant=invariant, residual=residual)
 
-    def _visible(
-        self, x: torch.Tensor, cells: AttentionView, around: RopeAndMemory
-    ) -> torch.Tensor:
+    def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> torch.Tensor:
         """Where these tokens look, bool [B, T, N]."""
         return cells.mask
 
@@ -171,9 +173,7 @@ class SparseAttention(Attention):
         self._index_norms = [weights.keep(f"indexer.{name}_norm.weight") for name in ("q", "k")]
         self._indexer = Indexer(part.ratio, part.n_blocks, config.eps)
 
-    def _visible(
-        self, x: torch.Tensor, cells: AttentionView, around: RopeAndMemory
-    ) -> torch.Tensor:
+    def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> torch.Tensor:
         part = self._part
         if not part.ratio:
             return cells.mask
@@ -226,13 +226,16 @@ class LatentAttention:
             self._q_a_norm = weights.keep("attn_q_a_norm.weight")
             self._q_b = weights.stack([_queries(weights.rows("attn_q_b.weight"), part)])
         self._input = weights.stack([first, *last, *gate])
+        self.reads = (self._input.packed,)
         self._norm = weights.keep("attn_kv_a_norm.weight")
         self._k_b = weights.keep("attn_k_b.weight").transpose(1, 2).contiguous()
         self._v_b = weights.keep("attn_v_b.weight").transpose(1, 2).contiguous()
         self._output = weights.project("attn_output.weight")
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; stores the tokens' latents and keys."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; stores the tokens' latents and keys."""
         part, invariant = self._part, around.invariant
         q, kv, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         low = None
@@ -260,10 +263,10 @@ class LatentAttention:
         out = head_linear(context, self._v_b, invariant=invariant)
         if part.gate:
             out = output_gate(out, gate.view(*out.shape[:3], -1), invariant=invariant)
-        return self._output(out.flatten(2), invariant=invariant)
+        return self._output(out.flatten(2), invariant=invariant, residual=residual)
 
     def _visible(
-        self, x: torch.Tensor, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
+        self, x: Rows, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
     ) -> torch.Tensor:
         """Where these tokens look, bool [B, T, N]. low: the bottleneck of queries, if there is."""
         return cells.mask
@@ -297,7 +300,7 @@ class SparseLatentAttention(LatentAttention):
         self._choice = Indexer(own.ratio, own.n_pools)
 
     def _visible(
-        self, x: torch.Tensor, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
+        self, x: Rows, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
     ) -> torch.Tensor:
         if self._indexer is None:
             return around.chosen[0]
@@ -308,7 +311,7 @@ class SparseLatentAttention(LatentAttention):
     def _choose(
         self,
         indexer: PooledIndexer,
-        x: torch.Tensor,
+        x: Rows,
         low: torch.Tensor,
         mask: torch.Tensor,
         around: RopeAndMemory,

@@ -17,6 +17,7 @@ from engine.model.rings import CompressorInputs, CompressorRing
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
+from kernels.linear import Rows
 from kernels.norm import head_norm, rms_norm
 from kernels.recurrence.compressor import Compressor, add_at_places, first_of_block
 from kernels.rope import rope_at_end
@@ -57,6 +58,7 @@ class CompressedAttention:
             rows += self._rows.matrices(weights.rows)
             self._sizes.append(self._rows.n_inputs)
         self._input = weights.stack(rows)
+        self.reads = (self._input.packed,)
         self._q_norm = weights.keep("attn_q_a_norm.weight")
         self._q = weights.project("attn_q_b.weight")
         # x / rms(x) is sqrt(d) x / |x|
@@ -81,8 +83,10 @@ class CompressedAttention:
         kv = rms_norm(kv, self._kv_norm, self._eps).unsqueeze(2)
         return rope_at_end(kv, turned.cos, turned.sin)
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; stores the tokens' rows."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; stores the tokens' rows."""
         part, invariant = self._part, around.invariant
         turned = around.of_blocks if part.ratio else around
         assert turned is not None  # a model with such layers has their rotation
@@ -105,10 +109,10 @@ class CompressedAttention:
             project(some, invariant=invariant)
             for project, some in zip(self._groups, out.split(wide, -1), strict=True)
         ]
-        return self._output(join(of_groups), invariant=invariant)
+        return self._output(join(of_groups), invariant=invariant, residual=residual)
 
     def _visible(
-        self, x: torch.Tensor, low: torch.Tensor, cells: AttentionView, around: RopeAndMemory
+        self, x: Rows, low: torch.Tensor, cells: AttentionView, around: RopeAndMemory
     ) -> torch.Tensor:
         """Where these tokens look, bool [B, T, cells of all heads]. low: what queries come of."""
         part = self._part
@@ -176,7 +180,7 @@ class _Indexer:
         queries = weights.numbers("indexer.attn_q_b.weight")
         self._q = weights.stack([queries], compute="f32")
 
-    def __call__(self, x: torch.Tensor, low: torch.Tensor, around: RopeAndMemory) -> BlockScores:
+    def __call__(self, x: Rows, low: torch.Tensor, around: RopeAndMemory) -> BlockScores:
         """x [B, T, n_embd], low [B, T, q_rank]; stores the tokens' rows."""
         part, invariant, turned = self._part, around.invariant, around.of_blocks
         assert turned is not None

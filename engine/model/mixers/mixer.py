@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from engine.model.memory import ModelMemory
+from kernels.linear import PackedWeight, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,12 @@ class RopeAndMemory:
 
 
 class Mixer(Protocol):
-    """The token-mixing half of a block."""
+    """The token-mixing half of a block. reads: matrices that its input is multiplied with, for
+    kernels.norm.rms_norm_rows."""
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape."""
+    reads: tuple[PackedWeight, ...]
+
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one."""

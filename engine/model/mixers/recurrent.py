@@ -26,9 +26,10 @@ from engine.model.recurrent_states import (
     SsdInputs,
     SsdState,
 )
-from engine.model.weights import MatrixRows, Projection, Weights
+from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from engine.model.windows import ConvInputs, ConvWindow
-from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
+from kernels.linear import Rows
+from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, l2_norm, rms_norm
 from kernels.pointwise import delta_gates, multiply, step_gates, swiglu
 from kernels.recurrence.channel_gates import channel_gates
 
@@ -61,11 +62,10 @@ class DeltaNet:
         qkv_z = _qkv_and_z(weights, part)
         gates = _beta_and_decay(weights, part)
         if weights.compute == "f32":
-            self._input = weights.stack([*qkv_z, *gates])
-            self._gates = None
+            self._inputs = [weights.stack([*qkv_z, *gates])]
         else:
-            self._input = weights.stack(qkv_z)
-            self._gates = weights.stack(gates, compute="f32")
+            self._inputs = [weights.stack(qkv_z), weights.stack(gates, compute="f32")]
+        self.reads = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._dt = weights.keep("ssm_dt.bias")
@@ -73,20 +73,20 @@ class DeltaNet:
         self._norm = weights.keep("ssm_norm.weight")
         self._output = weights.project("ssm_out.weight")
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
         heads = (x.shape[0], x.shape[1], -1, self._head_dim)
         invariant = around.invariant
-        if self._gates is None:
-            joined = self._input(x, invariant=invariant)
-            channels, z, beta, decay = joined.split_with_sizes(self._sizes, -1)
-        else:
-            joined = self._input(x, invariant=invariant)
+        joined, *gates = project_each(x, self._inputs, invariant=invariant)
+        if gates:
             channels, z = joined.split_with_sizes(self._sizes[:2], -1)
-            gates = self._gates(x, invariant=invariant)
-            beta, decay = gates.split_with_sizes(self._sizes[2:], -1)
+            beta, decay = gates[0].split_with_sizes(self._sizes[2:], -1)
+        else:
+            channels, z, beta, decay = joined.split_with_sizes(self._sizes, -1)
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
         qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
         qk = l2_norm(qk.reshape(heads), self._eps)
@@ -94,10 +94,16 @@ class DeltaNet:
         v = v.reshape(heads)
         g, beta = delta_gates(decay, self._dt, self._a, beta, invariant=invariant)
         out = memory.advance(self._state, DeltaInputs(q, k, v, g, beta))
-        out = gated_rms_norm(
-            out, z.view(heads), self._norm, self._eps, sigmoid=self._sigmoid, invariant=invariant
+        rows = gated_rms_norm_rows(
+            out,
+            z.view(heads),
+            self._norm,
+            self._eps,
+            (self._output.packed,),
+            sigmoid=self._sigmoid,
+            invariant=invariant,
         )
-        return self._output(out.flatten(2), invariant=invariant)
+        return self._output(rows, invariant=invariant, residual=residual)
 
 
 def _qkv_and_z(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
@@ -157,8 +163,11 @@ class Kda:
         )
         self._sizes = [3 * width, n_decay, n_gate]
         self._qkv_sizes = [2 * width, width]
-        self._input = weights.stack([*_qkv(weights), *first])
-        self._beta = weights.stack([weights.numbers("ssm_beta.weight")], compute="f32")
+        self._inputs = [
+            weights.stack([*_qkv(weights), *first]),
+            weights.stack([weights.numbers("ssm_beta.weight")], compute="f32"),
+        ]
+        self.reads = tuple(each.packed for each in self._inputs)
         self._decay = _second(weights, part.decay)
         self._gate = _second(weights, part.gate)
         taps = [weights.keep(f"ssm_conv1d_{one}.weight").squeeze(1) for one in "qkv"]
@@ -170,15 +179,16 @@ class Kda:
         self._norm = weights.keep("ssm_norm.weight")
         self._output = weights.project("attn_output.weight")
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
         heads = (x.shape[0], x.shape[1], -1, self._norm.shape[0])
         invariant = around.invariant
-        joined = self._input(x, invariant=invariant)
+        joined, beta = project_each(x, self._inputs, invariant=invariant)
         channels, decay, gate = joined.split_with_sizes(self._sizes, -1)
-        beta = self._beta(x, invariant=invariant)
         if self._decay:
             decay = self._decay(decay, invariant=invariant)
         if self._gate:
@@ -189,10 +199,16 @@ class Kda:
         g, beta = channel_gates(decay, self._dt, self._a, beta, self._bound, invariant=invariant)
         inputs = DeltaInputs(q, k, v.reshape(heads), g.view(heads), beta)
         out = memory.advance(self._state, inputs)
-        out = gated_rms_norm(
-            out, gate.view(heads), self._norm, self._eps, sigmoid=True, invariant=invariant
+        rows = gated_rms_norm_rows(
+            out,
+            gate.view(heads),
+            self._norm,
+            self._eps,
+            (self._output.packed,),
+            sigmoid=True,
+            invariant=invariant,
         )
-        return self._output(out.flatten(2), invariant=invariant)
+        return self._output(rows, invariant=invariant, residual=residual)
 
 
 def _qkv(weights: Weights) -> list[MatrixRows]:
@@ -225,6 +241,7 @@ class Mamba:
         self._eps = config.eps
         self._halves = [part.d_inner, part.d_inner]
         self._input = weights.project("ssm_in.weight")
+        self.reads = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._bias = weights.keep("ssm_conv1d.bias")
@@ -244,8 +261,10 @@ class Mamba:
         self._d = weights.keep("ssm_d")
         self._output = weights.project("ssm_out.weight")
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         channels, z = self._input(x, invariant=invariant).split_with_sizes(self._halves, -1)
@@ -258,7 +277,9 @@ class Mamba:
             self._steps(step, invariant=invariant), self._dt, self._d, invariant=invariant
         )
         out = memory.advance(self._state, ScanInputs(values, dt, self._a, B, C, self._d))
-        return self._output(swiglu(z, out, invariant=invariant), invariant=invariant)
+        return self._output(
+            swiglu(z, out, invariant=invariant), invariant=invariant, residual=residual
+        )
 
 
 def mamba2_recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:
@@ -282,16 +303,18 @@ class Mamba2:
         self._channels = [part.d_inner, part.group_dim, part.group_dim]
         self._heads = part.n_heads, part.head_dim
         self._groups = part.n_groups, part.d_state
-        self._steps = None
         rows = weights.rows("ssm_in.weight")
         if weights.compute in ("f32", "blocks"):
-            self._input = weights.stack([rows])
+            self._inputs = [weights.stack([rows])]
         else:
             apart = [sum(self._sizes[:2]), self._sizes[2]]
-            self._input = weights.stack(rows.rearranged(lambda data: data.split(apart))[:1])
             numbers = weights.numbers("ssm_in.weight")
             steps = numbers.rearranged(lambda data: data.split(apart))[1:]
-            self._steps = weights.stack(steps, compute="f32")
+            self._inputs = [
+                weights.stack(rows.rearranged(lambda data: data.split(apart))[:1]),
+                weights.stack(steps, compute="f32"),
+            ]
+        self.reads = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         bias = "ssm_conv1d.bias"
@@ -302,17 +325,19 @@ class Mamba2:
         self._norm = weights.keep("ssm_norm.weight") if part.normed else None
         self._output = weights.project("ssm_out.weight")
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
         shape, invariant = x.shape[:2], around.invariant
-        joined = self._input(x, invariant=invariant)
-        if self._steps is None:
-            z, channels, steps = joined.split_with_sizes(self._sizes, -1)
-        else:
+        joined, *apart = project_each(x, self._inputs, invariant=invariant)
+        if apart:
             z, channels = joined.split_with_sizes(self._sizes[:2], -1)
-            steps = self._steps(x, invariant=invariant)
+            (steps,) = apart
+        else:
+            z, channels, steps = joined.split_with_sizes(self._sizes, -1)
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv, self._bias))
         values, B, C = convolved.split_with_sizes(self._channels, -1)
         dt, g = step_gates(steps, self._dt, self._a, invariant=invariant)
@@ -325,13 +350,20 @@ class Mamba2:
             self._d,
         )
         out = memory.advance(self._state, inputs).flatten(2)
+        rows: Rows
         if self._norm is None:
-            out = swiglu(z, out, invariant=invariant)
+            rows = swiglu(z, out, invariant=invariant)
         else:
             of_groups = (*shape, *self._norm.shape)
-            out, z = out.view(of_groups), z.view(of_groups)
-            out = group_rms_norm(out, z, self._norm, self._eps, invariant=invariant).flatten(2)
-        return self._output(out, invariant=invariant)
+            rows = group_rms_norm_rows(
+                out.view(of_groups),
+                z.view(of_groups),
+                self._norm,
+                self._eps,
+                (self._output.packed,),
+                invariant=invariant,
+            )
+        return self._output(rows, invariant=invariant, residual=residual)
 
 
 class LowRankMamba2:
@@ -350,6 +382,7 @@ class LowRankMamba2:
             ]
 
         self._input = weights.stack(weights.rows("ssm_in.weight").rearranged(halves))
+        self.reads = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
@@ -359,8 +392,10 @@ class LowRankMamba2:
         self._dt, self._a, self._d = (weights.keep(f"ssm_{one}") for one in ("dt.bias", "a", "d"))
         self._output = weights.project("ssm_out.weight")
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; advances the memory's states."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         z, channels = self._input(x, invariant=invariant).chunk(2, -1)
@@ -372,7 +407,9 @@ class LowRankMamba2:
         values = values.view(*x.shape[:2], *self._heads)
         inputs = SsdInputs(values, dt, g, B.unsqueeze(2), C.unsqueeze(2), self._d)
         out = memory.advance(self._state, inputs).flatten(2)
-        return self._output(swiglu(z, out, invariant=invariant), invariant=invariant)
+        return self._output(
+            swiglu(z, out, invariant=invariant), invariant=invariant, residual=residual
+        )
 
 
 def short_conv_recurrences(part: ShortConvPart) -> dict[str, Recurrence[Any]]:
@@ -389,14 +426,17 @@ class ShortConv:
     ) -> None:
         self._window = StateKey(layer, "window")
         self._input = weights.project("shortconv.in_proj.weight")
+        self.reads = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("shortconv.conv.weight").t().contiguous().t()
         self._output = weights.project("shortconv.out_proj.weight")
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape; advances the memory's window."""
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See engine.model.mixers.mixer.Mixer; advances the memory's window."""
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)
         convolved = memory.advance(self._window, ConvInputs(multiply(b, x), self._conv))
-        return self._output(multiply(c, convolved), invariant=invariant)
+        return self._output(multiply(c, convolved), invariant=invariant, residual=residual)

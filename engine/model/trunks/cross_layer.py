@@ -15,9 +15,9 @@ from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import rms_norm
+from kernels.norm.row_mixture import mix_rows
 from kernels.pointwise import add
 from kernels.rows import copy_rows
-from kernels.rows.row_mixture import mix_rows
 
 
 class _Block:

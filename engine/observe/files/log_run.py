@@ -3,10 +3,8 @@ rounds where the log has them, else the sums that requests end with."""
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
+from engine.garbage import collections_wait
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
@@ -53,7 +52,7 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
     others = LineLogs()
     earlier: dict[ServerLog, RecordedRequest] = {}
     reader = LogReader(others, lambda server: _fold(server, earlier), has_batches=True)
-    with _without_collection():
+    with collections_wait():
         for piece in [text] if isinstance(text, str) else texts_of(text):
             reader.feed(piece)
         reader.end()
@@ -68,19 +67,6 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
             "llama-server with -lv 5 and LLAMA_TRACE=1 in its environment.",
         )
     return found
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Millions of records that live on, and no cycles: looking for some takes a third of the time
-    of reading."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:

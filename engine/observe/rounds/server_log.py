@@ -44,7 +44,7 @@ from engine.observe.rounds.server_state import MOST_DRAFTERS, ServerState, Slot
 
 MOST_REQUESTS = 1 << 16
 _MANY_REQUESTS = 1 << 14
-"""Kept apart where they have no rounds: each is some 1.5 KB of session.json."""
+"""Requests that are kept apart where they have no rounds: each is some 1.5 KB of session.json."""
 _MOST_SERVERS = 1000
 _YEARS_US = int(LONGEST_MS / 2 * 1e3)
 RESTART_US = 5_000_000

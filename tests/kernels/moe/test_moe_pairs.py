@@ -8,9 +8,8 @@ import torch
 from kernels import moe
 from kernels.dispatch import uses_llvm
 from kernels.linear import pack_blocks, stack_weights
-from kernels.linear.blocks import BlockData
 from kernels.linear.integer_blocks import TYPES, integer_linear
-from kernels.linear.packed import PackedWeight
+from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import RELU2, SWIGLU, Activation, PackedExperts, experts, put_together, route
 from kernels.moe.packed import find_places
 from tests.support.closeness import nmse
@@ -42,10 +41,10 @@ def test_pairs_have_the_bits_of_each_experts_product(type: str) -> None:
     experts = [q8(type, 70, 256, seed) for seed in range(N_EXPERTS)]
     places = find_places(experts)
     assert places is not None
-    x = torch.randn(4, 256)
-    ids = torch.tensor([[3, 0], [3, 1], [0, 3], [1, 0]])
+    x = torch.randn(6, 256)
+    ids = torch.tensor([[3, 0], [3, 1], [0, 3], [1, 0], [2, 3], [1, 3]])
     y = multiply_pairs(x, ids, places)
-    assert y.shape == (4, 2, 70)
+    assert y.shape == (6, 2, 70)
     for i, row in enumerate(ids.tolist()):
         for j, e in enumerate(row):
             expected = integer_linear(x[i : i + 1], experts[e].data.bytes, type)[0]

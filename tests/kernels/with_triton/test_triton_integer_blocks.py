@@ -74,7 +74,7 @@ def test_exact_weights_of_many_rows(device, type_name, monkeypatch):
 
 
 def test_tiles_do_not_depend_on_more_than_shapes():
-    assert with_triton.tile_sides(1, 2560) == (1, 2)
-    assert with_triton.tile_sides(1, 151936) == (1, 8)
-    assert with_triton.tile_sides(4, 18432) == (4, 2)
-    assert with_triton.tile_sides(40, 18432) == (8, 1)
+    assert with_triton.columns_of(1, 2560) == 2
+    assert with_triton.columns_of(1, 151936) == 8
+    assert with_triton.columns_of(4, 18432) == 2
+    assert with_triton.columns_of(8, 18432) == 1

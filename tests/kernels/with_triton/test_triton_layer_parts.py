@@ -70,6 +70,28 @@ def test_a_window_from_the_history_leads_on(device):
     assert torch.equal(torch.cat((head, tail), 1), whole)
 
 
+@pytest.mark.parametrize("over", [False, True], ids=["apart", "over"])
+@pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (2, 2), (5, 5), (16, 3), (17, 2)])
+@pytest.mark.parametrize("n_taps", [2, 4])
+def test_windows_come_from_rows_and_go_to_rows(device, n_taps, n_tokens, n, over):
+    """With the bits of windows chosen by the host; all other rows are garbage and stay so."""
+    pool = torch.full((16, n_taps - 1, 150), torch.nan)
+    read = torch.tensor([7, 2])
+    pool[read] = torch.randn(2, n_taps - 1, 150)
+    x, weight = torch.randn(2, n_tokens, 152)[..., 1:-1], torch.randn(150, n_taps)
+    write = torch.tensor([[7 if over else 0, 1, 3, 9, 10], [8, 2 if over else 4, 5, 11, 12]])[:, :n]
+    there = pool.to(device)
+    first = x.to(device), weight.to(device)
+    wanted, history = recurrence.causal_conv(*first, there[read.to(device)])
+    y = recurrence.causal_conv_slots(*first, there, read.to(device), write.to(device))
+    expected = pool.clone()
+    for i in range(n):
+        end = n_tokens - (n - 1 - i)
+        expected[write[:, i]] = history[:, end : end + n_taps - 1].cpu()
+    assert torch.equal(y, wanted)
+    assert torch.equal(there.cpu().nan_to_num(-1.0), expected.nan_to_num(-1.0))
+
+
 @pytest.mark.parametrize("shape", [(1, 128), (2, 3, 96), (2, 3, 5, 16), (3, 1500)], ids=str)
 @pytest.mark.parametrize("strides", ["plain", "permuted", "sliced"])
 def test_norms(device, shape, strides):

@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.observe.rounds.counters import ACCEPTED, DRAFTED, DRAFTS, PREDICTED, PROMPT, Movement
 from engine.observe.rounds.stream_rounds import StreamedToken
-from engine.trace.step_sums import at_least, per_position, rates_by_index
+from engine.trace.timings import at_least, per_position, rates_by_index
 
 _WHOLE = 1e-9
 _SUMMED = ("cache_n", "prompt_n", "predicted_n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.rows import row_mixture as op
+from kernels.norm import row_mixture as op
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 

@@ -1,0 +1,142 @@
+"""Rows of x as integers on a GPU (kernels.linear.block_parts), rounded where they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import triton.language as tl
+
+from kernels.linear.block_parts import LONG, SHORT, IntegerRows, is_long
+from kernels.linear.packed import BlockData, PackedWeight
+from kernels.triton_setup import as_rows, cdiv, jit
+
+WORDS_OF_GROUP = {"Q4_K": 8, "Q5_K": 8, "IQ4_XS": 8}
+"""Words that share a scale in long blocks; 4 in other types."""
+
+_ROUND = tl.constexpr(1.5 * 2**23)
+"""A number this large has no digits after the point: adding it rounds, ties to even."""
+_MAGNITUDE = tl.constexpr(2**31 - 1)
+
+
+@jit
+def store_integers(
+    values, integers, scales, sums, row, block, n_blocks, inside,
+    SIDE: tl.constexpr, BLOCKS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Blocks of SIDE numbers of a row, values [BLOCKS, SIDE], of which `inside` are there. sums:
+    int32 of every PART numbers; with PART 0 f32 of each block, times its scale."""
+    # by the bits, among which NaN's are the largest
+    bits = values.to(tl.int32, bitcast=True) & _MAGNITUDE
+    largest = tl.max(bits, 1).to(tl.float32, bitcast=True)
+    most = tl.full((BLOCKS,), 127.0, tl.float32)
+    factor = tl.div_rn(most, largest)
+    steps = values * factor[:, None]
+    steps = tl.where(tl.abs(steps) < float("inf"), steps, 0.0)
+    whole = ((steps + _ROUND) - _ROUND).to(tl.int32)
+    block += row * n_blocks
+    at = block[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
+    tl.store(integers + at, whole.to(tl.int8), inside[:, None])
+    if PART > 0:
+        scale = tl.div_rn(tl.full((BLOCKS,), 1.0, tl.float32), factor)
+        parts = tl.sum(tl.reshape(whole, (BLOCKS, SIDE // PART, PART)), 2)
+        part = block[:, None] * (SIDE // PART) + tl.arange(0, SIDE // PART)[None, :]
+        tl.store(sums + part, parts, inside[:, None])
+    else:
+        exact = tl.div_rn(largest, most)
+        scale = exact.to(tl.float16).to(tl.float32)
+        total = (exact * tl.sum(whole, 1).to(tl.float32)).to(tl.float16).to(tl.float32)
+        tl.store(sums + block, total, inside)
+    tl.store(scales + block, scale, inside)
+
+
+@jit
+def store_row(values, kept, row, first, n_in, inside, KEPT: tl.constexpr, N: tl.constexpr):
+    """N numbers of a row from `first` on, of which those before n_in are there, as integers of
+    each kind asked for. kept: integers, scales and sums of each; KEPT: its SIDE and PART."""
+    for i in tl.static_range(len(KEPT)):
+        integers, scales, sums = kept[i]
+        _store_kind(
+            values, integers, scales, sums, row, first, n_in, inside, KEPT[i][0], KEPT[i][1], N
+        )
+
+
+@jit
+def _store_kind(
+    values, integers, scales, sums, row, first, n_in, inside,
+    SIDE: tl.constexpr, PART: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    BLOCKS: tl.constexpr = N // SIDE
+    block = first // SIDE + tl.arange(0, BLOCKS)
+    n_blocks = n_in // SIDE
+    store_integers(
+        tl.reshape(values, (BLOCKS, SIDE)), integers, scales, sums, row, block, n_blocks,
+        inside & (block < n_blocks), SIDE, BLOCKS, PART,
+    )  # fmt: skip
+
+
+@jit
+def _quantise(
+    x, kept, n_in, x_stride,
+    KEPT: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * N
+    at = first + tl.arange(0, N)
+    values = tl.load(x + row * x_stride + at, at < n_in, 0.0).to(tl.float32)
+    store_row(values, kept, row, first, n_in, True, KEPT, N)
+
+
+def part_of(type: str) -> int:
+    """Numbers that share a sum in rows for weights of a type; 0 for short blocks. Rows that no
+    minimum meets serve in either."""
+    if not is_long(type):
+        return 0
+    return 16 if type == "Q2_K" else 32
+
+
+def parts_of(reads: Iterable[PackedWeight]) -> tuple[int, ...]:
+    """All that products with these matrices need of rows."""
+    return tuple(
+        dict.fromkeys(
+            part_of(each.data.type)
+            for packed in reads
+            for each in (packed.data if packed.mode == "parts" else (packed,))
+            if each.mode == "q8" and isinstance(each.data, BlockData)
+        )
+    )
+
+
+def kinds_of(parts: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """KEPT of `store_row`."""
+    return tuple((LONG if part else SHORT, part) for part in parts)
+
+
+def empty_integers(
+    n_rows: int, n_in: int, parts: Sequence[int], device: torch.device
+) -> dict[int, IntegerRows]:
+    """Memory for integers int8 [n, in], scales f32 [n, blocks] and sums, by what they are of."""
+    made = {}
+    for part, (side, _) in zip(parts, kinds_of(parts), strict=True):
+        scales = torch.empty(n_rows, n_in // side, device=device)
+        sums = torch.empty(
+            n_rows,
+            n_in // (part or side),
+            dtype=torch.int32 if part else torch.float32,
+            device=device,
+        )
+        integers = torch.empty(n_rows, n_in, dtype=torch.int8, device=device)
+        made[part] = IntegerRows(integers, scales, sums)
+    return made
+
+
+def integer_rows(x: torch.Tensor, parts: Sequence[int]) -> dict[int, IntegerRows]:
+    """Rows f32 [..., in] as integers, for products of these kinds."""
+    rows = as_rows(x)
+    n_rows, n_in = rows.shape
+    made, together = empty_integers(n_rows, n_in, parts, x.device), 4 * LONG
+    _quantise[(n_rows, cdiv(n_in, together))](
+        rows, tuple(map(tuple, made.values())), n_in, rows.stride(0),
+        KEPT=kinds_of(parts), N=together, num_warps=4,
+    )  # fmt: skip
+    return made

@@ -1,0 +1,157 @@
+"""Products that share a launch, what is done to their results in it, and norms that round rows for
+the products that read them: the bits of the operations one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.linear.block_parts import LONG, PreparedRows, quantise
+from kernels.linear.blocks import pack_blocks, stack_weights
+from kernels.linear.integer_blocks.rows_with_triton import integer_rows
+from kernels.linear.integer_blocks.with_triton import integer_linear, opened, products
+from kernels.linear.packed import PackedWeight
+from kernels.norm import with_triton as norm
+from kernels.pointwise import with_triton as pointwise
+from tests.support.closeness import nmse
+from tests.support.random_blocks import random_blocks
+
+# a block of zeros has no factor: numpy, in which the interpreter counts, says so
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+N_IN = 512
+
+
+def blocks(type_name: str, n_out: int, device: str) -> PackedWeight:
+    return pack_blocks(random_blocks(type_name, n_out, N_IN).to(device), type_name, "q8")
+
+
+def numbers(n_out: int, device: str) -> PackedWeight:
+    data = torch.randn(n_out, N_IN, device=device)
+    return PackedWeight("f32", (n_out, N_IN), data.nbytes, data)
+
+
+def rows(n: int, device: str) -> torch.Tensor:
+    """Columns of a wider matrix of NaN."""
+    wide = torch.full((n, N_IN + 9), torch.nan)
+    wide[:, 4 : 4 + N_IN] = torch.randn(n, N_IN)
+    return wide.to(device)[:, 4 : 4 + N_IN]
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 8, 16])
+def test_matrices_of_several_types_are_one_launch(device, n_rows):
+    """Long and short blocks, two kinds of sums, and numbers, into one row with a residual."""
+    x, types = rows(n_rows, device), ["Q4_K", "Q6_K", "Q8_0", "Q2_K", "Q4_0"]
+    parts = [blocks(name, 5 + i, device) for i, name in enumerate(types)]
+    plain = numbers(3, device)
+    residual = torch.randn(n_rows, 40, device=device)[:, 2 : 2 + 38]
+    (y,) = products(x, [stack_weights([*parts, plain])], residual=residual)
+    apart = [integer_linear(x, one.data.bytes, one.data.type) for one in parts]
+    wanted = residual + torch.cat([*apart, x @ plain.data.T], 1)
+    assert y.shape == (n_rows, 38)
+    assert torch.equal(y[:, :35], wanted[:, :35])
+    law = residual[:, 35:].double() + x.double() @ plain.data.double().T
+    assert nmse(y[:, 35:].cpu(), law.cpu()) < 1e-12
+    one, other = products(x, [parts[0], plain])
+    assert torch.equal(one, apart[0])
+    assert nmse(other.cpu(), (x.double() @ plain.data.double().T).cpu()) < 1e-12
+
+
+def test_a_row_has_the_bits_it_has_alone(device):
+    x, weights = rows(11, device), [blocks("Q4_K", 6, device), numbers(5, device)]
+    whole = products(x, weights, invariant=True)
+    gated = opened(x, weights[0], "swiglu", (), invariant=True)
+    for i in range(11):
+        alone = products(x[i : i + 1], weights, invariant=True)
+        assert all(torch.equal(a[i : i + 1], b) for a, b in zip(whole, alone, strict=True))
+        assert torch.equal(opened(x[i : i + 1], weights[0], "swiglu", ())[0], gated[i])
+
+
+@pytest.mark.parametrize(
+    "types", [("Q4_K",), ("Q8_0",), ("Q4_K", "Q6_K"), ("Q5_K", "Q8_0")], ids=str
+)
+@pytest.mark.parametrize(
+    ("name", "constants"),
+    [
+        ("swiglu", ()),
+        ("swiglu", (0.5,)),
+        ("clamped_swiglu", (0.5,)),
+        ("situ", (4.0, 25.0)),
+        ("geglu", ()),
+    ],
+)
+@pytest.mark.parametrize("n_rows", [1, 5])
+def test_a_gate_is_opened_where_it_is_made(device, n_rows, name, constants, types):
+    x, width = rows(n_rows, device) / 8, 7
+    packed = stack_weights(
+        [blocks(type_name, 2 * width // len(types), device) for type_name in types]
+    )
+    y = opened(x, packed, name, constants)
+    gate, up = products(x, [packed])[0].chunk(2, -1)
+    assert torch.equal(
+        y, getattr(pointwise, name)(gate, up, *constants or ((None,) if name == "swiglu" else ()))
+    )
+
+
+def test_what_has_no_place_in_the_launch_is_left(device):
+    x = rows(3, device)
+    assert products(x, [numbers(1025, device)]) is None
+    assert products(x, [PackedWeight("bf16", (4, N_IN), 0, torch.zeros(4, N_IN))]) is None
+    assert products(rows(65, device), [blocks("Q8_0", 4, device)]) is None
+    odd = stack_weights([blocks("Q8_0", 3, device), blocks("Q4_K", 5, device)])
+    assert opened(x, odd, "swiglu", ()) is None
+
+
+def assert_integers(given: PreparedRows) -> None:
+    """Those of the numbers."""
+    flat = given.numbers.reshape(-1, given.shape[-1])
+    apart = integer_rows(flat, list(given.integers))
+    for part, made in given.integers.items():
+        law = quantise(flat.cpu(), long=bool(part))
+        assert torch.equal(made.integers.cpu().long(), law.integers.flatten(1))
+        assert torch.equal(made.scales.cpu(), law.scales)
+        assert all(torch.equal(a, b) for a, b in zip(made, apart[part], strict=True))
+
+
+READS = [("Q4_K", "Q8_0", "Q2_K"), ("Q6_K",), ("Q8_0",)]
+
+
+@pytest.mark.parametrize("types", READS, ids=str)
+@pytest.mark.parametrize("n_rows", [1, 4])
+def test_rows_are_normed_and_rounded(device, n_rows, types):
+    x, weight = rows(n_rows, device), torch.randn(N_IN, device=device)
+    reads = [blocks(name, 4, device) for name in types]
+    y = norm.rms_norm_rows(x.unsqueeze(0), weight, 1e-6, reads)
+    assert isinstance(y, PreparedRows)
+    assert torch.equal(y.numbers[0], norm.rms_norm(x, weight, 1e-6))
+    assert_integers(y)
+    assert torch.equal(products(y, reads[:1])[0][0], products(y.numbers, reads[:1])[0][0])
+    assert isinstance(norm.rms_norm_rows(x, weight, 1e-6, [numbers(4, device)]), torch.Tensor)
+
+
+@pytest.mark.parametrize("types", READS, ids=str)
+@pytest.mark.parametrize(
+    ("n_heads", "d"), [(4, 128), (32, 16), (2, 256), (1, 512), (128, 4), (8, 96), (3, 256)], ids=str
+)
+def test_heads_are_gated_and_rounded(device, n_heads, d, types):
+    """Heads of a power of two fill blocks together; others are rounded in a launch of their own.
+    The gate is columns of something wider."""
+    n_in = n_heads * d
+    if n_in % LONG:
+        pytest.skip("no whole blocks")
+    x = torch.randn(2, 3, n_heads, d, device=device)
+    gate = torch.randn(2, 3, n_in + 5, device=device)[..., 3:-2].view(2, 3, n_heads, d)
+    weights = torch.randn(n_heads, d, device=device)
+    reads = [pack_blocks(random_blocks(name, 4, n_in).to(device), name, "q8") for name in types]
+    for y, wanted in (
+        (
+            norm.gated_rms_norm_rows(x, gate, weights[0], 1e-6, True, reads),
+            norm.gated_rms_norm(x, gate.contiguous(), weights[0], 1e-6, sigmoid=True),
+        ),
+        (
+            norm.group_rms_norm_rows(x, gate, weights, 1e-6, reads),
+            norm.group_rms_norm(x, gate.contiguous(), weights, 1e-6),
+        ),
+    ):
+        assert isinstance(y, PreparedRows)
+        assert torch.equal(y.numbers, wanted.flatten(2))
+        assert_integers(y)
