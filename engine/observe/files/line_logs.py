@@ -553,7 +553,9 @@ def _exact_counts(
     everything that a line says agrees with that."""
     steps, rest = divmod(drafted, len(rates))
     counts = [round(rate * steps) for rate in rates]
-    if rest or sum(counts) != accepted or (mean and not _is_mean(1 + accepted / steps, mean)):
+    if rest or sum(counts) != accepted:
+        return None
+    if mean and not _is_mean(1 + accepted / steps, mean):
         return None
     if ratio is not None and abs(ratio - accepted / drafted) > _SUM_DIGITS:
         return None
@@ -562,7 +564,14 @@ def _exact_counts(
 
 def _is_mean(value: float, mean: str) -> bool:
     """Whether a mean length is written as it would be."""
-    return abs(value - float(mean)) <= 0.5001 * 10.0 ** -len(mean.partition(".")[2])
+    number, half = _mean(mean)
+    return abs(value - number) <= half
+
+
+@lru_cache(1 << 12)
+def _mean(text: str) -> tuple[float, float]:
+    """A mean length, and half a unit of its last digit."""
+    return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
 
 def _thinned(requests: list[RecordedRequest]) -> list[RecordedRequest]:
@@ -610,9 +619,8 @@ def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> in
     """Drafts: all as long as there are positions, if that gives the mean length; else the number
     that gives it, if there is one."""
     n = found.num_spec_tokens
-    half = 0.5001 * 10.0 ** -len(mean.partition(".")[2])
     if n and drafted and drafted % n == 0:
         steps = drafted // n
         if not mean or _is_mean(1 + accepted / steps, mean):
             return steps
-    return found.steps_of(float(mean), half) if mean else None
+    return found.steps_of(*_mean(mean)) if mean else None

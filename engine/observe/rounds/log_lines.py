@@ -96,6 +96,7 @@ _ESCAPES = re.compile(
 )
 _UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
 """What comes before the text of a token."""
+_ZEROS = str.maketrans("123456789", "000000000")
 _NO_NAME = re.compile(r"[^\w./@-]+")
 
 
@@ -200,11 +201,18 @@ def name_of(prefix: str, *, is_loose: bool = False) -> str:
     return found if not is_text and re.search(r"[^\W_]", found) else ""
 
 
-@lru_cache(1 << 12)
 def time_of(prefix: str) -> str:
     """The date and time in a prefix, as written; "" without any."""
-    found = [part for one in _TIMES.finditer(prefix[-_LONGEST_PREFIX:]) if (part := one[0].strip())]
-    return " ".join(found)[:40]
+    tail = prefix[-_LONGEST_PREFIX:]
+    return " ".join(tail[begin:end] for begin, end in _times_of(tail.translate(_ZEROS)))[:40]
+
+
+@lru_cache(1 << 12)
+def _times_of(shape: str) -> list[tuple[int, int]]:
+    """Where times are in prefixes of a shape, which is one of them with every digit 0."""
+    times = (one.span() for one in _TIMES.finditer(shape))
+    whole = ((a + len(shape[a:b]) - len(shape[a:b].lstrip()), b) for a, b in times)
+    return [(a, a + len(shape[a:b].rstrip())) for a, b in whole if shape[a:b].strip()]
 
 
 def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:

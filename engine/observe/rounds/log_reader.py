@@ -21,6 +21,7 @@ from engine.observe.rounds.log_shapes import (
     Block,
     LightRows,
     Reading,
+    read_as,
     says_nothing,
 )
 from engine.observe.rounds.log_words import Saying
@@ -102,7 +103,7 @@ class LogReader(LogServers):
         before, block = self._lines.number, Block(lines)
         numbers = {shape: i for i, shape in enumerate(dict.fromkeys(block.shapes))}
         of_line = np.fromiter(map(numbers.__getitem__, block.shapes), np.int64, len(lines))
-        known = [self._readings.get(shape) for shape in numbers]
+        known = [self._readings.get(read_as(shape)) for shape in numbers]
         if not self._lines.is_json:
             firsts = dict(zip(reversed(of_line.tolist()), reversed(lines), strict=True))
             for shape, i in numbers.items():
@@ -136,7 +137,7 @@ class LogReader(LogServers):
             slot = None
             self._lines.last = self._stream_before(block, lines, readings, i, placed)
             self._lines.number = before + i
-            self._place(lines[i], None if reading is not None else block.shapes[i])
+            self._place(lines[i], None if reading is not None else read_as(block.shapes[i]))
             while self._is_waiting and i + 1 < len(lines):
                 i += 1
                 self._place(lines[i], None)
@@ -166,7 +167,7 @@ class LogReader(LogServers):
         time of those that have a slot, int64 [4, n], -1 for what there is not. known: how lines of
         each shape are read; of_line: the shape of each line."""
         kinds: dict[Reading | None, int] = {}
-        kind = np.array([kinds.setdefault(one, len(kinds)) for one in known])[of_line]
+        kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
         order = np.argsort(kind, kind="stable")
         ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
         values: list[tuple[Any, ...] | None] = [None] * len(of_line)
@@ -285,8 +286,7 @@ class LogReader(LogServers):
             if one is _QUIET and (source := self._lines.own_source(lines[at])[0]) is not None:
                 return source
             if one is not None and one.is_own:
-                found = block.streams(one, np.array([at]), self._lines.source)
-                return found if isinstance(found, str) else found[0]
+                return block.stream(one, at, self._lines.source)
         return self._lines.last
 
     def _place(self, line: str, shape: bytes | None = None) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import compress, repeat
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.observe.rounds.log_words import Saying, Value
+from engine.observe.rounds.log_words import CHUNK, Saying, Value
 
 Place: TypeAlias = tuple[int, int]
 """Of a byte: the last number that ends before it, -1 for none, and bytes from there on; -2 and
@@ -143,11 +144,24 @@ class Reading:
         return end is not None
 
 
+def read_as(shape: bytes) -> bytes:
+    """A shape whose lines are read as those of another: the text of a token, as far as it has
+    neither numbers nor quotes, is any."""
+    if shape[-1:] != b"'" or not (b"next token:" in shape or b"draft candidate" in shape):
+        return shape
+    head, quote, text = shape[:-1].partition(b" '")
+    is_any = text and not any(one in text for one in (b"0", b"'", b"\\u", b"\x1b"))
+    return head + quote + b"x'" if is_any else shape
+
+
 def says_nothing(shape: bytes, start: int) -> bool:
     """Whether no line of a shape says anything to any reader. start: where the text after the
     time begins, 0 for a line without a time."""
-    if _SAYS.search(shape) is not None:
+    head, chunk, _ = shape.partition(CHUNK.encode())
+    if _SAYS.search(head) is not None:
         return False
+    if chunk:
+        return True
     return b"0.0.0.0 " not in shape[start:] if start else _BARE.search(shape) is None
 
 
@@ -269,13 +283,7 @@ class Block:
             inside, begin, end, most = column
             if most is None:
                 begins, ends = self._places(rows, begin).tolist(), self._places(rows, end).tolist()
-                data = self._data
-                found.append(
-                    [
-                        data[a:b].decode("utf-8", "replace")
-                        for a, b in zip(begins, ends, strict=True)
-                    ]
-                )
+                found.append(self._texts(begins, ends))
                 continue
             value, n = self._whole(first + inside[0])
             is_good &= n <= _MOST_DIGITS
@@ -292,6 +300,17 @@ class Block:
             value, n = self._whole(first + number)
             is_good &= (value == same) & (n <= _MOST_DIGITS)
         return found, is_good
+
+    def _texts(self, begins: list[int], ends: list[int]) -> list[str]:
+        if self._ascii is not None:
+            return list(map(self._ascii.__getitem__, map(slice, begins, ends)))
+        data = self._data
+        return [data[a:b].decode("utf-8", "replace") for a, b in zip(begins, ends, strict=True)]
+
+    @cached_property
+    def _ascii(self) -> str | None:
+        """All lines, if each character is a byte."""
+        return self._data.decode("ascii") if self._data.isascii() else None
 
     def streams(
         self, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
@@ -325,6 +344,14 @@ class Block:
                 one = found[key] = name(prefix(i))
             shown.append(one)
         return shown
+
+    def stream(self, reading: Reading, line: int, name: Callable[[str], str]) -> str:
+        """The server of one line."""
+        n_numbers, end = reading.prefix
+        if not n_numbers:
+            return reading.stream
+        (last,) = self._places(np.array([line]), end)
+        return name(self._data[self._lines[line] : last].decode("utf-8", "replace"))
 
     @staticmethod
     def rows(

@@ -87,6 +87,8 @@ MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
 BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
 PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
 START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
+CHUNK = "http: streamed chunk: data: "
+"""Comes before what a server sends to a client, in which nothing is read."""
 LOOKS_LIKE = re.compile(
     r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/|draft acceptance"
     r"|eval time\s{0,5}=|#gen drafts|draft candidate"

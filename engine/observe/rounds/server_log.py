@@ -21,6 +21,7 @@ from engine.observe.rounds.log_lines import (
 from engine.observe.rounds.log_rounds import LogRequest
 from engine.observe.rounds.log_words import (
     BUILD,
+    CHUNK,
     IDS,
     IMPLEMENTATION,
     LOOKS_LIKE,
@@ -284,6 +285,8 @@ class ServerLog(ServerState):
         return STAMP.search(message, 0, LONGEST_LINE) if may_have_stamp(message) else None
 
     def _of_server(self, line: int, us: int | None, message: str) -> None:
+        if CHUNK in message:
+            return  # what a model writes may look like an entry
         self._prompts.server(message)
         if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)

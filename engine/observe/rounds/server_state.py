@@ -341,6 +341,12 @@ class ServerState:
         _, _, kind = said
         self.says_drafts |= kind == "sums" and sums[1] is not None
         request, take = self._current, _BARE_SUMS[kind]
+        if kind == "sums" and request is not None and request is self.requests[-1]:
+            before = self.requests[-2] if len(self.requests) > 1 else request
+            is_empty = request.prompt_ms is None and request.predicted is None
+            if is_empty and not request.has_rows and before.slot < 0 and before.drafted is None:
+                # the log begins after the line that says whose the times are
+                before.slot, before.task, request = request.slot, request.task, before
         is_new = request is None or (
             request.prompt_ms is not None or request.predicted is not None
             if kind == "prompt_time"

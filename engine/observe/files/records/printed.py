@@ -29,6 +29,7 @@ _NAMES = {
     "acceptance rate (%)": _RATE,
     "acceptance length": _MEAN,
     "accept length": _MEAN,
+    "average accept length": _MEAN,
     "drafts": _STEPS,
     "draft tokens": _DRAFTED,
     "accepted tokens": _ACCEPTED,
@@ -41,8 +42,8 @@ _LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SIGN = re.compile(
-    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:|accept length:)"
-    r"[ \t]{0,60}\d|(?:^|, )acceptance length:[ \t]{0,60}\d",
+    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:"
+    r"|(?:average )?accept length:)[ \t]{0,60}\d|(?:^|, )acceptance length:[ \t]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,
 )
 _TABLE = re.compile(r"\| task +\| +run \| stage +\| +tokens \|[^\n]{0,80}rounds \| +accepted")

@@ -17,7 +17,7 @@ the target, so that it is not a drafted token here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -316,14 +316,19 @@ MLX_VLM = Shape("mlx-vlm", "mlx-vlm", (("draft_rounds",),), _read_mlx_vlm)
 
 # -- LM Studio -------------------------------------------------------------------------------
 
-_ACCEPTED, _REJECTED = "acceptedDraftTokensCount", "rejectedDraftTokensCount"
-_IGNORED, _TOTAL = "ignoredDraftTokensCount", "totalDraftTokensCount"
+_PREDICTION = tuple(
+    f"{one}DraftTokensCount" for one in ("accepted", "rejected", "ignored", "total")
+)
+_REPLY = tuple(f"{one}_draft_tokens_count" for one in ("accepted", "rejected", "ignored", "total"))
+"""The names of its libraries, and of its own replies, which have them in `usage` or in `stats`."""
 
 
 def _prediction_of(node: Node) -> int:
     """The counts of the prediction that a fragment is of; without any, the fragments."""
-    if _ACCEPTED in node.values:
+    if _PREDICTION[0] in node.values:
         return id(node.values)
+    if _REPLY[0] in node.values:
+        return id(node.owner("usage") or node.values)
     stats = node.owner("stats").get("stats")
     return id(stats if isinstance(stats, dict) or not node.around else node.around[-1])
 
@@ -331,31 +336,14 @@ def _prediction_of(node: Node) -> int:
 def _read_lm_studio(node: Node) -> RecordedRequest:
     values = node.fields()
     found = RecordedRequest("lm-studio", node.place)
-    if _ACCEPTED not in node.values:
+    if _REPLY[0] in node.values:
+        return _read_lm_studio_reply(node, found)
+    if _PREDICTION[0] not in node.values:
         stats = node.fields(node.owner("stats")).object("stats")
         if stats is None:
             return _read_fragments(node, found)
         values, found.place = stats, stats.place
-    accepted, rejected, ignored, total = (
-        values.count(key) for key in (_ACCEPTED, _REJECTED, _IGNORED, _TOTAL)
-    )
-    found.num_accepted_draft_tokens = accepted
-    if accepted is not None and rejected is not None:
-        found.num_draft_tokens = accepted + rejected
-        found.derived = ("num_draft_tokens", "draft_n")
-        if total is not None:
-            parts = accepted + rejected + (ignored or 0)
-            found.check(
-                parts == total,
-                (_TOTAL, _ACCEPTED, _REJECTED, _IGNORED),
-                f"{_TOTAL} is {total:,}, but its parts make {parts:,}",
-            )
-    elif accepted is not None and total is not None:
-        found.check(
-            accepted <= total,
-            (_ACCEPTED, _TOTAL),
-            f"{_ACCEPTED} is {accepted:,}, more than {_TOTAL}, {total:,}",
-        )
+    _read_drafts(values, _PREDICTION, found)
     names = "promptTokensCount", "predictedTokensCount", "totalTokensCount"
     prompt, predicted, both = map(values.count, names)
     found.set_tokens(prompt, None, predicted)
@@ -368,6 +356,41 @@ def _read_lm_studio(node: Node) -> RecordedRequest:
     found.stop = values.text("stopReason") or ""
     found.record = dict(values.values)
     return found
+
+
+def _read_drafts(values: Fields, names: Sequence[str], into: RecordedRequest) -> None:
+    accepted, rejected, ignored, total = map(values.count, names)
+    into.num_accepted_draft_tokens = accepted
+    if accepted is not None and rejected is not None:
+        into.num_draft_tokens = accepted + rejected
+        into.derived = ("num_draft_tokens", "draft_n")
+        if total is not None:
+            parts = accepted + rejected + (ignored or 0)
+            into.check(
+                parts == total,
+                [names[i] for i in (3, 0, 1, 2)],
+                f"{names[3]} is {total:,}, but its parts make {parts:,}",
+            )
+    elif accepted is not None and total is not None:
+        into.check(
+            accepted <= total,
+            (names[0], names[3]),
+            f"{names[0]} is {accepted:,}, more than {names[3]}, {total:,}",
+        )
+
+
+def _read_lm_studio_reply(node: Node, into: RecordedRequest) -> RecordedRequest:
+    _read_drafts(node.fields(), _REPLY, into)
+    reply = node.fields(node.owner("usage"))
+    usage, stats = reply.object("usage"), reply.object("stats")
+    if usage is not None:
+        into.set_tokens(usage.count("prompt_tokens"), None, usage.count("completion_tokens"))
+    if stats is not None:
+        if (speed := stats.number("tokens_per_second")) is not None:
+            into.timings["predicted_per_second"] = speed
+        into.stop = stats.text("stop_reason") or ""
+    into.record = dict(node.values)
+    return into
 
 
 def _read_fragments(node: Node, into: RecordedRequest) -> RecordedRequest:
@@ -386,7 +409,7 @@ def _read_fragments(node: Node, into: RecordedRequest) -> RecordedRequest:
 LM_STUDIO = Shape(
     "lm-studio",
     "LM Studio",
-    ((_ACCEPTED,), ("containsDrafted",)),
+    ((_PREDICTION[0],), (_REPLY[0],), ("containsDrafted",)),
     _read_lm_studio,
     request_of=_prediction_of,
 )

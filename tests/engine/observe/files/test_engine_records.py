@@ -221,6 +221,25 @@ def test_the_tokens_of_several_choices_are_not_those_of_each() -> None:
     assert summary(store, 0)["predicted_n"] is None
 
 
+@pytest.mark.parametrize("where", ["usage", "stats"])
+def test_a_reply_of_lm_studio_has_its_drafts_in_usage_or_stats(where: str, tmp_path: Path) -> None:
+    names = ("total", "accepted", "rejected", "ignored")
+    counts = {f"{k}_draft_tokens_count": n for k, n in zip(names, (40, 30, 8, 2), strict=True)}
+    reply: dict[str, Any] = {
+        "usage": {"prompt_tokens": 24, "completion_tokens": 53, "total_tokens": 77},
+        "stats": {"tokens_per_second": 51.5, "stop_reason": "eosFound"},
+    }
+    reply[where] |= counts
+    path = tmp_path / "reply.json"
+    path.write_text(json.dumps(reply))
+    store = TraceStore()
+    import_file(store, path)
+    (told,) = (one["told"] for one in store.runs[0]["requests"])
+    named = ("predicted_n", "draft_n", "draft_n_accepted", "predicted_per_second")
+    assert [told[name] for name in named] == [53, 38, 30, 51.5]
+    assert store.runs[0]["stops"] == ["eosFound"]
+
+
 def test_what_lm_studio_ignored_was_never_verified() -> None:
     stats = {
         "totalDraftTokensCount": 40,

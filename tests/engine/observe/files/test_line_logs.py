@@ -513,6 +513,17 @@ def test_a_log_without_times_that_is_given_twice_is_two_requests() -> None:
     assert sums(store) == (202, 120, 60, None)
 
 
+def test_times_whose_head_is_cut_away_are_those_of_the_drafts_after_them() -> None:
+    store = read(
+        "prompt eval time =     120.50 ms /    40 tokens (    3.01 ms per token)\n"
+        "       eval time =    2000.00 ms /   101 tokens (   19.80 ms per token)\n"
+        "slot print_timing: id  2 | task 9 |\n"
+        "draft acceptance rate = 0.50000 (   30 accepted /    60 generated)    <- this one\n"
+    )
+    assert told(store, *COUNTS) == [(40, 101, 60, 30, None)]
+    assert [one["slot"] for one in store.runs[0]["requests"]] == [2]
+
+
 def test_an_answer_without_drafts_between_others_has_drafted_none() -> None:
     """A server has no line of drafts that were not made."""
     done = "{head}stop processing: n_tokens = 140, truncated = 0\n"

@@ -75,6 +75,7 @@ def rules(store: TraceStore) -> list[str]:
         (EXAMPLE + EXAMPLE.replace("50", "40").replace("2.25", "2.00"), [(90, 40, 120, 50),
          (90, 40, 120, 40)], "vllm"),
         ("Output throughput: 3.1\nAccept length: 2.75\n", [(None, None, None, None)], "sglang"),
+        ("> Output throughput: 3.1\n> Average Accept length: 1.02\n", [(None,) * 4], "sglang"),
         ("#questions: 80, Throughput: 276.30 token/s, Acceptance length: 5.36",
          [(None, None, None, None)], "sglang"),
     ],

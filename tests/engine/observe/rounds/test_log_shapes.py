@@ -159,3 +159,43 @@ def test_shapes_differ_where_anything_but_a_number_does() -> None:
     assert [one.decode() for one in shapes] == [
         "a 0/ 0 b", "a 0/0 b", "a 0/ 0 b", "", "0", "x", "a 0/ 0 é", "a 0/ 0 é"
     ]  # fmt: skip
+
+
+def _words(n: int) -> list[str]:
+    letters = "abcdefghijklmnop"
+    return [" " + "".join(letters[i >> k & 15] for k in (0, 4, 8)) for i in range(n)]
+
+
+def test_lines_that_differ_in_the_text_of_a_token_are_read_by_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a long log is not read line by line: few of its lines are looked at as a whole."""
+    head, lines = "0.{:02}.{:03}.000 D ", []
+    for i, word in enumerate(_words(2000)):
+        time = head.format(i // 1000, i % 1000)
+        lines.append(
+            f"{time}slot process_toke: id  0 | task 2 | n_gen = {i + 1}, n_remaining = 9, "
+            f"next token: {i + 300:5} '{word}'"
+        )
+        chunk = f'{{"content":"{word}","draft_n":9}}'
+        lines.append(f"{time}srv    operator(): http: streamed chunk: data: {chunk}")
+    text = "\n".join([*lines, ""])
+    n_placed = 0
+    place = LogReader._place
+
+    def counted(self: LogReader, line: str, shape: bytes | None = None) -> None:
+        nonlocal n_placed
+        n_placed += 1
+        place(self, line, shape)
+
+    monkeypatch.setattr(LogReader, "_place", counted)
+    found = facts(text)
+    assert n_placed < len(lines) / 4
+    assert repr(found) == repr(by_line(monkeypatch, facts, text))
+
+
+def test_what_a_model_writes_is_not_an_entry() -> None:
+    sums = "draft acceptance = 0.5 (   30 accepted /    60 generated)"
+    line = '0.01.000.001 D srv    operator(): http: streamed chunk: data: {{"content":"{}"}}\n'
+    for n in (1, 200):
+        assert not facts(line.format(sums) * n)
