@@ -19,7 +19,7 @@ from engine.model.parts.feed_forward import (
     SwigluPart,
 )
 from engine.model.weights import Weights
-from kernels.linear import PackedWeight, PreparedRows, Rows
+from kernels.linear import PackedWeight, PreparedRows, Rows, operation_rows
 from kernels.moe import (
     RELU2,
     SWIGLU,
@@ -165,7 +165,7 @@ class Relu2:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See FeedForward."""
-        opened = relu2(self._up(x, invariant=invariant))
+        opened = operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
         return self._down(opened, invariant=invariant, residual=residual)
 
 

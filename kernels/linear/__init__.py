@@ -34,6 +34,7 @@ __all__ = [
     "linear",
     "linear_each",
     "multiply_rows",
+    "operation_rows",
     "pack",
     "pack_blocks",
     "prepare_rows",
@@ -119,6 +120,23 @@ def gated_linear(
             return found
     gate, up = linear(x, packed, invariant=invariant).chunk(2, -1)
     return operation(gate, up, *constants, invariant=invariant)
+
+
+def operation_rows(
+    operation: Callable[..., torch.Tensor],
+    operands: tuple[torch.Tensor, ...],
+    reads: Sequence[PackedWeight],
+    **exact: bool,
+) -> Rows:
+    """operation(*operands) of kernels.pointwise, operands f32 [..., in] of one shape, as rows that
+    these matrices are multiplied with (kernels.norm.rms_norm_rows). exact: its `invariant`."""
+    if runs_triton(operands[0]):
+        from kernels.linear.integer_blocks import rows_with_triton
+
+        found = rows_with_triton.operation_rows(operation.__name__, operands, reads)
+        if found is not None:
+            return found
+    return operation(*operands, **exact)
 
 
 def _linear_alone(

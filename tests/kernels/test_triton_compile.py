@@ -26,6 +26,7 @@ from kernels.linear.block_linear import with_triton as blocks_op
 from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
 from kernels.linear.integer_blocks import with_triton as integers_op
+from kernels.linear.integer_blocks.rows_with_triton import operation_rows
 from kernels.linear.packed import PackedWeight
 from kernels.moe import RELU2, SWIGLU, clamped_swiglu_activation, situ_activation, swiglu_within
 from kernels.moe import with_triton as moe
@@ -263,8 +264,9 @@ def test_products_with_what_is_done_to_their_rows(compiled, n_rows, n_in):
     out = norm.gated_rms_norm_rows(heads, heads, torch.ones(128), 1e-6, False, [joined])
     assert out.integers
     integers_op.products(normed, [packed("Q6_K", n_in)], residual=x)
+    assert operation_rows("output_gate", (x, x), [joined])
     names = [kernel.name for kernel in compiled]
-    assert names == ["_norm", "_product", "_opened", "_norm", "_product"]
+    assert names == ["_norm", "_product", "_opened", "_norm", "_product", "_quantise"]
     # room for 10 programs of one warp side by side in a multiprocessor at least
     assert all(kernel.n_registers <= 200 for kernel in compiled if kernel.name != "_norm")
 
@@ -311,13 +313,23 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     table = torch.ones(1, n_tokens, 32)
     rope.apply_rope(torch.ones(1, n_tokens, 16, 256), table, table)
     rope.rope_at_end(torch.ones(1, n_tokens, 16, 256), table, table, back=True)
+    rope.norm_and_rope(torch.ones(1, n_tokens, 16, 256), torch.ones(16, 256), 1e-6, table, table)
+    cells, numbers = torch.ones(1, 4, 512, 256), torch.zeros(n_tokens, dtype=torch.int64)
+    streams.write_cells_each(
+        ((cells, cells[:, :1, :n_tokens].transpose(1, 2)),) * 2, numbers, numbers
+    )
     pointwise.swiglu(x, x)
     norm.group_rms_norm(
         torch.ones(n_tokens, 8, 640), torch.ones(n_tokens, 8, 640), d.view(-1, 640), 1e-5
     )
     pointwise.relu2(x)
     names = [kernel.name for kernel in compiled]
-    assert names == ["_conv"] * 2 + ["_norm"] * 3 + ["_rotate"] * 2 + ["_swiglu", "_norm", "_relu2"]
+    assert names == ["_conv"] * 2 + ["_norm"] * 3 + ["_rotate"] * 3 + [
+        "_write_cells",
+        "_swiglu",
+        "_norm",
+        "_relu2",
+    ]
 
 
 @in_turn("n_tokens", [1, 3, 8, 16])
@@ -328,8 +340,12 @@ def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
     recurrence.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16), -5.0)
     recurrence.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16))
     heads.head_linear(torch.ones(1, n_tokens, 16, 128), torch.ones(16, 128, 512))
+    qk, gates = torch.ones(1, n_tokens, 32, 128), torch.ones(1, n_tokens, 32)
+    recurrence.normed_and_gated(qk, 1e-6, gates, channels[:32], channels[:32], gates)
+    pointwise.step_gates(gates, channels[:32], channels[:32])
     names = [kernel.name for kernel in compiled]
-    assert names == ["_situ", "_geglu", "_channel_gates", "_channel_gates", "_head_linear"]
+    gated = "_normed_and_gated"
+    assert names == ["_situ", "_geglu", gated, gated, "_head_linear", gated, "_step_gates"]
 
 
 @in_turn("n_tokens", [1, 3, 8, 16])
