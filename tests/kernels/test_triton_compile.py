@@ -28,7 +28,14 @@ from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
 from kernels.linear.integer_blocks import with_triton as integers_op
 from kernels.linear.integer_blocks.rows_with_triton import operation_rows
 from kernels.linear.packed import PackedWeight
-from kernels.moe import RELU2, SWIGLU, clamped_swiglu_activation, situ_activation, swiglu_within
+from kernels.moe import (
+    RELU2,
+    SWIGLU,
+    Choice,
+    clamped_swiglu_activation,
+    situ_activation,
+    swiglu_within,
+)
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
 from kernels.pointwise import with_triton as pointwise
@@ -226,9 +233,16 @@ def test_mixture_of_experts(compiled, sizes, mode):
     pairs = [(torch.ones(256, 128), torch.ones(128, 128))] * n_experts
     packed = moe.pack(pairs[0][0], pairs, mode)
     moe.experts(torch.ones(n_tokens, 128), weights, ids, packed)
-    assert [kernel.name for kernel in compiled] == ["_route", "_open", "_close", "_combine"]
+    moe.route_biased(
+        torch.ones(n_tokens, n_experts),
+        torch.ones(n_experts),
+        Choice(8, n_groups=4, n_groups_used=2),
+    )
+    sorts = ["_sort"] * (8 * n_tokens <= moe.FEW_CHOICES)
+    names = ["_route", *sorts, "_open", "_close", "_combine", "_route"]
+    assert [kernel.name for kernel in compiled] == names
     if mode == "bf16":
-        assert all("mma" in kernel.ptx for kernel in compiled[1:3])
+        assert all("mma" in kernel.ptx for kernel in compiled if kernel.name in ("_open", "_close"))
 
 
 @pytest.mark.parametrize("n_rows", [1, 4, 8])
@@ -290,7 +304,7 @@ def test_activations_of_experts(compiled, activation):
     packed = moe.pack(pairs[0][0], pairs, "f32", activation)
     weights, ids = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.int64)
     moe.experts(torch.ones(1, 128), weights, ids, packed)
-    assert [kernel.name for kernel in compiled] == ["_open", "_close", "_combine"]
+    assert [kernel.name for kernel in compiled] == ["_sort", "_open", "_close", "_combine"]
 
 
 @in_turn("n_tokens", [1, 5, 1, 5])
