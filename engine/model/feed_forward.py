@@ -188,7 +188,7 @@ class Swiglu:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See FeedForward."""
-        opened = self._gate_up.gated(x, *self._open, invariant=invariant)
+        opened = self._gate_up.gated(x, *self._open, self._down, invariant=invariant)
         return self._down(opened, invariant=invariant, residual=residual)
 
 

@@ -107,15 +107,17 @@ def gated_linear(
     operation: Callable[..., torch.Tensor],
     constants: tuple[float, ...] = (),
     *,
+    reads: Sequence[PackedWeight] = (),
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Rows:
     """operation(gate, up, *constants) of the upper and the lower half of the results of `linear`,
-    on a GPU one launch for few rows. operation: of kernels.pointwise. Returns f32 [..., out / 2].
+    on a GPU one launch for few rows. operation: of kernels.pointwise. reads: as in
+    kernels.norm.rms_norm_rows. Returns f32 [..., out / 2].
     """
     if runs_triton(x):
         from kernels.linear.integer_blocks.with_triton import opened
 
-        found = opened(x, packed, operation.__name__, constants, invariant=invariant)
+        found = opened(x, packed, operation.__name__, constants, reads=reads, invariant=invariant)
         if found is not None:
             return found
     gate, up = linear(x, packed, invariant=invariant).chunk(2, -1)

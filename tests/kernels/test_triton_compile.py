@@ -273,7 +273,8 @@ def test_products_with_what_is_done_to_their_rows(compiled, n_rows, n_in):
     gates, x = PackedWeight("f32", (64, n_in), 0, torch.ones(64, n_in)), torch.ones(1, n_rows, n_in)
     normed = norm.rms_norm_rows(x, torch.ones(n_in), 1e-6, [joined, gates])
     integers_op.products(normed, [joined, gates])
-    integers_op.opened(normed, packed("Q4_K", 18432), "swiglu", ())
+    opened = integers_op.opened(normed, packed("Q4_K", 18432), "swiglu", (), reads=[joined])
+    assert opened.integers
     heads = torch.ones(1, n_rows, 32, 128)
     out = norm.gated_rms_norm_rows(heads, heads, torch.ones(128), 1e-6, False, [joined])
     assert out.integers
@@ -281,6 +282,9 @@ def test_products_with_what_is_done_to_their_rows(compiled, n_rows, n_in):
     assert operation_rows("output_gate", (x, x), [joined])
     names = [kernel.name for kernel in compiled]
     assert names == ["_norm", "_product", "_opened", "_norm", "_product", "_quantise"]
+    # what is counted comes after what was stored
+    before, after = compiled[2].ptx.split("atom.")
+    assert before.rstrip().count("bar.") >= 1 and after.split()[0].count("acq_rel")
     # room for 10 programs of one warp side by side in a multiprocessor at least
     assert all(kernel.n_registers <= 200 for kernel in compiled if kernel.name != "_norm")
 

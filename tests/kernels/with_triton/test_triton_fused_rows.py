@@ -8,6 +8,7 @@ import torch
 
 from kernels.linear.block_parts import LONG, PreparedRows, quantise
 from kernels.linear.blocks import pack_blocks, stack_weights
+from kernels.linear.integer_blocks import counters
 from kernels.linear.integer_blocks.rows_with_triton import integer_rows, operation_rows
 from kernels.linear.integer_blocks.with_triton import integer_linear, opened, products
 from kernels.linear.packed import PackedWeight
@@ -169,3 +170,18 @@ def test_operations_are_rounded(device, name, types):
     torch.testing.assert_close(y.numbers.cpu().double(), law, rtol=1e-6, atol=1e-30)
     assert_integers(y)
     assert operation_rows(name, operands, [numbers(4, device)]) is None
+
+
+@pytest.mark.parametrize("types", READS, ids=str)
+@pytest.mark.parametrize(("n_rows", "width"), [(1, 256), (3, 768), (16, 256)])
+def test_the_last_of_a_group_of_programs_rounds_it(device, n_rows, width, types):
+    """Also a second time: counters are zeros again."""
+    x, packed = rows(n_rows, device), blocks("Q8_0", 2 * width, device)
+    reads = [pack_blocks(random_blocks(name, 4, width).to(device), name, "q8") for name in types]
+    wanted = opened(x, packed, "swiglu", ())
+    for _ in range(2):
+        y = opened(x, packed, "swiglu", (), reads=reads)
+        assert isinstance(y, PreparedRows)
+        assert torch.equal(y.numbers, wanted)
+        assert_integers(y)
+        assert not counters(x.device).any()
