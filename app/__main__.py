@@ -7,9 +7,12 @@ for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 from __future__ import annotations
 
 import argparse
+import atexit
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -20,12 +23,32 @@ from app.cli import output
 from app.cli.output import Interrupted, interrupt, on_signal
 from app.cli.parser import module_of, new_parser, split_command
 from engine.errors import DraftscopeError, OptionError
+from engine.garbage import collections_wait
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 _FILES = ("trace", "out", "json", "report", "capture")
 _REMEDY = "Check the path, its rights and the room on the disk."
+
+
+def program() -> int:
+    """`main` as a process of its own: nothing is freed at the end of a command, which would take
+    as long as a dozen passes."""
+    leaving: list[int] = []
+    atexit.register(_leave, leaving)  # before any other, so that it is called after all of them
+    status = main()
+    if "PySide6" not in sys.modules:  # Qt writes settings when its objects go
+        leaving.append(status)
+    return status
+
+
+def _leave(status: list[int]) -> None:
+    if status:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+                stream.flush()
+        os._exit(status[0])
 
 
 @output.guarded_streams()
@@ -60,14 +83,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _NoMetaKernels(MetaPathFinder, Loader):
-    """Leaves a sixth of `import torch` out: the registration of what tells shapes of results to
+    """Leaves a quarter of `import torch` out: the registration of what tells shapes of results to
     torch.compile and torch.export, which nothing here uses."""
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name == "torch._meta_registrations" else None
 
     def exec_module(self, module: ModuleType) -> None:
-        import_module("torch._prims.rng_prims")  # it would, and torch.Generator needs that
+        # it would import torch._prims.rng_prims, of which torch.Generator needs the metaclass
+        set_metaclass = getattr(sys.modules["torch._C"], "_set_generator_metaclass", None)
+        if set_metaclass is None:  # another version of torch
+            import_module("torch._prims.rng_prims")
+        else:
+            set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
 
 
 _no_meta_kernels = _NoMetaKernels()
@@ -82,7 +110,8 @@ def leave_out_meta_kernels() -> None:
 def _dispatch(argv: list[str]) -> int:
     leave_out_meta_kernels()
     name, words = split_command(argv)
-    module = import_module(module_of(name))
+    with collections_wait():
+        module = import_module(module_of(name))
     parser = new_parser(name)
     module.add_arguments(parser)
     # intermixed: options may stand between the positionals, some of which may be left out; it
@@ -111,4 +140,4 @@ def _writes_files(args: argparse.Namespace) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

@@ -203,6 +203,12 @@ def written_whole(path: Path, kind: type[DraftscopeError] = OptionError) -> Iter
         ) from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file of UTF-8 as a whole or not at all. Raises OptionError."""
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
 def check_writable(path: Path) -> None:
     """Raise OSError if `written_whole` could not write a file; nothing is left of the attempt."""
     if _stream(path) is not None:

@@ -182,15 +182,26 @@ class Fork:
         assert root.facts.options is not None
         return root.facts.options
 
-    def stages(self, options: RunOptions) -> list[Stage]:
+    def stages(self, options: RunOptions, since: RunRef | None = None) -> list[Stage]:
         """What changes at which round, in order: the forks that the parent comes of, as far as they
-        lie before this one, and this one with its options."""
+        lie before this one, and this one with its options. since: a run that it comes of, None =
+        the first one; its own fork is over then."""
         found = [Stage(self.round, options, self.seq_id, self.token, self.n_kept)]
         for run in self._line():
+            if run == since:
+                break
             at, before = run.facts.fork, run.facts.options
             if at is not None and before is not None and at.round <= self.round:
                 found.append(Stage(at.round, before, at.seq_id, at.token, at.n_kept))
         return found[::-1]
+
+    def roots(self) -> Iterator[tuple[RunRef, int]]:
+        """Runs that it comes of, and up to which round its state is that of each."""
+        for run in self._line():
+            stages = self.stages(self.options, run)
+            first = stages[0]
+            is_cut = first.token is not None or first.n_kept is not None
+            yield run, first.round - is_cut
 
     def _line(self) -> Iterator[RunRef]:
         """The parent, the run that it is a fork of, and so on to one that is none."""
@@ -213,13 +224,14 @@ class Fork:
         chain: DrafterChain,
         stages: Sequence[Stage],
         facts: RunFacts,
+        rebuilt: str,
     ) -> None:
         """Have the scheduler go on with the parts of each stage at its round. parts: those that it
-        begins with, and those of the stages. chain: the first one's."""
+        begins with, and those of the stages. chain: the first one's. rebuilt: see ForkOrigin."""
         facts.fork = ForkOrigin(
             parent=self.parent.run_id,
             round=self.round,
-            rebuilt=f"rounds 0 to {self.round - 1} decoded again",
+            rebuilt=rebuilt,
             token=self.token,
             seq_id=self.seq_id,
             n_kept=self.n_kept,
@@ -233,14 +245,14 @@ class Fork:
                     self._prepare(scheduler, stage, now, in_use)
                 elif number == stage.round:
                     self._check(scheduler, number, stages[-1] if number == self.round else None)
-                    in_use = _chain_of(parts[i + 1 :], in_use)
+                    in_use = chain_of(parts[i + 1 :], in_use)
                     facts.drafters = in_use.statistics
                     then = parts[i + 1]
                     scheduler.go_on_with(then.options, then.memory, in_use, then.grammar)
             if number >= self.round:
-                scheduler.before_round = None
+                scheduler.before_round.remove(before)
 
-        scheduler.before_round = before
+        scheduler.before_round.append(before)
 
     def _prepare(
         self, scheduler: Scheduler, stage: Stage, now: LaterParts, chain: DrafterChain
@@ -280,7 +292,7 @@ class Fork:
             )
 
 
-def _chain_of(parts: Sequence[LaterParts], before: DrafterChain) -> DrafterChain:
+def chain_of(parts: Sequence[LaterParts], before: DrafterChain) -> DrafterChain:
     """The chain of the first of these parts, in the place of another one; drafters of the others
     follow."""
     from engine.draft.adaptive import adapted

@@ -25,7 +25,7 @@ from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs, TokenDraws
 from engine.errors import ContextFullError, OptionError
-from engine.fork import Fork, LaterParts, Stage, followers_of
+from engine.fork import Fork, LaterParts, Stage, chain_of, followers_of
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
@@ -48,11 +48,13 @@ from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model, resolve_compute
 from engine.model.mtp_file import DRAFT_MTP, leave_block
+from engine.model.threads import chosen_by
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress, report_part
 from engine.run import Auditor, Run
+from engine.run_checkpoints import RunCheckpoints, unread
 from engine.sampling.grammar import Grammar, GrammarTokens, read_grammar
-from engine.trace.run_ref import same_model
+from engine.trace.run_ref import RunRef, copy_rounds, same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 from engine.warm_up import warm_up, warm_up_drafter
@@ -106,8 +108,8 @@ class Session:
     @classmethod
     def open(
         cls,
-        target: Path | str,
-        draft: Path | str | Sequence[Path | str] | None = None,
+        target: Path | str | GgufFile,
+        draft: Path | str | Sequence[Path | str | GgufFile] | None = None,
         *,
         compute: str = "auto",
         device: str = "cpu",
@@ -118,7 +120,8 @@ class Session:
         options: RunOptions | None = None,
     ) -> Session:
         """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
-        device (engine.machine.device.resolve_device). mmap: see engine.model.loader.reader_for.
+        device (engine.machine.device.resolve_device). Files that are open are closed. mmap:
+        see engine.model.loader.reader_for.
         drafts_by_mtp: of a whole model that drafts, its MTP block is used, if it has one.
         options: of the runs to come; a CUDA device without room for them is refused at once.
 
@@ -130,7 +133,10 @@ class Session:
         paths = [draft] if isinstance(draft, str | Path) else list(draft or ())
         with ExitStack() as opened:
             file, *others = (
-                opened.enter_context(GgufFile.open(path, cancelled)) for path in (target, *paths)
+                opened.enter_context(
+                    path if isinstance(path, GgufFile) else GgufFile.open(path, cancelled)
+                )
+                for path in (target, *paths)
             )
             tokenizer = Tokenizer.from_gguf(file, cancelled)
             for other in others:
@@ -144,7 +150,14 @@ class Session:
                 check_room(estimate(info, figures, runs, runs.parallel or 1, mode).sizes, there)
             total = sum(one.n_bytes for one in (file, *others))
             report = report_part(progress, 0, total) if others else progress
-            load = partial(_loaded, compute=compute, device=there, cancelled=cancelled, mmap=mmap)
+            load = partial(
+                _loaded,
+                options=options,
+                compute=compute,
+                device=there,
+                cancelled=cancelled,
+                mmap=mmap,
+            )
             model, start = load(file, progress=report, mtp=mtp), file.n_bytes
             drafts: dict[str, OpenedDraft] = {}
             its_model: HybridModel | LoadedDrafter
@@ -232,13 +245,15 @@ class Session:
         audit: Auditor | None = None,
         observer: RoundObserver | None = None,
         fork: Fork | None = None,
+        checkpoints: RunCheckpoints | None = None,
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
         GrammarFileError, and ModelFileError where the model is mapped from a file that has been
         written to.
 
         fork: decode another run's rounds again, with its options, up to a round, and go on with
-        these; not with a cache.
+        these; not with a cache. checkpoints: where it may go on from, and where those of this run
+        are kept.
 
         audit: observes the run and checks it at its end (engine.audit); observer: observes it only.
 
@@ -247,6 +262,11 @@ class Session:
         (rejection), the sampler. There are options.parallel slots then, even for fewer prompts.
         """
         trace = TraceStore() if trace is None else trace
+        why = ""
+        if fork and checkpoints:
+            restored, why = self._restored(fork, options, trace, checkpoints)
+            if restored:
+                return restored
         first = fork.begins_with() if fork else options
         """Options that the run begins with."""
         n_ctx = self.context(prompts, first)
@@ -285,10 +305,46 @@ class Session:
             observer=audit or observer,
         )
         if fork:
-            fork.attach(scheduler, parts, chain, stages, trace.runs[run_id])
+            how = f"rounds 0 to {fork.round - 1} decoded again{why}"
+            fork.attach(scheduler, parts, chain, stages, trace.runs[run_id], how)
+        if checkpoints and not cache:
+            start = fork.round if fork else 0
+            checkpoints.keep(scheduler, recorder, RunRef(trace, run_id), start)
         return Run(
             run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, audit
         )
+
+    def _restored(
+        self, fork: Fork, options: RunOptions, trace: TraceStore, checkpoints: RunCheckpoints
+    ) -> tuple[Run | None, str]:
+        """A fork that goes on from a checkpoint; None, and why there is none, where it cannot."""
+        found = checkpoints.nearest(fork)
+        if found is None:
+            return None, ", as no checkpoint before is kept"
+        source, scheduler, prompts = RunRef(trace, found.run_id), found.restored(), fork.prompts()
+        if not found.is_of(source):
+            return None, ", as the trace is another one"
+        first, memory, before = scheduler.parts
+        stages = fork.stages(options, source)
+        n_slots = min(first.parallel, len(prompts))
+        parts = [LaterParts(first, memory, before.drafters, self.grammar(first))]
+        parts += self._later(parts[0], stages, prompts, n_slots)
+        if name := unread(parts):
+            return None, f", as {name} has to read the text from its start"
+        run_id = self.begin_run(trace, options, parts[-1].memory, options.snapshots)
+        copy_rounds(source, run_id, found.round)
+        recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
+        recorder.go_on(found.progress)
+        scheduler.restart(recorder)
+        chain = chain_of(parts, before)
+        scheduler.go_on_with(first, memory, chain, parts[0].grammar)
+        trace.runs[run_id].drafters = chain.statistics
+        n = fork.round - found.round
+        how = f"replayed {n} round{'' if n == 1 else 's'}" if n else "nothing to replay"
+        how = f"restored checkpoint of round {found.round}, {how}"
+        fork.attach(scheduler, parts, chain, stages, trace.runs[run_id], how)
+        checkpoints.keep(scheduler, recorder, RunRef(trace, run_id), fork.round)
+        return Run(run_id, trace, scheduler, self.tokenizer, self.files), ""
 
     def _later(
         self, parts: LaterParts, stages: Sequence[Stage], prompts: Sequence[Prompt], n_slots: int
@@ -499,6 +555,7 @@ class Session:
                 "compute": model.compute,
                 "device": str(model.device),
                 "threads": torch.get_num_threads(),
+                **({"threads_chosen": chosen} if (chosen := chosen_by()) else {}),
                 "model": self.identity,
                 "architecture": self.config.architecture,
                 "n_ctx": memory.attention.n_ctx,
@@ -600,11 +657,16 @@ def _loaded_beside(
     return drafter
 
 
-def _loaded(file: GgufFile, progress: ReportProgress | None = None, **options: Any) -> HybridModel:
-    """See load_model; a large model is then ready to be measured."""
-    model = load_model(file, progress=progress, **options)
+def _loaded(
+    file: GgufFile,
+    progress: ReportProgress | None = None,
+    options: RunOptions | None = None,
+    **how: Any,
+) -> HybridModel:
+    """See load_model; a large model is then ready to be measured, in runs with the options."""
+    model = load_model(file, progress=progress, **how)
     if not describe(file).is_small:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
-        warm_up(model)
+        warm_up(model, is_plain=options is not None and not options.spec.types)
     return model

@@ -31,13 +31,15 @@ _N_RS_SEQ = max(WIDTHS[1:]) - 1
 _STEADY = (AttentionPart, DeltaNetPart, SwigluPart)
 
 
-def warm_up(model: HybridModel) -> None:
-    """Decode each of WIDTHS once, with the model and its MTP head, in memory of their own."""
+def warm_up(model: HybridModel, *, is_plain: bool = False) -> None:
+    """Decode each of WIDTHS once, with the model and its MTP head, in memory of their own.
+
+    is_plain: nothing is drafted, so one token at a time is enough, without the head."""
     blocks = model.config.all_blocks
     parts = [part for block in blocks for part in (*block.mixers, block.ffn) if part is not None]
     steady = all(isinstance(part, _STEADY) for part in parts)
     with watched(_ignore) if steady and uses_llvm() else nullcontext():
-        _decode(model)
+        _decode(model, is_plain)
 
 
 def warm_up_drafter(drafter: LoadedDrafter) -> None:
@@ -52,14 +54,15 @@ def _ignore(launch: Launch) -> None:
 
 
 @torch.inference_mode()
-def _decode(model: HybridModel) -> None:
+def _decode(model: HybridModel, is_plain: bool = False) -> None:
     config, n_ctx = model.config, sum(WIDTHS)
     memory = HybridMemory.for_model(
         config, 1, n_ctx, model.device, policy="planes", n_rs_seq=_N_RS_SEQ
     )
-    of_head = HybridMemory.for_head(config, 1, n_ctx, model.device) if model.head else None
+    has_head = model.head and not is_plain
+    of_head = HybridMemory.for_head(config, 1, n_ctx, model.device) if has_head else None
     start = 0
-    for width in WIDTHS:
+    for width in WIDTHS[:2] if is_plain else WIDTHS:
         (ubatch,) = memory.split([Span(0, start, [0] * width, range(width))], width, "seq")
         hidden = model.forward(ubatch, memory).hidden
         if model.head and of_head:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from app.cli.rescore import finite, opened_trace
 from engine.analysis.acceptance.breakdown import (
@@ -19,7 +20,7 @@ from engine.analysis.acceptance.breakdown import (
     Share,
     breakdown,
 )
-from engine.analysis.acceptance.significance import Logistic
+from engine.analysis.acceptance.counts import Logistic
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
 
@@ -38,15 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n"
         "  draftscope acceptance before/ after/"
     )
-    parser.add_argument("first", metavar="TRACE", type=Path, help="trace, capture, log or record")
-    parser.add_argument("second", metavar="TRACE", type=Path, nargs="?", help="another one")
-    runs = parser.add_argument_group("runs")
-    for name, which in (("--run-a", "first"), ("--run-b", "second")):
-        runs.add_argument(
-            name, type=int, metavar="N", help=f"run of the {which} (default: the first with drafts)"
-        )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(parser).add("""
+        first=TRACE  trace, capture, log or record
+        second=[TRACE]  another one
+        runs
+          --run-a N:int  run of the first (default: the first with drafts)
+          --run-b N:int  run of the second (default: the first with drafts)
+        output
+          --json  print one JSON object
+    """)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any
 
 from app.cli.bench_requests import add_decoding, progress, prompt_set
-from app.cli.common import add_compute, add_model, open_session, positive, target_path
+from app.cli.common import add_compute, add_model, open_session, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from app.cli.recorded import add_markdown
 from app.cli.run_arguments import run_options
@@ -38,37 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n  draftscope bench against model.gguf --llama-cpp ~/llama.cpp/build/bin"
     )
     model = add_model(parser)
-    model.add_argument(
-        "--llama-cpp",
-        dest="against",
-        default="",
-        metavar="FOLDER",
-        help="folder with llama-bench and llama-server (default: those of $PATH), which run in "
-        "alternation with this engine, on the same file and threads",
-    )
+    OptionLines(model).add("""
+        against=--llama-cpp FOLDER  folder with llama-bench and llama-server (default: those of
+            $PATH), which run in alternation with this engine, on the same file and threads
+    """)
+    model.set_defaults(against="")
     add_compute(model)
     add_decoding(parser)
-    add_details(parser)
-    output = parser.add_argument_group("results")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output = OptionLines(parser).add(f"""
+        against
+          --pairs N  measurements of each side, in alternation (default {_N_PAIRS})
+          --depth N  tokens in front of every forward pass (default: one here, none there)
+        results
+          --json  print one JSON object
+    """)
+    parser.set_defaults(depth=0)
     add_markdown(output)
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    """--pairs and --depth."""
-    group = parser.add_argument_group("against")
-    group.add_argument(
-        "--pairs",
-        type=positive,
-        metavar="N",
-        help=f"measurements of each side, in alternation (default {_N_PAIRS})",
-    )
-    group.add_argument(
-        "--depth",
-        type=positive,
-        metavar="N",
-        help="tokens in front of every forward pass (default: one here, none there)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
     if args.n_predict < 1:
         raise OptionError(f"-n {args.n_predict} is not a number of tokens.", "Choose one from 1.")
     args.device = "cpu"
-    args.pairs, args.depth = args.pairs or _N_PAIRS, args.depth or 0
     _, prompts = prompt_set(args, SUITES)
     options = _options(args)
     has_head = _has_head(args, target)

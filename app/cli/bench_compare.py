@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 from app.cli.bench_suite import number
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from engine.experiments.bench.suite import SuiteDiff, compare_results, read_result
 
@@ -17,10 +17,13 @@ _DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this kind."""
     parser.usage = "draftscope bench compare A B [--json]"
-    parser.add_argument(
-        "compare", nargs=2, type=Path, metavar="RESULTS", help="what `bench suite --out` wrote"
+    OptionLines(parser).add(
+        """
+        compare=RESULTS:FILE  what `bench suite --out` wrote
+        --json  print one JSON object
+        """,
+        compare={"nargs": 2},
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

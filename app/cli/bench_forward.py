@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import REPEAT, add_number, add_repeat, numbers
+from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
@@ -37,35 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compute(add_model(parser))
     what = parser.add_argument_group("what to measure")
     one = what.add_mutually_exclusive_group()
-    one.add_argument(
-        "--steps",
-        type=numbers,
-        metavar="N[,N]",
-        help=f"steps of these numbers of tokens (default {','.join(map(str, _USUAL))})",
-    )
-    one.add_argument(
-        "--splits",
-        action="store_true",
-        help="several sequences in one forward pass against one sequence per pass",
-    )
-    add_details(parser)
+    OptionLines(one).add(f"""
+        --steps N[,N]  steps of these numbers of tokens (default {",".join(map(str, _USUAL))})
+        --splits  several sequences in one forward pass against one sequence per pass
+    """)
+    one.set_defaults(steps=None)
+    OptionLines(parser).add("""
+        forward: splits and steps
+          --sequences N  splits: sequences side by side (default 5)
+          --draft N  splits: drafted tokens per sequence, verified with one more (default 3)
+          --outputs {last,all}  steps: rows whose logits are computed (default last)
+    """)
     output = parser.add_argument_group("repetitions and results")
     add_batch_invariant(output)
-    add_repeat(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    """What --splits and --steps are set by."""
-    group = parser.add_argument_group("forward: splits and steps")
-    add_number(group, "--sequences", 5, "splits: sequences side by side")
-    add_number(group, "--draft", 3, "splits: drafted tokens per sequence, verified with one more")
-    group.add_argument(
-        "--outputs",
-        choices=("last", "all"),
-        default="last",
-        help="steps: rows whose logits are computed (default %(default)s)",
-    )
+    add_results(output, "repeat", "json")
 
 
 def run(args: argparse.Namespace) -> int:

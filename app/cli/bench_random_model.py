@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import check_output, output_file
+from app.cli.common import check_output
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line
 from engine.experiments.random_models.quant_mixes import QUANTS
 from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
@@ -24,33 +25,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope bench random-model random.gguf\n"
         "  draftscope bench random-model dflash.gguf --drafter dflash"
     )
-    parser.add_argument("write_random_model", type=output_file, metavar="FILE", help="GGUF file")
-    add_details(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    """What is written."""
-    group = parser.add_argument_group("random-model: what is written")
-    group.add_argument(
-        "--arch",
-        choices=tuple(RANDOM_FAMILIES),
-        default="qwen35",
-        help="architecture (default %(default)s)",
+    group = OptionLines(parser).add(
+        """
+        write_random_model=FILE:output  GGUF file
+        random-model: what is written
+          --arch  architecture (default qwen35)
+        """,
+        arch={"choices": tuple(RANDOM_FAMILIES)},
     )
     sizes = "; ".join(f"{arch}: {', '.join(f.sizes)}" for arch, f in RANDOM_FAMILIES.items())
-    group.add_argument("--size", metavar="NAME", help=f"parameters, by default the first ({sizes})")
-    group.add_argument(
-        "--drafter",
-        choices=tuple(RANDOM_DRAFTERS),
-        help="write a drafter for a model of this architecture and size instead, for -md",
+    OptionLines(group).add(
+        f"""
+        --size NAME  parameters, by default the first ({sizes})
+        --drafter  write a drafter for a model of this architecture and size instead, for -md
+        --quant  types of the matrices (default q8_0)
+        """,
+        drafter={"choices": tuple(RANDOM_DRAFTERS)},
+        quant={"choices": QUANTS},
     )
-    group.add_argument(
-        "--quant",
-        choices=QUANTS,
-        default="q8_0",
-        help="types of the matrices (default %(default)s)",
-    )
+    OptionLines(parser).add("--json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

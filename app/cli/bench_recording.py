@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import (
     REPEAT,
-    add_decoding,
-    add_models,
-    add_repeat,
-    add_rollback,
+    add_requests,
+    add_results,
     deliver,
-    facts,
     open_bench,
     progress,
-    prompt_set,
+    report_of,
 )
 from app.cli.run import make_prompt
 from resources import SUITES
@@ -36,20 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The first prompt over and over, -n tokens whatever they are.\n\n"
         "example:\n  draftscope bench recording --demo -n 60 --spec-type draft-mtp"
     )
-    add_models(parser)
-    add_decoding(parser)
+    add_requests(parser)
     output = parser.add_argument_group("repetitions and results")
-    add_rollback(output)
-    add_repeat(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_results(output, "rollback", "repeat", "json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; after Ctrl-C, what was finished by then."""
     args.repeat = args.repeat or REPEAT
     args.ignore_eos = True  # every run is as long as -n says
-    set_name, prompts = prompt_set(args, SUITES)
-    session, configurations = open_bench(args)
+    set_name, prompts, session, configurations = open_bench(args, SUITES)
     from engine.experiments.bench.sections import bench_recording
     from engine.experiments.bench.suite import PromptSuite
 
@@ -65,24 +58,18 @@ def run(args: argparse.Namespace) -> int:
             progress(len(runs), n_all, f"{done.configuration}: {100 * done.share:.2f} %")
     finally:
         if runs:
-            report: dict[str, Any] = {
-                "kind": "draftscope bench recording",
-                "version": 1,
-                "complete": len(runs) == n_all,
-                "repeat": args.repeat,
-                **facts(args, session, set_name),
-                "prompt": prompts[0].name,
-                "configurations": [
-                    {
-                        "name": one.name,
-                        "options": asdict(one.options),
-                        "runs": [asdict(run) for run in mine],
-                        "median_share": median(run.share for run in mine),
-                    }
-                    for one in configurations
-                    if (mine := [run for run in runs if run.configuration == one.name])
-                ],
-            }
+            by_name = [
+                {
+                    "name": one.name,
+                    "options": asdict(one.options),
+                    "runs": [asdict(run) for run in mine],
+                    "median_share": median(run.share for run in mine),
+                }
+                for one in configurations
+                if (mine := [run for run in runs if run.configuration == one.name])
+            ]
+            known = {"repeat": args.repeat, "prompt": prompts[0].name, "configurations": by_name}
+            report = report_of("recording", len(runs) == n_all, args, session, set_name, **known)
             deliver(args, report, _lines(report))
     return 0
 

@@ -13,11 +13,10 @@ from app.cli.common import (
     check_output,
     draft_paths,
     open_session,
-    output_file,
-    positive,
     target_path,
 )
-from app.cli.output import json_text, print_json, print_lines, tell
+from app.cli.option_lines import OptionLines, positive
+from app.cli.output import print_json, print_lines, tell, write_json
 from app.cli.run import draft_files
 from app.cli.run_arguments import (
     add_chat,
@@ -31,7 +30,6 @@ from app.cli.run_arguments import (
 )
 from engine.experiments.bench.prompts import NamedPrompt, default_set, read_prompts
 from engine.experiments.bench.request import Configuration
-from engine.files import written_whole
 from engine.options import DRAFTERS, ROLLBACK_POLICIES, RunOptions
 
 if TYPE_CHECKING:
@@ -48,11 +46,12 @@ REPEAT = 7
 _MOST_REPEATS = 1000
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """The model, -md and what it is computed with."""
+def add_requests(parser: argparse.ArgumentParser) -> None:
+    """The model, -md, what it is computed with, and all of add_decoding."""
     model = add_model(parser)
     add_draft_model(model)
     add_compute(model)
+    add_decoding(parser)
 
 
 def add_decoding(parser: argparse.ArgumentParser) -> None:
@@ -71,42 +70,22 @@ def add_decoding(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(n_predict=N_PREDICT, parallel=1, out=None, repeat=None)
 
 
-def add_rollback(group: argparse._ArgumentGroup) -> None:
-    """--rollback, of several policies."""
-    group.add_argument(
-        "--rollback",
-        type=_policies,
-        metavar="A[,B]",
-        help=f"policies to compare: all, or {', '.join(ROLLBACK_POLICIES)}",
-    )
+_RESULTS = {
+    "rollback": f"--rollback A[,B]  policies to compare: all, or {', '.join(ROLLBACK_POLICIES)}",
+    "repeat": f"--repeat, --rounds N  repetitions; medians count (default {REPEAT}; 1 in the suite "
+    "and with slots)",
+    "out": "--out FILE:output  write the results as JSON",
+    "json": "--json  print one JSON object",
+}
 
 
-def add_repeat(group: argparse._ArgumentGroup) -> None:
-    """--repeat."""
-    group.add_argument(
-        "--repeat",
-        "--rounds",
-        type=_repeat,
-        metavar="N",
-        help=f"repetitions; medians count (default {REPEAT}; 1 in the suite and with slots)",
-    )
-
-
-def add_out(group: argparse._ArgumentGroup) -> None:
-    """--out."""
-    group.add_argument("--out", type=output_file, metavar="FILE", help="write the results as JSON")
-
-
-def numbers(text: str) -> Sequence[int]:
-    """Numbers from 1, separated by commas, each once, as an argparse type."""
-    return tuple(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
-
-
-def add_number(group: argparse._ArgumentGroup, name: str, default: int, about: str) -> None:
-    """An option that takes a number from 1."""
-    group.add_argument(
-        name, type=positive, default=default, metavar="N", help=f"{about} (default {default})"
-    )
+def add_results(group: argparse._ArgumentGroup, *names: str) -> None:
+    """Options of what is repeated and written, by name."""
+    types: dict[str, Any] = {"rollback": _policies, "rounds": _repeat}
+    for name in names:
+        own = "rounds" if name == "repeat" else name
+        more = {own: {"type": types[own]}} if own in types else {}
+        OptionLines(group).add(_RESULTS[name], **more)
 
 
 def _repeat(text: str) -> int:
@@ -128,12 +107,10 @@ def _policies(text: str) -> tuple[str, ...]:
 
 def add_prompt_set(group: argparse._ArgumentGroup) -> None:
     """--prompts."""
-    group.add_argument(
-        "--prompts",
-        metavar="SET",
-        help="general, python, in the suite also demo, or a JSON file of names and texts (default "
-        "general; with --demo demo or else python, and --ignore-eos for all but demo)",
-    )
+    OptionLines(group).add("""
+        --prompts SET  general, python, in the suite also demo, or a JSON file of names and texts
+            (default general; with --demo demo or else python, and --ignore-eos for all but demo)
+    """)
 
 
 def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str, list[NamedPrompt]]:
@@ -150,13 +127,17 @@ def set_name(args: argparse.Namespace, sets: Mapping[str, Path]) -> str:
     return name
 
 
-def open_bench(args: argparse.Namespace) -> tuple[Session, list[Configuration]]:
-    """Check the options, load the model files, list the configurations, the plain one first.
+def open_bench(
+    args: argparse.Namespace, sets: Mapping[str, Path]
+) -> tuple[str, list[NamedPrompt], Session, list[Configuration]]:
+    """Check the options, load the model files: the prompt set by name and its prompts, the session,
+    and the configurations, the plain one first.
 
     A configuration is a list of drafters with a policy, for chains and, with --spec-tree, for
     trees. Of several policies, the first possible
     drafter alone is measured, unless --spec-type says otherwise.
     """
+    chosen_set, prompts = prompt_set(args, sets)
     target = target_path(args)
     names = dict.fromkeys([*DEFAULT_DRAFTERS, *draft_paths(args)])
     chosen: Sequence[tuple[str, ...]] = [(name,) for name in names]
@@ -189,7 +170,7 @@ def open_bench(args: argparse.Namespace) -> tuple[Session, list[Configuration]]:
                 name += f" tree {','.join(map(str, args.spec_tree))}"
                 options = _options(args, types, policy, args.spec_tree)
                 configurations.append(Configuration(name, options))
-    return session, configurations
+    return chosen_set, prompts, session, configurations
 
 
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:
@@ -210,6 +191,14 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
     }
 
 
+def report_of(
+    kind: str, complete: bool, args: argparse.Namespace, session: Session, prompts: str, **own: Any
+) -> dict[str, Any]:
+    """A report: what it is of, whether all was measured, the facts, and what was measured."""
+    head = {"kind": f"draftscope bench {kind}", "version": 1, "complete": complete}
+    return {**head, **facts(args, session, prompts), **own}
+
+
 def progress(done: int, total: int, what: str) -> None:
     """Say on stderr how many of the requests are done, and what the last one was."""
     tell(f"[{done:>{len(str(total))}}/{total}] {what}", "")
@@ -225,12 +214,8 @@ def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[st
         print_json(report)
     elif lines is not None:
         print_lines((_headline(args, report), *lines))
-    if args.out is None:
-        return
-    text = json_text(report) + "\n"
-    with written_whole(args.out) as part:
-        part.write_text(text, encoding="utf-8")
-    tell(f"results written to {args.out}")
+    if args.out is not None:
+        write_json(args.out, report)
 
 
 def _headline(args: argparse.Namespace, report: dict[str, Any]) -> str:

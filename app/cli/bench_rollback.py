@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import REPEAT, add_number, add_repeat, add_rollback, numbers
-from app.cli.common import add_threads, positive
+from app.cli.bench_requests import REPEAT, add_results
+from app.cli.common import add_threads
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line
 from app.cli.run_arguments import add_options
 from engine.errors import OptionError
@@ -33,36 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "draftscope bench rollback [--rollback A[,B]] [options]"
     parser.epilog = "example:\n  draftscope bench rollback --widths 1,4,8 --threads 1"
     what = parser.add_argument_group("what to measure")
-    add_rollback(what)
+    add_results(what, "rollback")
     add_options(what, [one for one in options_in(RunOptions) if one.field == "n_rs_seq"])
-    add_details(parser)
+    OptionLines(parser).add("""
+        rollback: made-up states
+          --heads N  value heads of a layer (default 16)
+          --dim N  dimension of a head; a state is dim x dim (default 128)
+          --layers N  recurrent layers (default 18)
+          --conv-dim N  channels of the convolution: queries, keys and values (default 6144)
+          --widths N[,N]  tokens verified in one round (default 1,4,8,16,64)
+          --keep N  how many of them are accepted (default: half, at least one)
+    """)
     output = parser.add_argument_group("repetitions and results")
     add_threads(output)
-    add_repeat(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_results(output, "repeat", "json")
     parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES))
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    """The sizes of the states, and the widths."""
-    group = parser.add_argument_group("rollback: made-up states")
-    add_number(group, "--heads", 16, "value heads of a layer")
-    add_number(group, "--dim", 128, "dimension of a head; a state is dim x dim")
-    add_number(group, "--layers", 18, "recurrent layers")
-    add_number(group, "--conv-dim", 6144, "channels of the convolution: queries, keys and values")
-    group.add_argument(
-        "--widths",
-        type=numbers,
-        default=(1, 4, 8, 16, 64),
-        metavar="N[,N]",
-        help="tokens verified in one round (default 1,4,8,16,64)",
-    )
-    group.add_argument(
-        "--keep",
-        type=positive,
-        metavar="N",
-        help="how many of them are accepted (default: half, at least one)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:

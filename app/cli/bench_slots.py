@@ -5,21 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.cli.bench_requests import (
-    add_decoding,
-    add_models,
-    add_out,
-    add_repeat,
-    add_rollback,
+    add_requests,
+    add_results,
     deliver,
-    facts,
-    numbers,
     open_bench,
     progress,
-    prompt_set,
+    report_of,
 )
+from app.cli.option_lines import OptionLines
 from engine.errors import OptionError
 from resources import SUITES
 
@@ -35,29 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this kind."""
     parser.usage = "draftscope bench slots (MODEL | --demo) [--slots N[,N]] [options]"
     parser.epilog = "example:\n  draftscope bench slots --demo --slots 1,5 --spec-type draft-mtp"
-    add_models(parser)
-    add_decoding(parser)
-    output = parser.add_argument_group("repetitions and results")
-    output.add_argument(
-        "--slots",
-        type=numbers,
-        default=_USUAL,
-        metavar="N[,N]",
-        help="requests side by side: aggregate speed, and its ratio to the first number "
-        f"(default {','.join(map(str, _USUAL))})",
-    )
-    add_rollback(output)
-    add_repeat(output)
-    add_out(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_requests(parser)
+    output = OptionLines(parser).add(f"""
+        repetitions and results
+          --slots N[,N]  requests side by side: aggregate speed, and its ratio to the first number
+              (default {",".join(map(str, _USUAL))})
+    """)
+    add_results(output, "rollback", "repeat", "out", "json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write; after Ctrl-C, what was finished by then."""
     if max(args.slots) > _MOST:
         raise OptionError(f"--slots {max(args.slots)} is above {_MOST}.", "Choose fewer slots.")
-    set_name, prompts = prompt_set(args, SUITES)
-    session, configurations = open_bench(args)
+    set_name, prompts, session, configurations = open_bench(args, SUITES)
     from engine.experiments.bench.request import bench_slots
 
     rows: list[SlotRow] = []
@@ -74,14 +61,8 @@ def run(args: argparse.Namespace) -> int:
             progress(len(rows), n_all, f"{row.configuration}, {row.n_slots} slots")
     finally:
         if rows:
-            report: dict[str, Any] = {
-                "kind": "draftscope bench slots",
-                "version": 1,
-                "complete": len(rows) == n_all,
-                **facts(args, session, set_name),
-                "options": asdict(configurations[-1].options),
-                "rows": [asdict(row) for row in rows],
-            }
+            known = {"options": asdict(configurations[-1].options), "rows": list(map(asdict, rows))}
+            report = report_of("slots", len(rows) == n_all, args, session, set_name, **known)
             deliver(args, report, _lines(rows))
     return 0
 

@@ -9,18 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import (
-    add_decoding,
-    add_models,
-    add_repeat,
-    add_rollback,
-    deliver,
-    facts,
-    open_bench,
-    progress,
-    prompt_set,
-)
+from app.cli.bench_requests import add_requests, add_results, deliver, facts, open_bench, progress
+from app.cli.option_lines import OptionLines
 from app.cli.output import tell
+from app.cli.parser import KINDS
 from app.cli.recorded import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
@@ -41,26 +33,27 @@ _OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this kind."""
-    parser.usage = "draftscope bench suite (MODEL | --demo) [options]"
+    parser.usage = "draftscope bench [KIND] (MODEL | --demo) [options]"
+    kinds = "\n".join(f"  {kind:<14} {about}" for kind, about in KINDS["bench"].items())
     parser.epilog = (
+        "kinds of measurement, the suite without any (draftscope bench KIND --help):\n"
+        f"{kinds}\n\n"
         "examples:\n"
         "  draftscope bench suite --demo\n"
         "  draftscope bench suite model.gguf --spec-type draft-mtp --out a\n"
-        "  draftscope bench suite model.gguf --spec-type draft-mtp --rollback all"
+        "  draftscope bench suite model.gguf --spec-type draft-mtp --rollback all\n"
+        "  draftscope bench w1 --demo --spec-type draft-mtp\n"
+        "  draftscope bench forward model.gguf --steps 1,2,4,8,16,128,512"
     )
-    add_models(parser)
-    add_decoding(parser)
+    add_requests(parser)
     output = parser.add_argument_group("repetitions and results")
-    add_rollback(output)
-    add_repeat(output)
-    output.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder of the results, which the window and `bench compare` read; the same command "
-        "goes on where an earlier one stopped. A name that ends in .json: JSON, at the end",
-    )
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_results(output, "rollback", "repeat")
+    OptionLines(output).add("""
+        --out DIR  folder of the results, which the window and `bench compare` read; the same
+            command goes on where an earlier one stopped. A name that ends in .json: JSON, at the
+            end
+        --json  print one JSON object
+    """)
     add_report(output)
 
 
@@ -69,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     check_report(args)
     args.repeat = args.repeat or 1
     args.folder, args.out = _folder_and_file(args.out)
-    set_name, named = prompt_set(args, SUITES)
-    session, configurations = open_bench(args)
+    set_name, named, session, configurations = open_bench(args, SUITES)
     from engine.experiments.bench.suite import PromptSuite
 
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]

@@ -8,15 +8,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import (
-    add_decoding,
-    add_models,
-    add_out,
-    add_rollback,
+    add_requests,
+    add_results,
     deliver,
-    facts,
     open_bench,
     progress,
-    prompt_set,
+    report_of,
 )
 from app.cli.run_arguments import add_cache, cache_options
 from engine.errors import OptionError
@@ -26,40 +23,22 @@ if TYPE_CHECKING:
     from engine.experiments.bench.workload import Workload
 
 _LINE = "{:<12} {:>7} {:>7} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>6} {:>7}"
-_HEADS = (
-    "turn",
-    "prompt",
-    "cached",
-    "processed",
-    "tokens",
-    "drafts",
-    "drafted",
-    "accepted",
-    "rejected",
-    "restores",
-    "dupl.",
-    "tok/s",
-)
+_HEADS = "turn prompt cached processed tokens drafts drafted accepted rejected restores dupl. tok/s"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this kind."""
     parser.usage = "draftscope bench w1 (MODEL | --demo) [options]"
     parser.epilog = "example:\n  draftscope bench w1 --demo --spec-type draft-mtp"
-    add_models(parser)
-    add_decoding(parser)
+    add_requests(parser)
     add_cache(parser, "on by default")
-    output = parser.add_argument_group("results")
-    add_rollback(output)
-    add_out(output)
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    add_results(parser.add_argument_group("results"), "rollback", "out", "json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Hold the conversation in every configuration, print and write what was finished."""
     cached = cache_options(args)
-    set_name, messages = prompt_set(args, CONVERSATIONS)
-    session, configurations = open_bench(args)
+    set_name, messages, session, configurations = open_bench(args, CONVERSATIONS)
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")
     from engine.decode.held_sequences import PromptCache
@@ -85,14 +64,9 @@ def run(args: argparse.Namespace) -> int:
                 progress(n_done, n_all, f"{turn.turn}, {name}: {turn.tokens} tokens")
     finally:
         if n_done:
-            report: dict[str, Any] = {
-                "kind": "draftscope bench w1",
-                "version": 1,
-                "complete": n_done == n_all,
-                "cache": asdict(cached) if cached else None,
-                **facts(args, session, set_name),
-                "configurations": [_facts(one, conversations[0]) for one in conversations],
-            }
+            turns = [_facts(one, conversations[0]) for one in conversations]
+            known = {"cache": asdict(cached) if cached else None, "configurations": turns}
+            report = report_of("w1", n_done == n_all, args, session, set_name, **known)
             deliver(args, report, _lines(report))
     return 0
 
@@ -117,7 +91,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield ""
         same = f"{one['num_same']} of {len(one['turns'])} answers are those of plain decoding"
         yield f"{one['name']}: {same}"
-        yield _LINE.format(*_HEADS)
+        yield _LINE.format(*_HEADS.split())
         for turn in one["turns"]:
             counters = (turn[name] for name in one["totals"])
             yield _LINE.format(turn["turn"], *counters, f"{turn['tokens_per_second']:.1f}")

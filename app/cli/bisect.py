@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_model, output_file, positive, target_path
+from app.cli.common import add_model, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, print_json, print_lines, show_progress, tell
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bisect import progress_file
-from engine.files import written_whole
+from engine.files import write_text
 
 if TYPE_CHECKING:
     from engine.experiments.bisect.history import Revision
@@ -45,80 +46,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "    --judge-command './my_test {}/lib'"
     )
     add_model(parser)
-    history = parser.add_argument_group("history")
-    history.add_argument("--repo", type=Path, metavar="DIR", help="clone of llama.cpp")
-    history.add_argument("--good", metavar="REV", help="commit that is right")
-    history.add_argument("--bad", metavar="REV", help="later commit that is wrong")
-    history.add_argument(
-        "--builds",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        help="builds from the oldest to the newest in place of a repository",
-    )
-    history.add_argument(
-        "--skip",
-        action="append",
-        default=[],
-        metavar="REV",
-        help="leave out a commit, or those of A..B; repeatable",
-    )
-    build = parser.add_argument_group("builds")
-    build.add_argument(
-        "--cmake-args", default="", metavar="WORDS", help="options of CMake in addition to ours"
-    )
-    build.add_argument(
-        "--target", default="llama", metavar="NAME", help="what is built (default %(default)s)"
-    )
-    build.add_argument(
-        "-j", "--jobs", type=positive, metavar="N", help="compilers at once (default: all cores)"
-    )
-    build.add_argument(
-        "--build-limit",
-        type=positive,
-        default=3600,
-        metavar="S",
-        help="seconds for one build (default %(default)s)",
-    )
-    judge = parser.add_argument_group("judge")
-    judge.add_argument(
-        "--judge",
-        default="check-rollback",
-        metavar="WORDS",
-        help="check-rollback or compare with options, as "
-        '"check-rollback --depths 3" (default: check-rollback)',
-    )
-    judge.add_argument(
-        "--request",
-        metavar="FILE[:N]",
-        help="judge by the N-th request of a capture (observe --capture; default 1)",
-    )
-    judge.add_argument(
-        "--judge-command",
-        metavar="COMMAND",
-        help="judge by a command's exit status: 0 right, 125 skip, others wrong; {} is the build",
-    )
-    judge.add_argument(
-        "--judge-limit",
-        type=positive,
-        default=600,
-        metavar="S",
-        help="seconds for judging one build (default %(default)s)",
-    )
-    search = parser.add_argument_group("search")
-    search.add_argument(
-        "--work",
-        type=Path,
-        metavar="DIR",
-        help="folder of the work tree, the builds and the verdicts (default: in the cache folder)",
-    )
-    search.add_argument(
-        "--retry-skipped", action="store_true", help="try again what could not be judged before"
-    )
-    search.add_argument("--json", action="store_true", help="print one JSON object")
-    search.add_argument(
-        "--markdown", type=output_file, metavar="FILE", help="write a report as Markdown"
-    )
+    OptionLines(parser).add("""
+        history
+          --repo DIR  clone of llama.cpp
+          --good REV  commit that is right
+          --bad REV  later commit that is wrong
+          --builds DIR [DIR ...]  builds from the oldest to the newest in place of a repository
+          --skip REV*  leave out a commit, or those of A..B; repeatable
+        builds
+          --cmake-args WORDS  options of CMake in addition to ours
+          --target NAME  what is built (default llama)
+          -j, --jobs N  compilers at once (default: all cores)
+          --build-limit S  seconds for one build (default 3600)
+        judge
+          --judge WORDS  check-rollback or compare with options, as "check-rollback --depths 3"
+              (default: check-rollback)
+          --request FILE[:N]  judge by the N-th request of a capture (observe --capture; default 1)
+          --judge-command COMMAND  judge by a command's exit status: 0 right, 125 skip, others
+              wrong; {} is the build
+          --judge-limit S  seconds for judging one build (default 600)
+        search
+          --work DIR  folder of the work tree, the builds and the verdicts (default: in the cache
+              folder)
+          --retry-skipped  try again what could not be judged before
+          --json  print one JSON object
+          --markdown FILE:output  write a report as Markdown
+    """)
+    parser.set_defaults(cmake_args="", judge="check-rollback")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -154,10 +108,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     again = shlex.join(["draftscope", *args.words])
     if args.markdown is not None:
-        with written_whole(args.markdown) as part:
-            part.write_text(
-                report.markdown(search, "Which commit broke rollback", again), encoding="utf-8"
-            )
+        write_text(args.markdown, report.markdown(search, "Which commit broke rollback", again))
     _begin(search, None)
     if args.json:
         print_json(report.as_json(search))
@@ -176,8 +127,7 @@ def _begin(search: Search, revision: Revision | None) -> None:
         show_progress(now)
     path = progress_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as part:
-        part.write_text("\n".join(report.progress(search, now)), encoding="utf-8")
+    write_text(path, "\n".join(report.progress(search, now)))
 
 
 def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]:

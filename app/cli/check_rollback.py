@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_lane_output, add_model, add_threads, check_files, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_llama_library, add_options, options_from
-from engine.files import check_writable, written_whole
+from engine.files import check_writable, write_text
 from engine.option_fields import grouped, words_of
 from engine.options.llama_cpp import GateOptions
 from engine.trace.store import TraceStore
@@ -63,19 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads(model)
     test = parser.add_argument_group("test")
     add_options(test, own.values())
-    test.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="play this scenario or script alone; repeat it for several",
-    )
-    test.add_argument("--strict", action="store_true", help="fail for known defects too")
+    OptionLines(test).add("""
+        --only NAME*  play this scenario or script alone; repeat it for several
+        --strict  fail for known defects too
+    """)
     output = add_lane_output(parser, "the trace of all lanes")
-    output.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
-    output.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write a summary of five lines"
-    )
+    OptionLines(output).add("""
+        --junit FILE  write the checks as JUnit XML
+        --markdown FILE  write a summary of five lines
+    """)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,8 +121,7 @@ def run(args: argparse.Namespace) -> int:
     gate = Gate(checked, baseline, version, target.name, words, args.strict)
     for path, text in ((args.junit, junit), (args.markdown, markdown)):
         if path is not None:
-            with written_whole(path) as part:
-                part.write_text(text(gate), encoding="utf-8")
+            write_text(path, text(gate))
     if args.json:
         print_json(
             {

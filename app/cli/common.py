@@ -1,25 +1,32 @@
-"""Arguments that several subcommands take, the types of their values, and model files loaded."""
+"""Arguments that several subcommands take, model files loaded, and servers that are named."""
 
 from __future__ import annotations
 
 import argparse
 import gc
-import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
-from app.cli.output import is_terminal, show_progress
-from engine.errors import OptionError
+from app.cli.option_lines import OptionLines
+from app.cli.output import is_terminal, note, show_below, show_progress
+from engine.errors import ApiKeyError, OptionError
 from engine.files import check_writable, decoded, unreadable, user_text
+from engine.garbage import collections_wait
 from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO
 from engine.progress import ReportProgress
 from engine.size_text import size_text
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 if TYPE_CHECKING:
+    from engine.gguf.file import GgufFile
+    from engine.observe.rounds.observed_run import ServerFacts
+    from engine.observe.server.client import ServerClient
+    from engine.observe.server.limits import TimeLimits
     from engine.options import RunOptions
     from engine.session import Session
 
@@ -30,12 +37,12 @@ _MOST_TEXT = 16 << 20
 
 def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Positional MODEL, -m and --demo. Returns their group for further options."""
-    group = parser.add_argument_group("model")
-    group.add_argument("model", metavar="MODEL", nargs="?", type=Path, help="GGUF file")
-    group.add_argument(
-        "-m", "--model", dest="model_option", metavar="FILE", type=Path, help="the same as MODEL"
-    )
-    group.add_argument("--demo", action="store_true", help="use the bundled demo model")
+    group = OptionLines(parser).add("""
+        model
+          model=[MODEL]  GGUF file
+          model_option=-m, --model FILE  the same as MODEL
+          --demo  use the bundled demo model
+    """)
     return group
 
 
@@ -71,80 +78,33 @@ def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
 
 def add_compute(group: argparse._ArgumentGroup) -> None:
     """--compute, --mmap, --device and --threads."""
-    group.add_argument(
-        "--compute",
-        default="auto",
-        metavar="MODE",
-        help="arithmetic of the weights (default auto); states are always f32. "
-        + "; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items()),
-    )
-    group.add_argument(
-        "--mmap", action=argparse.BooleanOptionalAction, help=f"{MMAP_ABOUT} (default: {MMAP_AUTO})"
-    )
-    group.add_argument(
-        "-dev",
-        "--device",
-        default="auto",
-        metavar="NAME",
-        help="where models run: auto, cpu, cuda, cuda:N or a part of a CUDA device's name (default "
-        "auto: a CUDA device if there is one)",
-    )
+    OptionLines(group).add(f"""
+        --compute MODE  arithmetic of the weights (default auto); states are always f32.
+            {"; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items())}
+        --[no-]mmap  {MMAP_ABOUT} (default: {MMAP_AUTO})
+        -dev, --device NAME  where models run: auto, cpu, cuda, cuda:N or a part of a CUDA device's
+            name (default auto: a CUDA device if there is one)
+    """)
     add_threads(group)
 
 
 def add_threads(group: argparse._ArgumentGroup) -> None:
     """--threads."""
-    group.add_argument(
-        "-t",
-        "--threads",
-        type=positive,
-        metavar="N",
-        help="CPU threads (default: all cores, one for a small model)",
-    )
+    OptionLines(group).add("""
+        -t, --threads N  CPU threads (default: all cores; for a small model what was fastest in a
+            short trial when it was first opened)
+    """)
 
 
 def add_lane_output(parser: argparse.ArgumentParser, what: str) -> argparse._ArgumentGroup:
     """--json and --trace of a command that makes lanes. what: the trace that is written. Returns
     their group for further options."""
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="DIR",
-        help=f"write {what} as CSV files; replaces an earlier export",
-    )
+    output = OptionLines(parser).add(f"""
+        output
+          --json  print one JSON object
+          --trace DIR  write {what} as CSV files; replaces an earlier export
+    """)
     return output
-
-
-def positive(text: str) -> int:
-    """A whole number from 1, as an argparse type."""
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return number
-
-
-def finite_number(text: str) -> float:
-    """A finite number, as an argparse type."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return number
-
-
-def token_ids(text: str) -> tuple[int, ...]:
-    """Token ids separated by commas or spaces, as an argparse type."""
-    words = text.replace(",", " ").split()
-    if not words:
-        raise argparse.ArgumentTypeError("there is no token id")
-    for word in words:
-        if not (word.isascii() and word.isdigit() and len(word) < 10):
-            raise argparse.ArgumentTypeError(f"{word!r} is not a token id")
-    return tuple(map(int, words))
 
 
 def read_text(source: Path | None) -> str:
@@ -159,13 +119,6 @@ def read_text(source: Path | None) -> str:
     if len(raw) > _MOST_TEXT:
         raise OptionError(f"{name} gives more than {size_text(_MOST_TEXT)}.", "Give less text.")
     return decoded(raw, name)
-
-
-def output_file(text: str) -> Path:
-    """A file to write, as an argparse type."""
-    if text.endswith(("/", "/.", "/..", os.sep)):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is a folder")
-    return Path(text)
 
 
 def check_output(path: Path, option: str) -> None:
@@ -203,9 +156,11 @@ def loading_line() -> ReportProgress | None:
     return progress
 
 
-def check_files(target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = False) -> None:
+def check_files(
+    target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = False
+) -> tuple[GgufFile, list[GgufFile]]:
     """Refuse files that cannot be used at once, before torch takes its time to be imported. by_mtp:
-    see check_draft.
+    see check_draft. The files stay open as long as they are wanted.
 
     Raises what Session.open would: ModelFileError, UnsupportedModelError,
     VocabularyMismatchError.
@@ -215,13 +170,16 @@ def check_files(target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = Fal
     from engine.gguf.tokenizer import Tokenizer
     from engine.model.info import describe
 
-    with GgufFile.open(target) as file:
+    with ExitStack() as opened:
+        file = opened.enter_context(GgufFile.open(target))
         describe(file)
         tokenizer = Tokenizer.from_gguf(file) if drafts else None
-        for path in drafts:
-            with GgufFile.open(path) as draft:
-                assert tokenizer is not None
-                check_draft(file, tokenizer, draft, by_mtp=by_mtp)
+        others = [opened.enter_context(GgufFile.open(path)) for path in drafts]
+        for draft in others:
+            assert tokenizer is not None
+            check_draft(file, tokenizer, draft, by_mtp=by_mtp)
+        opened.pop_all()
+    return file, others
 
 
 def open_session(
@@ -236,20 +194,89 @@ def open_session(
     Raises what Session.open does.
     """
     by_mtp = drafts_by_mtp(getattr(args, "spec_type", None) or ())
-    check_files(target, drafts, by_mtp=by_mtp)
-    from engine.model.threads import use_threads
-    from engine.session import Session
+    with collections_wait():
+        files = check_files(target, drafts, by_mtp=by_mtp)
+        from engine.session import Session
+        from engine.thread_trial import choose_threads
 
-    gc.freeze()  # the modules stay: a full collection takes 5 instead of 130 ms of a run
-    session = Session.open(
-        target,
-        drafts,
-        compute=args.compute,
-        device=args.device,
-        mmap=args.mmap,
-        drafts_by_mtp=by_mtp,
-        progress=loading_line(),
-        options=options,
-    )
-    use_threads(args.threads, session.info)
+        session = Session.open(
+            *files,
+            compute=args.compute,
+            device=args.device,
+            mmap=args.mmap,
+            drafts_by_mtp=by_mtp,
+            progress=loading_line(),
+            options=options,
+        )
+        gc.freeze()  # what is there stays: a full collection takes 5 instead of 130 ms of a run
+    choose_threads(args.threads, session.info, session.model)
     return session
+
+
+_FIRST_LINE_S = 4.0
+"""When a wait is first shown where no line can be replaced, then at twice the time, seconds."""
+
+
+def add_key(group: argparse._ArgumentGroup) -> None:
+    """--api-key-env."""
+    OptionLines(group).add("""
+        --api-key-env NAME  environment variable that holds the API key (default: the key that the
+            system's keyring has for this address, if the server asks for one)
+    """)
+
+
+def connect(
+    url: str, key_env: str | None, limits: TimeLimits, model: str = ""
+) -> tuple[ServerClient, ServerFacts]:
+    """The client, and what the server says of itself once it has loaded its model. key_env: the
+    variable with the API key, None for the keyring's. model: which of its models is meant, empty
+    where that need not be said. Raises OptionError and ServerError."""
+    from engine.observe.server.address import stored_key
+    from engine.observe.server.client import ServerClient
+
+    key = None
+    if key_env is not None:
+        key = os.environ.get(key_env)
+        if not key:
+            raise OptionError(f"The environment has no {key_env[:80]}.", "Set it to the API key.")
+    line = _WaitingLine()
+    client = ServerClient(url, key, limits, line.show, model)
+    try:
+        try:
+            return client, client.facts()
+        except ApiKeyError:
+            client.close()
+            key = None if key_env is not None else stored_key(client.address)
+            if key is None:
+                raise
+            client = ServerClient(url, key, limits, line.show, model)
+            return client, client.facts()
+    except BaseException:
+        client.close()
+        raise
+    finally:
+        line.show("")
+
+
+class _WaitingLine:
+    """A wait for a server: on a terminal a line that counts, below what is there; elsewhere a line
+    from time to time."""
+
+    def __init__(self) -> None:
+        self._what, self._since, self._again_s = "", 0.0, 0.0
+        self._shown = ""
+
+    def show(self, sentence: str) -> None:
+        """Say it in place of what was said last; an empty one takes that away."""
+        if is_terminal(sys.stderr):
+            if sentence != self._shown:
+                self._shown = sentence
+                show_below(sentence)
+            return
+        counted = sentence.rpartition(", ")[0]
+        if (counted or sentence) != self._what:
+            self._what, self._since = counted or sentence, perf_counter()
+            self._again_s = _FIRST_LINE_S if counted else 0.0
+        if sentence and perf_counter() - self._since >= self._again_s:
+            self._again_s = max(2 * self._again_s, _FIRST_LINE_S)
+            note(sentence)

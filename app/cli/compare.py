@@ -12,11 +12,10 @@ from app.cli.common import (
     add_lane_output,
     add_model,
     draft_paths,
-    finite_number,
     open_session,
-    positive,
     target_path,
 )
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines, tell
 from app.cli.recorded import (
     add_report,
@@ -94,49 +93,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = add_model(parser)
     add_draft_model(model)
     add_compute(model)
-    lanes = parser.add_argument_group("lanes")
-    lanes.add_argument(
-        "--lane",
-        dest="lanes",
-        action="append",
-        default=[],
-        metavar="SPEC",
-        help="POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay, ubatch, "
-        "checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and the words "
-        "batch-invariant, free (drafts and accepts on its own until it forks) and forks (copies of "
-        "each sequence go on in turns with it, in batches of changing order); `llama.cpp` (or "
-        "`peer`) for llama.cpp on the same file, with three lanes that round as it does and show "
-        "what that explains; `llama.cpp,rollback=planes[,n_rs_seq=K][,step=N][,undo=batch]"
-        "[,show-planes]`, `llama.cpp,rollback=checkpoint[,device]` and `llama.cpp,rollback=noise` "
-        "for its own rollback, measured against llama.cpp token by token; `noise,key=value…` for "
-        "further batch shapes. Repeatable (default: checkpoint, planes and "
-        "carry,forks). The reference and noise lanes are always there",
-    )
+    lanes = OptionLines(parser).add("""
+        lanes
+          lanes=--lane SPEC*  POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay,
+              ubatch, checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and
+              the words batch-invariant, free (drafts and accepts on its own until it forks) and
+              forks (copies of each sequence go on in turns with it, in batches of changing order);
+              `llama.cpp` (or `peer`) for llama.cpp on the same file, with three lanes that round as
+              it does and show what that explains;
+              `llama.cpp,rollback=planes[,n_rs_seq=K][,step=N][,undo=batch][,show-planes]`,
+              `llama.cpp,rollback=checkpoint[,device]` and `llama.cpp,rollback=noise` for its own
+              rollback, measured against llama.cpp token by token; `noise,key=value…` for further
+              batch shapes. Repeatable (default: checkpoint, planes and carry,forks). The reference
+              and noise lanes are always there
+    """)
     add_llama_library(lanes)
-    lanes.add_argument(
-        "--bound",
-        type=finite_number,
-        metavar="NMSE",
-        help="error of the logits that a lane may reach (default: what the noise lane explains)",
-    )
-    lanes.add_argument(
-        "--draft-accept",
-        type=_counts,
-        metavar="K[,K…]",
-        help="draft by script: tokens that are right in the first, second, … draft, over and "
-        "over; drafts have --spec-draft-n-max tokens",
+    OptionLines(lanes).add(
+        """
+        --bound NMSE:number  error of the logits that a lane may reach (default: what the noise lane
+            explains)
+        --draft-accept K[,K…]  draft by script: tokens that are right in the first, second, … draft,
+            over and over; drafts have --spec-draft-n-max tokens
+        """,
+        draft_accept={"type": _counts},
     )
     add_scenarios(parser)
     add_prompts(parser)
     add_sampling(parser)
     add_speculation(parser)
-    memory = parser.add_argument_group("memory and batches")
-    memory.add_argument(
-        "--parallel",
-        type=positive,
-        metavar="N",
-        help="sequences decoded side by side; further prompts wait (default: all)",
-    )
+    memory = OptionLines(parser).add("""
+        memory and batches
+          --parallel N  sequences decoded side by side; further prompts wait (default: all)
+    """)
     add_sizes(memory)
     add_batch_invariant(memory)
     add_report(add_lane_output(parser, "the trace of all lanes"))
@@ -302,14 +290,12 @@ def _loaded(session: Session) -> dict[str, str]:
 
 def add_scenarios(parser: argparse.ArgumentParser) -> None:
     """--scenario and --list-scenarios."""
-    group = parser.add_argument_group("scenarios")
-    group.add_argument(
-        "--scenario",
-        metavar="NAME",
-        help="prompt, options and lanes that provoke a known failure on the demo model; lanes of "
-        "llama.cpp (--lane) may join",
-    )
-    group.add_argument("--list-scenarios", action="store_true", help="name them and leave")
+    OptionLines(parser).add("""
+        scenarios
+          --scenario NAME  prompt, options and lanes that provoke a known failure on the demo model;
+              lanes of llama.cpp (--lane) may join
+          --list-scenarios  name them and leave
+    """)
 
 
 def list_scenarios() -> Iterator[str]:

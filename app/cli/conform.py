@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
-from app.cli.common import positive
+from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, print_json, print_line, print_lines, show_progress, tell
 from engine.errors import OptionError
-from engine.files import written_whole
+from engine.files import write_text
 
 _CHECKS = (
     "depths",
@@ -32,63 +31,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = "draftscope conform TARGET [--only KERNEL] [--checks A,B] [options]"
     parser.epilog = (
-        "TARGET is vllm, sglang, fla or draftscope, a wheel or a folder of such a package, or\n"
-        "FILE.py:FUNCTION with an adapter of your own. Kernels run on CUDA where there is a\n"
-        "device, else in Triton's interpreter; nothing of the engine around them is imported.\n"
+        "TARGET is vllm, sglang, fla, flashinfer, causal_conv1d, mamba_ssm or draftscope, a wheel\n"
+        "or a folder of such a package, or FILE.py:FUNCTION with an adapter of your own. Kernels\n"
+        "run on CUDA where there is a device, else in Triton's interpreter; nothing of the engine\n"
+        "around them is imported.\n"
         "`draftscope help conform` explains the checks, the causes, and adapters.\n\n"
         "exit status: 0 all checks pass, 1 a check found an error, 2 wrong usage\n\n"
         "examples:\n"
         "  draftscope conform vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl\n"
         "  draftscope conform my_kernel.py:adapter --junit conform.xml"
     )
-    parser.add_argument("target", metavar="TARGET", help="package, wheel, folder or adapter")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="KERNEL",
-        help="check this kernel alone; repeat it for several",
+    OptionLines(parser).add(
+        f"""
+        target=TARGET  package, wheel, folder or adapter
+        --only KERNEL*  check this kernel alone; repeat it for several
+        --checks A[,B]  of {", ".join(_CHECKS)} (default: all)
+        --seed N  draws shapes, inputs and rounds (default 1)
+        --device {{auto,cpu,cuda}}  cpu is Triton's interpreter (default: cuda where there is one)
+        --limit S  seconds for one check of one kernel (default 120)
+        --force  play a version that has not been tried
+        --json  print one JSON object
+        --markdown FILE  write the table as Markdown
+        --html FILE  write a report as one HTML page
+        --script FILE.pyz:FILE  write a script that plays the first fault again with torch and
+            triton alone
+        --junit FILE  write the checks as JUnit XML
+        """,
+        checks={"type": _checks},
     )
-    parser.add_argument(
-        "--checks",
-        type=_checks,
-        default=_CHECKS,
-        metavar="A[,B]",
-        help=f"of {', '.join(_CHECKS)} (default: all)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="draws shapes, inputs and rounds (default %(default)s)",
-    )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="cpu is Triton's interpreter (default: cuda where there is one)",
-    )
-    parser.add_argument(
-        "--limit",
-        type=positive,
-        default=120,
-        metavar="S",
-        help="seconds for one check of one kernel (default %(default)s)",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="play a version that has not been tried"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report as one HTML page")
-    parser.add_argument(
-        "--script",
-        type=Path,
-        metavar="FILE.pyz",
-        help="write a script that plays the first fault again with torch and triton alone",
-    )
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the checks as JUnit XML")
+    parser.set_defaults(checks=_CHECKS, device="auto")
 
 
 def _checks(text: str) -> tuple[str, ...]:
@@ -146,8 +117,7 @@ def run(args: argparse.Namespace) -> int:
         (args.junit, report.junit(outcomes, title, args.target)),
     ):
         if path is not None:
-            with written_whole(path) as part:
-                part.write_text(text, encoding="utf-8")
+            write_text(path, text)
     faults = [fault for outcome in outcomes for fault in outcome.faults if not fault.note]
     if args.script is not None and faults:
         if name == "draftscope":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from engine.errors import DraftscopeError
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
@@ -11,8 +12,10 @@ from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    parser.add_argument("--demo", action="store_true", help="no effect: always the demo models")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(parser).add("""
+        --demo  no effect: always the demo models
+        --json  print one JSON object
+    """)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.acceptance import drafted_run
-from app.cli.common import add_compute, draft_paths, open_session
+from app.cli.common import add_compute, add_key, connect, draft_paths, open_session
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from app.cli.recorded import record
 from app.cli.rescore import finite
 from app.cli.run_arguments import add_options, options_from
-from app.cli.server import add_key, connect
 from engine.errors import OptionError
 from engine.observe.server.limits import TimeLimits
 from engine.option_fields import options_in
@@ -57,41 +57,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope drafter-diff ours/ server.log --model model.gguf -md eagle3.gguf\n"
         f"  draftscope drafter-diff {_OURS} http://127.0.0.1:8080 -p 'def f(' --model model.gguf"
     )
-    for name in ("A", "B"):
-        help_ = f"trace, file, address, `{_OURS}` or `{_LLAMA}`"
-        parser.add_argument(f"source_{name.lower()}", metavar=name, help=help_)
-    model = parser.add_argument_group("model and drafter")
-    model.add_argument("-m", "--model", metavar="FILE", type=Path, help="GGUF file of the target")
-    model.add_argument("--demo", action="store_true", help="use the bundled models")
-    model.add_argument(
-        "-md",
-        "--spec-draft-model",
-        action="append",
-        metavar="FILE",
-        type=Path,
-        help="GGUF file of the drafter; an MTP head of the model needs none",
+    model = OptionLines(parser).add(
+        f"""
+        source_a=A  trace, file, address, `{_OURS}` or `{_LLAMA}`
+        source_b=B  trace, file, address, `{_OURS}` or `{_LLAMA}`
+        model and drafter
+          -m, --model FILE  GGUF file of the target
+          --demo  use the bundled models
+          -md, --spec-draft-model FILE  GGUF file of the drafter; an MTP head of the model needs
+              none
+        """,
+        spec_draft_model={"action": "append"},
     )
     add_compute(model)
-    runs = parser.add_argument_group("runs")
-    for name, which in (("--run-a", "A"), ("--run-b", "B")):
-        runs.add_argument(
-            name,
-            type=int,
-            metavar="N",
-            help=f"run of trace {which} (default: the first with drafts)",
-        )
-    runs.add_argument(
-        "-p",
-        "--prompt",
-        metavar="TEXT",
-        help="prompt of what is decoded now (default: that of the recorded one, A or B)",
-    )
+    runs = OptionLines(parser).add("""
+        runs
+          --run-a N:int  run of trace A (default: the first with drafts)
+          --run-b N:int  run of trace B (default: the first with drafts)
+          -p, --prompt TEXT  prompt of what is decoded now (default: that of the recorded one, A or
+              B)
+    """)
     (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
     add_options(runs, [types])
     add_key(runs)
     add_options(runs, options_in(TimeLimits))
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(parser).add("output\n  --json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

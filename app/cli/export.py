@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import check_output, output_file
+from app.cli.common import check_output
+from app.cli.option_lines import OptionLines
 from app.cli.output import tell
 from engine.errors import OptionError, TraceFileError
-from engine.files import written_whole
+from engine.files import write_text
 
 if TYPE_CHECKING:
     from engine.trace.run_ref import RunRef
@@ -22,38 +22,19 @@ _FORMATS = ("html", "perfetto", "aiperf")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The trace and what to write of it."""
-    parser.add_argument(
-        "trace", metavar="TRACE", type=Path, help="folder of an exported trace, of any engine's run"
-    )
-    group = parser.add_argument_group("what to write, one at least")
-    group.add_argument(
-        "--html",
-        metavar="FILE",
-        type=output_file,
-        help="text, plots, findings and every round as one page that any browser opens, without a "
-        "network",
-    )
-    group.add_argument(
-        "--perfetto",
-        metavar="FILE",
-        type=output_file,
-        help="phases, counters and drafts over time, for ui.perfetto.dev and chrome://tracing",
-    )
-    group.add_argument(
-        "--aiperf",
-        metavar="FILE",
-        type=output_file,
-        help="acceptance records as AIPerf has them: a line of JSON for each sequence of each run",
-    )
-    parser.add_argument(
-        "--run",
-        metavar="N",
-        type=int,
-        action="append",
-        default=[],
-        dest="runs",
-        help="a run of the trace by its number; repeat for several (default: all)",
-    )
+    OptionLines(parser).add("""
+        trace=TRACE  folder of an exported trace, of any engine's run
+        what to write, one at least
+          --html FILE:output  text, plots, findings and every round as one page that any browser
+              opens, without a network
+          --perfetto FILE:output  phases, counters and drafts over time, for ui.perfetto.dev and
+              chrome://tracing
+          --aiperf FILE:output  acceptance records as AIPerf has them: a line of JSON for each
+              sequence of each run
+    """)
+    OptionLines(parser).add("""
+        runs=--run N:int*  a run of the trace by its number; repeat for several (default: all)
+    """)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,8 +88,7 @@ def _write_aiperf(store: TraceStore, runs: Sequence[RunRef], args: argparse.Name
             f"{args.trace} has no sequence whose drafts were counted.",
             "Name the trace of a run with a drafter.",
         )
-    with written_whole(args.aiperf) as part:
-        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(args.aiperf, "\n".join(lines) + "\n")
     tell(f"{len(lines)} records written to {args.aiperf}")
     if n_left_out:
         tell(

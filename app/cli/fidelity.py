@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import (
-    add_model,
-    add_threads,
-    check_files,
-    loading_line,
-    positive,
-    read_text,
-    target_path,
-)
+from app.cli.common import add_model, add_threads, check_files, loading_line, read_text, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import note, print_json, print_line, print_lines
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES
@@ -43,27 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = add_model(parser)
     add_threads(group)
-    group = parser.add_argument_group("measurement")
-    group.add_argument(
-        "--modes",
-        type=_modes,
-        default=_MODES,
-        metavar="A[,B]",
-        help=f"compute modes, each loaded in turn (default {','.join(_MODES)})",
+    group = OptionLines(parser).add(
+        f"""
+        measurement
+          --modes A[,B]  compute modes, each loaded in turn (default {",".join(_MODES)})
+        """,
+        modes={"type": _modes},
     )
     text = group.add_mutually_exclusive_group()
-    text.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue (default: bundled)")
-    text.add_argument("-f", "--file", metavar="FILE", type=Path, help="file with the text")
-    group.add_argument(
-        "-n",
-        "--n-predict",
-        type=positive,
-        default=_N_TOKENS,
-        metavar="N",
-        help=f"tokens to continue it with, at most {_MOST_TOKENS} and what the context holds "
-        "(default %(default)s)",
-    )
-    group.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(text).add("""
+        -p, --prompt TEXT  text to continue (default: bundled)
+        -f, --file FILE  file with the text
+    """)
+    OptionLines(group).add(f"""
+        -n, --n-predict N  tokens to continue it with, at most {_MOST_TOKENS} and what the context
+            holds (default {_N_TOKENS})
+        --json  print one JSON object
+    """)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_lines, print_pages
 from engine.errors import OptionError
 from resources import help_page, help_topics
@@ -20,9 +21,7 @@ _WIDEST = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.epilog = "topics:\n" + "\n".join(_titles())
-    parser.add_argument(
-        "topic", metavar="TOPIC", nargs="?", help="the page to print; without it, what there is"
-    )
+    OptionLines(parser).add("topic=[TOPIC]  the page to print; without it, what there is")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, tell
 
 if TYPE_CHECKING:
@@ -22,33 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The files and where the trace goes."""
     from engine.observe.files.importing import NAMES
 
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        type=Path,
-        help="captures, logs of llama-server, records of other engines; each becomes a run, two "
-        "scrapes of /metrics in a row become one",
-    )
-    parser.add_argument(
-        "--log",
-        metavar="FILE",
-        type=Path,
-        help="log of the server, joined to the rounds of the one capture that is named",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="GGUF",
-        type=Path,
-        help="the server's model, for ids of prompts and of chats, which captures have as text",
-    )
-    parser.add_argument(
-        "--as", dest="name", choices=NAMES, help="what the files are, where it cannot be recognised"
-    )
-    parser.add_argument(
-        "--trace", metavar="DIR", type=Path, help="folder that the trace is written to"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    OptionLines(parser).add(f"""
+        files=FILE [FILE ...]  captures, logs of llama-server, records of other engines; each
+            becomes a run, two scrapes of /metrics in a row become one
+        --log FILE  log of the server, joined to the rounds of the one capture that is named
+        --model GGUF  the server's model, for ids of prompts and of chats, which captures have as
+            text
+        name=--as {{{",".join(NAMES)}}}  what the files are, where it cannot be recognised
+        --trace DIR  folder that the trace is written to
+        --json  print the figures as JSON
+    """)
 
 
 def run(args: argparse.Namespace) -> int:

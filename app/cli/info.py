@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from app.cli.common import add_model, draft_paths, positive, target_path
+from app.cli.common import add_model, draft_paths, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from app.cli.run_arguments import add_draft_model, add_options, reader
 from engine.draft.draft_files import check_draft
@@ -41,38 +42,19 @@ _SERVER = "llama-server"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     add_draft_model(add_model(parser))
-    group = parser.add_argument_group("memory estimate")
-    group.add_argument(
-        "-np",
-        "--parallel",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="sequences decoded side by side (default 1)",
+    group = OptionLines(parser).add(
+        """
+        memory estimate
+          -np, --parallel N  sequences decoded side by side (default 1)
+          --spec-draft-n-max N  longest draft, which decides how many snapshots are kept (default 3)
+          -c, --ctx-size N  cells per sequence here, of all slots together in llama-server (default:
+              the trained context, here at most 4096)
+          -ctk, --cache-type-k  type of llama-server's K cells (default f16); here they are f32
+          -ctv, --cache-type-v  type of llama-server's V cells (default f16); here they are f32
+        """,
+        cache_type_k={"choices": CACHE_TYPES},
+        cache_type_v={"choices": CACHE_TYPES},
     )
-    group.add_argument(
-        "--spec-draft-n-max",
-        type=positive,
-        default=3,
-        metavar="N",
-        help="longest draft, which decides how many snapshots are kept (default 3)",
-    )
-    group.add_argument(
-        "-c",
-        "--ctx-size",
-        type=positive,
-        metavar="N",
-        help="cells per sequence here, of all slots together in llama-server (default: the trained "
-        "context, here at most 4096)",
-    )
-    for name, short in (("k", "-ctk"), ("v", "-ctv")):
-        group.add_argument(
-            short,
-            f"--cache-type-{name}",
-            choices=CACHE_TYPES,
-            default="f16",
-            help=f"type of llama-server's {name.upper()} cells (default f16); here they are f32",
-        )
     named = {one.option.name: one for one in options_in(RunOptions)}
     spec_type = named["--spec-type"]
     group.add_argument(
@@ -82,22 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="drafters (default: the model's MTP head and those of -md)",
     )
     add_options(group, [named["--rollback"]])
-    group.add_argument(
-        "-ctxcp",
-        "--ctx-checkpoints",
-        type=int,
-        choices=range(10_001),
-        default=CacheOptions().ctx_checkpoints,
-        metavar="N",
-        help=f"context checkpoints of a slot (default {CacheOptions().ctx_checkpoints})",
+    OptionLines(group).add(
+        f"""
+        -ctxcp, --ctx-checkpoints N:int  context checkpoints of a slot (default
+            {CacheOptions().ctx_checkpoints})
+        --compute  weights as loaded in this mode (default: as stored in the file)
+        """,
+        ctx_checkpoints={"choices": range(10_001)},
+        compute={"choices": [mode for mode in COMPUTE_MODES if mode != "auto"]},
     )
-    group.add_argument(
-        "--compute",
-        choices=[mode for mode in COMPUTE_MODES if mode != "auto"],
-        default="",
-        help="weights as loaded in this mode (default: as stored in the file)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    group.set_defaults(compute="")
+    OptionLines(parser).add("--json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,10 +15,11 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_line
 from app.cli.parser import SUBCOMMANDS, unknown_command
 from engine.errors import DraftscopeError, OptionError
-from engine.files import written_whole
+from engine.files import write_text
 from engine.trace.export import SESSION_FILE
 from engine.trace.reopen import find_trace
 from resources import DESKTOP
@@ -39,42 +40,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             *(f"  {name:<14} {summary}" for name, summary in SUBCOMMANDS.items()),
         ]
     )
-    parser.add_argument(
-        "models",
-        metavar="MODEL.gguf|TRACE_DIR",
-        nargs="*",
-        type=Path,
-        help="model to open, of a multi-part model the first part; or the folder of an "
-        "exported trace, or a capture, log or record of another engine, which take no model",
-    )
-    parser.add_argument(
-        "-m",
-        "--model",
-        dest="model_option",
-        metavar="FILE",
-        type=Path,
-        help="the same as MODEL.gguf",
-    )
-    parser.add_argument(
-        "-md",
-        "--spec-draft-model",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        help="model that drafts for it, or a drafter that reads its layers; repeatable",
-    )
-    parser.add_argument(
-        "--demo", action="store_true", help="open the bundled models with a prompt ready"
+    OptionLines(parser).add(
+        """
+        models=MODEL.gguf|TRACE_DIR:FILE  model to open, of a multi-part model the first part; or
+            the folder of an exported trace, or a capture, log or record of another engine, which
+            take no model
+        model_option=-m, --model FILE  the same as MODEL.gguf
+        -md, --spec-draft-model FILE  model that drafts for it, or a drafter that reads its layers;
+            repeatable
+        --demo  open the bundled models with a prompt ready
+        """,
+        models={"nargs": "*"},
+        spec_draft_model={"action": "append"},
     )
     entry = parser.add_mutually_exclusive_group()
-    entry.add_argument(
-        "--install-desktop",
-        action="store_true",
-        help="put Draftscope into the applications of this desktop, for .gguf files too, and end",
-    )
-    entry.add_argument(
-        "--remove-desktop", action="store_true", help="take it out of them again, and end"
-    )
+    OptionLines(entry).add("""
+        --install-desktop  put Draftscope into the applications of this desktop, for .gguf files
+            too, and end
+        --remove-desktop  take it out of them again, and end
+    """)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -256,8 +240,7 @@ def install_desktop() -> int:
     }
     for kind, path in _places().items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as part:
-            part.write_text(contents[kind], encoding="utf-8")
+        write_text(path, contents[kind])
         print_line(f"written: {path}")
     _tell_desktop()
     return 0

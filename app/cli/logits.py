@@ -6,16 +6,8 @@ import argparse
 
 import numpy as np
 
-from app.cli.common import (
-    add_compute,
-    add_model,
-    check_output,
-    open_session,
-    output_file,
-    positive,
-    target_path,
-    token_ids,
-)
+from app.cli.common import add_compute, add_model, check_output, open_session, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line
 from engine.files import written_whole
 
@@ -24,29 +16,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     group = add_model(parser)
     add_compute(group)
-    parser.add_argument(
-        "--tokens",
-        required=True,
-        type=token_ids,
-        metavar="IDS",
-        help="token ids, for example 1,2,3",
+    OptionLines(parser).add(
+        """
+        --tokens IDS  token ids, for example 1,2,3
+        --out FILE:output  file to write: array `logits`, float32 [n, n_vocab]
+        -ub, --ubatch N  most tokens in one forward pass (default 512)
+        --json  print the shape as a JSON object
+        """,
+        tokens={"required": True},
+        out={"required": True},
     )
-    parser.add_argument(
-        "--out",
-        required=True,
-        type=output_file,
-        metavar="FILE",
-        help="file to write: array `logits`, float32 [n, n_vocab]",
-    )
-    parser.add_argument(
-        "-ub",
-        "--ubatch",
-        type=positive,
-        default=512,
-        metavar="N",
-        help="most tokens in one forward pass (default %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the shape as a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.bench_requests import add_prompt_set, facts, prompt_set
 from app.cli.common import add_compute, add_model, draft_paths, open_session, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines, tell
 from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
@@ -44,18 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = add_model(parser)
     add_draft_model(model)
     add_compute(model)
-    test = parser.add_argument_group("test")
-    test.add_argument(
-        "--steps",
-        default="seq,seq,par",
-        metavar="A[,B]",
-        help="seq: one prompt after another, par: side by side in --parallel slots "
-        "(default %(default)s)",
-    )
+    test = OptionLines(parser).add("""
+        test
+          --steps A[,B]  seq: one prompt after another, par: side by side in --parallel slots
+              (default seq,seq,par)
+    """)
     add_prompt_set(test)
     add_chat(test)
-    test.add_argument("--exact", action="store_true", help="fail at near ties too")
-    test.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(test).add("--exact  fail at near ties too\n--json  print one JSON object")
     add_sampling(parser)
     add_speculation(parser, default="what -md is for, else draft-mtp")
     add_memory(parser)

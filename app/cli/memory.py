@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_compute, add_lane_output, add_model, open_session, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_llama_library, options_from
@@ -66,37 +67,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope memory mine.toml model.gguf --rollback ring\n"
         "  draftscope memory --all --demo --engine llama.cpp"
     )
-    parser.add_argument(
-        "scripts",
-        metavar="SCRIPT",
-        nargs="*",
-        help="script file, or the name of a bundled one; the last may be the MODEL, a .gguf file",
+    OptionLines(parser).add(
+        f"""
+        scripts=SCRIPT  script file, or the name of a bundled one; the last may be the MODEL, a
+            .gguf file
+        scripts
+          --all  play every bundled script
+          --list  name the bundled scripts and leave
+          --rollback POLICY[,POLICY…]  play under these policies: {", ".join(ROLLBACK_POLICIES)},
+              or all (default)
+          --engine  whose memory is played on (default {OURS}). llama.cpp has planes and checkpoint;
+              it tells the last position and the recurrent states, so that other facts are not
+              judged, and keep, split, faults and --fill cannot be asked of it
+          --fill  byte that memory is filled with beforehand, so that a read of what was never
+              written shows (default nan)
+        """,
+        scripts={"nargs": "*"},
+        rollback={"type": _policies},
+        engine={"choices": (OURS, LLAMA)},
+        fill={"choices": _FILLS},
     )
-    chosen = parser.add_argument_group("scripts")
-    chosen.add_argument("--all", action="store_true", help="play every bundled script")
-    chosen.add_argument("--list", action="store_true", help="name the bundled scripts and leave")
-    chosen.add_argument(
-        "--rollback",
-        type=_policies,
-        default=tuple(ROLLBACK_POLICIES),
-        metavar="POLICY[,POLICY…]",
-        help=f"play under these policies: {', '.join(ROLLBACK_POLICIES)}, or all (default)",
-    )
-    chosen.add_argument(
-        "--engine",
-        choices=(OURS, LLAMA),
-        default=OURS,
-        help="whose memory is played on (default %(default)s). llama.cpp has planes and "
-        "checkpoint; it tells the last position and the recurrent states, so that other facts are "
-        "not judged, and keep, split, faults and --fill cannot be asked of it",
-    )
-    chosen.add_argument(
-        "--fill",
-        choices=_FILLS,
-        default="nan",
-        help="byte that memory is filled with beforehand, so that a read of what was never "
-        "written shows (default %(default)s)",
-    )
+    parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES))
     model = add_model(parser)
     add_llama_library(model)
     add_compute(model)

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_files, check_output, loading_line, output_file
+from app.cli.common import add_key, check_files, check_output, connect, loading_line
 from app.cli.observe_listen import add_arguments as add_listening
 from app.cli.observe_listen import listen
+from app.cli.option_lines import OptionLines
 from app.cli.output import (
     Interrupted,
     end_text,
@@ -36,7 +37,6 @@ from app.cli.recorded import (
 )
 from app.cli.rescore import finite, lines
 from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
-from app.cli.server import add_key, connect
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
 from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
@@ -71,36 +71,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n"
         '  draftscope observe http://127.0.0.1:8080 -p "def quicksort(arr):" -n 200 --trace out'
     )
-    server = parser.add_argument_group("server")
-    server.add_argument(
-        "url", metavar="URL", help="address of a llama-server, or of another server of its API"
-    )
-    server.add_argument(
-        "--model-name",
-        metavar="NAME",
-        default="",
-        help="which of a router's or another server's models (default: the only one, or the only "
-        "one that is loaded)",
-    )
+    server = OptionLines(parser).add("""
+        server
+          url=URL  address of a llama-server, or of another server of its API
+          --model-name NAME  which of a router's or another server's models (default: the only one,
+              or the only one that is loaded)
+    """)
+    parser.set_defaults(model_name="")
     add_key(server)
-    server.add_argument(
-        "--log",
-        type=Path,
-        metavar="FILE",
-        help="log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the rounds",
-    )
+    OptionLines(server).add("""
+        --log FILE  log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the
+            rounds
+    """)
     add_options(server, options_in(TimeLimits))
     add_listening(parser)
-    server.add_argument(
-        "--rescore",
-        type=Path,
-        metavar="MODEL",
-        help="judge every token by the server's own model, decoded here in f32: probabilities "
-        "and ranks, and whether speculation changed the text",
-    )
-    server.add_argument(
-        "--assume-same", action="store_true", help="take MODEL for the server's where nothing tells"
-    )
+    OptionLines(server).add("""
+        --rescore MODEL  judge every token by the server's own model, decoded here in f32:
+            probabilities and ranks, and whether speculation changed the text
+        --assume-same  take MODEL for the server's where nothing tells
+    """)
     add_prompts(parser)
     taken = [one for one in options_in(RunOptions) if one.path in PER_REQUEST]
     add_options(parser.add_argument_group("decoding"), taken)
@@ -116,23 +105,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 dest=f"unsent_{one.option.dest}",
                 help=argparse.SUPPRESS,
             )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--json", action="store_true", help="print one JSON object: sequences, totals, counters"
-    )
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="DIR",
-        help="write the trace as CSV files; replaces an earlier export",
-    )
-    output.add_argument(
-        "--capture",
-        type=output_file,
-        metavar="FILE",
-        help="write what was sent and what came back, as `draftscope import` reads it; gzipped "
-        "for a name that ends with .gz",
-    )
+    OptionLines(parser).add("""
+        output
+          --json  print one JSON object: sequences, totals, counters
+          --trace DIR  write the trace as CSV files; replaces an earlier export
+          --capture FILE:output  write what was sent and what came back, as `draftscope import`
+              reads it; gzipped for a name that ends with .gz
+    """)
 
 
 def run(args: argparse.Namespace) -> int:

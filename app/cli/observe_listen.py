@@ -6,6 +6,7 @@ import argparse
 import signal
 from typing import TYPE_CHECKING, Any
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import (
     Interrupted,
     note,
@@ -29,19 +30,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of listening."""
-    listening = parser.add_argument_group("listening")
-    listening.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help="let other programs talk to the server through this address, and record what they "
-        "ask until Ctrl-C; port 0 is any free one, without HOST only this machine can",
-    )
-    listening.add_argument(
-        "--pass-unchanged",
-        action="store_true",
-        help="do not ask for timings per token where a client does not: then only clients that "
-        "ask for them show rounds",
-    )
+    OptionLines(parser).add("""
+        listening
+          --listen HOST:PORT  let other programs talk to the server through this address, and record
+              what they ask until Ctrl-C; port 0 is any free one, without HOST only this machine can
+          --pass-unchanged  do not ask for timings per token where a client does not: then only
+              clients that ask for them show rounds
+    """)
 
 
 def listen(args: argparse.Namespace, server: ServerFacts) -> int:

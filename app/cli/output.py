@@ -26,9 +26,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
+from engine.files import write_text
 from engine.terminal_text import TEXT, terminal_text
 
 if TYPE_CHECKING:
@@ -180,6 +182,12 @@ def json_text(value: Any) -> str:
     """Indented JSON: what is printable is kept, all else as \\uXXXX."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
     return _NOT_ASCII.sub(lambda found: _json_character(found[0]), text)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The same in a file, and where it is. Raises OptionError where it cannot be written."""
+    write_text(path, json_text(value) + "\n")
+    tell(f"results written to {path}")
 
 
 def _json_character(char: str) -> str:

@@ -7,9 +7,10 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, output_file
+from app.cli.common import check_output
+from app.cli.option_lines import OptionLines
 from app.cli.output import Interrupted, on_signal, print_lines, tell
 from engine.analysis.findings.check import Finding, recorded, with_consequences
 from engine.errors import OptionError
@@ -21,7 +22,12 @@ from engine.trace.export import check_export, export_csv
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
+    from engine.compare.comparison import Comparison
+    from engine.conversation.conversation import TurnRun
+    from engine.observe.proxy.proxy_run import ProxyRun
     from engine.observe.rounds.observed_run import ObservedRun
+    from engine.observe.server.server_run import ServerRun
+    from engine.run import Run
 
 
 _CONTENT_S = 1.0
@@ -45,26 +51,8 @@ def check_trace_folder(folder: Path | None) -> None:
         ) from error
 
 
-class Recorded(Protocol):
-    """Work that writes a trace."""
-
-    trace: TraceStore
-
-    def stop(self) -> None: ...
-
-
-class Decoding(Recorded, Protocol):
-    """A run or a comparison."""
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def emitted(self) -> list[list[int]]: ...
-
-
 def decode(
-    job: Decoding,
+    job: Run | TurnRun | Comparison,
     advance: Callable[[], bool],
     folder: Path | None,
     content: ContentHash | None = None,
@@ -77,7 +65,7 @@ def decode(
 
 
 def record(
-    job: Recorded,
+    job: Run | TurnRun | Comparison | ServerRun | ProxyRun,
     advance: Callable[[], bool],
     folder: Path | None,
     content: ContentHash | None = None,
@@ -165,18 +153,15 @@ def _place(trace: TraceStore, finding: Finding) -> Iterator[str]:
 
 def add_report(group: argparse._ArgumentGroup) -> None:
     """Both options."""
-    group.add_argument(
-        "--report",
-        type=output_file,
-        metavar="FILE",
-        help="write what was measured as one HTML page that needs nothing else",
-    )
+    OptionLines(group).add("""
+        --report FILE:output  write what was measured as one HTML page that needs nothing else
+    """)
     add_markdown(group)
 
 
 def add_markdown(group: argparse._ArgumentGroup) -> None:
     """--markdown alone."""
-    group.add_argument("--markdown", action="store_true", help="print Markdown, for a comment")
+    OptionLines(group).add("--markdown  print Markdown, for a comment")
 
 
 def check_report(args: argparse.Namespace) -> None:

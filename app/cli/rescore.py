@@ -10,14 +10,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
+from app.cli.common import (
+    add_compute,
+    add_key,
+    add_model,
+    connect,
+    loading_line,
+    open_session,
+    target_path,
+)
+from app.cli.option_lines import OptionLines
 from app.cli.output import note, print_json, print_line, print_lines, tell
 from app.cli.recorded import check_trace_folder
 from app.cli.run_arguments import add_options, options_from
-from app.cli.server import add_key, connect
 from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
 from engine.analysis.findings.check import recorded
-from engine.analysis.findings.rescored import TEXT_CHANGED
+from engine.analysis.findings.observed import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
 from engine.observe.server.limits import TimeLimits
 from engine.option_fields import options_in
@@ -52,30 +60,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n"
         "  draftscope rescore trace/ model.gguf --trace rescored/"
     )
-    parser.add_argument(
-        "source", metavar="TRACE", type=Path, help="folder of a trace, or a capture of a server"
-    )
+    OptionLines(parser).add("source=TRACE  folder of a trace, or a capture of a server")
     add_compute(add_model(parser))
-    runs = parser.add_argument_group("runs")
-    runs.add_argument(
-        "--run", type=int, metavar="N", help="re-score this run alone (default: all with tokens)"
-    )
-    runs.add_argument(
-        "--accept-rule",
-        type=_rule,
-        metavar="RULE",
-        help="how the server accepts drafted tokens, where its log and arguments do not say it: "
-        + "; ".join(f"{name}: {about}" for name, about in ABOUT.items()),
+    runs = OptionLines(parser).add(
+        f"""
+        runs
+          --run N:int  re-score this run alone (default: all with tokens)
+          --accept-rule RULE  how the server accepts drafted tokens, where its log and arguments do
+              not say it: {"; ".join(f"{name}: {about}" for name, about in ABOUT.items())}
+        """,
+        accept_rule={"type": _rule},
     )
     add_identity(runs)
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="OUT",
-        help="write the trace with what was found; replaces an earlier export",
-    )
+    OptionLines(parser).add("""
+        output
+          --json  print one JSON object
+          --trace OUT  write the trace with what was found; replaces an earlier export
+    """)
 
 
 def _rule(text: str) -> AcceptRule:
@@ -87,21 +88,15 @@ def _rule(text: str) -> AcceptRule:
 
 def add_identity(group: argparse._ArgumentGroup) -> None:
     """Options about whether the model is that of the run."""
-    group.add_argument(
-        "--assume-same",
-        action="store_true",
-        help="take the model for that of the run where nothing tells",
-    )
-    group.add_argument(
-        "--server", metavar="URL", help="ask the server that still runs the run's model"
-    )
+    OptionLines(group).add("""
+        --assume-same  take the model for that of the run where nothing tells
+        --server URL  ask the server that still runs the run's model
+    """)
     add_key(group)
     add_options(group, options_in(TimeLimits))
-    group.add_argument(
-        "--probe",
-        action="store_true",
-        help="allow three requests to that server, in an idle slot whose cache they replace",
-    )
+    OptionLines(group).add("""
+        --probe  allow three requests to that server, in an idle slot whose cache they replace
+    """)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,14 +111,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(
             f"{args.source} has no run {args.run}.", f"Name one from 0 to {len(store.runs) - 1}."
         )
-    check_files(target)
-    from engine.model.threads import use_threads
-    from engine.session import Session
-
-    session = Session.open(
-        target, compute=args.compute, device=args.device, mmap=args.mmap, progress=loading_line()
-    )
-    use_threads(args.threads, session.info)
+    session = open_session(args, target)
     found = list(_all_rescored(args, session, store, run_ids))
     if args.trace is not None:
         export_csv(store, args.trace)

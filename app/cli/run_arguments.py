@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.cli.common import add_compute, add_model, finite_number, positive, read_text, token_ids
+from app.cli.common import add_compute, add_model, read_text
+from app.cli.option_lines import OptionLines, finite_number
 from app.cli.output import note
 from app.cli.recorded import add_report
 from engine.draft.registry import DRAFTERS
@@ -51,125 +52,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_synthetic(parser)
     add_memory(parser)
     add_cache(parser, "--turns")
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--audit",
-        action=argparse.BooleanOptionalAction,
-        help="at its end, decode the text of the run plainly and compare tokens, logits and "
-        "recurrent states, and make sampled drafts again (default: as much of the text as 3 %% of "
-        "the run's time allows, in runs of 2048 tokens at most that write more than they read)",
-    )
-    output.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object: sequences, options in effect, totals",
-    )
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="DIR",
-        help="write the trace as CSV files; replaces an earlier export",
-    )
+    output = OptionLines(parser).add("""
+        output
+          --[no-]audit  at its end, decode the text of the run plainly and compare tokens, logits
+              and recurrent states, and make sampled drafts again (default: as much of the text as 3
+              %% of the run's time allows, in runs of 2048 tokens at most that write more than they
+              read)
+          --json  print one JSON object: sequences, options in effect, totals
+          --trace DIR  write the trace as CSV files; replaces an earlier export
+    """)
     add_report(output)
 
 
 def add_draft_model(group: argparse._ArgumentGroup) -> None:
     """-md."""
-    group.add_argument(
-        "-md",
-        "--spec-draft-model",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        help="model for draft-simple, the target's MTP block in a file of its own, which is used "
-        "instead of one in the model's file, or a drafter that reads the target's layers (EAGLE-3, "
-        "DFlash); what it is for is in the file, and repeated, each may be for another drafter "
-        "(with --demo: the bundled one)",
+    OptionLines(group).add(
+        """
+        -md, --spec-draft-model FILE  model for draft-simple, the target's MTP block in a file of
+            its own, which is used instead of one in the model's file, or a drafter that reads the
+            target's layers (EAGLE-3, DFlash); what it is for is in the file, and repeated, each may
+            be for another drafter (with --demo: the bundled one)
+        """,
+        spec_draft_model={"action": "append"},
     )
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
     """-p, -f, --tokens and --chat; `sources` collects what they give."""
-    group = parser.add_argument_group("prompts (each option may be repeated; one sequence each)")
-    group.add_argument(
-        "-p",
-        "--prompt",
-        dest="sources",
-        action="append",
-        metavar="TEXT",
-        default=[],
-        help="text to continue",
-    )
-    group.add_argument(
-        "-f",
-        "--file",
-        dest="sources",
-        action="append",
-        metavar="FILE",
-        type=_file_text,
-        help="file with the text; a last newline is dropped",
-    )
-    group.add_argument(
-        "--tokens",
-        dest="sources",
-        action="append",
-        metavar="IDS",
-        type=token_ids,
-        help="token ids, for example 1,2,3",
+    group = OptionLines(parser).add(
+        """
+        prompts (each option may be repeated; one sequence each)
+          sources=-p, --prompt TEXT*  text to continue
+          sources=-f, --file FILE*  file with the text; a last newline is dropped
+          sources=--tokens IDS*  token ids, for example 1,2,3
+        """,
+        file={"type": _file_text},
     )
     add_chat(group)
 
 
 def add_turns(parser: argparse.ArgumentParser) -> None:
     """--turns and how its answers come about."""
-    group = parser.add_argument_group("conversations (in place of prompts)")
-    group.add_argument(
-        "--turns",
-        metavar="FILE",
-        type=Path,
-        help="hold the conversation of a JSON file, or of JSON lines, turn by turn, and tell what "
-        "each turn reuses and processes again: OpenAI-style messages, requests with `messages`, "
-        "or texts",
-    )
-    group.add_argument(
-        "--turns-answers",
-        choices=("recorded", "anew"),
-        help="answers that the file has are taken as they are (recorded, the default), or the "
-        "model writes others in their place (anew)",
-    )
+    OptionLines(parser).add("""
+        conversations (in place of prompts)
+          --turns FILE  hold the conversation of a JSON file, or of JSON lines, turn by turn, and
+              tell what each turn reuses and processes again: OpenAI-style messages, requests with
+              `messages`, or texts
+          --turns-answers {recorded,anew}  answers that the file has are taken as they are
+              (recorded, the default), or the model writes others in their place (anew)
+    """)
 
 
 def add_fork(parser: argparse.ArgumentParser) -> None:
     """--from and where it goes on from there."""
-    group = parser.add_argument_group("forks (in place of prompts)")
-    group.add_argument(
-        "--from",
-        dest="fork_from",
-        metavar="TRACE",
-        type=Path,
-        help="go on from a round of a recorded run with its options but for those that are given: "
-        "its rounds are decoded again up to there; --trace then has both runs",
-    )
-    group.add_argument(
-        "--from-run", metavar="N", type=int, help="its number in the trace (default: the first)"
-    )
-    group.add_argument("--round", metavar="R", type=positive, help="the first new round, from 1")
-    group.add_argument(
-        "--position", metavar="P", type=positive, help="instead: the last position that stays"
-    )
-    group.add_argument(
-        "--from-seq",
-        metavar="SEQ",
-        type=int,
-        default=0,
-        help="sequence that --position and --force are about (default 0)",
-    )
-    group.add_argument(
-        "--force",
-        metavar="ID",
-        type=int,
-        help="token that takes the place of the newest one that stays",
-    )
+    OptionLines(parser).add("""
+        forks (in place of prompts)
+          fork_from=--from TRACE  go on from a round of a recorded run with its options but for
+              those that are given: its rounds are decoded again up to there; --trace then has both
+              runs
+          --from-run N:int  its number in the trace (default: the first)
+          --round R:N  the first new round, from 1
+          --position P:N  instead: the last position that stays
+          --from-seq SEQ:int  sequence that --position and --force are about (default 0)
+          --force ID:int  token that takes the place of the newest one that stays
+    """)
 
 
 def given_options(args: argparse.Namespace, start: RunOptions) -> RunOptions:
@@ -201,18 +147,15 @@ def _names(words: Sequence[str], flag: str) -> bool:
 
 def add_chat(group: argparse._ArgumentGroup) -> None:
     """--chat and --chat-template-kwargs."""
-    group.add_argument(
-        "--chat",
-        action="store_true",
-        help="wrap each text as a user's message in the model's chat template",
+    OptionLines(group).add(
+        """
+        --chat  wrap each text as a user's message in the model's chat template
+        --chat-template-kwargs JSON  variables for the chat template, for example
+            '{"enable_thinking": false}'
+        """,
+        chat_template_kwargs={"type": _json_object},
     )
-    group.add_argument(
-        "--chat-template-kwargs",
-        type=_json_object,
-        default={},
-        metavar="JSON",
-        help="variables for the chat template, for example '{\"enable_thinking\": false}'",
-    )
+    group.set_defaults(chat_template_kwargs={})
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -237,7 +180,7 @@ def add_speculation(
         metavar=types.option.metavar,
         help=f"{types.option.about} (default {default}){more}",
     )
-    group.add_argument("--spec-default", action="store_true", help="add ngram-mod to the drafters")
+    OptionLines(group).add("--spec-default  add ngram-mod to the drafters")
     add_options(group, grouped(RunOptions, "speculation"))
     add_options(
         parser.add_argument_group("speculation without a draft model"),
@@ -285,27 +228,20 @@ def run_options(args: argparse.Namespace) -> RunOptions:
 
 def add_llama_library(group: argparse._ArgumentGroup) -> None:
     """--llama-cpp, and the settings of llama.cpp's models and contexts by its own names."""
-    group.add_argument(
-        "--llama-cpp",
-        "--llama-cpp-lib",
-        dest="llama_cpp_lib",
-        type=Path,
-        metavar="BUILD",
-        help="build of llama.cpp for its lanes: a build tree, an install prefix, a folder with "
-        "llama.h and libllama, a wheel, or xllamacpp or llama_cpp for the installed package "
-        "(default: an installed package)",
-    )
+    OptionLines(group).add("""
+        llama_cpp_lib=--llama-cpp, --llama-cpp-lib BUILD  build of llama.cpp for its lanes: a build
+            tree, an install prefix, a folder with llama.h and libllama, a wheel, or xllamacpp or
+            llama_cpp for the installed package (default: an installed package)
+    """)
     add_options(group, options_in(LlamaSettings))
 
 
 def add_cache(parser: argparse.ArgumentParser, option: str) -> None:
     """--cache-prompt and what the prompt cache is set by. option: with which they make sense."""
     group = parser.add_argument_group(f"prompt cache ({option})")
-    group.add_argument(
-        "--cache-prompt",
-        action=argparse.BooleanOptionalAction,
-        help="process only what is new in a prompt (default yes)",
-    )
+    OptionLines(group).add("""
+        --[no-]cache-prompt  process only what is new in a prompt (default yes)
+    """)
     add_options(group, options_in(CacheOptions), is_set=False)
 
 

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, print_lines, tell
 from app.cli.recorded import add_report, check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text
 from engine.experiments.sweep.on_ray import OnRay
-from engine.experiments.sweep.plan import Bundled, SweepPlan, read_plan
-from engine.experiments.sweep.settings import JOB_KEYS
+from engine.experiments.sweep.plan import JOB_KEYS, Bundled, SweepPlan, read_plan
 from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress, one_by_one
 from engine.experiments.sweep.sweep_page import sweep_report
 from engine.trace.typed_json import strict_json
@@ -39,35 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  draftscope sweep lengths.toml --out lengths\n"
         "  draftscope sweep lengths.toml --ray auto"
     )
-    parser.add_argument("plan", metavar="PLAN", nargs="?", type=Path, help="TOML file")
-    parser.add_argument(
-        "--demo",
-        action="store_true",
-        help="jobs without a model take the demo models; without PLAN, a bundled plan",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the results (default: PLAN-sweep)"
-    )
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="run jobs again that failed before"
-    )
-    parser.add_argument("--no-traces", action="store_true", help="keep the figures alone")
-    parser.add_argument(
-        "--list", action="store_true", help="run nothing: list the jobs, and which have results"
-    )
-    ray = parser.add_argument_group("on an existing Ray cluster (needs draftscope[sweep])")
-    ray.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="address of the cluster, or auto: one job at a time on each of its nodes",
-    )
-    ray.add_argument(
-        "--ship",
-        action="store_true",
-        help="send model files through Ray; without it every node finds them at the same path",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output = OptionLines(parser).add("""
+        plan=[PLAN:FILE]  TOML file
+        --demo  jobs without a model take the demo models; without PLAN, a bundled plan
+        --out DIR  folder of the results (default: PLAN-sweep)
+        --retry-failed  run jobs again that failed before
+        --no-traces  keep the figures alone
+        --list  run nothing: list the jobs, and which have results
+        on an existing Ray cluster (needs draftscope[sweep])
+          --ray ADDRESS  address of the cluster, or auto: one job at a time on each of its nodes
+          --ship  send model files through Ray; without it every node finds them at the same path
+        output
+          --json  print one JSON object
+    """)
     add_report(output)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from app.cli.common import add_model, read_text, target_path
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, print_lines
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
@@ -14,13 +15,11 @@ from engine.trace.cell_text import escape_piece
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     add_model(parser)
-    parser.add_argument("text", metavar="TEXT", help="text to tokenise, - = standard input")
-    parser.add_argument(
-        "--no-special",
-        action="store_true",
-        help="read control tokens such as <|im_end|> as plain text",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(parser).add("""
+        text=TEXT  text to tokenise, - = standard input
+        --no-special  read control tokens such as <|im_end|> as plain text
+        --json  print one JSON object
+    """)
 
 
 def run(args: argparse.Namespace) -> int:

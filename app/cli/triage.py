@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_compute, check_files, loading_line
+from app.cli.common import add_compute, open_session
+from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
 from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
@@ -17,7 +18,6 @@ from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
     from engine.observe.rescoring.triage import PartingToken, TextPair, Triage
-    from engine.session import Session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,24 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n"
         "  draftscope triage plain/ speculative/ --rescore model.gguf"
     )
-    parser.add_argument("first", metavar="TRACE_A", type=Path, help="folder of a trace")
-    parser.add_argument(
-        "second", metavar="TRACE_B", type=Path, help="folder of another, or the same"
-    )
-    runs = parser.add_argument_group("runs")
-    for name, which in (("--run-a", "first"), ("--run-b", "second")):
-        runs.add_argument(
-            name, type=int, metavar="N", help=f"run of the {which} trace (default: the first one)"
-        )
-    judge = parser.add_argument_group("re-scoring")
-    judge.add_argument(
-        "--rescore", metavar="MODEL", type=Path, help="GGUF file that made both, to judge them by"
-    )
-    judge.add_argument("--demo", action="store_true", help="the same with the bundled model")
+    judge = OptionLines(parser).add("""
+        first=TRACE_A:FILE  folder of a trace
+        second=TRACE_B:FILE  folder of another, or the same
+        runs
+          --run-a N:int  run of the first trace (default: the first one)
+          --run-b N:int  run of the second trace (default: the first one)
+        re-scoring
+          --rescore MODEL  GGUF file that made both, to judge them by
+          --demo  the same with the bundled model
+    """)
     add_identity(judge)
     add_compute(judge)
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
+    OptionLines(parser).add("output\n  --json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.demo:
         args.rescore = DEMO_TARGET
     if args.rescore is not None:
-        session = _session(args)
+        session = open_session(args, args.rescore)
         for one in (a, b):
             rescored(args, session, one.store, one.run_id)
     from engine.observe.rescoring.triage import DIFFERENT, UNKNOWN, triage
@@ -84,22 +79,6 @@ def _chosen(path: Path, run_id: int | None, option: str) -> RunRef:
             f"Name one of {', '.join(map(str, known))}.",
         )
     return RunRef(store, known[0] if run_id is None else run_id)
-
-
-def _session(args: argparse.Namespace) -> Session:
-    check_files(args.rescore)
-    from engine.model.threads import use_threads
-    from engine.session import Session
-
-    session = Session.open(
-        args.rescore,
-        compute=args.compute,
-        device=args.device,
-        mmap=args.mmap,
-        progress=loading_line(),
-    )
-    use_threads(args.threads, session.info)
-    return session
 
 
 def _lines(found: Triage, a: RunRef, b: RunRef) -> Iterator[str]:

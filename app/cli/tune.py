@@ -17,11 +17,10 @@ from app.cli.common import (
     check_output,
     draft_paths,
     open_session,
-    output_file,
-    positive,
     target_path,
 )
-from app.cli.output import json_text, print_lines, tell
+from app.cli.option_lines import OptionLines
+from app.cli.output import print_lines, tell, write_json
 from app.cli.recorded import add_report, deliver_report
 from app.cli.run_arguments import (
     add_chat,
@@ -35,7 +34,6 @@ from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
 from engine.experiments.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
-from engine.files import written_whole
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
 from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
@@ -84,86 +82,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rates = next(one for one in options_in(RunOptions) if one.path == ("spec", "synth_rates"))
     add_options(group, [rates])
-    group.add_argument(
-        "--pairs",
-        type=positive,
-        default=PAIRS,
-        metavar="N",
-        help=f"real runs of each (default {PAIRS}, the least that can show a difference)",
-    )
-    group.add_argument(
-        "--trials",
-        type=positive,
-        metavar="N",
-        help="then search threads, rollback policy and split by this many real runs (needs "
-        "draftscope[tune])",
-    )
+    OptionLines(group).add(f"""
+        --pairs N  real runs of each (default {PAIRS}, the least that can show a difference)
+        --trials N  then search threads, rollback policy and split by this many real runs (needs
+            draftscope[tune])
+    """)
     _add_server(parser)
     decoding = parser.add_argument_group("decoding")
     for one in grouped(RunOptions, "decoding"):
         add_options(decoding, [one], is_set=one.field != "seed")  # without it, the first prompts
-    group.add_argument(
-        "--check-simulator",
-        action="store_true",
-        help="tune nothing: twelve settings of each drafter with a model, simulated and run "
-        "(--pairs times): how far apart they are",
-    )
-    group.add_argument(
-        "--check-grid",
-        action="store_true",
-        help="run a whole grid of settings as well: how far the recommended one is from its best",
-    )
+    OptionLines(group).add("""
+        --check-simulator  tune nothing: twelve settings of each drafter with a model, simulated and
+            run (--pairs times): how far apart they are
+        --check-grid  run a whole grid of settings as well: how far the recommended one is from its
+            best
+    """)
     parser.set_defaults(n_predict=N_PREDICT)
     memory = parser.add_argument_group("memory and batches")
     add_sizes(memory)
     add_options(memory, grouped(RunOptions, "rollback"))
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", type=output_file, metavar="FILE", help="write everything as JSON")
-    output.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder of a result file that the window opens, like that of a sweep",
-    )
+    output = OptionLines(parser).add("""
+        output
+          --json FILE:output  write everything as JSON
+          --out DIR  folder of a result file that the window opens, like that of a sweep
+    """)
     add_report(output)
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a server of yours, in place of MODEL")
-    group.add_argument(
-        "--server",
-        metavar="CMD",
-        default="",
-        help="command of llama-server, vLLM or SGLang: it is started with each setting, whose "
-        "flags replace {flags}; {port} is its port; both are added at the end where missing",
+    OptionLines(parser).add(
+        """
+        a server of yours, in place of MODEL
+          --server CMD  command of llama-server, vLLM or SGLang: it is started with each setting,
+              whose flags replace {flags}; {port} is its port; both are added at the end where
+              missing
+          --running plain=URL,NAME=URL  OpenAI-compatible servers that run already, each with a
+              setting of its own
+          --lengths N[,N]  n_max to try, the shortest first (default 1,2,3,4,6,8)
+          --budget S  seconds that all of it may take: answers become shorter (default 300)
+          --keep FILE  keep what was measured; the same command goes on from it
+        """,
+        running={"type": _running},
+        lengths={"type": _lengths},
     )
-    group.add_argument(
-        "--running",
-        type=_running,
-        default={},
-        metavar="plain=URL,NAME=URL",
-        help="OpenAI-compatible servers that run already, each with a setting of its own",
-    )
-    group.add_argument(
-        "--lengths",
-        type=_lengths,
-        default=(1, 2, 3, 4, 6, 8),
-        metavar="N[,N]",
-        help="n_max to try, the shortest first (default 1,2,3,4,6,8)",
-    )
-    group.add_argument(
-        "--budget",
-        type=positive,
-        default=300,
-        metavar="S",
-        help="seconds that all of it may take: answers become shorter (default %(default)s)",
-    )
-    group.add_argument(
-        "--keep",
-        type=Path,
-        metavar="FILE",
-        help="keep what was measured; the same command goes on from it",
-    )
+    parser.set_defaults(server="", running={})
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -214,9 +176,7 @@ def _tune_server(args: argparse.Namespace) -> int:
     print_lines(_server_lines(found, with_texts))
     if args.json is not None:
         data = asdict(found) | {"kind": "draftscope tune --server", "command": args.server}
-        with written_whole(args.json) as part:
-            part.write_text(json_text(data) + "\n", encoding="utf-8")
-        tell(f"results written to {args.json}")
+        write_json(args.json, data)
     return 0
 
 
@@ -241,28 +201,17 @@ def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("prompts")
-    group.add_argument(
-        "--prompts",
-        metavar="SET",
-        help="general, python, demo, or a file: a JSON list or JSON lines of texts or objects, "
-        "also gzipped, such as HumanEval, GSM8K, MT-Bench, Spec-Bench, SPEED-Bench (default "
-        "general; with --demo demo, and --ignore-eos for all but demo)",
-    )
-    for name, what in (
-        ("prompt", "text of a prompt, or the list of its turns"),
-        ("name", "name of a prompt"),
-        ("category", "category of a prompt"),
-    ):
-        group.add_argument(
-            f"--{name}-field", metavar="NAME", default="", help=f"field that holds the {what}"
-        )
-    group.add_argument(
-        "--limit",
-        type=positive,
-        metavar="N",
-        help="this many prompts, of each category in turn: the first ones, or with --seed any",
-    )
+    group = OptionLines(parser).add("""
+        prompts
+          --prompts SET  general, python, demo, or a file: a JSON list or JSON lines of texts or
+              objects, also gzipped, such as HumanEval, GSM8K, MT-Bench, Spec-Bench, SPEED-Bench
+              (default general; with --demo demo, and --ignore-eos for all but demo)
+          --prompt-field NAME  field that holds the text of a prompt, or the list of its turns
+          --name-field NAME  field that holds the name of a prompt
+          --category-field NAME  field that holds the category of a prompt
+          --limit N  this many prompts, of each category in turn: the first ones, or with --seed any
+    """)
+    parser.set_defaults(prompt_field="", name_field="", category_field="")
     add_chat(group)
 
 
@@ -405,10 +354,7 @@ def _check_grid(
 
 def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
     if args.json is not None:
-        text = json_text(tuned.data) + "\n"
-        with written_whole(args.json) as part:
-            part.write_text(text, encoding="utf-8")
-        tell(f"results written to {args.json}")
+        write_json(args.json, tuned.data)
     if args.out is not None:
         from engine.experiments.tune.tune import write_results
 
@@ -451,10 +397,7 @@ def check_simulator(
         print_lines(check_lines(drafter, found))
         data["drafters"][drafter] = [asdict(one) for one in found]
     if args.json is not None:
-        text = json_text(data) + "\n"
-        with written_whole(args.json) as part:
-            part.write_text(text, encoding="utf-8")
-        tell(f"results written to {args.json}")
+        write_json(args.json, data)
 
 
 def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:

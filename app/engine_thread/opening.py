@@ -76,8 +76,9 @@ def open_engine(
     first = "torch" not in sys.modules
     progress(0, 1, "starting torch")
 
-    from engine.model.threads import all_threads, use_threads
+    from engine.model.threads import all_threads
     from engine.session import Session
+    from engine.thread_trial import choose_threads
 
     if first:
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
@@ -92,7 +93,7 @@ def open_engine(
             cancelled=cancelled,
             options=options,
         )
-    use_threads(None, session.info)
+    choose_threads(None, session.info, session.model)
     return session
 
 
@@ -139,8 +140,11 @@ class LocalSession:
     """An engine's Session as the window uses it. target: the file that it was opened from."""
 
     def __init__(self, session: Session, target: Path) -> None:
+        from engine.run_checkpoints import RunCheckpoints
+
         self._session, self.target = session, target
         self._cache: PromptCache | None = None
+        self._checkpoints = RunCheckpoints()
         self._held: dict[tuple[int, int, str], Conversation] = {}
         """Conversations by their trace, number, and how they become prompts."""
 
@@ -151,10 +155,12 @@ class LocalSession:
 
     @property
     def memory(self) -> DeviceMemory:
-        """See engine.machine.device.device_memory."""
+        """See engine.machine.device.device_memory; threads too, if they were chosen by a trial."""
         from engine.machine.device import device_memory
+        from engine.model.threads import chosen_by
 
-        return device_memory(self._session.device)
+        memory, chosen = device_memory(self._session.device), chosen_by()
+        return memory._replace(name=f"{memory.name} · threads: {chosen}") if chosen else memory
 
     @property
     def engine_session(self) -> Session:
@@ -172,10 +178,12 @@ class LocalSession:
         options, fork = request.options, request.fork
         if fork is not None:
             fork.check_model(self._session.identity, self._session.compute)
-            return self._session.start(fork.prompts(), options, trace, fork=fork)
+            prompts, kept = fork.prompts(), self._checkpoints
+            return self._session.start(prompts, options, trace, fork=fork, checkpoints=kept)
         prompts = self._prompts(request)
         audit = audit_of(self._session, prompts, options, asked=None, in_background=True)
-        run = self._session.start(prompts, options, trace, audit=audit)
+        kept = self._checkpoints
+        run = self._session.start(prompts, options, trace, audit=audit, checkpoints=kept)
         note_why_not(trace.runs[run.run_id], prompts, options)
         self._learn_content(run)
         return run

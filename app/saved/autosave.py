@@ -28,11 +28,10 @@ from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import SOURCE, notes_of
 from engine.errors import DraftscopeError
 from engine.progress import ReportProgress
-from engine.trace.change_facts import change_facts
 from engine.trace.export import SESSION_FILE, SavedRows, append_csv, recover_export
 from engine.trace.replacing import target_of
 from engine.trace.run_ref import RunRef
-from engine.trace.session_file import read_session
+from engine.trace.session_file import change_facts, read_session
 from engine.trace.store import TraceStore
 
 PERIOD_MS = 30_000

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.peer_figures import with_told
-from engine.trace.round_rows import RoundRows
+from engine.trace.run_columns import RoundRows
 from engine.trace.store import TraceStore
-from engine.trace.timings import acceptance_of, timings_of
+from engine.trace.timings import acceptance_of, timings_of, with_told
 
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
 

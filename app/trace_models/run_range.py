@@ -10,10 +10,9 @@ from app.trace_models.number_text import NOT_OBSERVED, significant
 from engine.analysis.run_cost import RunCost
 from engine.size_text import size_text
 from engine.trace.records import PHASES
-from engine.trace.round_rows import RoundRows
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns
 from engine.trace.run_ref import RunRef
-from engine.trace.step_sums import joint_counts, per_position
+from engine.trace.timings import joint_counts, per_position
 
 _MOST_RATES = 8
 

@@ -12,8 +12,8 @@ import numpy as np
 from app.trace_models.run_facts import run_names
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
-from engine.trace.step_sums import StepSums
 from engine.trace.store import Table
+from engine.trace.timings import StepSums
 
 
 class GrowingArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,11 @@ from PySide6.QtGui import QColor
 from app.looks.theme import Theme
 from app.trace_models.number_text import significant
 from engine.analysis.baseline import speed
-from engine.analysis.what_if.cost_curve import LEAST_TIMES
-from engine.analysis.what_if.costs import RoundCosts
+from engine.analysis.what_if.costs import LEAST_TIMES, RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
 from engine.analysis.what_if.simulation import ASSUMPTIONS
-from engine.analysis.what_if.surface import Surface, surface
+from engine.analysis.what_if.surface import Surface, gain, surface
 from engine.trace.run_ref import RunRef
 
 MOST_ROUNDS = 4000
@@ -44,7 +43,8 @@ class TuneSurface:
     """surface: of n_rounds rounds. current: row and column of the run's own setting among them,
     None for one that is not there. recorded_floor: the p_min that the run had; below it nothing
     was recorded. rare_widths: of the verify passes that are asked for, those timed a few times
-    only. measured: the tokens per second that the run had, 0 for none."""
+    only. measured: the tokens per second that the run had, 0 for none. gain: of the best over the
+    current setting (engine.analysis.what_if.surface)."""
 
     request: SurfaceRequest
     surface: Surface
@@ -53,6 +53,7 @@ class TuneSurface:
     recorded_floor: float
     rare_widths: tuple[int, ...]
     measured: float = 0.0
+    gain: tuple[float, float] | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -82,7 +83,14 @@ def estimate(request: SurfaceRequest) -> TuneSurface | None:
     if rule is FIXED and own_n in lengths and own_p in floors:
         current = lengths.index(own_n), floors.index(own_p)
     rare, measured = _rare(costs, lengths[-1] + 1), speed(request.run.store, request.run.run_id)
-    return TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
+    estimated = TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
+    if current is None or found.best is None or found.best == current:
+        return estimated
+    if int(found.n_max[found.best[0]]) + 1 in found.unmeasured_widths:
+        return estimated
+    settings = [estimated.setting(*cell) for cell in (found.best, current)]
+    best, now = ({"n_max": n, "p_min": p} for n, p in settings)
+    return replace(estimated, gain=gain(rounds, best, now))
 
 
 def _rare(costs: RoundCosts | None, widest: int) -> tuple[int, ...]:
@@ -113,7 +121,7 @@ def heat_map(found: TuneSurface) -> HeatMap:
     values = (one.tokens_per_second if found.is_timed else one.tokens_per_round).T
     marks = {}
     best = best_cell(found)
-    if best is not None:
+    if best is not None and _is_shown(found):
         marks[BEST] = (best[1], best[0])
     if found.current is not None:
         marks[CURRENT] = (found.current[1], found.current[0])
@@ -133,27 +141,45 @@ def best_cell(found: TuneSurface) -> tuple[int, int] | None:
     return found.surface.best
 
 
+def _is_shown(found: TuneSurface) -> bool:
+    """Whether the fastest is so beyond the run's own spread, or there is nothing to compare."""
+    best = best_cell(found)
+    if best is None or found.current in (None, best):
+        return True
+    differs = found.current and _speed(found, found.current) != _speed(found, best)
+    return bool(differs and found.gain and found.gain[0] > 1)
+
+
 def headline(found: TuneSurface) -> str:
     """The best setting against the one in effect and plain decoding."""
     best = best_cell(found)
     if best is None:
         why = "a lane has no speed of its own" if found.request.run.facts.lane else "not timed"
         return f"Tokens per round: {why}"
-    words = f"Best: {_setting(found, best)} → {_speed(found, best)}"
+    words = f"Best estimate: {_setting(found, best)} → {_speed(found, best)}"
     if found.current is None:
         return words
     if found.current == best:
         return f"{words}, as recorded"
     now = f"{_setting(found, found.current)} → {_speed(found, found.current)}"
     if _speed(found, found.current) == _speed(found, best):
-        return f"None faster than now: {now}"
-    return f"{words}. Now: {now}"
+        return f"None estimated faster than now: {now}"
+    if found.gain is None:
+        highest = words.replace("Best", "Highest", 1)
+        return f"No verdict, too few rounds or passes were timed. {highest}. Now: {now}"
+    low, high = found.gain
+    if _is_shown(found):
+        return f"{words}, {low:.2f} to {high:.2f} times now. Now: {now}"
+    return (
+        f"No difference shown: {_setting(found, best)} has {low:.2f} to {high:.2f} times the speed "
+        f"of now. Now: {now}"
+    )
 
 
 def note(found: TuneSurface) -> str:
     """What the estimate rests on."""
     rounds = f"{found.n_rounds:,} round{'' if found.n_rounds == 1 else 's'}"
-    words = f"Estimated from {rounds}.{_measured(found)}"
+    words = f"Estimated from {rounds}, the range by the costs of each quarter.{_measured(found)}"
     if rare := found.rare_widths:
         words += f" Passes of {_listed(rare)} tokens were timed fewer than {LEAST_TIMES} times."
     if missing := found.surface.unmeasured_widths:

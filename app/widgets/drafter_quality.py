@@ -18,12 +18,18 @@ from app.trace_models.run_rows import RunRows
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
 from app.widgets.reliability_chart import RateChart, ReliabilityChart
-from engine.analysis.draft_quality import DraftQuality, by_drafter
-from engine.analysis.judged_drafts import DraftReader
-from engine.analysis.survival import Survival
-from engine.analysis.tree_gain import ASSUMPTIONS, LEAVES, WidthCost, width_cost
+from engine.analysis.draft_quality import (
+    ASSUMPTIONS,
+    LEAVES,
+    DraftQuality,
+    DraftReader,
+    Survival,
+    WidthCost,
+    by_drafter,
+    width_cost,
+)
 from engine.trace.run_ref import RunRef
-from engine.trace.step_sums import StepSums
+from engine.trace.timings import StepSums
 
 _TREE_HEADS = {
     "tree": "Leaves of the tree: the drafted chain and single candidates next to it",
@@ -34,7 +40,7 @@ _TREE_HEADS = {
 }
 _CHART_STRETCH = 1000
 _UNLIMITED = 16_777_215
-_TWO_FROM, _THREE_FROM = 56, 110
+_TWO_FROM, _THREE_FROM = 72, 110
 """Columns of the page by its width in characters."""
 
 

@@ -7,17 +7,10 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
-from PySide6.QtWidgets import (
-    QGridLayout,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QSizePolicy,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from app.looks.theme import Theme, icon
+from app.widgets.build import vbox
 from engine.report.text import visible
 
 _HEADING_FROM, _BUTTONS_FROM, _ROW = 4, 7, 2
@@ -55,9 +48,7 @@ class EmptyState(QWidget):
         heading.setFont(font)
         body.setWordWrap(True)
         body.setForegroundRole(body.palette().ColorRole.PlaceholderText)
-        column = QVBoxLayout(self)
-        column.setSpacing(8)
-        column.addStretch(2)
+        column = vbox(2, of=self, spacing=8)
         for label in (heading, body):
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setAlignment(Qt.AlignmentFlag.AlignHCenter)

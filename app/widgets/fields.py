@@ -16,7 +16,6 @@ from PySide6.QtWidgets import (
     QDoubleSpinBox,
     QFileDialog,
     QFormLayout,
-    QHBoxLayout,
     QLineEdit,
     QMenu,
     QSizePolicy,
@@ -25,6 +24,8 @@ from PySide6.QtWidgets import (
     QToolButton,
     QWidget,
 )
+
+from app.widgets.build import hbox, made
 
 
 class WheelGuard(QObject):
@@ -81,9 +82,7 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
 
 def text(placeholder: str) -> QLineEdit:
     """A line of text; a dropped model is for the window."""
-    line = QLineEdit()
-    line.setPlaceholderText(placeholder)
-    line.setAcceptDrops(False)
+    line = made(QLineEdit, placeholderText=placeholder, acceptDrops=False)
     return line
 
 
@@ -137,9 +136,7 @@ def _numbers(field: QWidget) -> list[QSpinBox | QDoubleSpinBox]:
 
 def side_by_side(fields: dict[str, QSpinBox | QDoubleSpinBox]) -> QWidget:
     """Numbers in one row, each with its name before the figure."""
-    row = QHBoxLayout(box := QWidget())
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(4)
+    row = hbox(of=(box := QWidget()), margins=(0, 0, 0, 0), spacing=4)
     for name, field in fields.items():
         field.setPrefix(f"{name} ")
         field.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)  # three of them must fit

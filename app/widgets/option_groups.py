@@ -15,15 +15,14 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
     QDoubleSpinBox,
-    QHBoxLayout,
     QLineEdit,
     QSizePolicy,
     QSpinBox,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
+from app.widgets.build import hbox, vbox
 from app.widgets.fields import (
     NamesChoice,
     add_row,
@@ -73,15 +72,8 @@ class FormGroup(QWidget):
         self._form.setContentsMargins(12, 0, 0, 4)
         self._body.setLayout(self._form)
         self._body.hide()
-        top = QHBoxLayout()
-        top.setSpacing(6)
-        top.addWidget(self.header)
-        top.addWidget(self._summary, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(2)
-        column.addLayout(top)
-        column.addWidget(self._body)
+        top = hbox(self.header, (self._summary, 1), spacing=6)
+        vbox(top, self._body, of=self, margins=(0, 0, 0, 0), spacing=2)
         self.summarise()
 
     @property

@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QLabel, QTabBar, QVBoxLayout, QWidget
 
 from app.looks.tabs import mark_front_tab
+from app.widgets.build import made, vbox
 
 _INDENT = 6
 
@@ -25,26 +26,19 @@ class Pages(QWidget):
         self._pages: dict[str, QWidget] = {}
         self._heads: list[QLabel] = []
         self._is_stack = False
-        self.bar = QTabBar()
-        self.bar.setAccessibleName("Pages: " + ", ".join(titles.values()))
+        self.bar = made(QTabBar, accessibleName="Pages: " + ", ".join(titles.values()))
         mark_front_tab(self.bar)
         self.bar.setExpanding(False)
         self.bar.setDrawBase(False)
         self.bar.setUsesScrollButtons(True)
         self.bar.setElideMode(Qt.TextElideMode.ElideNone)
-        whole = QVBoxLayout(self)
-        whole.setContentsMargins(0, 0, 0, 0)
-        whole.setSpacing(0)
-        whole.addWidget(self.bar)
+        whole = vbox(self.bar, of=self, margins=(0, 0, 0, 0), spacing=0)
         for name, title in titles.items():
             self.bar.addTab(title)
             self._heads.append(head := QLabel(title))
             head.setIndent(_INDENT)
             page = self._pages[name] = QWidget()
-            column = QVBoxLayout(page)
-            column.setContentsMargins(0, 0, 0, 0)
-            column.setSpacing(0)
-            column.addWidget(head)
+            vbox(head, of=page, margins=(0, 0, 0, 0), spacing=0)
             whole.addWidget(page, 1)
         self.bar.currentChanged.connect(self._arrange)
         self._arrange()

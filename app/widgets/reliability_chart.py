@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 from app.looks.theme import Theme
 from app.trace_models.number_text import short_count, significant
 from app.widgets.line_styles import plot_pen
-from engine.analysis.calibration import Calibration
+from engine.analysis.draft_quality import Calibration
 
 _TICKS = ((0.0, "0"), (0.5, "0.5"), (1.0, "1"))
 _GAP = 4

@@ -10,13 +10,8 @@ from PySide6.QtCore import QByteArray, QObject, Qt, QTimer
 from PySide6.QtGui import QFontDatabase, QGuiApplication
 from PySide6.QtWidgets import QApplication
 
-from app.actions.actions import Actions
-from app.engine_thread.bridge import Bridge
-from app.engine_thread.feed import Feed
 from app.looks.theme import Theme, apply_theme, load_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
-from app.window.banner import BannerArea
-from app.window.docks import Docks
 from app.window.layouts import LAYOUTS
 from app.window.panels import Panels
 from engine.trace.run_ref import RunRef
@@ -28,12 +23,10 @@ _KEEP_MS = 15_000
 class Appearance(QObject):
     """Connects the actions that change it, and follows the desktop if that is chosen."""
 
-    def __init__(
-        self, settings: Settings, actions: Actions, docks: Docks, panels: Panels, parent: QObject
-    ) -> None:
-        super().__init__(parent)
-        self._settings, self._actions = settings, actions
-        self._docks, self._panels = docks, panels
+    def __init__(self, panels: Panels) -> None:
+        super().__init__(panels.window)
+        self._settings, self._actions = settings, actions = panels.settings, panels.actions
+        self._docks, self._panels = docks, panels = panels.docks, panels
         self.theme = first_theme(settings)
         for name in THEME_CHOICES:
             actions[f"view.theme_{name}"].triggered.connect(
@@ -157,12 +150,12 @@ class GlyphWatch(QObject):
     """Looks at the text of every run that comes on show or ends. Qt takes another font by itself
     where the one in use lacks a character, if there is any."""
 
-    def __init__(self, bridge: Bridge, feed: Feed, banners: BannerArea, parent: QObject) -> None:
-        super().__init__(parent)
-        self._banners = banners
+    def __init__(self, panels: Panels) -> None:
+        super().__init__(panels.window)
+        self._banners = panels.banners
         self._told: set[str] = set()
-        feed.run_shown.connect(self._look)
-        bridge.run_ended.connect(self._look)
+        panels.feed.run_shown.connect(self._look)
+        panels.bridge.run_ended.connect(self._look)
 
     def _look(self, run: RunRef | None) -> None:
         if run is None or len(self._told) == len(SCRIPTS):

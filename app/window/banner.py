@@ -14,12 +14,14 @@ from PySide6.QtWidgets import (
     QLabel,
     QPushButton,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.looks.theme import Theme, icon
+from app.trace_models.compared_lanes import lanes_of
+from app.widgets.build import hbox, vbox
 from app.widgets.fitted_labels import ClampedLabel
+from engine.trace.run_ref import RunRef
 
 BannerButton = tuple[str, Callable[[], object]]
 """What a button says, and what it does."""
@@ -86,11 +88,7 @@ class Banner(QFrame):
         self._body.addLayout(self._offers)
         self._body.setAlignment(self._offers, Qt.AlignmentFlag.AlignRight)
         self._body.addStretch()
-        row = QHBoxLayout(self)
-        row.setContentsMargins(10, 5, 5, 5)
-        row.setSpacing(8)
-        row.addWidget(self._icon)
-        row.addLayout(self._body, 1)
+        row = hbox(self._icon, (self._body, 1), of=self, margins=(10, 5, 5, 5), spacing=8)
         for tool in (self.details, self._close):
             tool.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
             row.addWidget(tool, 0, Qt.AlignmentFlag.AlignTop)
@@ -128,9 +126,7 @@ class BannerArea(QWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(1)
+        self._column = vbox(of=self, margins=(0, 0, 0, 0), spacing=1)
         self._ages = QTimer(self)
         self._ages.setInterval(NOTICE_MS // _CHECKS)
         self._ages.timeout.connect(self._age)
@@ -207,3 +203,36 @@ class BannerArea(QWidget):
         banner.hide()
         banner.deleteLater()
         self.setVisible(self._column.count() > 0)
+
+
+class RunBanners:
+    """Messages about runs: each is in sight while its run, or a lane of the same comparison, is on
+    show."""
+
+    def __init__(self, area: BannerArea) -> None:
+        self._area = area
+        self._shown: RunRef | None = None
+        self._runs: dict[Banner, RunRef] = {}
+
+    def add(
+        self,
+        run: RunRef,
+        severity: str,
+        message: str,
+        remedy: str = "",
+        *offers: BannerButton,
+        sticky: bool = False,
+    ) -> Banner:
+        """As BannerArea.add, of a run."""
+        banner = self._area.add(severity, message, remedy, *offers, sticky=sticky)
+        self._runs[banner] = run
+        self.show_run(self._shown)
+        return banner
+
+    def show_run(self, run: RunRef | None) -> None:
+        """Another run is on show."""
+        self._shown = run
+        left = self._area.banners
+        self._runs = {banner: of for banner, of in self._runs.items() if banner in left}
+        for banner, of in self._runs.items():
+            banner.setVisible(run is not None and run in (of, *lanes_of(of)))

@@ -10,6 +10,7 @@ from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTim
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
+from app.widgets.build import made
 from app.widgets.buttons import TitleNote
 from app.widgets.fitted_labels import LowPanel
 from app.widgets.pages import Pages
@@ -76,8 +77,7 @@ class Docks:
         self._making.timeout.connect(self._make_seen)
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
-            dock = QDockWidget(title, window)
-            dock.setObjectName(f"dock.{name}")
+            dock = made(QDockWidget, title, window, objectName=f"dock.{name}")
             self._docks[name] = dock
             self._notes[name] = TitleNote(dock)
             if name in PAGES:

@@ -1,4 +1,5 @@
-"""What the engine reports, brought to the panels: states, files, runs, messages, progress."""
+"""What the engine reports, brought to the panels: states, files, runs, messages, progress; and what
+is on show, named in the titles of the panels."""
 
 from __future__ import annotations
 
@@ -7,17 +8,16 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from app.engine_thread import events
-from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State, TraceRead
-from app.engine_thread.feed import Feed
 from app.saved.errors import log
-from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of, run_to_show
 from app.trace_models.plain_tip import in_window
+from app.trace_models.run_facts import comparison_label
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position
 from app.trace_models.server_facts import known_facts, server_name
 from app.window.banner import Banner
+from app.window.layouts import DOCK_OF
 from app.window.panels import Panels
 from engine.analysis.breaks import BreakHit
 from engine.trace.run_ref import RunRef
@@ -32,12 +32,10 @@ class EngineNews(QObject):
     named = Signal(str)
     """What is on show, for the window's title; empty for nothing."""
 
-    def __init__(
-        self, bridge: Bridge, panels: Panels, feed: Feed, settings: Settings, parent: QObject
-    ) -> None:
-        super().__init__(parent)
-        self._bridge, self._panels, self._feed = bridge, panels, feed
-        self._settings = settings
+    def __init__(self, panels: Panels) -> None:
+        super().__init__(panels.window)
+        self._panels, self._settings = panels, panels.settings
+        self._bridge, self._feed = bridge, feed = panels.bridge, panels.feed
         self._loaded: events.OpenedFiles | None = None
         """Files of the model in use."""
         self._behind: Banner | None = None
@@ -307,3 +305,45 @@ class EngineNews(QObject):
             return []
         others = [r.model for r in self._bridge.listed if r.store is shown.store and not r.in_use]
         return [" of ".join((f"on show: {run_name(shown)}", *others[:1]))]
+
+
+_OF_RUN = ("rollback", "memory", "inspector", "runs", "acceptance", "time")
+_OF_COMPARISON = ("divergence", "findings")
+_OF_FILES = "results", "conform"
+"""Pages that show what a file or a package holds, whatever run is on show."""
+
+
+class SubjectNames(QObject):
+    """Says in the titles of panels which run or comparison they show."""
+
+    def __init__(self, panels: Panels) -> None:
+        super().__init__(panels.window)
+        self._bridge, self._feed, self._docks = panels.bridge, panels.feed, panels.docks
+        renamed, turned = panels.runs.rename_asked, panels.docks.turned()
+        for changed in (self._feed.run_shown, self._bridge.listed_changed, renamed, *turned):
+            changed.connect(self._name)
+
+    def _name(self, *_: object) -> None:
+        run = self._feed.run
+        lanes = () if run is None else lanes_of(run)
+        label = "" if run is None else run_name(run)
+        for name in _OF_RUN:
+            self._docks.note(name, label)
+        for name in _OF_COMPARISON:
+            self._docks.note(name, comparison_label(lanes) if lanes else label)
+        is_turn = run is not None and run.facts.turn is not None
+        self._docks.note("conversation", label if is_turn else f"not of {label}" if label else "")
+        runs = () if run is None else list(run.store.runs.values())
+        is_checked = any(one.gate or one.gate_scripts for one in runs)
+        checks = label if is_checked else f"not of {label}" if label else ""
+        of_files = {DOCK_OF[page] for page in _OF_FILES if page in self._docks.pages}
+        for name, text in (("tuning", label), ("checks", checks)):
+            self._docks.note(name, "" if name in of_files else text)
+        self._docks.note("model", self._other_model(run))
+
+    def _other_model(self, run: RunRef | None) -> str:
+        """Said of the model in use where the run on show is not of it."""
+        for runs in self._bridge.listed if run is not None else ():
+            if run is not None and runs.store is run.store and not runs.in_use:
+                return f"in use; {run_name(run)} is of {runs.model}"
+        return ""

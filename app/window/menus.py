@@ -16,17 +16,15 @@ from PySide6.QtWidgets import (
     QTabBar,
     QToolBar,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
-from app.actions import PANELS
-from app.actions.actions import MENUS, TOOLBAR, Actions
-from app.actions.spec import SEPARATOR
+from app.actions.actions import MENUS, PANELS, SEPARATOR, TOOLBAR, Actions
 from app.looks.tabs import mark_front_tab
 from app.saved.settings import THEME_CHOICES, Settings
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import UNITS
+from app.widgets.build import made, vbox
 from app.window.layouts import LAYOUTS
 
 _PLOTS = (
@@ -163,19 +161,13 @@ def make_toolbar(actions: Actions) -> QToolBar:
 def make_head(bar: QMenuBar, *below: QWidget) -> QWidget:
     """What goes from edge to edge of the window above its docks: the menu bar, and widgets below
     it that may wrap their text, as those in Qt's own tool bar area may not."""
-    column = QVBoxLayout(head := QWidget())
-    column.setContentsMargins(0, 0, 0, 0)
-    column.setSpacing(0)
-    for widget in (bar, *below):
-        column.addWidget(widget)
+    vbox(bar, *below, of=(head := QWidget()), margins=(0, 0, 0, 0), spacing=0)
     return head
 
 
 def _layout_tabs(layouts: Sequence[QAction]) -> QTabBar:
     """A tab for each layout; the one in use is in front."""
-    tabs = QTabBar()
-    tabs.setObjectName("toolbar.layouts")
-    tabs.setAccessibleName("Layouts")
+    tabs = made(QTabBar, objectName="toolbar.layouts", accessibleName="Layouts")
     mark_front_tab(tabs)
     tabs.setDrawBase(False)
     tabs.setExpanding(False)

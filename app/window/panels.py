@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 
 from app.actions.actions import Actions
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.feed import Feed
 from app.looks.theme import Theme
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.findings.findings_view import FindingsView
@@ -23,11 +25,10 @@ from app.saved.settings import Settings
 from app.trace_models.run_facts import ModelRuns
 from app.widgets.buttons import TitleButton
 from app.widgets.empty_state import EmptyState
-from app.window.banner import BannerArea
+from app.window.banner import BannerArea, RunBanners
 from app.window.docks import Docks
 from app.window.menus import PlotsMenu
 from app.window.status_line import StatusLine
-from app.window.subject import RunBanners
 from app.window.why_not_strip import WhyNotStrip
 
 if TYPE_CHECKING:
@@ -40,11 +41,22 @@ _FIRST, _TOKENS = range(2)
 
 
 class Panels:
-    """The views by name. `text_views`: those of the trace that are made at once. `complete` adds
-    those that draw, some of them only once they are looked at."""
+    """The views by name, with what feeds them and where they are. `text_views`: those of the trace
+    that are made at once. `complete` adds those that draw, some of them only once they are looked
+    at."""
 
-    def __init__(self, theme: Theme, actions: Actions) -> None:
-        self._actions = actions
+    def __init__(
+        self,
+        theme: Theme,
+        window: QWidget,
+        bridge: Bridge,
+        settings: Settings,
+        docks: Docks,
+        actions: Actions,
+    ) -> None:
+        self.window, self.bridge, self.settings = window, bridge, settings
+        self.docks, self.actions = docks, actions
+        self.feed = Feed(window)
         self._is_complete = self._is_open = False
         self._results: ResultsView | None = None
         self._conform: ConformView | None = None
@@ -80,10 +92,8 @@ class Panels:
     def complete(
         self,
         theme: Theme,
-        settings: Settings,
         menu: PlotsMenu,
         report: Callable[[str, str, str], None],
-        docks: Docks,
         made: Callable[[PlotView | DivergenceView | ResultsView | ConformView], None],
     ) -> None:
         """Make what draws with pyqtgraph and put it into its docks. To import it and to build the
@@ -97,7 +107,7 @@ class Panels:
         from app.panels.plots.round_view import RoundView
         from app.window.plot_group import PLOTS, PlotGroup, PlotStack
 
-        stack = PlotStack(self._centre)
+        stack, docks = PlotStack(self._centre), self.docks
 
         def target(name: str) -> QWidget | None:
             return PlotGroup.target(docks.front(name))
@@ -111,12 +121,12 @@ class Panels:
                 TitleButton(docks[name], "Plot", menu, partial(target, name))
             made(view)
 
-        self._theme, self._docks, self._made = theme, docks, made
-        self.divergence = DivergenceView(theme, self._actions)
+        self._theme, self._made = theme, made
+        self.divergence = DivergenceView(theme, self.actions)
         self._offer_run([self.divergence])
         docks.fill("divergence", self.divergence)
         made(self.divergence)
-        plots = self.plots = PlotGroup(theme, self._actions, settings, menu, report, put)
+        plots = self.plots = PlotGroup(theme, self.actions, self.settings, menu, report, put)
         for name in PLOTS:
             docks.fill_when_seen(name, partial(plots.__getitem__, name))
         docks.fill_when_seen("results", lambda: self.results)
@@ -129,8 +139,8 @@ class Panels:
         if self._results is None:
             from app.panels.tune.results_view import ResultsView
 
-            self._results = ResultsView(self._theme, self._actions)
-            self._docks.fill("results", self._results)
+            self._results = ResultsView(self._theme, self.actions)
+            self.docks.fill("results", self._results)
             self._made(self._results)
         return self._results
 
@@ -138,7 +148,7 @@ class Panels:
         from app.panels.checks.conform_view import ConformView
 
         self._conform = ConformView(self._theme)
-        self._docks.fill("conform", self._conform)
+        self.docks.fill("conform", self._conform)
         self._made(self._conform)
 
     @property
@@ -157,7 +167,7 @@ class Panels:
         if self._is_complete:
             self.plots.plain_measured()
 
-    def fill(self, docks: Docks) -> None:
+    def fill(self) -> None:
         """Put the views made so far into their docks."""
         for name, view in (
             ("model", self.model_map),
@@ -169,7 +179,7 @@ class Panels:
             ("breaks", self.breaks),
             ("conversation", self.conversation),
         ):
-            docks.fill(name, view)
+            self.docks.fill(name, view)
 
     def centre(self) -> QWidget:
         """The widget between the docks: the text, and why it is not as asked."""
@@ -216,7 +226,7 @@ class Panels:
         self.tokens.tell_kept(sum(len(runs.store.runs) for runs in recorded))
 
     def _offer_run(self, views: Iterable[QWidget]) -> None:
-        run, demo = self._actions["run.start"], self._actions["file.open_demo"]
+        run, demo = self.actions["run.start"], self.actions["file.open_demo"]
         for view in views:
             for empty in view.findChildren(EmptyState):
                 if empty.waits_for_run and view is self.tokens:

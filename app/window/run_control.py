@@ -8,12 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer
-from PySide6.QtWidgets import QWidget
 
-from app.actions.actions import Actions
-from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.feed import Feed
 from app.engine_thread.jobs.decoding import (
     StartComparison,
     StartFork,
@@ -30,7 +26,6 @@ from app.engine_thread.requests import (
     ScriptRequest,
     TurnRequest,
 )
-from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import fidelity_text
 from app.trace_models.run_notes import note, run_name
@@ -39,7 +34,6 @@ from app.window.banner import Banner
 from app.window.dialogs.connect import LOOPBACK, ConnectDialog
 from app.window.dialogs.files import LibraryDialog, ask_model
 from app.window.dialogs.fork import ForkDialog
-from app.window.docks import Docks
 from app.window.panels import Panels
 from engine.compare.llama_library import find_build
 from engine.compare.memory_script import MemoryScript
@@ -54,22 +48,13 @@ _TOLD_MS = 8000
 
 
 class RunControl:
-    """Takes the contents of the panels to the bridge. `window`: the parent of dialogs."""
+    """Takes the contents of the panels to the bridge."""
 
-    def __init__(
-        self,
-        bridge: Bridge,
-        panels: Panels,
-        feed: Feed,
-        docks: Docks,
-        settings: Settings,
-        actions: Actions,
-        window: QWidget,
-    ) -> None:
-        self._actions = actions
-        self._bridge, self._panels, self._docks = bridge, panels, docks
-        self._feed, self._settings, self._window = feed, settings, window
-        self.guide = ScenarioGuide(bridge, panels, docks, window)
+    def __init__(self, panels: Panels) -> None:
+        self._panels, self._bridge, self._feed = panels, panels.bridge, panels.feed
+        self._docks, self._actions = panels.docks, panels.actions
+        self._settings, self._window = panels.settings, panels.window
+        self.guide = ScenarioGuide(panels)
         self._watch_at: tuple[str, int] | None = None
         """Server that is being connected to, and the port to watch it at."""
 
@@ -417,9 +402,10 @@ def _fork_at(place: Position) -> Fork:
 class ScenarioGuide(QObject):
     """Belongs to one window. Another run, of whatever kind, ends what it has to tell."""
 
-    def __init__(self, bridge: Bridge, panels: Panels, docks: Docks, parent: QObject) -> None:
-        super().__init__(parent)
-        self._bridge, self._panels, self._docks = bridge, panels, docks
+    def __init__(self, panels: Panels) -> None:
+        super().__init__(panels.window)
+        self._panels, self._docks = panels, panels.docks
+        self._bridge = bridge = panels.bridge
         self._scenario: Scenario | MemoryScript | None = None
         self._has_begun = self._is_told = False
         self._banner: Banner | None = None

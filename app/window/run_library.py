@@ -11,9 +11,7 @@ from weakref import WeakKeyDictionary
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QGuiApplication
 
-from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import TraceMark, mark_of
-from app.engine_thread.feed import Feed
 from app.engine_thread.jobs.decoding import StartRun
 from app.engine_thread.jobs.files import ReadRows
 from app.engine_thread.jobs.judging import TriageRuns
@@ -52,18 +50,10 @@ class RunLibrary(QObject):
     """Connects the Runs panel. `autosave`: what writes traces, None where nothing is saved: then
     all of them stay in memory."""
 
-    def __init__(
-        self,
-        bridge: Bridge,
-        panels: Panels,
-        feed: Feed,
-        news: EngineNews,
-        autosave: Autosave | None,
-        parent: QObject,
-    ) -> None:
-        super().__init__(parent)
-        self._bridge, self._panels, self._feed, self._news = bridge, panels, feed, news
-        self._autosave = autosave
+    def __init__(self, panels: Panels, news: EngineNews, autosave: Autosave | None) -> None:
+        super().__init__(panels.window)
+        self._panels, self._news, self._autosave = panels, news, autosave
+        self._bridge, self._feed = bridge, feed = panels.bridge, panels.feed
         self._used: WeakKeyDictionary[TraceStore, int] = WeakKeyDictionary()
         """When a trace was on show last, by a count of such times."""
         self._as_read: WeakKeyDictionary[TraceStore, TraceMark] = WeakKeyDictionary()
@@ -285,14 +275,14 @@ class RunPairs(QObject):
     changed = Signal()
     """There is a place to go to, or none any more."""
 
-    def __init__(self, bridge: Bridge, panels: Panels, feed: Feed, parent: QObject) -> None:
-        super().__init__(parent)
-        self._bridge, self._panels, self._feed = bridge, panels, feed
+    def __init__(self, panels: Panels) -> None:
+        super().__init__(panels.window)
+        self._bridge, self._panels, self._feed = panels.bridge, panels, panels.feed
         self._overlay: RunOverlay | None = None
         self._asked = False
         self._parting: TextPair | None = None
-        feed.overlay_changed.connect(self._begin)
-        bridge.run_ended.connect(self._ask)
+        self._feed.overlay_changed.connect(self._begin)
+        self._bridge.run_ended.connect(self._ask)
 
     @property
     def part(self) -> bool:
@@ -339,10 +329,8 @@ _MESSAGE_MS = 3000
 class Copies:
     """`log_lines` gives the end of the log for reports."""
 
-    def __init__(
-        self, bridge: Bridge, panels: Panels, feed: Feed, log_lines: Callable[[], list[str]]
-    ) -> None:
-        self._bridge, self._panels, self._feed = bridge, panels, feed
+    def __init__(self, panels: Panels, log_lines: Callable[[], list[str]]) -> None:
+        self._bridge, self._panels, self._feed = panels.bridge, panels, panels.feed
         self._log_lines = log_lines
 
     def text(self) -> None:

@@ -7,16 +7,12 @@ import math
 import numpy as np
 from PySide6.QtCore import QObject, QTimer
 
-from app.actions.actions import Actions
-from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.feed import Feed
 from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRows
-from app.window.docks import Docks
 from app.window.panels import Panels
 from engine.analysis.audit_text import audit_goes_on
 from engine.analysis.baseline import PlainRatio
@@ -26,18 +22,10 @@ from engine.trace.run_ref import RunRef
 class RunEnds(QObject):
     """Fills the end card below the text, and the status line."""
 
-    def __init__(
-        self,
-        bridge: Bridge,
-        panels: Panels,
-        docks: Docks,
-        feed: Feed,
-        actions: Actions,
-        parent: QObject,
-    ) -> None:
-        super().__init__(parent)
-        self._bridge, self._panels, self._docks, self._feed = bridge, panels, docks, feed
-        self._actions = actions
+    def __init__(self, panels: Panels) -> None:
+        super().__init__(panels.window)
+        self._panels, self._docks, self._actions = panels, panels.docks, panels.actions
+        self._bridge, self._feed = bridge, feed = panels.bridge, panels.feed
         card = panels.tokens.end_card
         card.plain_asked.connect(self.measure_plain)
         card.step_asked.connect(self._take)
@@ -171,7 +159,7 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     parts = [f"{numbers.tokens:,}{of} tokens"]
     fork = run.facts.fork
     if fork is not None and numbers.rounds is not None and numbers.rounds < fork.round:
-        parts.insert(0, f"{_fork(run)}: rounds before it are decoded again")
+        parts.insert(0, _rebuilt(run))
     if numbers.rounds:
         parts.append(f"round {numbers.rounds - 1:,}")
     seconds, speed = _seconds(run), numbers.tokens_per_second

@@ -14,7 +14,6 @@ from PySide6.QtCore import QEvent, QMimeData, QObject, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CommandFailed
 from app.engine_thread.jobs.files import (
     ExportTrace,
@@ -25,10 +24,10 @@ from app.engine_thread.jobs.files import (
     WriteReport,
 )
 from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, SavedTrace, discard
-from app.saved.settings import Settings, unwritable
+from app.saved.settings import unwritable
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_notes import notes_of
-from app.window.banner import Banner, BannerArea, BannerButton
+from app.window.banner import Banner, BannerButton
 from app.window.dialogs.files import (
     ExportDialog,
     QuitChoice,
@@ -40,7 +39,6 @@ from app.window.dialogs.files import (
     place_page,
 )
 from app.window.dialogs.help import environment
-from app.window.docks import Docks
 from app.window.panels import Panels
 from engine.errors import DraftscopeError
 from engine.experiments.results.reader import find_results
@@ -72,17 +70,11 @@ class Sessions(QObject):
     """The runs of earlier sessions are listed."""
     _posted = Signal(object)
 
-    def __init__(
-        self,
-        bridge: Bridge,
-        settings: Settings,
-        banners: BannerArea,
-        data: Path | None,
-        window: QWidget,
-    ) -> None:
-        super().__init__(window)
-        self._bridge, self._settings, self._banners = bridge, settings, banners
-        self._data, self._window = data, window
+    def __init__(self, panels: Panels, data: Path | None) -> None:
+        super().__init__(panels.window)
+        self._settings, self._banners = panels.settings, panels.banners
+        self._bridge = bridge = panels.bridge
+        self._data, self._window = data, panels.window
         self.quit_choice: QuitChoice | None = None
         self._discarded: list[TraceStore] = []
         self._library: ReadLibrary | None = None
@@ -314,17 +306,9 @@ def _is_deleted(store: TraceStore) -> bool:
 class OpenedResults:
     """Belongs to one window, whose panels are complete before anything is opened."""
 
-    def __init__(
-        self,
-        bridge: Bridge,
-        panels: Panels,
-        docks: Docks,
-        sessions: Sessions,
-        settings: Settings,
-        window: QWidget,
-    ) -> None:
-        self._bridge, self._panels, self._docks = bridge, panels, docks
-        self._sessions, self._settings, self._window = sessions, settings, window
+    def __init__(self, panels: Panels, sessions: Sessions) -> None:
+        self._bridge, self._panels, self._docks = panels.bridge, panels, panels.docks
+        self._sessions, self._settings, self._window = sessions, panels.settings, panels.window
 
     def connect(self, view: ResultsView) -> None:
         """Listen to the panel."""

@@ -12,6 +12,7 @@ from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
+from app.widgets.build import made
 from engine.analysis.baseline import PlainRatio
 from engine.size_text import size_text
 
@@ -50,16 +51,14 @@ class StatusLine(QStatusBar):
         super().__init__(parent)
         self._texts = {"waiting": "", "going": "", "model": ""}
         self._model = _Words()
-        self._phase = QLabel()
-        self._phase.setTextFormat(Qt.TextFormat.PlainText)
+        self._phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self._bar = QProgressBar()
         self._bar.setRange(0, _STEPS)
         self._bar.setTextVisible(False)
         self._bar.setAccessibleName("Progress")
         self._bar.setFixedWidth(16 * self.fontMetrics().averageCharWidth())
         self._bar.setMaximumHeight(self.fontMetrics().height())
-        self._cancel = QPushButton("Cancel")
-        self._cancel.clicked.connect(self.cancel_asked)
+        self._cancel = made(QPushButton, "Cancel", clicked=self.cancel_asked)
         self.chips = {key: FigureChip(*texts) for key, texts in _CHIPS.items()}
         self.overlay = FigureChip("overlay", "run 00", "")
         self.overlay.hide()

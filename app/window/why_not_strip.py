@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QToolButton, QWidget
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme, icon
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import Position
+from app.widgets.build import hbox, made
 from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
 from engine.trace.facts import RunFacts
@@ -44,8 +45,7 @@ class WhyNotStrip(QFrame):
         self.reasons: list[WhyNotReason] = []
         self._pacer = Pacer(self._read, _PERIOD_MS, self)
         self._icon = QLabel()
-        self.text = QLabel()
-        self.text.setTextFormat(Qt.TextFormat.PlainText)
+        self.text = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self.text.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.show_button, self.next_button = QToolButton(), QToolButton()
@@ -59,11 +59,9 @@ class WhyNotStrip(QFrame):
         self.close_button.setToolTip("Hide this line until there is another reason")
         self.close_button.setAccessibleName("Dismiss the reasons")
         self.close_button.clicked.connect(self._dismiss)
-        self._row = row = QHBoxLayout(self)
-        row.setContentsMargins(10, 1, 4, 1)
-        row.setSpacing(6)
-        row.addWidget(self._icon)
-        row.addWidget(self.text, 1)
+        self._row = row = hbox(
+            self._icon, (self.text, 1), of=self, margins=(10, 1, 4, 1), spacing=6
+        )
         for button in (self.show_button, self.next_button, self.close_button):
             button.setAutoRaise(True)
             button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QMenuBar
 
-from app.actions import SPECS
-from app.actions.actions import Actions, submenu_of
+from app.actions.actions import SPECS, Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.feed import Feed
 from app.engine_thread.jobs.judging import CheckKernels, EstimateSpeeds
 from app.engine_thread.jobs.opening import DisconnectServer
 from app.looks.theme import Theme
@@ -26,7 +24,7 @@ from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
 from app.window.dialogs.scenarios import ScenarioDialog, scenario_actions
 from app.window.docks import Docks
-from app.window.engine_events import EngineNews
+from app.window.engine_events import EngineNews, SubjectNames
 from app.window.layouts import PAGES, TITLES, known_layout
 from app.window.menus import PlotsMenu, RecentMenu, make_head, make_menus, make_toolbar
 from app.window.panels import Panels
@@ -34,7 +32,6 @@ from app.window.run_control import RunControl
 from app.window.run_library import Copies, RunLibrary, RunPairs
 from app.window.run_status import RunEnds
 from app.window.sessions import DroppedFiles, DropTarget, OpenedResults, Sessions
-from app.window.subject import SubjectNames
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
@@ -75,29 +72,21 @@ class MainWindow(QMainWindow):
         for name in TITLES:
             self.docks.connect_action(name, self.actions_by_id[f"view.panel_{name}"])
         self._make_panels()
-        self.sessions = Sessions(bridge, settings, self.banners, data, self)
+        self.sessions = Sessions(self.panels, data)
         self.sessions.told.connect(self.status.showMessage)
-        self.control = RunControl(
-            bridge, self.panels, self.feed, self.docks, settings, self.actions_by_id, self
-        )
-        self.copies = Copies(bridge, self.panels, self.feed, log_lines)
+        self.control = RunControl(self.panels)
+        self.copies = Copies(self.panels, log_lines)
         self._make_menus(scenarios)
         self.palette_box = CommandPalette(self._commands, self)
-        self.appearance = Appearance(settings, self.actions_by_id, self.docks, self.panels, self)
-        self.news = EngineNews(bridge, self.panels, self.feed, settings, self)
-        self.opened_results = OpenedResults(
-            bridge, self.panels, self.docks, self.sessions, settings, self
-        )
-        self.library = RunLibrary(
-            bridge, self.panels, self.feed, self.news, self.sessions.autosave, self
-        )
-        self.run_ends = RunEnds(
-            bridge, self.panels, self.docks, self.feed, self.actions_by_id, self
-        )
-        self.run_pairs = RunPairs(bridge, self.panels, self.feed, self)
-        SubjectNames(bridge, self.feed, self.docks, self.runs.rename_asked, self)
+        self.appearance = Appearance(self.panels)
+        self.news = EngineNews(self.panels)
+        self.opened_results = OpenedResults(self.panels, self.sessions)
+        self.library = RunLibrary(self.panels, self.news, self.sessions.autosave)
+        self.run_ends = RunEnds(self.panels)
+        self.run_pairs = RunPairs(self.panels)
+        SubjectNames(self.panels)
         self.feed.run_shown.connect(self.panels.run_banners.show_run)
-        GlyphWatch(bridge, self.feed, self.banners, self)
+        GlyphWatch(self.panels)
         self._connect_actions()
         self._connect_panels()
         if whole:
@@ -118,14 +107,7 @@ class MainWindow(QMainWindow):
     def complete(self) -> None:
         """Make what the first painting does not wait for: everything with a plot in it."""
         panels = self.panels
-        panels.complete(
-            self.theme,
-            self.settings,
-            self.plots_menu,
-            self.show_message,
-            self.docks,
-            self._connect_drawn,
-        )
+        panels.complete(self.theme, self.plots_menu, self.show_message, self._connect_drawn)
         self.plots, self.divergence = panels.plots, panels.divergence
         self.feed.overlay_changed.connect(self.plots.set_overlay)
         self.feed.range_changed.connect(self.plots.set_range)
@@ -180,16 +162,17 @@ class MainWindow(QMainWindow):
     # -- building --------------------------------------------------------------------------
 
     def _make_panels(self) -> None:
-        panels = self.panels = Panels(first_theme(self.settings), self.actions_by_id)
+        theme, settings = first_theme(self.settings), self.settings
+        panels = Panels(theme, self, self.bridge, settings, self.docks, self.actions_by_id)
+        self.panels, self.feed = panels, panels.feed
         self.tokens, self.runs, self.breaks = panels.tokens, panels.runs, panels.breaks
         self.findings, self.inspector = panels.findings, panels.inspector
         self.model_map, self.run_panel = panels.model_map, panels.run_panel
         self.banners, self.status, self.why_not = panels.banners, panels.status, panels.why_not
         panels.run_panel.put_entries(self.settings.run_form)
-        panels.fill(self.docks)
+        panels.fill()
         self.setCentralWidget(panels.centre())
         self.setStatusBar(self.status)
-        self.feed = Feed(self)
         self.feed.add((*panels.text_views, panels.conversation))
 
     def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:

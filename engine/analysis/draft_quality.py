@@ -1,17 +1,370 @@
-"""What a run tells of its drafters, each by itself: sums that grow with the drafts read."""
+"""Quality of drafts, of each drafter by itself: how sure it was of its tokens, how far its drafts
+came, what a tree would have gained.
+
+Only drafts of which the trace holds every token are taken apart: of another engine's run the
+accepted ones alone may be known, and every rate over those would be 1.
+
+A p_min leaves out the tokens below it, so that their bins of confidence stay empty.
+
+A draft that ended early says nothing of the indices after its end, so it is left out of them
+(the product-limit estimate of Kaplan and Meier, JASA 1958). That takes for granted that drafts cut
+short would have fared like the others; where p_min cuts them, they would have fared worse.
+
+The tree has the recorded chain and next to it single tokens: at a place (index in the draft, rank
+among the drafter's candidates) it holds that candidate as well. Where the chain was rejected at
+this index and the target chose that candidate, the tree's step emits one token more: the
+candidate is accepted and the target's token after it follows. What is assumed beyond that is
+listed in `ASSUMPTIONS`. What drafted trees bring (engine.draft.tree) is measured by running them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.analysis.calibration import Calibration
-from engine.analysis.judged_drafts import ACCEPTED, BEYOND, UNKNOWN, JudgedDrafts
-from engine.analysis.survival import Survival
-from engine.analysis.tree_gain import TreeGain, tree_gains
-from engine.trace.records import N_TOP
-from engine.trace.step_sums import joint_counts
+from engine.trace.records import EMITTED_KINDS, MISSING, N_TOP
+from engine.trace.run_ref import RunRef
+from engine.trace.timings import joint_counts
+
+ACCEPTED, REJECTED, NOT_JUDGED = 0, 1, 2
+"""Fates of a drafted token. An end token that the target chose too is emitted as the target's own,
+and accepted here; after a rejected token none is judged."""
+BEYOND, UNKNOWN = 0, -1
+"""Ranks of a target's token that is not among the candidates, and of one without candidates."""
+
+_LOW_BITS = 31
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDrafts:
+    """Drafts in the order they were verified.
+
+    By step, [s]: drafter (code of the store's texts), n_drafted, n_accepted, is_told (whether its
+    tokens are among the following). By drafted token, [n]: step, index in the draft, confidence
+    (of the drafter's confidence head if it has one; NaN of a token that was looked up), fate. By
+    rejection, [m]: rejected_step, rejected_index, rank of the token that the target chose instead
+    among the drafter's candidates, from 1.
+    """
+
+    drafter: np.ndarray
+    n_drafted: np.ndarray
+    n_accepted: np.ndarray
+    is_told: np.ndarray
+    step: np.ndarray
+    index: np.ndarray
+    confidence: np.ndarray
+    fate: np.ndarray
+    rejected_step: np.ndarray
+    rejected_index: np.ndarray
+    rank: np.ndarray
+
+    @property
+    def is_judged(self) -> np.ndarray:
+        """Which tokens the target has judged, bool [n]."""
+        return self.fate != NOT_JUDGED
+
+
+class DraftReader:
+    """Reads the drafts of a run, each once, while the run grows."""
+
+    def __init__(self, run: RunRef) -> None:
+        self._run = run
+        self._rounds_read = self._tokens_read = 0
+
+    def read(self) -> JudgedDrafts | None:
+        """The drafts that were verified since the last call; None without any.
+
+        The row of a round is written after the rows of its tokens.
+        """
+        store, run_id = self._run.store, self._run.run_id
+        start, stop = self._rounds_read, len(store.rounds)
+        stop_tokens = len(store.tokens)  # after the rounds: their tokens are complete
+        self._rounds_read = stop
+        rounds = store.rounds
+
+        def of_round(name: str) -> np.ndarray:
+            return rounds.column(name, start, stop)
+
+        drafted = of_round("num_draft_tokens")
+        steps = np.flatnonzero(
+            (of_round("run_id") == run_id) & (drafted > 0) & (of_round("n_merged") == MISSING)
+        )
+        if not steps.size:
+            return None
+        keys = _keys(of_round("round")[steps], of_round("seq_id")[steps])
+        order = np.argsort(keys, kind="stable")
+        tokens = _Tokens(self._run, self._tokens_read, stop_tokens, keys[order], order)
+        self._tokens_read = tokens.end
+        n_drafted = drafted[steps]
+        index = tokens.column("draft_index")
+        is_drafted = (index >= 0) & (index < n_drafted[tokens.step])  # others were not verified
+        is_drafted &= ~tokens.is_kind("replayed")
+        is_told = np.bincount(tokens.step[is_drafted], minlength=len(steps)) == n_drafted
+        chosen = is_drafted & is_told[tokens.step]
+        fate = np.full(len(index), NOT_JUDGED, np.int8)
+        fate[tokens.is_kind(*EMITTED_KINDS)] = ACCEPTED
+        fate[tokens.is_kind("rejected")] = REJECTED
+        rejected = np.flatnonzero(chosen & (fate == REJECTED))
+        return JudgedDrafts(
+            drafter=of_round("drafter")[steps],
+            n_drafted=n_drafted,
+            n_accepted=np.clip(of_round("num_accepted_draft_tokens")[steps], 0, n_drafted),
+            is_told=is_told,
+            step=tokens.step[chosen],
+            index=index[chosen],
+            confidence=tokens.confidence()[chosen],
+            fate=fate[chosen],
+            rejected_step=tokens.step[rejected],
+            rejected_index=index[rejected],
+            rank=tokens.ranks(rejected),
+        )
+
+
+def judged_drafts(run: RunRef) -> JudgedDrafts | None:
+    """All drafts of a run that have been verified by now; None without any."""
+    return DraftReader(run).read()
+
+
+class _Tokens:
+    """Rows start .. stop of `tokens` that belong to steps, [n], and which step each belongs to.
+
+    keys: ascending, of the steps `order`.
+    """
+
+    def __init__(
+        self, run: RunRef, start: int, stop: int, keys: np.ndarray, order: np.ndarray
+    ) -> None:
+        self._table, self._pool = run.store.tokens, run.store.text_pool
+        mine = np.flatnonzero(self._table.column("run_id", start, stop) == run.run_id) + start
+        of = _keys(*(self._table.column(name, 0, stop)[mine] for name in ("round", "seq_id")))
+        at = np.minimum(np.searchsorted(keys, of), len(keys) - 1)
+        found = keys[at] == of
+        self._rows, self._stop = mine[found], stop
+        self.step: np.ndarray = order[at[found]]
+        self.end = int(self._rows[-1]) + 1 if len(self._rows) else start
+        """After the last of them."""
+
+    def column(self, name: str) -> np.ndarray:
+        values: np.ndarray = self._table.column(name, 0, self._stop)[self._rows]
+        return values
+
+    def confidence(self) -> np.ndarray:
+        """What the drafter's confidence head said, where it has one, else its probability."""
+        head = self.column("draft_conf")
+        return np.where(np.isnan(head), self.column("draft_p"), head)
+
+    def is_kind(self, *kinds: str) -> np.ndarray:
+        codes = [self._pool.find(kind) for kind in kinds]
+        return np.isin(self.column("kind"), codes)
+
+    def ranks(self, rejected: np.ndarray) -> np.ndarray:
+        """Rank of the target's token among the candidates of rejected tokens, int64 [m]."""
+        ids, places = self.column("token_id"), _keys(self.column("pos"), self.step)
+        replacing = np.flatnonzero(self.is_kind("replacement"))
+        replacing = replacing[np.argsort(places[replacing], kind="stable")]
+        if not len(replacing):
+            return np.full(len(rejected), UNKNOWN)
+        at = np.searchsorted(places[replacing], places[rejected])
+        own = replacing[np.minimum(at, len(replacing) - 1)]
+        chosen = np.where(places[own] == places[rejected], ids[own], MISSING)
+        candidates = self._table.column("draft_top_id", 0, self._stop)[self._rows[rejected]]
+        is_there = candidates == chosen[:, None]
+        rank = np.where(is_there.any(axis=1), 1 + is_there.argmax(axis=1), BEYOND)
+        known = (chosen != MISSING) & (candidates != MISSING).any(axis=1)
+        return np.where(known, rank, UNKNOWN)
+
+
+def _keys(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """One number for a pair, int64 [n]; low: below 2 ** 31."""
+    return (high << _LOW_BITS) + low
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """By index in the draft, [K] each. judged: drafts whose token there was judged, int64.
+    accepted: those whose token was accepted, int64."""
+
+    judged: np.ndarray
+    accepted: np.ndarray
+
+    @classmethod
+    def of(cls, counts: np.ndarray) -> Survival:
+        """From counts[d, a], steps that drafted d and accepted a tokens, int64 [K + 1, K + 1]."""
+        n_max = len(counts) - 1
+        index = np.arange(n_max)
+        drafts_it = np.arange(n_max + 1)[None, :] > index[:, None]  # [K, lengths]
+        judged = np.array([counts[longer, i:].sum() for i, longer in enumerate(drafts_it)])
+        accepted = np.array([counts[longer, i + 1 :].sum() for i, longer in enumerate(drafts_it)])
+        return cls(judged.astype(np.int64), accepted.astype(np.int64))
+
+    @property
+    def rate(self) -> np.ndarray:
+        """Share of drafts accepted up to and with each index, float64 [K]; NaN from the first
+        index that no draft was judged at."""
+        steps = np.full(len(self.judged), np.nan)
+        np.divide(self.accepted, self.judged, out=steps, where=self.judged > 0)
+        return np.cumprod(steps)
+
+
+N_BINS = 10
+_Z = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Sums over bins of equal width on 0 … 1, [n_bins] each; those of two runs can be added.
+
+    n: tokens, int64. accepted: how many the target accepted, int64. confidence: the sum of their
+    confidences, float64.
+    """
+
+    n: np.ndarray
+    accepted: np.ndarray
+    confidence: np.ndarray
+
+    @classmethod
+    def of(cls, confidence: np.ndarray, accepted: np.ndarray, n_bins: int = N_BINS) -> Calibration:
+        """Of judged tokens: confidence float [n], accepted bool [n]. Tokens without a confidence
+        (NaN) are left out."""
+        known = np.isfinite(confidence)
+        p, accepted = np.clip(confidence[known], 0.0, 1.0), accepted[known]
+        bins = np.minimum((p * n_bins).astype(np.int64), n_bins - 1)
+        return cls(
+            np.bincount(bins, minlength=n_bins),
+            np.bincount(bins[accepted], minlength=n_bins),
+            np.bincount(bins, p, n_bins),
+        )
+
+    def __add__(self, other: Calibration) -> Calibration:
+        return Calibration(
+            self.n + other.n, self.accepted + other.accepted, self.confidence + other.confidence
+        )
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in all bins."""
+        return int(self.n.sum())
+
+    @property
+    def mean_confidence(self) -> np.ndarray:
+        """Mean confidence of each bin, NaN where it is empty, float64 [n_bins]."""
+        return _over(self.confidence, self.n)
+
+    @property
+    def rate(self) -> np.ndarray:
+        """Accepted / judged of each bin, NaN where it is empty, float64 [n_bins]."""
+        return _over(self.accepted, self.n)
+
+    @property
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the 95 % interval of each rate (Wilson), NaN where a bin is empty."""
+        n, rate = np.where(self.n, self.n, np.nan), self.rate
+        centre = (rate + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+        half = _Z / (1 + _Z**2 / n) * np.sqrt(rate * (1 - rate) / n + _Z**2 / (4 * n**2))
+        return centre - half, centre + half
+
+    @property
+    def ece(self) -> float | None:
+        """Expected calibration error: the mean over tokens of |rate - confidence| of their bin.
+        None without a token."""
+        if not self.n_tokens:
+            return None
+        return float(np.abs(self.accepted - self.confidence).sum()) / self.n_tokens
+
+    @property
+    def excess(self) -> float | None:
+        """Mean confidence minus the rate over all tokens: above 0 the drafter is too sure."""
+        if not self.n_tokens:
+            return None
+        return float(self.confidence.sum() - self.accepted.sum()) / self.n_tokens
+
+
+def _over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    result: np.ndarray = np.full(len(whole), np.nan)
+    return np.divide(part, whole, out=result, where=whole > 0)
+
+
+LEAVES = (2, 4, 8)
+ASSUMPTIONS = (
+    "the chain and next to it single candidates, at the same places in every step",
+    "the places that would have helped most in this run",
+    "nothing is drafted after such a candidate",
+    f"candidates beyond the first {N_TOP} are not recorded and count as missed",
+    "every branch of a recurrent layer keeps a state of its own, which costs nothing here",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGain:
+    """A tree of n_leaves. tokens_per_step: with the tree. places: (index in the draft, rank) of
+    the candidates next to the chain; fewer where no other would ever have helped."""
+
+    n_leaves: int
+    tokens_per_step: float
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def n_more(self) -> int:
+        """Tokens that a step verifies beyond those of the chain."""
+        return len(self.places)
+
+
+def tree_gains(
+    ranks: np.ndarray, n_steps: int, n_accepted: int, leaves: Sequence[int] = LEAVES
+) -> list[TreeGain]:
+    """Estimates for trees of this many leaves.
+
+    ranks[i, r - 1]: steps rejected at index i in which the target chose the candidate of rank r,
+    int64 [K, N_TOP]; n_steps: steps that could be counted so, accepted or not; n_accepted: tokens
+    accepted in them. No steps, no estimates.
+    """
+    if not n_steps:
+        return []
+    chain = 1 + n_accepted / n_steps
+    order = np.argsort(-ranks, axis=None, kind="stable")
+    order = order[ranks.flat[order] > 0]
+    found = []
+    for n in leaves:
+        best = order[: n - 1]
+        index, rank = np.unravel_index(best, ranks.shape)
+        places = tuple(zip(index.tolist(), (rank + 1).tolist(), strict=True))
+        found.append(TreeGain(n, chain + int(ranks.flat[best].sum()) / n_steps, places))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WidthCost:
+    """How many times as long a wider pass takes. is_measured: passes as wide were recorded, or some
+    on both sides of it; else it is a guess from how the cost grew with the width so far."""
+
+    ratio: float
+    is_measured: bool
+
+
+def width_cost(
+    widths: np.ndarray, ms: np.ndarray, n: np.ndarray, width: float, n_more: int
+) -> WidthCost | None:
+    """A pass over width + n_more tokens against one over width.
+
+    widths, ascending, ms and n, [k] each: the mean time of n passes. Between widths a straight
+    line, beyond the last one the slope of all of them (least squares), and never less than the
+    narrower one. None where that needs two widths and there are fewer, or the narrower pass was not
+    measured.
+    """
+    if not len(widths) or not widths[0] <= width <= widths[-1]:
+        return None
+    wider = width + n_more
+    now, then = np.interp([width, wider], widths, ms).tolist()
+    is_measured = bool(wider <= widths[-1])
+    if not is_measured:
+        off = widths - np.average(widths, weights=n)
+        if len(widths) < 2:
+            return None
+        slope = float((n * off * ms).sum() / (n * off * off).sum())
+        then = max(then, now) + max(slope, 0.0) * float(wider - widths[-1])
+    return WidthCost(then / now, is_measured) if now > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

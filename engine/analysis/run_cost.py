@@ -19,8 +19,7 @@ import numpy as np
 from engine.size_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES, POLICY
-from engine.trace.round_rows import RoundRows
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 

@@ -18,20 +18,18 @@ import torch
 from engine.audit.draft_models import Candidates, draft_model
 from engine.audit.lookups import audit_lookups
 from engine.audit.recorded_drafts import (
+    CLEAN,
+    DEVIATIONS,
     DIFFERS,
     JUDGED,
     LAYERS,
     NOT_JUDGED,
     OTHER,
+    Deviation,
     DraftAudit,
+    DraftedText,
     RecordedDraft,
     RecordedDrafts,
-)
-from engine.audit.redone_drafts import (
-    CLEAN,
-    DEVIATIONS,
-    Deviation,
-    DraftedText,
     Replay,
     shares_apart,
 )

@@ -21,8 +21,7 @@ from engine.draft.registry import DRAFTERS
 from engine.draft.tree import branches
 from engine.model.taps import TargetRows
 from engine.trace.records import MISSING
-from engine.trace.round_rows import RoundRows
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

@@ -1,16 +1,19 @@
-"""What a trace has of the drafts of a run, and what their audit says of them."""
+"""Drafts of a run, as recorded and made again."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from engine.audit.draft_models import Candidates, DraftModel, Entries
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.round_rows import RoundRows
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns
 from engine.trace.store import TraceStore
 
 AHEAD, BEHIND, KEPT, SHIFTED, LAYERS, OTHER, DIFFERS = (
@@ -147,3 +150,222 @@ def _tops(ids: np.ndarray, shares: np.ndarray) -> list[dict[int, float]]:
         {i: p for i, p in zip(*pair, strict=True) if i != MISSING and math.isfinite(p)}
         for pair in zip(ids.tolist(), shares.tolist(), strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """A hypothesis about what a drafter's memory has instead of the text's entries, those that a
+    draft needs in order, the newest one last.
+
+    n_kept: drafted entries that stay after each round, None = all; counts: they are taken for the
+    text's. token_shift, row_shift: entries have the token, the row of this many positions on;
+    round_shift: the same of tokens decoded in rounds. batch: which row of its batch every token
+    has, or "rolled". skips: the first entry of each round is missing; closes: the others take its
+    place. loses: the last but one is missing. again: the one before the first is written again.
+    undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
+    and the drafted entries, or only these, are this many positions on. newest: its token is that of
+    this many positions on; takes_back: it is noticed then. steady: all drafted tokens are paired
+    with one row. drift: positions that entries are moved by in each round. other: another text is
+    "instead" of the beginning, "before" this one, "next to" it in the same positions, leaves a
+    "gap", or there are its "rows".
+    """
+
+    what: str
+    about: str
+    n_kept: int | None = 0
+    counts: bool = False
+    token_shift: int = 0
+    row_shift: int = 0
+    round_shift: int = 0
+    batch: str = ""
+    skips: bool = False
+    closes: bool = False
+    loses: bool = False
+    again: bool = False
+    undecoded: bool = False
+    place: int = 0
+    step: int = 0
+    newest: int = 0
+    takes_back: bool = False
+    steady: bool = False
+    drift: int = 0
+    since_prompt: bool = False
+    other: str = ""
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it means nothing for a drafter that reads no rows."""
+        return bool(self.row_shift or self.batch or self.steady or self.other == "rows")
+
+
+CLEAN = Deviation(JUDGED, "")
+DEVIATIONS = (
+    Deviation(AHEAD, "one drafted token counts as the text's", n_kept=1, counts=True),
+    Deviation(AHEAD, "two drafted tokens count as the text's", n_kept=2, counts=True),
+    Deviation(AHEAD, "the last token of a draft counts as decoded, and is not", undecoded=True),
+    Deviation(AHEAD, "the first token that it has to decode in each round is missing", skips=True),
+    Deviation(AHEAD, "the same, and the others are in its place", skips=True, closes=True),
+    Deviation(AHEAD, "positions in its memory run ahead by one in each round", drift=1),
+    Deviation(AHEAD, "drafts are made one position too far", place=1, step=1),
+    Deviation(AHEAD, "drafted tokens are decoded one position too far", step=1),
+    Deviation(BEHIND, "drafts are made one position too early", place=-1, step=-1),
+    Deviation(BEHIND, "drafted tokens are decoded one position too early", step=-1),
+    Deviation(BEHIND, "one token decoded in each round is missing", loses=True),
+    Deviation(BEHIND, "one token is decoded twice in each round", again=True),
+    Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1),
+    Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1, takes_back=True),
+    Deviation(KEPT, "all drafted tokens stay in memory", n_kept=None),
+    Deviation(KEPT, "one drafted token of each round stays in memory", n_kept=1),
+    Deviation(SHIFTED, "rows of one position before", row_shift=-1),
+    Deviation(SHIFTED, "rows of one position after", row_shift=1),
+    Deviation(SHIFTED, "rows of each batch, moved around by one", batch="rolled"),
+    Deviation(SHIFTED, "the last row of its batch for every token", batch="last"),
+    Deviation(SHIFTED, "the first row of its batch for every token", batch="first"),
+    Deviation(SHIFTED, "one and the same row for all drafted tokens", steady=True),
+    Deviation(SHIFTED, "tokens of one position before", token_shift=-1),
+    Deviation(SHIFTED, "tokens of one position after", token_shift=1),
+    Deviation(SHIFTED, "tokens of one position after, since the prompt", round_shift=1),
+)
+Distance = Callable[[RecordedDraft, Sequence[Candidates]], float]
+"""How far a recorded draft is from what its rows would have given, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedText:
+    """One sequence and the drafts of one drafter for it. starts: positions that batches of rounds
+    begin at. table: see DraftModel.table."""
+
+    seq_id: int
+    tokens: Sequence[int]
+    starts: Sequence[int]
+    table: torch.Tensor | None
+    drafts: list[RecordedDraft]
+
+    def entries(
+        self, model: DraftModel, places: Sequence[int], deviation: Deviation, pos0: int
+    ) -> Entries:
+        """Entries of these positions, where the target has decoded pos0 tokens."""
+        tokens = []
+        for place in places:
+            at = place + model.ahead + deviation.token_shift
+            at += deviation.round_shift if self.starts[0] <= at < pos0 else 0
+            tokens.append(self.tokens[max(0, at)])
+        rows = None
+        if self.table is not None:
+            last = min(model.newest_row(pos0), len(self.table) - 1)
+            rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
+        return Entries(places, tokens, rows)
+
+    def in_batches(self, model: DraftModel, which: str) -> DraftedText:
+        """The same with other rows of their batches. which: see Deviation.batch."""
+        assert self.table is not None
+        of_batch = {
+            "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
+            "last": lambda start, stop: [stop - 1] * (stop - start),
+            "first": lambda start, stop: [start] * (stop - start),
+        }[which]
+        before = model.newest_row(0) + 1
+        bounds = [0, *self.starts, len(self.table) - before]
+        places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
+        return replace(self, table=self.table[[*range(before), *places]])
+
+
+class Replay:
+    """Drafts one after the other, each after what the ones before left in memory."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        text: DraftedText,
+        deviation: Deviation,
+        other: DraftedText | None = None,
+        distance: Distance | None = None,
+    ) -> None:
+        """distance: None = shares_apart."""
+        self._model, self._text, self._deviation = model, text, deviation
+        self._other, self._offset = other, 0
+        self._apart = distance or shares_apart
+
+    def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
+        """Distances by round, until their sum is more than `most`."""
+        self._model.clear()
+        n_written, found = self._other_text(), {}
+        for draft in drafts:
+            found[draft.round], n_written = self._draft(draft, n_written)
+            if sum(found.values()) > most:
+                break
+        return found
+
+    def _draft(self, draft: RecordedDraft, n_written: int) -> tuple[float, int]:
+        """Distance of one draft, and positions below which entries count as written then."""
+        model, how = self._model, self._deviation
+        end, n_drafted = draft.pos0 - model.ahead - how.token_shift, len(draft.tokens)
+        places = [*range(n_written, end), end]
+        if how.again and n_written:
+            places.insert(0, n_written - 1)
+        if how.skips and len(places) > 1:
+            del places[0]
+        if how.loses and len(places) > 1:
+            del places[-2]
+        entries = self._text.entries(model, places, how, draft.pos0)
+        moved = entries.moved(self._offset - how.closes)
+        model.write(moved.part(0, len(places) - 1))
+        newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
+        newest = newest.moved(how.place)
+        if how.newest:
+            newest = newest._replace(tokens=[self._text.tokens[draft.pos0 + how.newest]])
+        first, in_place = draft.pos0 - model.ahead + 1 + how.step, how.n_kept is None
+        in_place |= bool(how.n_kept) and model.can_cut
+        rows = model.draft(
+            newest, first, draft.tokens, n_drafted, in_place=in_place, steady=how.steady
+        )
+        n_true = model.n_true(draft.n_accepted, n_drafted)
+        if not model.reads_rows and (how.round_shift or how.takes_back):
+            n_true = 0  # what was drafted is taken for wrong
+        n = end + n_true
+        if not in_place and n_true:
+            model.write(newest)
+            model.write(model.left.part(0, n_true - 1 + (how.n_kept or 0)))
+        elif how.n_kept:
+            model.cut(n + how.n_kept)
+        self._offset += how.drift
+        n += (how.n_kept or 0) * how.counts
+        n += how.undecoded and draft.n_accepted == n_drafted
+        if model.can_cut and how.n_kept == 0:
+            model.cut(draft.pos0 if not n_true else n)
+        return self._apart(draft, rows), n
+
+    def _other_text(self) -> int:
+        """Write what memory has of another text; positions below which it is in the place of this
+        one's."""
+        other, how, model = self._other, self._deviation.other, self._model
+        if other is None:
+            return self._text.starts[0] if self._deviation.since_prompt else 0
+        if how == "rows":
+            self._text = replace(self._text, table=other.table)
+            return 0
+        latest, n_decoded = other.drafts[-1], len(other.tokens) - 1
+        n = latest.pos0 - model.ahead
+        n += model.n_true(latest.n_accepted, len(latest.tokens))
+        if how in ("before", "gap"):
+            places = range(n if how == "gap" else 0, n_decoded - model.ahead)
+            model.write(other.entries(model, places, CLEAN, n_decoded))
+            self._offset = n_decoded
+            return 0
+        model.write(other.entries(model, range(n), CLEAN, n_decoded))
+        return n if how == "instead" else 0
+
+
+def shares_apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
+    """Half the sum of differences between recorded shares of the best tokens and those that the
+    rows give the same tokens, of the row where it is largest; from 0 to 1."""
+    found = 0.0
+    for top, row in zip(draft.tops, rows, strict=False):
+        floor = min(row.values())
+        logits = np.array([row.get(token, floor) for token in top])
+        shares = np.array(list(top.values()))
+        if len(top) > 1 and np.isfinite(logits).all():
+            own = np.exp(logits - logits.max())
+            difference = np.abs(own / own.sum() - shares / shares.sum()).sum() / 2
+            found = max(found, float(difference))
+    return found

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.audit.plain_pass import PlainPass
-from engine.audit.state_samples import StateSample
-from engine.audit.text_check import AuditedTexts, EmittedRow, Redraw, TextCheck, state_errors
+from engine.audit.text_check import (
+    AuditedTexts,
+    EmittedRow,
+    PlainPass,
+    Redraw,
+    StateSample,
+    TextCheck,
+    state_errors,
+)
 from engine.compare.divergence import cells_that_differ
 from engine.compare.state_origin import SequenceText, StateOrigin
 from engine.decode.round import Round

@@ -22,15 +22,16 @@ import numpy as np
 from engine.analysis.audit_text import GOING_ON, NOT_AUDITED, STOPPED
 from engine.audit.draft_models import taps_of
 from engine.audit.drafts import audit_drafts
-from engine.audit.plain_pass import PlainPass
 from engine.audit.recorded_drafts import DraftAudit
 from engine.audit.repetition import Repetition
 from engine.audit.sampler_check import SamplerCheck
-from engine.audit.state_samples import StateSample, StateSamples
 from engine.audit.text_check import (
     AuditedTexts,
     EmittedRow,
+    PlainPass,
     Redraw,
+    StateSample,
+    StateSamples,
     TextCheck,
     emitted_rows,
     plain_sampler,

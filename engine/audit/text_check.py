@@ -1,4 +1,4 @@
-"""What was recorded of a text, compared with the logits and states of plain passes over it."""
+"""Text of a run decoded plainly once more: its rows, and states on the way."""
 
 from __future__ import annotations
 
@@ -10,15 +10,146 @@ import numpy as np
 import torch
 
 from engine.analysis.noise_ceiling import TIPPED, logits_ceiling, state_ceiling, tipped_share
-from engine.audit.plain_pass import PassedPart
+from engine.batch import Span
 from engine.machine.device import read
+from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
 from engine.model.recurrence import StateKey
+from engine.model.taps import TargetRows
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class PassedPart:
+    """What a pass over some tokens gave. logits: [n, n_vocab] after the last n of its tokens."""
+
+    pos0: int
+    n_tokens: int
+    logits: torch.Tensor
+    rows: TargetRows
+
+    @property
+    def first_output(self) -> int:
+        """Position of the token whose logits are the first."""
+        return self.pos0 + self.n_tokens - len(self.logits)
+
+
+class PlainPass:
+    """Decodes a text from its beginning on, part by part. n_tokens: decoded so far."""
+
+    def __init__(
+        self, session: Session, options: RunOptions, text: Sequence[int], taps: Sequence[int] = ()
+    ) -> None:
+        self._plain = options.plain
+        self._model: HybridModel = session.model
+        self.memory: HybridMemory = session.make_memory(self._plain, 1, len(text) + 1, 0)
+        self._text, self._taps = text, taps
+        self.n_tokens = 0
+
+    @torch.inference_mode()
+    def decode(self, n: int, first_output: int) -> PassedPart:
+        """Decode n more tokens in one pass, with the logits after those from first_output on."""
+        pos0, tokens = self.n_tokens, list(self._text[self.n_tokens : self.n_tokens + n])
+        outputs = range(max(0, first_output - pos0), n)
+        (ubatch,) = self.memory.split([Span(0, pos0, tokens, outputs)], n, "equal")
+        out = self._model.forward(ubatch, self.memory, taps=self._taps)
+        self.n_tokens += n
+        return PassedPart(pos0, n, out.logits, out.rows[0])
+
+
+MOST_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StateSample:
+    """The states of one sequence after a round, with n_tokens tokens in memory, as a pass with all
+    sequences that run would start from them."""
+
+    round: int
+    seq_id: int
+    n_tokens: int
+    states: Mapping[StateKey, torch.Tensor]
+
+
+class _Thinned:
+    """Rounds spread over a run of unknown length: every n-th, n doubled whenever there are too
+    many. rounds: those kept."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self._stride, self._seen = 1, 0
+
+    def takes(self, number: int, most: int) -> bool:
+        """Whether the next round, which has this number, is one of them."""
+        is_taken = self._seen % self._stride == 0
+        self._seen += 1
+        if is_taken:
+            if len(self.rounds) >= most:
+                self.rounds = self.rounds[::2]
+                self._stride *= 2
+                is_taken = (self._seen - 1) % self._stride == 0
+            if is_taken:
+                self.rounds.append(number)
+        return is_taken
+
+
+class StateSamples:
+    """Up to n rounds, fewer where they would take more than MOST_BYTES: half of them after a
+    rollback, the others anywhere; as well, the last round of every sequence."""
+
+    def __init__(self, memory: HybridMemory, n: int) -> None:
+        recurrent = memory.recurrent
+        size = recurrent.layout.n_bytes * recurrent.n_seqs if recurrent else 0
+        self._most = max(1, min(n, MOST_BYTES // size) // 2) if size else 0
+        self._any, self._undone = _Thinned(), _Thinned()
+        self._kept: dict[tuple[int, int], StateSample] = {}
+        self._ended: set[tuple[int, int]] = set()
+
+    def look(
+        self,
+        number: int,
+        memory: HybridMemory,
+        running: Mapping[int, tuple[int, int]],
+        ended: Sequence[int],
+        *,
+        undone: bool,
+    ) -> None:
+        """Round `number` is over. running: memory sequence and tokens in memory, by seq_id; ended:
+        those of them that go no further. undone: whether any of them was rolled back."""
+        if not self._most or not running:
+            return
+        takes = self._any.takes(number, self._most)
+        takes |= undone and self._undone.takes(number, self._most)
+        if not takes and not ended:
+            return
+        seqs = [seq for seq, _ in running.values()]
+        found = memory.inputs(seqs)
+        for (seq_id, (_, n_tokens)), states in zip(running.items(), found, strict=True):
+            if takes or seq_id in ended:
+                copies = {key: state.clone() for key, state in states.items()}
+                key = number, seq_id
+                self._kept[key] = StateSample(number, seq_id, n_tokens, copies)
+                if seq_id in ended:
+                    self._ended.add(key)
+        kept = {*self._any.rounds, *self._undone.rounds}
+        for key in list(self._kept):
+            if key[0] not in kept and key not in self._ended:
+                del self._kept[key]
+
+    def of(self, seq_id: int) -> list[StateSample]:
+        """The samples of a sequence, in order."""
+        return sorted(
+            (one for one in self._kept.values() if one.seq_id == seq_id), key=lambda s: s.round
+        )
+
 
 if TYPE_CHECKING:
     from engine.session import Session

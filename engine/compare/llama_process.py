@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,8 +21,14 @@ import numpy as np
 
 from engine.compare.llama_cpp import NODE, CommandError, TokenSpan
 from engine.compare.llama_library import environment, find_build, how_it_ended, start_words
-from engine.compare.llama_transcript import Transcript, transcript
-from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
+from engine.compare.llama_wire import (
+    Transcript,
+    Value,
+    WireError,
+    read_frame,
+    transcript,
+    write_frame,
+)
 from engine.errors import (
     ContextFullError,
     DraftscopeError,
@@ -32,6 +39,8 @@ from engine.errors import (
 from engine.options.llama_cpp import CACHE_TYPES, FLASH_ATTENTION, LlamaSettings
 
 _WAIT_S = 5.0
+_SILENT_S = 600.0
+"""The longest wait for a reply: a library can decode for ever (see plamo2_notes)."""
 _LONGEST = 300
 _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
@@ -315,6 +324,7 @@ class LlamaProcess(LlamaEngine):
         self, path: Path, library: Path | None = None, settings: LlamaSettings | None = None
     ) -> None:
         self._child: subprocess.Popen[bytes] | None = None
+        self._silent = threading.Event()
         self._transcript: Transcript | None = None
         build = find_build(library)
         words = start_words(build)
@@ -356,17 +366,26 @@ class LlamaProcess(LlamaEngine):
     def _call(self, name: str, *values: Value | str) -> list[Value]:
         if self._child is None or self._child.stdin is None or self._child.stdout is None:
             raise PeerLibraryError("The llama.cpp process has ended.", "Compare once more.")
+        watch = threading.Timer(reply_limit(), self._end_silent, [self._child])
+        watch.daemon = True
+        watch.start()
         try:
             write_frame(self._child.stdin, [name, *values])
             failed, *found = read_frame(self._child.stdout)
         except (OSError, EOFError, WireError, ValueError) as error:
             raise self._ended(name) from error
+        finally:
+            watch.cancel()
         if failed:
             kind, message = (_text(one) for one in (*found, b"", b"")[:2])
             raise CommandError(kind, message)
         if self._transcript is not None:
             self._transcript.add(name, values, found)
         return found
+
+    def _end_silent(self, child: subprocess.Popen[bytes]) -> None:
+        self._silent.set()
+        child.kill()
 
     def _ended(self, name: str) -> PeerLibraryError:
         assert self._child is not None
@@ -377,10 +396,28 @@ class LlamaProcess(LlamaEngine):
             status = self._child.wait()
         why = last_words(self._stderr) or how_it_ended(status)
         self.close()
+        if self._silent.is_set():
+            return PeerLibraryError(
+                f"The llama.cpp library did not answer {name} within {reply_limit():g} s, and its "
+                "process was ended.",
+                "Use another build, or set DRAFTSCOPE_LLAMA_WAIT to more seconds for a slow one.",
+            )
         return PeerLibraryError(
             f"The llama.cpp library ended its process in {name}: {why}.",
             "Look at that place of the build, or use another one.",
         )
+
+
+def reply_limit() -> float:
+    """Seconds that the library may take for one command. Raises OptionError."""
+    said = os.environ.get("DRAFTSCOPE_LLAMA_WAIT", "")
+    with suppress(ValueError):
+        seconds = float(said) if said else _SILENT_S
+        if 0 < seconds <= threading.TIMEOUT_MAX:
+            return seconds
+    raise OptionError(
+        f"DRAFTSCOPE_LLAMA_WAIT is {said[:40]!r}.", "Set it to a number of seconds above 0."
+    )
 
 
 def graph_nodes(table: bytes, values: bytes) -> list[GraphNode]:

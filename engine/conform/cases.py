@@ -136,16 +136,23 @@ _WEIGHTS = {
 
 
 class Source:
-    """Draws weights, first states and rows of one shape from a seed, on the CPU."""
+    """Draws weights, first states and rows of one shape from a seed, on the CPU; rows are float32
+    of what `rows_dtype` can hold."""
 
-    def __init__(self, shape: Shape, seed: int, device: str = "cpu") -> None:
+    def __init__(
+        self, shape: Shape, seed: int, device: str = "cpu", rows_dtype: str = "float32"
+    ) -> None:
         self.shape = shape
         self.device = device
+        self.rows_dtype = getattr(torch, rows_dtype)
         self.random = torch.Generator().manual_seed(seed)
         self.weights = self._weights()
 
     def _normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, generator=self.random)
+
+    def _row(self, *sizes: int) -> torch.Tensor:
+        return self._normal(*sizes).to(self.rows_dtype).float()
 
     def _weights(self) -> dict[str, torch.Tensor]:
         s = self.shape
@@ -173,19 +180,19 @@ class Source:
         """New rows of these sequences."""
         s, n = self.shape, sum(lengths)
         if s.recurrence == "conv":
-            drawn = {"x": self._normal(n, s.n_heads)}
+            drawn = {"x": self._row(n, s.n_heads)}
         elif s.recurrence == "mamba2":
             drawn = {
-                "x": self._normal(n, s.n_heads, s.d_v),
-                "dt": self._normal(n, s.n_heads),
-                "B": self._normal(n, s.n_groups, s.d_k),
-                "C": self._normal(n, s.n_groups, s.d_k),
+                "x": self._row(n, s.n_heads, s.d_v),
+                "dt": self._row(n, s.n_heads),
+                "B": self._row(n, s.n_groups, s.d_k),
+                "C": self._row(n, s.n_groups, s.d_k),
             }
         else:
-            q, k = (self._normal(n, s.n_groups, s.d_k) for _ in range(2))
-            v = self._normal(n, s.n_heads, s.d_v)
-            a = self._normal(n, *self.weights["dt_bias"].shape)
-            b = self._normal(n, s.n_heads)
+            q, k = (self._row(n, s.n_groups, s.d_k) for _ in range(2))
+            v = self._row(n, s.n_heads, s.d_v)
+            a = self._row(n, *self.weights["dt_bias"].shape)
+            b = self._row(n, s.n_heads)
             A = torch.exp(self.weights["A_log"])
             decay = F.softplus(a + self.weights["dt_bias"])
             drawn = {

@@ -164,10 +164,13 @@ CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
 
 
 def has_check(kernel: Kernel, name: str) -> bool:
-    """Whether a check applies: kernels for prompts have no rollback, and few take trees."""
+    """Whether a check applies: kernels for prompts have no rollback, few take trees, and states in
+    float32 do not drift."""
     if kernel.chunk:
         return name in ("prompts", "repeat", "batch")
-    return {"prompts": False, "trees": kernel.trees, "padding": kernel.padding}.get(name, True)
+    rounds = "bfloat16" in kernel.dtypes
+    some = {"prompts": False, "trees": kernel.trees, "padding": kernel.padding, "drift": rounds}
+    return some.get(name, True)
 
 
 class Player:
@@ -176,15 +179,15 @@ class Player:
     def __init__(self, kernel: Kernel, package: Package, shape: Shape, seed: int, device: str):
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
-        self.bound = _BOUNDS[shape.state_dtype]
-        if kernel.chunk and device == "cuda":  # products of tensor cores
-            self.bound = 1e-2
+        self.bound = max(_BOUNDS[shape.state_dtype], _BOUNDS[kernel.rows_dtype])
+        if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
+            self.bound = max(self.bound, 1e-2)
         self.memory = Memory(device)
 
     def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
         """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
         states are given, and the reference starts with zeros."""
-        source = Source(self.shape, self.seed, self.device)
+        source = Source(self.shape, self.seed, self.device, self.kernel.rows_dtype)
         self.memory = Memory(self.device)
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
@@ -376,7 +379,7 @@ def check(
         if name == "batch":
             return player.batch()
         if name == "drift":
-            return player.drift(rounds) if "bfloat16" in kernel.dtypes else []
+            return player.drift(rounds)
         order = ("", *_VAGUE)
         faults = player.script(name, rounds)
         return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)

@@ -72,7 +72,7 @@ def measure(
     figures: dict[str, float] = {"bytes": least_bytes(kernel, shape)}
     if device != "cuda":
         return figures
-    source = Source(shape, 1, device)
+    source = Source(shape, 1, device, kernel.rows_dtype)
     subject = kernel.make(shape, Memory(device), package)
     for sequence in range(shape.n_sequences):
         subject.load(sequence, source.state().to(device))

@@ -209,6 +209,7 @@ class Package:
             torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
         if not torch.cuda.is_available():
             torch.cuda.device = lambda index: nullcontext()  # type: ignore[assignment, misc, return-value]
+        multiply_bfloat16()
         originals = {id(value): key for key, value in vars(tl).items() if callable(value)}
         for other in [m for n, m in sys.modules.items() if n.split(".")[0] == self.name]:
             for attribute, value in list(vars(other).items()):
@@ -227,6 +228,24 @@ class Package:
 def interpreted() -> bool:
     """Whether Triton's interpreter runs kernels in this process."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def multiply_bfloat16() -> None:
+    """Let `tl.dot` multiply bfloat16 in the interpreter of this process.
+
+    Triton 3.7 stores them as whole numbers of 16 bits there, and multiplies those.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    multiply = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        wide = (self.cast_impl(x, tl.float32) if x.dtype == tl.bfloat16 else x for x in (a, b))
+        return multiply(self, *wide, *others)
+
+    if multiply.__module__ != __name__:
+        InterpreterBuilder.create_dot = create_dot
 
 
 def _late(language: ModuleType, name: str) -> Callable[..., Any]:
@@ -264,7 +283,10 @@ def open_package(target: str, name: str) -> Package:
 def _version(root: Path, name: str) -> str:
     for info in sorted(root.glob("*.dist-info")):
         words = info.name.removesuffix(".dist-info").split("-")
-        if words[0].replace("_", "").lower() in (name, f"{name}core", "flashlinearattention"):
+        if words[0].replace("_", "").lower() in (
+            *(name.replace("_", "") + end for end in ("", "core", "python")),
+            "flashlinearattention",
+        ):
             return words[-1]
     init = root / name / "__init__.py"
     text = init.read_text(errors="replace") if init.is_file() else ""

@@ -15,7 +15,18 @@ _FILES = (
     *("__init__.py", "errors.py", "size_text.py", "conform/__init__.py"),
     *(f"conform/{name}.py" for name in ("cases", "causes", "checks", "cost", "packages")),
     *(f"conform/{name}.py" for name in ("reference", "runner", "subject")),
-    *(f"conform/adapters/{name}.py" for name in ("__init__", "fla", "sglang", "vllm")),
+    *(
+        f"conform/adapters/{name}.py"
+        for name in (
+            "__init__",
+            "causal_conv1d",
+            "fla",
+            "flashinfer",
+            "mamba_ssm",
+            "sglang",
+            "vllm",
+        )
+    ),
 )
 _MAIN = '''"""Plays one check of a kernel again and prints what differs: {kernel}, {check}: {cause}.
 

@@ -20,6 +20,7 @@ def lines(outcomes: Sequence[Outcome], target: str) -> Iterator[str]:
     yield " " * width + "".join(f"{name:>11}" for name in CHECKS)
     for label, row in _table(outcomes):
         yield f"{label:<{width}}" + "".join(f"{_WORDS[cell]:>11}" for cell in row)
+    yield from _missing(outcomes)
     for fault in _faults(outcomes):
         yield ""
         yield from paragraph(fault)
@@ -36,11 +37,13 @@ def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) ->
     n_failed = sum(not outcome.passed for outcome in outcomes)
     where = "on CUDA" if device == "cuda" else "in Triton's interpreter or on the CPU"
     rows = [[label, *(_WORDS[cell] for cell in row)] for label, row in _table(outcomes)]
-    sections = [Section("Checks", [ReportTable(["kernel", *CHECKS], rows)] if rows else [])]
+    parts: list[Part] = [ReportTable(["kernel", *CHECKS], rows)] if rows else []
+    parts += [Remark(line) for line in _missing(outcomes)]
+    sections = [Section("Checks", parts)]
     for fault in _faults(outcomes):
         first, *rest = paragraph(fault)
         kind, _, words = first.partition(": ")
-        parts: list[Part] = [Remark(words, kind if kind == "error" else "")]
+        parts = [Remark(words, kind if kind == "error" else "")]
         parts += [Remark(line.strip()) for line in rest]
         parts += error_plots(fault)
         parts.append(CodeSample(again(fault, target)))
@@ -65,8 +68,14 @@ def error_plots(fault: Fault) -> list[Plot]:
 
 
 def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The checks, without what only measures."""
-    return [outcome for outcome in outcomes if outcome.check != COST]
+    """The checks, without what only measures and kernels that were not played."""
+    return [outcome for outcome in outcomes if outcome.check in CHECKS]
+
+
+def _missing(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for outcome in outcomes:
+        if outcome.needs:
+            yield f"not checked: {_label(outcome)}: {outcome.needs}"
 
 
 def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:
@@ -93,17 +102,22 @@ def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
     suite = ElementTree.Element(
         "testsuite",
         name=title,
-        tests=str(len(judged(outcomes))),
+        tests=str(sum(outcome.check != COST for outcome in outcomes)),
         failures=str(sum(not o.passed for o in outcomes)),
+        skipped=str(sum(bool(o.needs) for o in outcomes)),
     )
-    for outcome in judged(outcomes):
+    for outcome in outcomes:
+        if outcome.check == COST:
+            continue
         case = ElementTree.SubElement(
             suite,
             "testcase",
             classname=_label(outcome),
-            name=outcome.check,
+            name=outcome.check or "not checked",
             time=f"{outcome.seconds:.3f}",
         )
+        if outcome.needs:
+            ElementTree.SubElement(case, "skipped", message=outcome.needs)
         for fault in outcome.faults:
             if not fault.note:
                 failure = ElementTree.SubElement(case, "failure", message=fault.cause)

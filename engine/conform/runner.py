@@ -35,7 +35,8 @@ _MOST_SHRINK_S = 20.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One check of one kernel: its faults, and the seconds that it took. Of COST, which cannot
-    fail, `figures` (engine.conform.cost)."""
+    fail, `figures` (engine.conform.cost). With `needs`, what the kernel needs and is not there,
+    nothing was played, and there is no check."""
 
     kernel: str
     recurrence: str
@@ -43,6 +44,7 @@ class Outcome:
     faults: tuple[Fault, ...]
     seconds: float
     figures: dict[str, float] = field(default_factory=dict)
+    needs: str = ""
 
     @property
     def passed(self) -> bool:
@@ -148,10 +150,12 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
             ]
         elif device == "cuda":
             sizes += [(16, 8, 128, 128, 8, 16), (4, 4, 256, 256, 5, 4)]
-    made = [Shape(recurrence, *size) for size in sizes]
+    made = [Shape(recurrence, *size, kernel.dtypes[0]) for size in sizes]
+    if kernel.d:
+        made = [replace(shape, d_k=kernel.d, d_v=kernel.d) for shape in made[:2]]
     if not kernel.grouped:
         made = [replace(shape, n_groups=shape.n_heads) for shape in made]
-    if kernel.square:
+    if kernel.square and not kernel.d:
         made = [replace(shape, d_v=shape.d_k) for shape in made if shape.d_k <= 64]
     return made
 
@@ -169,13 +173,15 @@ def run(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
     """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in."""
-    waiting = [
-        (kernel.name, recurrence, played)
-        for kernel in kernels(name, place)
-        for recurrence in kernel.recurrences
-        if not only or kernel.name in only
-        if (played := tuple(c for c in checks if c == COST or has_check(kernel, c)))
-    ]
+    waiting = []
+    for kernel in kernels(name, place):
+        played = tuple(c for c in checks if c == COST or has_check(kernel, c))
+        needs = _needs(kernel, name, place, device)
+        for recurrence in kernel.recurrences if not only or kernel.name in only else ():
+            if needs:
+                yield Outcome(kernel.name, recurrence, "", (), 0.0, needs=needs)
+            elif played:
+                waiting.append((kernel.name, recurrence, played))
     selector = selectors.DefaultSelector()
     running: list[_Child] = []
     try:
@@ -200,6 +206,25 @@ def run(
         for child in running:
             child.end()
         selector.close()
+
+
+def _needs(kernel: Kernel, name: str, place: str, device: str) -> str:
+    """What a compiled kernel needs and is not there."""
+    if not kernel.compiled:
+        return ""
+    if device != "cuda":
+        return f"needs a CUDA device: {kernel.compiled}"
+    package = adapters.engine(name).package
+    spec = importlib.util.find_spec(package)
+    found = spec.submodule_search_locations if spec else None
+    if not found or Path(next(iter(found))).parent != Path(place):
+        return f"needs {package} as it is installed, not its files alone: {kernel.compiled}"
+    import torch
+
+    here = torch.cuda.get_device_capability()[0]
+    if here < kernel.capability:
+        return f"needs compute capability {kernel.capability}.0: this device has {here}"
+    return ""
 
 
 class _Child:
@@ -293,7 +318,7 @@ def _in_child(
     os.dup2(2, 1)
     torch.set_num_threads(1)
     found = next(k for k in kernels(name, place) if k.name == kernel)
-    with _imports(name, place) as package:
+    with _imports(name, place, found) as package:
         for one in checks.split(","):
             began = time.monotonic()
             faults, figures = [], {}
@@ -321,7 +346,7 @@ def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]
     name, place, version = open_target(target)
     found = next(k for k in kernels(name, place) if k.name == old.kernel)
     rounds = _rounds(old.check, device)
-    with _imports(name, place) as package:
+    with _imports(name, place, found) as package:
         seen = check(found, package, old.shape, old.check, old.seed, device, rounds)
     yield f"{len(seen)} faults: {target} {version}".strip() + f", {old.kernel}, {old.check}"
     for one in seen:
@@ -334,11 +359,12 @@ def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]
 
 
 @contextmanager
-def _imports(name: str, place: str) -> Iterator[Package]:
-    """The package of a target, with what its adapter needs importable."""
+def _imports(name: str, place: str, kernel: Kernel) -> Iterator[Package]:
+    """The package of a target, with what its adapter needs importable; of a compiled kernel, as it
+    is installed."""
     table = adapters.engine(name) if name else None
     package = Package(table.package if table else "", Path(place or "."), "")
-    foreign = table is not None and table.package != "kernels"
+    foreign = table is not None and table.package != "kernels" and not kernel.compiled
     with package.imports(*table.imports) if table and foreign else nullcontext():
         yield package
 
@@ -353,7 +379,7 @@ def _checked(
     sizes = shapes(kernel, recurrence, device)
     shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
     if name == "drift":  # many rounds, so the smallest state
-        least = max(16, kernel.least_d)
+        least = kernel.d or max(16, kernel.least_d)
         shape = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
         if recurrence == "conv":
             shape = sizes[0]
@@ -361,14 +387,16 @@ def _checked(
         shape = replace(shape, n_tokens=max(4, shape.n_tokens))
     rounds = _rounds(name, device)
     faults = check(kernel, package, shape, name, seed, device, rounds)
-    began = time.monotonic()
+    began, tried = time.monotonic(), {shape}
 
     def again(smaller: Shape) -> list[Fault]:
-        if time.monotonic() - began > _MOST_SHRINK_S:
-            return []
-        smaller = replace(smaller, d_k=max(smaller.d_k, kernel.least_d))
-        if kernel.square:
+        if recurrence != "conv":
+            smaller = replace(smaller, d_k=kernel.d or max(smaller.d_k, kernel.least_d))
+        if kernel.square or kernel.d:
             smaller = replace(smaller, d_v=smaller.d_k)
+        if smaller in tried or time.monotonic() - began > _MOST_SHRINK_S:
+            return []
+        tried.add(smaller)
         return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
 
     return [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]

@@ -123,7 +123,11 @@ class Kernel:
     `square` whether d_v must be d_k; `equal_lengths` whether all sequences of a pass must have the
     same number of rows. `trees`: a pass may be a tree of drafts (Rows.parents); `padding`: a pass
     may hold sequence -1, rows that the engine adds to fill a batch; `chunk`: rows of a chunk of a
-    kernel for prompts, which knows the last state alone (0: it is none).
+    kernel for prompts, which knows the last state alone (0: it is none); `bf16_products`: it
+    rounds factors of its products to bfloat16, whatever its tensors are; `rows_dtype`: what rows
+    are rounded to before the kernel and the reference take them; `d`: the only size of its heads
+    (0: any). `compiled`: who compiles a kernel that needs a CUDA device and its package as it is
+    installed; `capability`: the major compute capability that it needs there.
     """
 
     name: str
@@ -138,4 +142,9 @@ class Kernel:
     trees: bool = False
     padding: bool = False
     chunk: int = 0
+    bf16_products: bool = False
+    rows_dtype: str = "float32"
+    d: int = 0
+    compiled: str = ""
+    capability: int = 0
     dtypes: tuple[str, ...] = ("float32", "bfloat16")

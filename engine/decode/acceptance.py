@@ -247,7 +247,7 @@ class Judge:
     def _rows(self, round_: Round) -> tuple[dict[int, Distribution], RowDistribution]:
         """The distributions at the rows of a round's logits, and those that were looked at."""
         assert round_.logits is not None  # they are what is judged by
-        rows = self._samplers[round_.seq_id].rows(round_.logits)
+        rows = self._samplers[round_.seq_id].rows(round_.logits, round_.record)
         seen: dict[int, Distribution] = {}
 
         def row(i: int) -> Distribution:

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from engine.batch import Span, UBatch, UBatchPlan, make_ubatch
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock
-from engine.machine.device import wait_for
+from engine.draft.drafter import PendingDrafts
+from engine.machine.device import read, upload, wait_for
 from engine.memory.hybrid import HybridMemory
 from engine.memory.kv_cells import MAX_SEQS
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows, join_rows
 from engine.options import RunOptions
+from engine.trace.records import N_TOP
 
 RowsBySequence = dict[int, torch.Tensor]
 """Per memory sequence: logits [n_outputs, n_vocab]."""
 
+RecordsBySequence = dict[int, np.ndarray]
+
 TargetRowsBySequence = dict[int, TargetRows]
 """Per memory sequence: rows of all its tokens, [n_tokens, n_embd]."""
+
+
+def ends_with_record(device: torch.device) -> bool:
+    """Whether a pass is to end with the record of its rows where tokens are chosen by that alone.
+    On the processor nothing waits, and facts of many rounds are found together."""
+    return device.type == "cuda"
 
 
 class Forward:
@@ -28,7 +39,10 @@ class Forward:
     `watch` is shown every pass and its rows. taps: layers whose rows drafters want.
 
     n_ubatch: most tokens in one pass, never more than a batch may have. n_slots: branch i of the
-    text in memory sequence s is sequence s + i * n_slots.
+    text in memory sequence s is sequence s + i * n_slots. with_record: a pass ends with the record
+    of its logits' rows, which is what the host waits for then.
+
+    records: of the latest batch, by memory sequence: int32 [n_outputs, width].
     """
 
     def __init__(
@@ -41,30 +55,53 @@ class Forward:
         watch: Callable[[UBatch, TargetRows], None] | None = None,
         taps: Sequence[int] = (),
         n_slots: int = MAX_SEQS,
+        *,
+        with_record: bool = False,
     ) -> None:
         self.memory = memory
         self.n_ubatch = min(options.n_ubatch, options.n_batch)
         self._model, self._options, self._recorder = model, options, recorder
         self._seq_id_of, self._watch, self._taps = seq_id_of, watch, taps
         self.n_slots = n_slots
+        self._n_top = N_TOP if with_record else 0
+        self.records: RecordsBySequence = {}
 
     def split(self, spans: Sequence[Span]) -> list[UBatch]:
         """The ubatches of a batch."""
         return self.memory.split(spans, self.n_ubatch, self._options.split)
 
     def run(
-        self, ubatches: Sequence[UBatch], round_: int, purpose: str, clock: PhaseClock
+        self,
+        ubatches: Sequence[UBatch],
+        round_: int,
+        purpose: str,
+        clock: PhaseClock,
+        pending: Sequence[PendingDrafts] = (),
     ) -> tuple[RowsBySequence, TargetRowsBySequence]:
         """Decode: the wanted logits and the rows of all tokens of every sequence. The time of a
-        pass is booked to the sequences in it, in parts of their tokens."""
+        pass is booked to the sequences in it, in parts of their tokens. pending: whose tokens are
+        in the only ubatch and come with its record."""
         phase = "replay" if purpose == "replay" else "verify"
         logits: dict[int, list[torch.Tensor]] = {}
         of_tokens: dict[int, list[TargetRows]] = {}
+        records: dict[int, list[np.ndarray]] = {}
         for ubatch in ubatches:
             gap = self._gap(ubatch)
-            out = self._model.forward(ubatch, self.memory, taps=self._taps)
+            tokens = self._with(pending, ubatch) if pending else None
+            out = self._model.forward(
+                ubatch, self.memory, tokens=tokens, taps=self._taps, n_top=self._n_top
+            )
             if self._watch and max(ubatch.seq_ids) < self.n_slots:
                 self._watch(ubatch, out.rows)
+            if out.record is None:
+                wait_for(self._model.device)  # sampling would wait at once; this books it here
+                record = None
+            else:
+                parts = [part for one in pending for part in one.parts]
+                record, *values = read(out.record, *parts)
+                for one in pending:
+                    one.fill(values[: len(one.parts)])
+                    del values[: len(one.parts)]
             rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
             for i, seq in enumerate(ubatch.seq_ids):
                 of_tokens.setdefault(seq, []).append(out.rows[i])
@@ -73,12 +110,32 @@ class Forward:
                     alone = count == len(rows)
                     part = out.logits if alone else out.logits[first : first + count]
                     logits.setdefault(seq, []).append(part)
-            wait_for(self._model.device)  # sampling would wait at once; this books it here
+                    if record is not None:
+                        records.setdefault(seq, []).append(record[first : first + count])
             seqs = [seq % self.n_slots for seq in ubatch.seq_ids]
             ms = clock.stop(phase, seqs)
+            for one in pending:
+                late = one.late()
+                clock.move(late, phase, "draft", seqs)
+                ms -= late
             seq_ids = [self._seq_id_of(seq) for seq in seqs]
             self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms, gap)
+        self.records = {seq: np.concatenate(parts) for seq, parts in records.items()}
         return _joined(logits), {seq: join_rows(parts) for seq, parts in of_tokens.items()}
+
+    def _with(self, pending: Sequence[PendingDrafts], ubatch: UBatch) -> torch.Tensor:
+        """The tokens of a ubatch on the device, with those that only the device knows; filler is
+        the last of them."""
+        tokens = upload(ubatch.tokens.copy(), self._model.device)
+        flat, of = tokens.view(-1), np.repeat(ubatch.seq_ids, ubatch.n_seq_tokens)
+        for one in pending:
+            for seq, drafted in one.tokens.items():
+                (places,) = np.nonzero(of == seq)
+                first, stop = int(places[0]) + 1, int(places[-1]) + 1
+                flat[first : first + len(drafted)] = drafted
+                if first + len(drafted) < stop:
+                    flat[first + len(drafted) : stop] = drafted[-1:]
+        return tokens
 
     def show(self, span: Span, rows: TargetRows) -> None:
         """Show the watch a branch that was verified with others, as the text's own: its tokens

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine.decode.target_facts import all_target_facts
+from engine.decode.target_facts import all_target_facts, facts_in
 from engine.gguf.model_files import ModelFiles
 from engine.machine.clock import run_clock
 from engine.trace.facts import RunFacts
@@ -53,6 +53,15 @@ class Recorder:
         self._unanswered: list[Round] = []
         self.bytes_waiting = 0
         """Bytes of logits whose rows wait."""
+
+    @property
+    def progress(self) -> tuple[int | None, float, int, tuple[int, int]]:
+        """What later rows go on from: last round, time so far, forward passes, state moved."""
+        return self._last_round, self._elapsed_ms, self._n_ubatches, self._moved
+
+    def go_on(self, progress: tuple[int | None, float, int, tuple[int, int]]) -> None:
+        """Go on as if it had written the rows so far."""
+        self._last_round, self._elapsed_ms, self._n_ubatches, self._moved = progress
 
     def resume(self, *, may_wait: bool = False) -> None:
         """The run goes on: time since its last round was a pause and does not count.
@@ -186,6 +195,10 @@ class Recorder:
     def _write(self) -> None:
         waits = [(round_, round_.logits) for round_ in self._unanswered]
         asked = [(round_, logits) for round_, logits in waits if logits is not None]
+        for round_, logits in asked:
+            if round_.record is not None:
+                round_.target = facts_in(round_.record, logits, *round_.examined)
+        asked = [one for one in asked if one[0].record is None]
         found = all_target_facts([(logits, *round_.examined) for round_, logits in asked])
         for (round_, _), target in zip(asked, found, strict=True):
             round_.target = target

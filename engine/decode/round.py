@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.batch import Span
@@ -34,8 +35,9 @@ class Round:
     tree; once it is verified, draft is the branch that the target chose by, through the nodes of
     path, and n_rows the tokens of all branches.
     Verify: logits: float32 [>= len(accepted), n_vocab], row i chooses accepted[i] and judges
-    drafted token i; None if nothing is chosen. of_tokens: the target's rows of the tokens that
-    stay decoded, [len(accepted), n_embd].
+    drafted token i; None if nothing is chosen. record: what is known of these rows
+    (kernels.rows.record), None if the pass had none. of_tokens: the target's rows of the tokens
+    that stay decoded, [len(accepted), n_embd].
     Judge: accepted: the accepted prefix of the draft and n_own tokens of the target's own, one, or
     two after a replay that agreed. own_row: row of the logits that the last of them was chosen
     from, None = the one at its position. rule_p, rule_q: the target's and the drafter's
@@ -61,6 +63,7 @@ class Round:
     cache_wrong: int | None = None
 
     logits: torch.Tensor | None = None
+    record: np.ndarray | None = None
     of_tokens: TargetRows | None = None
     rs_idx_before: int | None = None
     valid_depth: int | None = None
@@ -185,6 +188,12 @@ class PhaseClock:
             self._own[seq][phase] += ms / len(seqs)
         self._since = now
         return ms
+
+    def move(self, ms: float, source: str, target: str, seqs: Sequence[int]) -> None:
+        """Book time of these sequences to another phase."""
+        for seq in seqs:
+            self._own[seq][source] -= ms / len(seqs)
+            self._own[seq][target] += ms / len(seqs)
 
     def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
         """Milliseconds per phase: of this sequence alone, plus its n-th part (n_seqs) of the time

@@ -16,14 +16,14 @@ import torch
 from engine.batch import Span
 from engine.decode.acceptance import Judge, cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, HeldSequence, note_failure, note_non_finite
-from engine.decode.forward import Forward
+from engine.decode.forward import Forward, ends_with_record
 from engine.decode.held_sequences import HeldSequences
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock, Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, DraftRequest, awaited
 from engine.machine.clock import clock_paused
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -92,8 +92,8 @@ class Scheduler:
             observer.begin(self.sequences, memory, self._end_tokens)
         self.may_wait = False
         """Whether the rows of the next rounds may wait until `settle`."""
-        self.before_round: Callable[[int], None] | None = None
-        """Called with the number of each round before it."""
+        self.before_round: list[Callable[[int], None]] = []
+        """Called with the number of each round before it, in this order."""
 
     def _sampler(self, prompt: Prompt, options: RunOptions, grammar: Grammar | None) -> Sampler:
         banned = self._all_end_tokens if options.ignore_eos else ()
@@ -112,6 +112,8 @@ class Scheduler:
         self._n_ctx = memory.attention.n_ctx
         self._end_tokens = frozenset() if options.ignore_eos else frozenset(self._all_end_tokens)
         chain.trim = partial(cut_draft, self._slots) if grammar else None
+        samplers = [sequence.sampler for sequence in self.sequences]
+        with_record = ends_with_record(self.device) and all(s.takes_largest for s in samplers)
         self._forward = Forward(
             self._model,
             memory,
@@ -121,8 +123,11 @@ class Scheduler:
             chain.decoded,
             chain.taps,
             self._n_slots,
+            with_record=with_record,
         )
-        samplers = [sequence.sampler for sequence in self.sequences]
+        # which tokens a draft has is of no account to how it is verified
+        stays = with_record and options.spec.verify_max is None and not options.faults
+        chain.stay_on(self.device if stays else None)
         self._judge = Judge(samplers, options, self._end_tokens)
         again = self._judge.accept_again if self._judge.judges_replays else None
         judge = self._judge
@@ -156,6 +161,27 @@ class Scheduler:
         self._use(options, memory, chain, grammar)
         self._judge.follow(judge)
 
+    @property
+    def weights(self) -> list[object]:
+        """Models that it decodes and drafts with, which nothing changes."""
+        of_drafters = [one for drafter in self._chain.every for one in vars(drafter).values()]
+        models = [one for one in of_drafters if type(one).__module__.startswith("engine.model.")]
+        return [self._model, *models]
+
+    @property
+    def of_this_run(self) -> list[object]:
+        """What it has of its run alone, and another one would not: what writes and watches."""
+        return [self._recorder, self._observer, self._watch, self.before_round]
+
+    @property
+    def parts(self) -> tuple[RunOptions, HybridMemory, DrafterChain]:
+        """What it decodes with now."""
+        return self._options, self._memory, self._chain
+
+    def restart(self, recorder: Recorder) -> None:
+        """Go on, as a copy, with rows written to another run. `go_on_with` has to follow."""
+        self._recorder, self.before_round, self.may_wait = recorder, [], False
+
     def force_newest(self, seq_id: int, token: int) -> None:
         """Let this be the last token that a sequence chooses in the next round."""
         self._judge.forced = {seq_id: token}
@@ -164,8 +190,8 @@ class Scheduler:
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
         self._recorder.resume(may_wait=self.may_wait)
-        if self.before_round:
-            self.before_round(self._round)
+        for call in [*self.before_round]:
+            call(self._round)
         self._slots.admit()
         running = self._slots.running
         clock = PhaseClock()
@@ -271,7 +297,7 @@ class Scheduler:
             seq = round_.seq
             sequence.n_tokens += len(round_.tokens)
             if not sequence.in_prompt:
-                round_.logits = logits[seq]
+                round_.logits, round_.record = logits[seq], self._forward.records.get(seq)
                 self._judge.accept(round_)
                 self._emit(sequence, round_)
                 sequence.last = round_.accepted[0]
@@ -341,7 +367,11 @@ class Scheduler:
                     unverified.get(sequence.index),
                 )
             )
+        are_pending = bool(awaited(drafts.values()))
         for round_ in self._loop.run(rounds, clock):
+            if are_pending:
+                self._note_drafts()
+                are_pending = False
             self._follow(self.sequences[round_.seq_id], round_, clock)
         return rounds
 
@@ -369,14 +399,18 @@ class Scheduler:
         if not requests:
             return {}
         drafts = self._chain.draft(requests)
+        if not awaited(drafts.values()):
+            self._note_drafts()
+        return drafts
+
+    def _note_drafts(self) -> None:
+        """Record what the drafters answered."""
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
-        by_index = {sequence.index: sequence for sequence in sequences}
         for seq, draft in self._chain.asked:
             if found := draft.non_finite:
-                sequence, name = by_index[seq], draft.drafter
+                sequence, name = self.sequences[self._slots.holders[seq]], draft.drafter
                 where = OF_DRAFTER.get(name, name)
                 self._note_non_finite(sequence, sequence.n_tokens + 1, where, found)
-        return drafts
 
     def _check_finite(self, sequence: DecodingSequence, first_pos: int) -> None:
         """first_pos: of the token that row 0 of the logits chooses."""

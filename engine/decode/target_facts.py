@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 
 from engine.machine.device import read, upload
 from engine.trace.records import N_TOP
-from kernels.rows.reductions import LEAST, softmax_sums, top_k
+from kernels.rows.record import asked_about, on_host, row_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +49,43 @@ def target_facts(
 ) -> TargetFacts:
     """Facts about `tokens`. logits: [n, n_vocab]. rows: where each token is asked about, one after
     the other if None."""
-    rows = range(len(tokens)) if rows is None else rows
-    top, ids = top_k(logits, min(N_TOP, logits.shape[1]))
-    # relative to the largest; a banned or infinitely unlikely token stays finite and adds nothing
-    sums = softmax_sums(logits, top[:, 0])
-    on_host = read(ids, top, (top - top[:, :1]).clamp_min_(LEAST).exp_(), sums, sums[:, :1].log())
-    top_ids, largest = on_host[0].tolist(), on_host[1].tolist()
-    totals, dots = on_host[3][:, :1], on_host[3][:, 1]
-    top_probs = (on_host[2] / totals).tolist()
-    entropy = (on_host[4][:, 0] - dots / totals[:, 0]).tolist()
+    (record,) = read(row_record(logits, min(N_TOP, logits.shape[1])))
+    return facts_in(record, logits, tokens, range(len(tokens)) if rows is None else rows)
+
+
+def facts_in(
+    record: np.ndarray, logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int]
+) -> TargetFacts:
+    """`target_facts` by what is known of the logits' rows (kernels.rows.record); they are looked at
+    for tokens alone that the record does not know."""
+    known = on_host(record)
+    top_ids, largest = known.ids.tolist(), known.values.tolist()
+    totals = known.sums[:, 0]
+    top_probs = (known.weights / totals[:, None]).tolist()
+    entropy = (known.log - known.sums[:, 1] / totals).tolist()
     facts = TargetFacts([], [], [], [], [])
     beyond = []  # only there a row is looked through again
     for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        prob, rank = 0.0, 0
         if token in top_ids[row]:
             place = top_ids[row].index(token)
-            facts.prob.append(top_probs[row][place])
-            facts.rank.append(1 + largest[row].index(largest[row][place]))  # the first equal one
+            prob = top_probs[row][place]
+            rank = 1 + largest[row].index(largest[row][place])  # the first equal one
+        elif known.asked.size and known.asked[row] == token:
+            prob, rank = float(known.weight[row] / totals[row]), 1 + int(known.n_larger[row])
         else:
             beyond.append(i)
-            facts.prob.append(0.0)
-            facts.rank.append(0)
+        facts.prob.append(prob)
+        facts.rank.append(rank)
         facts.entropy.append(entropy[row])
         facts.top_ids.append(top_ids[row])
         facts.top_probs.append(top_probs[row])
     if beyond:
         at, wanted = upload([[rows[i] for i in beyond], [tokens[i] for i in beyond]], logits.device)
-        asked = logits[at, wanted]
-        n_larger, weight = read(
-            (logits[at] > asked.unsqueeze(1)).sum(1), (asked - top[at, 0]).clamp_min_(LEAST).exp_()
-        )
-        for i, n, w in zip(beyond, n_larger.tolist(), weight, strict=True):
-            facts.rank[i] = 1 + n
-            facts.prob[i] = float(w / totals[rows[i], 0])
+        top = upload(known.values[[rows[i] for i in beyond], :1], logits.device)
+        n_larger, weights = read(*asked_about(logits[at], wanted.unsqueeze(1), top))
+        for i, n, weight in zip(beyond, n_larger[:, 0].tolist(), weights[:, 0], strict=True):
+            facts.rank[i], facts.prob[i] = 1 + n, float(weight / totals[rows[i]])
     return facts
 
 

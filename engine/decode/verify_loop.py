@@ -14,7 +14,7 @@ batch it can disagree with itself for ever (#28061), so the number of attempts i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,10 +23,12 @@ from engine.batch import Span, UBatch
 from engine.decode.batching import padded, verify_batches
 from engine.decode.forward import Forward
 from engine.decode.round import PhaseClock, Round
-from engine.draft.drafter import Draft
+from engine.draft.drafter import Draft, awaited
 from engine.draft.tree import branch_of, branches
 from engine.errors import RollbackRefusedError
+from engine.machine.device import read
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
+from engine.memory.kv_cells import UNKNOWN
 from engine.memory.policies import POLICIES
 from engine.model.taps import TargetRows
 from engine.options import MAX_REPLAYS, RunOptions
@@ -60,9 +62,15 @@ class VerifyLoop:
         """
         trees = [round_ for round_ in rounds if round_.draft and round_.draft.parents]
         by_seq = {round_.seq: round_ for round_ in rounds if round_ not in trees}
-        memory, wanted = self._forward.memory, [round_.span for round_ in by_seq.values()]
-        split = self._options.split
-        batches = verify_batches(self._forward, wanted, split) if wanted else []
+        memory, pending = self._forward.memory, awaited([round_.draft for round_ in rounds])
+        batches = self._batches(by_seq.values())
+        if pending and (trees or [len(ubatches) for _, ubatches in batches] != [1]):
+            for one in pending:
+                one.fill(read(*one.parts))
+                one.late()
+            self._note_tokens(rounds)
+            clock.stop("draft", [*by_seq])
+            pending, batches = [], self._batches(by_seq.values())
         for spans, ubatches in batches:
             seqs = [span.seq for span in spans]
             for seq in seqs:
@@ -70,13 +78,33 @@ class VerifyLoop:
             saves = self._rollback.checkpoints(spans, ubatches)
             clock.stop("save", seqs)
             number = by_seq[seqs[0]].number
-            logits, of_tokens = self._forward.run(ubatches, number, "verify", clock)
+            logits, of_tokens = self._forward.run(ubatches, number, "verify", clock, pending)
+            if pending:
+                self._note_tokens(rounds)
             for span in spans:
                 round_, rows = by_seq[span.seq], of_tokens[span.seq]
+                n_padding = len(span.tokens) - len(round_.tokens)
+                if n_padding != span.n_padding:  # a draft that came is shorter
+                    span = replace(span, n_padding=n_padding)
                 round_.logits = logits[span.seq]
+                round_.record = self._forward.records.get(span.seq)
                 yield self._judged(round_, span, rows, saves.get(span.seq), clock)
         for round_ in trees:
             yield self._tree(round_, clock)
+
+    def _batches(self, rounds: Iterable[Round]) -> list[tuple[list[Span], list[UBatch]]]:
+        spans = [round_.span for round_ in rounds]
+        return verify_batches(self._forward, spans, self._options.split) if spans else []
+
+    def _note_tokens(self, rounds: Sequence[Round]) -> None:
+        """Take the tokens of drafts that were pending."""
+        for round_ in rounds:
+            drafted = round_.drafted
+            if UNKNOWN in round_.tokens:
+                round_.tokens = [round_.tokens[0], *drafted]
+                self._forward.memory.attention.learn(round_.seq, round_.pos0, round_.tokens)
+            if not drafted:  # its drafter's logits were not finite
+                round_.draft = None
 
     def _judged(
         self,
@@ -127,7 +155,7 @@ class VerifyLoop:
         round_.tree, round_.path, round_.draft = tree, paths[best], drafts[best]
         round_.tokens = [round_.tokens[0], *drafts[best].tokens]
         round_.n_rows = sum(1 + len(draft.tokens) for draft in drafts)
-        round_.logits = logits[span.seq]
+        round_.logits, round_.record = logits[span.seq], forward.records.get(span.seq)
         forward.show(replace(span, seq=round_.seq), of_tokens[span.seq])
         self._judged(round_, span, of_tokens[span.seq], saves.get(round_.seq), clock)
         for other in spans[1:]:
@@ -225,6 +253,7 @@ class Rollback:
             tokens = [round_.tokens[0], *round_.accepted]
             span = Span(round_.seq, round_.pos0, tokens, range(len(tokens)))
             round_.logits = self._replay(round_, span, clock)
+            round_.record = self._forward.records.get(round_.seq)
             self._again(round_)
             clock.stop("sample", [round_.seq])
             n = len(round_.accepted)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.batch import Span, UBatch
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.model_drafter import N_MARKS, SeenRows
 from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
@@ -48,14 +48,14 @@ class _Context:
         return self.rows[0]
 
 
-class BlockDrafter(ABC):
+class BlockDrafter(Drafter, ABC):
     """One pass drafts a block for every sequence; which tokens of it, each kind says.
 
     A block has as many rows as n_max asks for, whatever limit a request has: drafts depend on the
     length of their block. No draft where a whole block no longer fits into the context.
     """
 
-    name: str
+    has_memory = True
 
     def __init__(
         self,
@@ -77,19 +77,13 @@ class BlockDrafter(ABC):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """See engine.draft.drafter.ReadsTaps."""
+        """See Drafter."""
         return self._model.config.taps
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of attention cells held."""
         return self._memory.n_bytes()
-
-    def begin(self, seq: int, prompt: Sequence[int]) -> None:  # noqa: B027 - a hook
-        """Does nothing: `observe` has seen the prompt already."""
-
-    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
-        """Does nothing: `observe` will see the accepted tokens."""
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Keep the rows; they go into memory with the next draft, many at once before."""
@@ -118,11 +112,11 @@ class BlockDrafter(ABC):
             self._draws.forget(seq)
 
     def held(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         context = self._contexts.get(seq, _Context())
         return context.n_injected + len(context.tokens)
 

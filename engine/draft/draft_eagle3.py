@@ -66,7 +66,7 @@ class DraftEagle3(RowDrafter):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """See engine.draft.drafter.ReadsTaps."""
+        """See Drafter."""
         return self._model.config.taps
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:

@@ -15,13 +15,13 @@ import torch
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.model_drafter import ModelDrafter
+from engine.draft.model_drafter import N_CANDIDATES, ModelDrafter
 from engine.draft.row_drafter import RowDrafter
 from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput
-from engine.model.mtp import MtpHead
+from engine.model.mtp import DraftHead, LargestLogits, MtpHead
 from engine.model.taps import TargetRows
 
 
@@ -50,7 +50,11 @@ class DraftMtp(RowDrafter):
         self._head = head
         self._keeps_cells = "mtp-carried" in faults
         at_once = not (self._looks or self._keeps_cells)
-        self._candidates = head.draft_head if at_once and options.draft_head == "auto" else None
+        self._candidates: DraftHead | LargestLogits | None = None
+        if at_once and not memory.records_launches:
+            self._candidates = head.largest(N_CANDIDATES, invariant=memory.batch_invariant)
+        elif at_once and options.draft_head == "auto":
+            self._candidates = head.draft_head
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """See ModelDrafter; one whole draft without a look between is one pass of the memory."""
@@ -82,11 +86,12 @@ class DraftMtp(RowDrafter):
         if self._seen:
             self._n_wrong = self._wrong_rows(seq, part)[None]
         step = self._step([request] * self.n_max, logits, ids)
-        if not torch.equal(step.ids[:, 0], tokens):
+        is_sorted = isinstance(self._candidates, LargestLogits)
+        if not is_sorted and not torch.equal(step.ids[:, 0], tokens):
             paired.n_decoded = start
             self._memory.seq_rm(seq, start)
             return None
-        return self._of_steps(request, step)
+        return self._hand_over([request], [step])[0]
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """See RowDrafter; with the fault only the tokens are cut."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -63,6 +64,12 @@ class DraftSimple(ModelDrafter):
         self._n_own = model.config.n_vocab
         self._n_both = min(n_vocab, self._n_own)
 
+    def take_text(self, other: Any) -> bool:
+        """See ModelDrafter."""
+        known = other._progress.items()
+        self._progress = {seq: _DecodedSoFar(one.tokens.copy()) for seq, one in known}
+        return True
+
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request; none where the draft model lacks the token to go on from."""
         known = [request for request in requests if request.last < self._n_own]
@@ -101,11 +108,11 @@ class DraftSimple(ModelDrafter):
         progress.guessed = []
 
     def held(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         progress = self._progress.get(seq, _DecodedSoFar())
         return max(len(progress.tokens), progress.n_decoded)
 

@@ -1,14 +1,17 @@
-"""The interface of every drafter, and what it hands over."""
+"""The base of every drafter, and what it hands over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
     from engine.batch import UBatch
     from engine.model.taps import TargetRows
 
@@ -29,6 +32,20 @@ class DraftRequest:
     n_max: int
 
 
+@dataclass(slots=True, eq=False)
+class PendingDrafts:
+    """Drafts of one call whose tokens only the device knows: UNKNOWN, as many as there will be.
+
+    tokens: by sequence, int64 [n]. parts: what is to be read of them; `fill` puts its values in.
+    late: once the device has been waited for, how many milliseconds longer than the host it took.
+    """
+
+    tokens: dict[int, torch.Tensor]
+    parts: Sequence[torch.Tensor]
+    fill: Callable[[Sequence[np.ndarray]], None]
+    late: Callable[[], float] = float
+
+
 @dataclass(slots=True)
 class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
@@ -46,7 +63,8 @@ class Draft:
     drafted in, None where it was not drafted as a block. n_max: the longest that a rule of adaptive
     depth allowed, None without one. ms: its part of the call for all sequences. parents: of a tree
     (engine.draft.tree), for each token the index of the one before it, which is lower, -1 = it
-    follows the newest token; empty where each follows the one before.
+    follows the newest token; empty where each follows the one before. pending: what brings the
+    tokens and all that goes with them, None where they are here.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -66,6 +84,7 @@ class Draft:
     n_max: int | None = None
     ms: float = field(default=0.0, compare=False)
     parents: list[int] = field(default_factory=list)
+    pending: PendingDrafts | None = field(default=None, compare=False)
 
     @property
     def depths(self) -> list[int]:
@@ -110,42 +129,28 @@ class Draft:
         return rest
 
 
-@runtime_checkable
-class SeesPasses(Protocol):
-    """A drafter that is shown every forward pass of the target, before anything is undone."""
-
-    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
-        """rows: [n_seqs, n_seq_tokens, n_embd], also of tokens that will be rejected."""
+def awaited(drafts: Iterable[Draft | None]) -> list[PendingDrafts]:
+    """What drafts wait for, each once."""
+    return list({id(x): x for draft in drafts if draft and (x := draft.pending)}.values())
 
 
-@runtime_checkable
-class ReadsTaps(Protocol):
-    """A drafter that reads rows inside the target. taps: which (engine.model.taps); `observe` and
-    `decoded` bring these, perhaps among others."""
-
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-
-
-@runtime_checkable
-class HoldsTokens(Protocol):
-    """A drafter with a memory of its own."""
-
-    def held(self, seq: int) -> int:
-        """Tokens of a sequence that its memory holds."""
-
-    def next_position(self, seq: int) -> int:
-        """Position of the token that its next draft goes on from, as its state has it."""
-
-
-class Drafter(Protocol):
+class Drafter:
     """Proposes continuations and observes what the target really decoded.
 
-    n_max: most tokens of a draft.
+    n_max: most tokens of a draft. has_memory: whether it has a memory of its own, of which `held`
+    and `next_position` tell. stays_on_device: whether drafts that no step looks at may be pending.
     """
 
     name: str
     n_max: int
+    has_memory = False
+    stays_on_device = False
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Rows inside the target that it reads (engine.model.taps); `observe` and `decoded` bring
+        these, perhaps among others."""
+        return ()
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence has been decoded; generation starts."""
@@ -156,15 +161,32 @@ class Drafter(Protocol):
         rows: the target's of these tokens, [len(tokens), n_embd].
         """
 
+    def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
+        """A forward pass of the target, before anything is undone.
+
+        rows: [n_seqs, n_seq_tokens, n_embd], also of tokens that will be rejected.
+        """
+
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, possibly empty."""
+        raise NotImplementedError
 
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
         """A draft of this sequence was verified. is_other: another drafter had made it."""
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """Another sequence takes the slot, which starts with the n_tokens first tokens that were
-        observed there; what was observed after them, and all that was learned, is void."""
+        observed there; what was observed after them, and all that was learned, is void. Those that
+        learn from texts start afresh: `begin` will bring the whole prompt."""
+        self.forget(seq)
+
+    def held(self, seq: int) -> int:
+        """Tokens of a sequence that its memory holds."""
+        return 0
+
+    def next_position(self, seq: int) -> int:
+        """Position of the token that its next draft goes on from, as its state has it."""
+        return 0
 
     def forget(self, seq: int) -> None:
         """The sequence has ended; its slot may be used again."""

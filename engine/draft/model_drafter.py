@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from engine.batch import UBatch
-from engine.draft.drafter import N_TOP, Draft, DraftRequest
+from engine.draft.drafter import N_TOP, Draft, Drafter, DraftRequest, PendingDrafts
 from engine.draft.spec import ModelDraftOptions, TokenDraws
 from engine.machine.device import read, upload
+from engine.memory.kv_cells import UNKNOWN
 from kernels.rows.reductions import top_k
 
-_N_CANDIDATES = 10
+N_CANDIDATES = 10
 N_MARKS = 4
 """Numbers by which a row is known again; rows are only copied, so they stay equal."""
 
@@ -34,7 +35,7 @@ class _Step(NamedTuple):
     n_wrong: torch.Tensor
 
 
-class ModelDrafter(ABC):
+class ModelDrafter(Drafter, ABC):
     """One token per step for all sequences that are still drafting.
 
     The candidate is the most probable token, or with `draws` one drawn from the ten most probable;
@@ -43,19 +44,17 @@ class ModelDrafter(ABC):
     (llama.cpp #22506).
     """
 
-    name: str
-    n_max: int
+    has_memory = True
 
     def __init__(self, options: ModelDraftOptions, draws: TokenDraws | None = None) -> None:
         self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
         self._draws = draws
         self._n_wrong: torch.Tensor | None = None
 
-    def begin(self, seq: int, prompt: Sequence[int]) -> None:  # noqa: B027 - a hook
-        """Does nothing: `observe` has seen the prompt already."""
-
-    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
-        """Does nothing: `observe` will see the accepted tokens."""
+    def take_text(self, other: Any) -> bool:
+        """Know the text that another drafter of this name knows, as if this one had followed it
+        from its start with nothing drafted; False if it cannot."""
+        return False
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request.
@@ -68,7 +67,7 @@ class ModelDrafter(ABC):
         step, waiting = self._step(requests, self._first(requests)), []
         for n in range(1, self.n_max + 1):
             if looks:
-                rows = self._take(step.requests, drafts, *on_host([step])[0])
+                rows = self._take(step.requests, drafts, *on_host(step))
             else:
                 waiting.append(step)
                 rows = [i for i, request in enumerate(step.requests) if n < self._limit(request)]
@@ -83,8 +82,8 @@ class ModelDrafter(ABC):
                 if len(rows) < len(step.requests):
                     tokens = tokens[upload(rows, step.ids.device)]
             step = self._step(alive, self._next(alive, n, tokens, rows))
-        for done, found in zip(waiting, on_host(waiting), strict=True):
-            self._take(done.requests, drafts, *found)
+        if not looks:
+            return self._hand_over(requests, waiting)
         self._finish(drafts)
         return [drafts[request.seq] for request in requests]
 
@@ -93,15 +92,34 @@ class ModelDrafter(ABC):
         """Whether what a step found decides on the next one."""
         return self._p_min > 0 or self._draws is not None
 
-    def _of_steps(self, request: DraftRequest, steps: _Step) -> Draft:
-        """A draft whose steps, one after the other, were found together."""
-        drafts = {request.seq: Draft(drafter=self.name)}
-        ((ids, values, probs, n_wrong),) = on_host([steps])
-        for i in range(len(ids)):
-            here = slice(i, i + 1)
-            self._take([request], drafts, ids[here], values[here], probs[here], n_wrong[here])
-        self._finish(drafts)
-        return drafts[request.seq]
+    def _hand_over(self, requests: Sequence[DraftRequest], steps: Sequence[_Step]) -> list[Draft]:
+        """The drafts that steps found, those of a sequence in the order of its rows; pending where
+        they stay on the device and are sure to be as long as they may be."""
+        drafts = {request.seq: Draft(drafter=self.name) for request in requests}
+        parts = _parts(steps)
+
+        def fill(values: Sequence[np.ndarray]) -> None:
+            for draft in drafts.values():
+                draft.tokens.clear()
+                draft.pending = None
+            for step, found in zip(steps, _by_step(values), strict=True):
+                for i, request in enumerate(step.requests):
+                    self._take([request], drafts, *(part[i : i + 1] for part in found))
+            self._finish(drafts)
+
+        limits = {request.seq: self._limit(request) for request in requests}
+        if not self.stays_on_device or min(limits.values()) < self._n_min:
+            fill(read(*parts))
+            return list(drafts.values())
+        tokens: dict[int, list[torch.Tensor]] = {seq: [] for seq in limits}
+        for step in steps:
+            for i, request in enumerate(step.requests):
+                tokens[request.seq].append(step.ids[i, :1])
+        pending = PendingDrafts({seq: torch.cat(x) for seq, x in tokens.items()}, parts, fill)
+        for seq, draft in drafts.items():
+            draft.tokens, draft.pending = [UNKNOWN] * limits[seq], pending
+            draft.reason = "limit" if limits[seq] < self.n_max else ""
+        return list(drafts.values())
 
     def _finish(self, drafts: Mapping[int, Draft]) -> None:
         self._drafted(drafts)
@@ -112,9 +130,13 @@ class ModelDrafter(ABC):
     def _step(
         self, requests: Sequence[DraftRequest], logits: torch.Tensor, of: torch.Tensor | None = None
     ) -> _Step:
-        """of: int64, the tokens that the logits are of; None: the whole vocabulary."""
-        values, ids = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
-        ids = ids if of is None else of.gather(-1, ids)
+        """of: int64, the tokens that the logits are of, as few as are wanted only with the largest
+        first; None: the whole vocabulary."""
+        if of is not None and of.shape[-1] <= N_CANDIDATES:
+            values, ids = logits, of
+        else:
+            values, ids = top_k(logits, min(N_CANDIDATES, logits.shape[-1]))
+            ids = ids if of is None else of.gather(-1, ids)
         n_wrong, self._n_wrong = self._n_wrong, None
         if n_wrong is None:
             n_wrong = ids.new_empty(0)
@@ -154,7 +176,7 @@ class ModelDrafter(ABC):
             if len(draft.tokens) < self._limit(request):
                 rows.append(row)
             elif len(draft.tokens) < self.n_max:
-                draft.reason = "limit"
+                draft.reason = draft.reason or "limit"
         return rows
 
     def _ids(self, rows: torch.Tensor) -> torch.Tensor:
@@ -191,7 +213,7 @@ class ModelDrafter(ABC):
         tokens: int64 [n], on the device. rows: their rows in the step before.
         """
 
-    def _drafted(self, drafts: Mapping[int, Draft]) -> None:  # noqa: B027 - a hook
+    def _drafted(self, drafts: Mapping[int, Draft]) -> None:
         """Called when all steps are done, before the drafts are cut (p_min, n_min)."""
 
 
@@ -210,12 +232,18 @@ def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:
     )
 
 
-def on_host(steps: Sequence[_Step]) -> list[tuple[list[Any], ...]]:
-    """The tensors of each step as lists, all in one transfer."""
-    if not steps:
-        return []
-    found = [x.tolist() for x in read(*(x for step in steps for x in step[1:]))]
-    n = len(_Step._fields) - 1
+def on_host(step: _Step) -> tuple[list[Any], ...]:
+    """The tensors of a step as lists, all in one transfer."""
+    return _by_step(read(*_parts([step])))[0]
+
+
+def _parts(steps: Sequence[_Step]) -> list[torch.Tensor]:
+    return [x for step in steps for x in step[1:]]
+
+
+def _by_step(values: Sequence[np.ndarray]) -> list[tuple[list[Any], ...]]:
+    """What was read of the `_parts` of steps, as lists."""
+    found, n = [x.tolist() for x in values], len(_Step._fields) - 1
     return list(zip(*(found[i::n] for i in range(n)), strict=True))
 
 

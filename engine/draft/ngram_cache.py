@@ -35,20 +35,16 @@ _HEAD = N_LONGEST + 1
 _REMEDY = "Make it again with llama-lookup-create and this model."
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceFloor:
-    """Least evidence by length of the n-gram, from 1: observations, percent of the best token."""
-
-    samples: tuple[int, ...]
-    percent: tuple[int, ...]
-
-    def holds(self, length: int, best: int, total: int) -> bool:
-        """Whether `best` of `total` observations after an n-gram of this length are enough."""
-        return total >= self.samples[length - 1] and 100 * best >= self.percent[length - 1] * total
+Floor = tuple[tuple[int, int], ...]
+"""Least evidence by length of the n-gram, from 1: observations, percent of the best token."""
+LAX: Floor = ((2, 66), (2, 50), (1, 50), (1, 50))
+STRICT: Floor = ((4, 75), (3, 66), (2, 66), (2, 66))
 
 
-LAX = EvidenceFloor((2, 2, 1, 1), (66, 50, 50, 50))
-STRICT = EvidenceFloor((4, 3, 2, 2), (75, 66, 66, 66))
+def is_enough(floor: Floor, length: int, best: int, total: int) -> bool:
+    """Whether `best` of `total` observations after an n-gram of this length are enough."""
+    least, percent = floor[length - 1]
+    return total >= least and 100 * best >= percent * total
 
 
 def learn(table: dict[tuple[int, ...], Counts], tokens: Sequence[int]) -> None:
@@ -59,9 +55,7 @@ def learn(table: dict[tuple[int, ...], Counts], tokens: Sequence[int]) -> None:
             counts[tokens[end]] = counts.get(tokens[end], 0) + 1
 
 
-def most_likely(
-    find: Find, tail: Sequence[int], static: Counts, floor: EvidenceFloor
-) -> int | None:
+def most_likely(find: Find, tail: Sequence[int], static: Counts, floor: Floor) -> int | None:
     """The next token by the longest n-gram at the end of `tail` with enough evidence.
 
     Among the tokens after an n-gram the largest count wins, times 100 for each time that the
@@ -72,7 +66,7 @@ def most_likely(
         if not counts:
             continue
         best = max(counts, key=lambda token: counts[token] * (100 * static.get(token, 0) or 1))
-        if floor.holds(n, counts[best], sum(counts.values())):
+        if is_enough(floor, n, counts[best], sum(counts.values())):
             return best
     return None
 
@@ -82,7 +76,7 @@ def most_frequent(counts: Counts) -> int | None:
     if not counts:
         return None
     best = max(counts, key=counts.__getitem__)
-    return best if LAX.holds(N_STATIC, counts[best], sum(counts.values())) else None
+    return best if is_enough(LAX, N_STATIC, counts[best], sum(counts.values())) else None
 
 
 class LookupCache:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.option_fields import FormRow, NumberRange, option
 
 if TYPE_CHECKING:
@@ -39,11 +39,8 @@ class NgramSizes:
     )
 
 
-class NgramDrafter(ABC):
+class NgramDrafter(Drafter, ABC):
     """Drafts from text already seen. The history of a sequence ends before `last`."""
-
-    name: str
-    n_max: int
 
     def __init__(self) -> None:
         self._histories: dict[int, History] = {}
@@ -64,13 +61,6 @@ class NgramDrafter(ABC):
             draft.drafter = self.name
             drafts.append(draft)
         return drafts
-
-    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:  # noqa: B027 - a hook
-        """Does nothing; drafters that learn from acceptance override it."""
-
-    def resume(self, seq: int, n_tokens: int) -> None:
-        """Start afresh: `begin` will bring the whole prompt."""
-        self.forget(seq)
 
     def forget(self, seq: int) -> None:
         """Drop the sequence."""

@@ -5,7 +5,8 @@ Those with a model are described here: their modules need torch, and are loaded 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple, suffix
 from engine.draft.drafter import Drafter
@@ -19,6 +20,7 @@ from engine.draft.spec import (
     DrafterInputs,
     DrafterSpec,
     ModelDraftOptions,
+    ModelNeed,
 )
 from engine.memory.policies import memory_sizes
 
@@ -27,34 +29,23 @@ if TYPE_CHECKING:
     from engine.model.info import ModelInfo
 
 
-def _simple(inputs: DrafterInputs) -> Drafter:
-    from engine.draft.draft_simple import make
+def _with_model(name: str, about: str, needs: ModelNeed, **more: Any) -> DrafterSpec:
+    """A drafter with a model, whose module has its name."""
 
-    return make(inputs)
+    def make(inputs: DrafterInputs) -> Drafter:
+        module = import_module(f"engine.draft.{name.replace('-', '_')}")
+        drafter: Drafter = module.make(inputs)
+        return drafter
 
-
-def _mtp(inputs: DrafterInputs) -> Drafter:
-    from engine.draft.draft_mtp import make
-
-    return make(inputs)
-
-
-def _eagle3(inputs: DrafterInputs) -> Drafter:
-    from engine.draft.draft_eagle3 import make
-
-    return make(inputs)
-
-
-def _dflash(inputs: DrafterInputs) -> Drafter:
-    from engine.draft.draft_dflash import make
-
-    return make(inputs)
-
-
-def _dspark(inputs: DrafterInputs) -> Drafter:
-    from engine.draft.draft_dspark import make
-
-    return make(inputs)
+    return DrafterSpec(
+        name,
+        about,
+        make,
+        ModelDraftOptions,
+        lambda options: options.n_max,
+        needs=needs,
+        **{"n_bytes": _drafter_bytes, **more},
+    )
 
 
 def _drafter_bytes(
@@ -71,58 +62,6 @@ def _simple_bytes(
     return memory_sizes(info, n_seqs, options.n_max, n_ctx, "ring", compute)["total"]
 
 
-_SIMPLE = DrafterSpec(
-    "draft-simple",
-    "what a smaller model of the same vocabulary says",
-    _simple,
-    ModelDraftOptions,
-    lambda options: options.n_max,
-    needs=DRAFT_MODEL,
-    reasons={"unknown-token": "the draft model lacks the newest token"},
-    n_bytes=_simple_bytes,
-)
-_MTP = DrafterSpec(
-    "draft-mtp",
-    "what the model's own MTP head says, or that of a file of its own",
-    _mtp,
-    ModelDraftOptions,
-    lambda options: options.n_max,
-    needs=MTP_HEAD,
-    branches=True,
-    n_bytes=_drafter_bytes,
-)
-
-_EAGLE3 = DrafterSpec(
-    "draft-eagle3",
-    "what an EAGLE-3 drafter says that reads the model's layers",
-    _eagle3,
-    ModelDraftOptions,
-    lambda options: options.n_max,
-    needs=EAGLE3_FILE,
-    branches=True,
-    n_bytes=_drafter_bytes,
-)
-
-_DFLASH = DrafterSpec(
-    "draft-dflash",
-    "what a DFlash or DFlash2 drafter says, a block in one pass",
-    _dflash,
-    ModelDraftOptions,
-    lambda options: options.n_max,
-    needs=DFLASH_FILE,
-    n_bytes=_drafter_bytes,
-)
-_DSPARK = DrafterSpec(
-    "draft-dspark",
-    "what a DSpark drafter says, a block in one pass; p_min is for its confidence head",
-    _dspark,
-    ModelDraftOptions,
-    lambda options: options.n_max,
-    needs=DSPARK_FILE,
-    reasons={"confidence": "the confidence head gave the next token less than p_min"},
-    n_bytes=_drafter_bytes,
-)
-
 _SPECS = (
     ngram_simple.SPEC,
     ngram_map.KEYS,
@@ -130,11 +69,34 @@ _SPECS = (
     ngram_mod.SPEC,
     ngram_cache.SPEC,
     suffix.SPEC,
-    _SIMPLE,
-    _EAGLE3,
-    _MTP,
-    _DFLASH,
-    _DSPARK,
+    _with_model(
+        "draft-simple",
+        "what a smaller model of the same vocabulary says",
+        DRAFT_MODEL,
+        reasons={"unknown-token": "the draft model lacks the newest token"},
+        n_bytes=_simple_bytes,
+    ),
+    _with_model(
+        "draft-eagle3",
+        "what an EAGLE-3 drafter says that reads the model's layers",
+        EAGLE3_FILE,
+        branches=True,
+    ),
+    _with_model(
+        "draft-mtp",
+        "what the model's own MTP head says, or that of a file of its own",
+        MTP_HEAD,
+        branches=True,
+    ),
+    _with_model(
+        "draft-dflash", "what a DFlash or DFlash2 drafter says, a block in one pass", DFLASH_FILE
+    ),
+    _with_model(
+        "draft-dspark",
+        "what a DSpark drafter says, a block in one pass; p_min is for its confidence head",
+        DSPARK_FILE,
+        reasons={"confidence": "the confidence head gave the next token less than p_min"},
+    ),
 )
 DRAFTERS: dict[str, DrafterSpec] = {spec.name: spec for spec in _SPECS}
 

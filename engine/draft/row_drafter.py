@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from operator import ne
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -60,6 +61,11 @@ class PairedRows:
         rows, marks = (torch.zeros(1, n, device=device) for n in (n_row, N_MARKS))
         return cls(ahead, rows, marks)
 
+    def afresh(self) -> PairedRows:
+        """The same, with nothing in a memory yet."""
+        rows, marks = self.rows.clone(), self.marks.clone()
+        return PairedRows(self.ahead, rows, marks, self.tokens.copy())
+
     def write(
         self, pos0: int, tokens: Sequence[int], rows: torch.Tensor, hidden: torch.Tensor
     ) -> None:
@@ -105,6 +111,12 @@ class RowDrafter(ModelDrafter):
         self._n_wrong_tokens: dict[int, int] = {}
         self._own = torch.empty(0)
 
+    def take_text(self, other: Any) -> bool:
+        """See ModelDrafter."""
+        self._paired = {seq: other._paired[seq].afresh() for seq in other._paired}
+        self._seen = deepcopy(other._seen)
+        return True
+
     @abstractmethod
     def _taken(self, rows: TargetRows) -> torch.Tensor:
         """The target's rows [n, n_row] as the drafter takes them."""
@@ -130,7 +142,7 @@ class RowDrafter(ModelDrafter):
         ends = [_End(request.seq, request.seq, -1, 0)]
         step = self._step([request], self._first([request]))
         for level in range(limit):
-            ((ids, values, probs, n_wrong),) = on_host([step])
+            ids, values, probs, n_wrong = on_host(step)
             if n_wrong:
                 draft.n_wrong_rows = n_wrong[0]
             grown = []
@@ -188,11 +200,11 @@ class RowDrafter(ModelDrafter):
         del paired.tokens[n_tokens:]
 
     def held(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See engine.draft.drafter.HoldsTokens."""
+        """See Drafter."""
         paired = self._of(seq)
         return max(len(paired.tokens), paired.n_decoded + self.AHEAD)
 
@@ -261,7 +273,7 @@ class RowDrafter(ModelDrafter):
 
     def _drafted(self, drafts: Mapping[int, Draft]) -> None:
         for seq, draft in drafts.items():
-            draft.n_wrong_tokens = self._n_wrong_tokens.pop(seq)
+            draft.n_wrong_tokens = (draft.n_wrong_tokens or 0) + self._n_wrong_tokens.pop(seq)
 
     def _of(self, seq: int) -> PairedRows:
         if seq not in self._paired:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.errors import OptionError
-from engine.model.taps import TargetRows
 
 
 @dataclass(slots=True)
@@ -31,7 +30,7 @@ class _Script:
             self.true.append(token)
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Drafts n_max tokens of which the first k are right and the others wrong.
 
     n_right: k of the first, second, … draft of each sequence, over and over. n_max: tokens of a
@@ -62,19 +61,9 @@ class ScriptedDrafter:
         """A prompt starts a script."""
         self._scripts[seq] = _Script(len(prompt), self._continue(prompt))
 
-    def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """The script knows these tokens already."""
-
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request."""
         return [self._draft(self._scripts[request.seq], request) for request in requests]
-
-    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
-        """The script knows that too."""
-
-    def resume(self, seq: int, n_tokens: int) -> None:
-        """Start afresh: `begin` will bring the whole prompt."""
-        self.forget(seq)
 
     def forget(self, seq: int) -> None:
         """Drop the sequence."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.draft.drafter import N_TOP, Draft, DraftRequest
+from engine.draft.drafter import N_TOP, Draft, Drafter, DraftRequest
 from engine.draft.ngram_drafter import GROUP
 from engine.draft.spec import DrafterSpec
 from engine.draft.suffix_tree import REASONS, StoredSequence, SuffixDraft, SuffixLimits, SuffixTree
@@ -176,7 +176,7 @@ class SuffixTexts:
             self._requests[request].output = None
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Drafts from the trees; the share of the places that went on as drafted is its confidence."""
 
     name = "suffix"
@@ -205,13 +205,6 @@ class SuffixDrafter:
         for request in requests:
             self._take(request.seq, request.pos0, [request.last])
         return [self._draft(self._requests[request.seq], request.n_max) for request in requests]
-
-    def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
-        """The trees learn from what is decoded alone."""
-
-    def resume(self, seq: int, n_tokens: int) -> None:
-        """Start afresh: `begin` will bring the whole prompt."""
-        self.forget(seq)
 
     def forget(self, seq: int) -> None:
         """The request ends; its output stays in the global tree."""

@@ -124,6 +124,24 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+Mark = torch.cuda.Event | None
+"""A point in the work of a CUDA device; None on the processor, which does its work at once."""
+
+
+def mark(device: torch.device | None) -> Mark:
+    """The point in the work of a device that it has been given everything before."""
+    if device is None or device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def ms_between(first: Mark, last: Mark) -> float:
+    """Milliseconds that a device took from one mark to another, both of which it has passed."""
+    return first.elapsed_time(last) if first and last else 0.0
+
+
 def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | None:
     """What an error in a run means for the user: a device without memory or one that failed; None
     for any other."""
@@ -176,6 +194,10 @@ class Uploads:
 
     def __init__(self) -> None:
         self._places: dict[tuple[tuple[int, ...], ...], _Place] = {}
+
+    def __deepcopy__(self, memo: object) -> Uploads:
+        """One that has uploaded nothing: arrays and tensors share memory, copies would not."""
+        return Uploads()
 
     def put(
         self, arrays: Sequence[np.ndarray], device: torch.device
@@ -231,14 +253,18 @@ def read(*tensors: torch.Tensor) -> list[np.ndarray]:
     """The values of tensors of one device, on the host.
 
     Waits for the device, which is why everything that is wanted should come in one call: it is
-    one transfer. That goes through float64, so whole numbers must be below 2^53.
+    one transfer, of all their bytes.
     """
     if tensors[0].device.type == "cpu":
         return [tensor.numpy() for tensor in tensors]
-    together = torch.cat([tensor.flatten().double() for tensor in tensors])
-    stops = accumulate(tensor.numel() for tensor in tensors)
-    parts = np.split(together.cpu().numpy(), list(stops)[:-1])
+    return in_one_transfer(tensors)
+
+
+def in_one_transfer(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """The values of tensors of one device by a copy of their bytes, one after the other."""
+    together = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors])
+    parts = np.split(together.cpu().numpy(), list(accumulate(t.nbytes for t in tensors))[:-1])
     return [
-        part.astype(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tensor.shape)
+        part.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tensor.shape)
         for part, tensor in zip(parts, tensors, strict=True)
     ]

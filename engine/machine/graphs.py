@@ -64,11 +64,19 @@ class StepGraphs:
     to be recorded. from_first: record new keys, too, where that works, after the very first one.
     """
 
-    def __init__(self, record: Record, most_tokens: int, *, from_first: bool = False) -> None:
-        self._record: Record | None = record
+    def __init__(
+        self, record: Record | None, most_tokens: int, *, from_first: bool = False
+    ) -> None:
+        self._record = record
         self._most_tokens, self._from_first = most_tokens, from_first
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+
+    def __deepcopy__(self, memo: object) -> StepGraphs:
+        """One without recordings, as these are bound to their memory."""
+        record: Any = self._record
+        fresh = None if record is None else type(record)()
+        return StepGraphs(fresh, self._most_tokens, from_first=self._from_first)
 
     @property
     def is_empty(self) -> bool:

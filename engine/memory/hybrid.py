@@ -24,6 +24,7 @@ from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize
 from engine.model.recurrence import StateKey
 from engine.model.stored_state import stored_as
+from kernels.dispatch import uses_llvm
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +174,13 @@ class HybridMemory:
 
     def takes_parts(self, n_tokens: int) -> bool:
         """Whether a ubatch of one sequence and this many tokens may be computed in parts."""
-        on_processor = self.attention.device.type == "cpu"
-        return self.recurrent is None and on_processor and self._by_index(n_tokens)
+        return self.recurrent is None and self._by_index(n_tokens)
+
+    @property
+    def records_launches(self) -> bool:
+        """Whether recordings are of launches of compiled kernels, where no operation of torch may
+        be among them."""
+        return self.attention.device.type == "cpu" and uses_llvm()
 
     def part(self, first: int, n: int) -> None:
         """Show layers tokens first .. first + n - 1 of the ubatch that has started; see

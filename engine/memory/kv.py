@@ -208,6 +208,10 @@ class AttentionKV:
         mask = self._masks[self.layers[layer].window]
         return GatheredCells(read_k, read_v, mask, self._positions, self._masks.get(None))
 
+    def learn(self, seq: int, p0: int, tokens: Sequence[int]) -> None:
+        """Put tokens where UNKNOWN ones were decoded, from position p0 on."""
+        self._table.learn(seq, p0, tokens)
+
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Free the cells of a sequence with p0 <= pos < p1.
 

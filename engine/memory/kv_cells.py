@@ -174,6 +174,11 @@ class CellTable:
         """Tokens in these cells of a sequence's stream."""
         return self._tokens[self.stream(seq), cells]
 
+    def learn(self, seq: int, p0: int, tokens: Sequence[int]) -> None:
+        """Put tokens into the cells of a sequence from position p0 on."""
+        stream, cells = self.stream(seq), self.holding(seq, p0, p0 + len(tokens))
+        self._tokens[stream, cells] = np.array(tokens)[self._pos[stream, cells] - p0]
+
     def shared(self, seq: int, cells: np.ndarray) -> np.ndarray:
         """Which of these cells of a sequence belong to another sequence too, [n]."""
         return cells[self._owners[self.stream(seq), cells] != _BITS[seq]]

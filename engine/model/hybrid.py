@@ -22,14 +22,17 @@ from engine.model.taps import TapCollector, TargetRows
 from engine.model.trunks import Trunk
 from engine.model.weights import Embedding, Projection
 from kernels.pointwise import multiply
+from kernels.rows.record import row_record
 
 
 class TrunkOutput(NamedTuple):
     """Result of one forward pass over a ubatch. logits: f32 [n_outputs, n_vocab]. rows: of all
-    tokens, [n_seqs, n_seq_tokens, n_handed]."""
+    tokens, [n_seqs, n_seq_tokens, n_handed]. record: of the logits' rows (kernels.rows.record),
+    asked about the token after each, None unless it was wanted."""
 
     logits: torch.Tensor
     rows: TargetRows
+    record: torch.Tensor | None = None
 
     @property
     def hidden(self) -> torch.Tensor:
@@ -103,11 +106,13 @@ class HybridModel:
         memory: ModelMemory,
         tokens: torch.Tensor | None = None,
         taps: Sequence[int] = (),
+        n_top: int = 0,
     ) -> TrunkOutput:
         """Decode the tokens of `ubatch` and leave them in `memory`.
 
         tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`. taps:
         layers whose rows are wanted, as engine.model.drafters.config.check_taps allows them.
+        n_top: how many of the largest logits the record is to have, 0: there is none.
         Raises ModelFileError where a mapped file has been cut short or could not be read.
         """
         for file in self.files:
@@ -123,13 +128,15 @@ class HybridModel:
         n_layer = self.config.n_layer
         streams = self.config.trunk.n_handed > 1
         inside = tuple(i for i in taps if i < n_layer or streams)
-        compute = partial(self._layers, memory, inside)
-        logits, hidden, *rows = memory.run((self, reach, inside), there, compute)
+        n_top = min(n_top, self.config.n_vocab) if len(ubatch.outputs) else 0
+        compute = partial(self._layers, memory, inside, n_top)
+        logits, hidden, *rows = memory.run((self, reach, inside, n_top), there, compute)
         memory.commit()
+        record = rows.pop() if n_top else None
         found = dict(zip(inside, rows, strict=True))
         if len(inside) < len(taps):
             found[n_layer] = hidden
-        return TrunkOutput(logits, TargetRows(hidden, found))
+        return TrunkOutput(logits, TargetRows(hidden, found), record)
 
     def jittered(self, amount: float, seed: int = 0) -> HybridModel:
         """The same weights with embeddings whose values are all off by up to `amount` of
@@ -145,6 +152,7 @@ class HybridModel:
         self,
         memory: ModelMemory,
         inside: Sequence[int],
+        n_top: int,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         outputs: torch.Tensor,
@@ -165,4 +173,8 @@ class HybridModel:
             x = multiply(x, self._embedding_factors)
         taps = TapCollector(inside)
         x = self._trunk(x, tokens, around, taps)
-        return *self._output(x, outputs, invariant=around.invariant), *taps.found()
+        logits, hidden = self._output(x, outputs, invariant=around.invariant)
+        if not n_top:
+            return logits, hidden, *taps.found()
+        after = tokens.flatten().roll(-1)[outputs]
+        return logits, hidden, *taps.found(), row_record(logits, n_top, after)

@@ -23,7 +23,7 @@ from kernels.linear.integer_blocks import integer_linear
 from kernels.linear.two_bits import BLOCK, BLOCK_BYTES, two_bits
 from kernels.norm import head_norm, rms_norm
 from kernels.rows import join, take_rows
-from kernels.rows.reductions import argmax
+from kernels.rows.reductions import argmax, top_k
 from kernels.rows.shortlist import shortlist
 
 
@@ -87,6 +87,10 @@ class MtpHead:
         for; None where there is nothing to gain."""
         return DraftHead(self._output) if DraftHead.fits(self._output) else None
 
+    def largest(self, n: int, *, invariant: bool) -> LargestLogits:
+        """What finds the candidates of drafts in passes on a device."""
+        return LargestLogits(self._output, n, invariant)
+
     @inference_mode
     def draft(
         self,
@@ -94,14 +98,14 @@ class MtpHead:
         hidden: torch.Tensor,
         n_steps: int,
         memory: PartwiseMemory,
-        head: DraftHead | None = None,
+        head: DraftHead | LargestLogits | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Draft tokens of one sequence, each the most probable one after the previous one.
 
         ubatch: the tokens that `forward` would take, then n_steps - 1 that are not known yet, with
         the last known one and these as outputs. hidden: f32 [1, n_known, n_handed], of the known
         ones. head: to find the tokens with, in place of the head. All is one pass of the memory;
-        without `head` its bits are those of n_steps calls of `forward`.
+        without `head`, or with LargestLogits, its bits are those of n_steps calls of `forward`.
         Returns the tokens, int64 [n_steps]; logits f32 [n_steps, n]; and of which tokens these
         are, int64 [n_steps, n], None for the whole vocabulary.
         """
@@ -120,7 +124,7 @@ class MtpHead:
         self,
         memory: PartwiseMemory,
         n_steps: int,
-        head: DraftHead | None,
+        head: DraftHead | LargestLogits | None,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         outputs: torch.Tensor,
@@ -181,12 +185,25 @@ _SLICE = 1024
 
 
 class Candidates(NamedTuple):
-    """logits: f32 [1, N_CANDIDATES]; ids: int64 [1, N_CANDIDATES], the tokens they are of; hidden:
-    as in StepOutput."""
+    """logits: f32 [1, n]; ids: int64 [1, n], the tokens they are of; hidden: as in StepOutput."""
 
     logits: torch.Tensor
     ids: torch.Tensor
     hidden: torch.Tensor
+
+
+class LargestLogits(NamedTuple):
+    """What finds the n largest logits of one row, the largest first, where operations of torch are
+    recorded: no one has to look at the others."""
+
+    output: OutputHead
+    n: int
+    invariant: bool
+
+    def __call__(self, x: torch.Tensor, outputs: torch.Tensor) -> Candidates:
+        """See DraftHead; with all logits."""
+        logits, hidden = self.output(x, outputs, invariant=self.invariant)
+        return Candidates(*top_k(logits, min(self.n, logits.shape[-1])), hidden)
 
 
 class DraftHead:

@@ -1,15 +1,247 @@
 """A report as one HTML page that needs nothing else: style and plots are inside, and its own
-content policy keeps everything out. Light and dark as the reader's system is; light on paper."""
+content policy keeps everything out. Light and dark as the reader's system is; light on paper.
+
+Plots are SVG: bars, bars side by side, lines, a heat map. Their colours are classes that the page's
+style fills in, so that one picture suits light, dark and paper. Every text is escaped here. Values
+that are not finite count as missing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from engine.files import written_whole
 from engine.report.parts import CodeSample, Facts, Part, Plot, Remark, Report, ReportTable, Tokens
-from engine.report.svg import draw
 from engine.report.text import escape, escape_lines
+
+WIDTH, HEIGHT = 680, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 30, 40
+_ROW = 26
+_MOST_NAMES = 200
+_MOST_SERIES = 8
+_LONGEST = 34
+_TICKS = 5
+
+
+def draw(plot: Plot) -> str:
+    """The picture with its title, empty where the plot has no value."""
+    series = {
+        name: [_finite(value, plot.log) for value in values[:_MOST_NAMES]]
+        for name, values in list(plot.series.items())[:_MOST_SERIES]
+    }
+    if not any(value is not None for values in series.values() for value in values):
+        return ""
+    shown = Plot(plot.kind, plot.title, plot.names[:_MOST_NAMES], series, plot.unit, plot.log)
+    return PLOTS[plot.kind](shown)
+
+
+def _finite(value: float | None, log: bool) -> float | None:
+    if value is None or not math.isfinite(value) or (log and value <= 0):
+        return None
+    return float(value)
+
+
+def _picture(plot: Plot, height: float, body: Iterator[str]) -> str:
+    parts = "".join(body)
+    unit = f", {plot.unit}" if plot.unit else ""
+    title = escape(f"{plot.title}{unit}")
+    return (
+        f'<figure><svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{title}">'
+        f'<text class="name" x="0" y="16">{title}</text>{parts}</svg></figure>'
+    )
+
+
+def _label(x: float, y: float, text: str, anchor: str = "start", kind: str = "tick") -> str:
+    short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {place}>{escape(short)}</text>'
+
+
+def _legend(names: Sequence[str]) -> Iterator[str]:
+    if len(names) < 2:
+        return
+    x = float(WIDTH)
+    for i, name in reversed(list(enumerate(names))):
+        short = name if len(name) <= 28 else f"{name[:27]}…"
+        x -= 7 * len(short) + 24
+        yield f'<rect class="s{i}" x="{x:.1f}" y="7" width="10" height="10"/>'
+        yield f'<text class="tick" x="{x + 14:.1f}" y="16">{escape(short)}</text>'
+
+
+def _values(plot: Plot) -> list[float]:
+    return [value for values in plot.series.values() for value in values if value is not None]
+
+
+def number(value: float) -> str:
+    """A value in few characters."""
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.1e}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+# -- horizontal bars, one row a name ---------------------------------------------------------
+
+
+def _bars(plot: Plot) -> str:
+    n_series = len(plot.series)
+    row = max(_ROW, 16 * n_series + 8)
+    values = _values(plot)
+    low, high = min(values), max(values)
+    place = _log_scale(low, high) if plot.log else _scale(max(high, 0.0) or 1.0)
+    left = min(260.0, 12 + 7.2 * max(min(len(name), _LONGEST) for name in plot.names))
+    room = WIDTH - left - 80
+
+    def body() -> Iterator[str]:
+        yield from _legend(list(plot.series))
+        for i, name in enumerate(plot.names):
+            top = _TOP + i * row
+            yield _label(left - 8, top + row / 2 + 4, name, "end")
+            thick = (row - 8) / n_series
+            for j, series in enumerate(plot.series.values()):
+                y = top + 4 + j * thick
+                value = series[i] if i < len(series) else None
+                if value is None:
+                    yield _label(left + 4, y + thick / 2 + 4, "n/a")
+                    continue
+                length = max(1.0, room * min(max(place(value), 0.0), 1.0))
+                yield (
+                    f'<rect class="s{j}" x="{left:.1f}" y="{y:.1f}" width="{length:.1f}" '
+                    f'height="{max(2.0, thick - 2):.1f}"/>'
+                )
+                yield _label(left + length + 5, y + thick / 2 + 3, number(value))
+
+    return _picture(plot, _TOP + len(plot.names) * row + 6, body())
+
+
+def _scale(high: float) -> Callable[[float], float]:
+    return lambda value: value / high
+
+
+def _log_scale(low: float, high: float) -> Callable[[float], float]:
+    bottom, top = math.floor(math.log10(low)) - 1, math.log10(high)
+    return lambda value: (math.log10(value) - bottom) / max(top - bottom, 1e-9)
+
+
+# -- columns and lines over x ------------------------------------------------------------------
+
+
+def _columns(plot: Plot) -> str:
+    def marks(
+        x: Callable[[float], float], y: Callable[[float], float], step: float
+    ) -> Iterator[str]:
+        width = min(step * 0.8, 48.0 * len(plot.series)) / len(plot.series)
+        for j, series in enumerate(plot.series.values()):
+            for i, value in enumerate(series):
+                if value is not None:
+                    left, height = x(i) + (j - len(plot.series) / 2) * width, y(0) - y(value)
+                    yield (
+                        f'<rect class="s{j}" x="{left:.1f}" y="{y(value):.1f}" '
+                        f'width="{max(width - 1, 0.5):.1f}" height="{max(height, 0.5):.1f}"/>'
+                    )
+
+    return _over_x(plot, marks)
+
+
+def _lines(plot: Plot) -> str:
+    def marks(
+        x: Callable[[float], float], y: Callable[[float], float], step: float
+    ) -> Iterator[str]:
+        for j, series in enumerate(plot.series.values()):
+            pen, path = "M", []
+            for i, value in enumerate(series):
+                if value is None:
+                    pen = "M"
+                    continue
+                path.append(f"{pen}{x(i):.1f} {y(value):.1f}")
+                pen = "L"
+                yield f'<circle class="s{j}" cx="{x(i):.1f}" cy="{y(value):.1f}" r="3"/>'
+            yield f'<path class="l{j}" d="{"".join(path)}"/>'
+
+    return _over_x(plot, marks)
+
+
+Marks = Callable[[Callable[[float], float], Callable[[float], float], float], Iterator[str]]
+
+
+def _over_x(plot: Plot, marks: Marks) -> str:
+    high = max(0.0, *_values(plot)) or 1.0
+    tick = _step(high / _TICKS)
+    top_value = math.ceil(high / tick - 1e-9) * tick
+    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    step = (right - _LEFT) / max(1, len(plot.names))
+
+    def x(i: float) -> float:
+        return _LEFT + (i + 0.5) * step
+
+    def y(value: float) -> float:
+        return bottom - (bottom - _TOP) * max(value, 0.0) / top_value
+
+    def body() -> Iterator[str]:
+        yield from _legend(list(plot.series))
+        for k in range(round(top_value / tick) + 1):
+            at = y(k * tick)
+            yield f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            yield _label(_LEFT - 6, at + 4, number(k * tick), "end")
+        longest = max((len(name) for name in plot.names), default=1)
+        every = max(1, math.ceil(7.5 * min(longest, _LONGEST) / step))
+        for i, name in enumerate(plot.names):
+            if i % every == 0:
+                yield _label(x(i), bottom + 16, name, "middle")
+        yield from marks(x, y, step)
+
+    return _picture(plot, HEIGHT - 14, body())
+
+
+def _step(least: float) -> float:
+    """1, 2 or 5 times a power of ten, not below `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+# -- heat map: a series is a row ---------------------------------------------------------------
+
+
+def _heat(plot: Plot) -> str:
+    values = _values(plot)
+    low, high = min(values), max(values)
+    left = min(200.0, 12 + 7.2 * max(min(len(name), _LONGEST) for name in plot.series))
+    step = (WIDTH - left - _RIGHT) / max(1, len(plot.names))
+
+    def body() -> Iterator[str]:
+        for i, name in enumerate(plot.names):
+            yield _label(left + (i + 0.5) * step, _TOP + 8, name, "middle")
+        for j, (name, series) in enumerate(plot.series.items()):
+            top = _TOP + 16 + j * _ROW
+            yield _label(left - 8, top + 17, name, "end")
+            for i, value in enumerate(series):
+                if value is None:
+                    continue
+                strength = (value - low) / (high - low) if high > low else 1.0
+                best = " best" if value == high else ""
+                yield (
+                    f'<rect class="heat{best}" style="fill-opacity:{0.1 + 0.45 * strength:.2f}" '
+                    f'x="{left + i * step + 1:.1f}" y="{top + 1}" width="{max(step - 2, 1):.1f}" '
+                    f'height="{_ROW - 2}"/>'
+                )
+                if step > 44:
+                    yield _label(
+                        left + (i + 0.5) * step, top + 17, number(value), "middle", "value"
+                    )
+
+    return _picture(plot, _TOP + 20 + len(plot.series) * _ROW, body())
+
+
+PLOTS: dict[str, Callable[[Plot], str]] = {
+    "bars": _bars,
+    "columns": _columns,
+    "lines": _lines,
+    "heat": _heat,
+}
+"""bars: horizontal, one row a name. columns: upright over x. lines: over x. heat: a row a series,
+its values as strength of colour."""
+
 
 _LIGHT = (
     "--paper:#fff;--ink:#1c2128;--muted:#59636e;--edge:#d5d9df;--raised:#f4f5f7;"

@@ -61,7 +61,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture that engine.report.svg draws. kind: one of its PLOTS.
+    """A picture that engine.report.page draws. kind: one of its PLOTS.
 
     names: of the values along x, or of the bars. series: by name, None where there is no value.
     unit: of the values. log: a logarithmic axis.

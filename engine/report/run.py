@@ -146,7 +146,7 @@ def _sequences(store: TraceStore, run_id: int) -> ReportTable:
 
 def run_machine(facts: RunFacts, environment: Mapping[str, Any]) -> Section:
     """Where a run ran; `environment` where it does not report."""
-    known = facts.pick("device", "compute", "threads")
+    known = facts.pick("device", "compute", "threads", "threads_chosen")
     return machine_section(
         facts.environment or environment,
         {name: value for name, value in known.items() if value is not None},

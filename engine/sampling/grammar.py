@@ -121,6 +121,9 @@ class GrammarState:
         other._ended, other.error, other.n_good = self._ended, self.error, self.n_good
         return other
 
+    def __deepcopy__(self, memo: object) -> GrammarState:
+        return self.clone()
+
     def allowed(self) -> AllowedTokens:
         """What may come next: end tokens alone after an end or an error."""
         if not self._ended and not self.error:

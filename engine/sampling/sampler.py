@@ -22,6 +22,7 @@ from engine.machine.device import read, upload
 from engine.sampling.distribution import Distribution, softmax
 from engine.sampling.grammar import BANNED, AllowedTokens, GrammarState
 from engine.sampling.options import SamplerOptions
+from kernels.rows.record import on_host
 from kernels.rows.reductions import top_k
 
 RowDistribution = Callable[[int], Distribution]
@@ -117,14 +118,20 @@ class Sampler:
             self._random.bit_generator.state,
         )
 
-    def rows(self, logits: torch.Tensor) -> RowDistribution:
+    @property
+    def takes_largest(self) -> bool:
+        """Whether it takes the token of the largest logit, unless that is banned."""
+        return self._options.temp <= 0 and self._bias.only_bans and not self.depends_on_text
+
+    def rows(self, logits: torch.Tensor, record: np.ndarray | None = None) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].
 
         Without penalties and a grammar all rows come to the host at once; with them one at a time.
+        record: what is known of the rows (kernels.rows.record).
         """
         self.non_finite, self.allowed = None, {}
-        if self._options.temp <= 0 and self._bias.only_bans and not self.depends_on_text:
-            tokens, largest = (part.ravel().tolist() for part in self._largest(logits))
+        if self.takes_largest:
+            tokens, largest = self._best(logits, record)
             if self._bias.bans_none(tokens) and all(map(math.isfinite, largest)):
                 return lambda row: Distribution.certain(tokens[row])
         logits = self._bias.apply(logits)
@@ -193,6 +200,16 @@ class Sampler:
         values, ids = top_k(logits, k)
         on_host = read(ids, values)
         return on_host[0], on_host[1]
+
+    def _best(
+        self, logits: torch.Tensor, record: np.ndarray | None
+    ) -> tuple[list[int], list[float]]:
+        """The token of the largest logit of each row, and that logit."""
+        if record is None:
+            ids, values = self._largest(logits)
+            return ids.ravel().tolist(), values.ravel().tolist()
+        known = on_host(record)
+        return known.best.tolist(), known.values[:, 0].tolist()
 
     def _filter(self, row: int, ids: np.ndarray, values: np.ndarray) -> Distribution:
         options, is_finite = self._options, math.isfinite(values[0])

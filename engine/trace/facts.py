@@ -419,6 +419,7 @@ class RunFacts(dict[str, Any]):
     draft_accept: Lenient[list[int] | None]
     synthetic: Lenient[bool | None]
     threads: Lenient[int | None]
+    threads_chosen: Lenient[str | None]
     started: Lenient[str | None]
     library: Lenient[RunNotes | None]
     audit: Lenient[AuditFacts | None]

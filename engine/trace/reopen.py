@@ -16,8 +16,15 @@ from engine.errors import Cancelled, TraceFileError
 from engine.files import opened_file
 from engine.progress import ReportProgress
 from engine.trace.cell_text import EXCEL, unguard
-from engine.trace.csv_fields import REMEDY, FieldBlock, read_blocks, read_header
-from engine.trace.csv_numbers import NotANumberError, real_numbers, whole_numbers
+from engine.trace.csv_fields import (
+    REMEDY,
+    FieldBlock,
+    NotANumberError,
+    read_blocks,
+    read_header,
+    real_numbers,
+    whole_numbers,
+)
 from engine.trace.export import SESSION_FILE, csv_names
 from engine.trace.records import MISSING, TABLES, Column
 from engine.trace.session_file import SessionFile, read_session

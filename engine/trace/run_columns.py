@@ -1,12 +1,14 @@
-"""The columns of one run in a table of the trace."""
+"""Columns of a run, and the rows of `rounds` that figures are computed from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from engine.trace.store import TraceStore
+from engine.trace.records import MISSING, PHASES
+from engine.trace.store import Table, TraceStore
 
 
 class RunColumns:
@@ -46,3 +48,95 @@ class RunColumns:
         starts = np.flatnonzero(np.diff(seqs[order], prepend=-1))
         for part in np.split(rows[order], starts[1:]) if rows.size else ():
             yield int(self["seq_id"][part[0]]), part
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRows:
+    """The chosen rows of `rounds`, [n] each, in the order they were written.
+
+    is_prompt: bool [n]. first, prompt_end, last: row indices of each sequence's first row, last
+    prompt row and last row, sequences in the same order: [n sequences].
+    """
+
+    run_id: np.ndarray
+    t_ms: np.ndarray
+    verify_ms: np.ndarray
+    pos0: np.ndarray
+    num_drafted: np.ndarray
+    num_accepted: np.ndarray
+    num_target: np.ndarray
+    num_emitted: np.ndarray
+    rollback_depth: np.ndarray
+    verify_width: np.ndarray
+    n_merged: np.ndarray
+    phases: dict[str, np.ndarray]
+    is_prompt: np.ndarray
+    first: np.ndarray
+    prompt_end: np.ndarray
+    last: np.ndarray
+
+    @classmethod
+    def select(cls, table: Table, run_id: int | None, seq_id: int | None) -> RoundRows:
+        n = len(table)  # the table may grow meanwhile
+        chosen = np.ones(n, bool)
+        if run_id is not None:
+            chosen &= table.column("run_id", 0, n) == run_id
+        if seq_id is not None:
+            chosen &= table.column("seq_id", 0, n) == seq_id
+
+        def pick(name: str) -> np.ndarray:
+            return table.column(name, 0, n)[chosen]
+
+        def milliseconds(name: str) -> np.ndarray:
+            return np.nan_to_num(pick(name), posinf=0.0, neginf=0.0)
+
+        runs = pick("run_id")
+        drafted, emitted = pick("num_draft_tokens"), pick("num_emitted")
+        sequences = (runs << 32) + pick("seq_id")
+        order = np.argsort(sequences, kind="stable")
+        _, starts, counts = np.unique(sequences[order], return_index=True, return_counts=True)
+        is_prompt = np.empty(len(order), bool)
+        is_prompt[order] = _is_prompt(drafted[order], emitted[order] > 0, starts, counts)
+        prompt_rows = np.where(is_prompt[order], np.arange(len(order)), -1)
+        prompt_end = np.maximum.reduceat(prompt_rows, starts) if len(starts) else starts
+        return cls(
+            run_id=runs,
+            t_ms=milliseconds("t_ms"),
+            verify_ms=milliseconds("verify_ms"),
+            pos0=pick("pos0"),
+            num_drafted=drafted,
+            num_accepted=pick("num_accepted_draft_tokens"),
+            num_target=pick("num_target_tokens"),
+            num_emitted=emitted,
+            rollback_depth=pick("rollback_depth"),
+            verify_width=pick("verify_width"),
+            n_merged=pick("n_merged"),
+            phases={phase: pick(f"{phase}_ms") for phase in PHASES},
+            is_prompt=is_prompt,
+            first=order[starts],
+            prompt_end=order[prompt_end],
+            last=order[starts + counts - 1],
+        )
+
+    @property
+    def has_draft(self) -> np.ndarray:
+        """Rows after the prompt that drafted, several rounds in one row among them: bool [n]."""
+        return (self.num_drafted > 0) & ~self.is_prompt
+
+    @property
+    def is_step(self) -> np.ndarray:
+        """Rows that are one verification of a draft: bool [n]."""
+        return self.has_draft & (self.n_merged == MISSING)
+
+
+def _is_prompt(
+    drafted: np.ndarray, emits: np.ndarray, starts: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """The first row of every sequence, and those without a draft count before it emits a token.
+
+    Rows are sorted by sequence; starts, counts: where each sequence's are.
+    """
+    n_before = np.cumsum(emits) - emits
+    found: np.ndarray = (n_before == np.repeat(n_before[starts], counts)) & (drafted == MISSING)
+    found[starts] = True
+    return found

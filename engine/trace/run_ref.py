@@ -1,9 +1,13 @@
-"""The name of a run wherever it leaves its trace, and whether two runs were of one model."""
+"""Runs of traces: a run named by trace and number, and a trace made of some of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
 
 from engine.trace.facts import RunFacts
 from engine.trace.store import TraceStore
@@ -49,3 +53,56 @@ def same_model(one: Any, other: Any) -> bool:
     return all(one.get(name) == other.get(name) for name in names) and (
         drafts == (None, None) or same_model(*drafts)
     )
+
+
+def trace_of(runs: Sequence[RunRef]) -> TraceStore:
+    """A new trace with the rows and facts of these runs of one trace, numbered from 0 in this
+    order. A fork or lane of a run that is not among them does not name it any more. The runs may
+    grow meanwhile: the rows present at the start are in it."""
+    old, new = runs[0].store, TraceStore()
+    numbers = {run.run_id: number for number, run in enumerate(runs)}
+    sizes = {name: len(table) for name, table in old.tables.items()}
+    for run in runs:
+        new.begin_run(_facts(run.facts, numbers))
+    new.pieces, new.more_facts = dict(old.pieces), dict(old.more_facts)
+    for name, table in old.tables.items():
+        copy = new.tables.get(name) or new.add_table(name)
+        known = {column.name for column in copy.columns}
+        for column in table.columns:
+            if column.name not in known:
+                copy.add_column(column)
+        ids = table.column("run_id", 0, sizes[name]) if sizes[name] else np.zeros(0, np.int32)
+        rows = np.flatnonzero(np.isin(ids, list(numbers)))
+        if not rows.size:
+            continue
+        columns = {
+            column.name: old.text_pool.decode(table.column(column.name, 0, sizes[name])[rows])
+            if column.kind == "text"
+            else table.column(column.name, 0, sizes[name])[rows]
+            for column in table.columns
+        }
+        copy.extend(columns | {"run_id": [numbers[run_id] for run_id in ids[rows].tolist()]})
+    return new
+
+
+def copy_rounds(run: RunRef, run_id: int, stop: int) -> None:
+    """Give another run of the trace the rows of this one's rounds before `stop`: what decoding has
+    written, not what was found out later."""
+    for name in ("rounds", "tokens", "drafts", "ubatches", "memory"):
+        table = run.store.tables[name]
+        is_copied = (table.column("run_id") == run.run_id) & (table.column("round") < stop)
+        rows = np.flatnonzero(is_copied)
+        if rows.size:
+            columns = {column.name: table.column(column.name)[rows] for column in table.columns}
+            table.extend(columns | {"run_id": np.full(rows.size, run_id)})
+
+
+def _facts(facts: RunFacts, numbers: dict[int, int]) -> RunFacts:
+    """Facts of a run, with the new numbers of others in them."""
+    found = RunFacts(facts)
+    if (fork := facts.fork) is not None:
+        parent = numbers.get(fork.parent)
+        found.fork = None if parent is None else replace(fork, parent=parent)
+    if (against := facts.lane_against) is not None:
+        found.lane_against = numbers.get(against)
+    return found

@@ -4,21 +4,21 @@ figures expect, by any writer. What is not named here is kept as it is."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from engine.errors import TraceFileError
-from engine.files import decoded, file_bytes
+from engine.files import decoded, file_bytes, written_whole
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import Count, OutOfRangeError, whole
 from engine.trace.cell_text import EXCEL, PLAIN
 from engine.trace.csv_fields import REMEDY
-from engine.trace.export import FORMAT
+from engine.trace.export import FORMAT, SESSION_FILE, write_session
 from engine.trace.facts import RunFacts, problems
 from engine.trace.records import READ_VERSIONS, REFERENCE
-from engine.trace.typed_json import not_a, shown, within, wrong
+from engine.trace.typed_json import not_a, shown, strict_json, within, wrong
 
 _MOST_BYTES = 256 << 20
 _MOST_RUNS = 10_000
@@ -158,3 +158,21 @@ def _problems(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if not isinstance(piece, str) or len(piece) > 2 * _LONGEST_PIECE:
             wanted = f"at most {_LONGEST_PIECE:,} bytes, hexadecimal"
             yield f"pieces.{token}", not_a(piece, wanted)
+
+
+def change_facts(folder: Path, facts: Mapping[int, Mapping[str, Any]]) -> None:
+    """Add facts to runs of an exported trace, by id; one that is there already is replaced.
+
+    A crash at any moment leaves session.json as it was or as it is to be. Raises TraceFileError
+    where it cannot be read or written, or lacks a run.
+    """
+    path = folder / SESSION_FILE
+    session = read_json(path)
+    runs = session.get("runs")
+    for run_id, added in facts.items():
+        known = runs.get(str(run_id)) if isinstance(runs, dict) else None
+        if not isinstance(known, dict):
+            raise TraceFileError(f"{path}: runs.{run_id} is missing.", "Export the trace again.")
+        known.update(strict_json(added))
+    with written_whole(path, TraceFileError) as part:
+        write_session(part, session)

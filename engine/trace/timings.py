@@ -11,20 +11,230 @@ Counting follows llama-server's rules:
   so tokens that a stop drops from the output still count. Replacement and bonus tokens never do.
 
 Figures under an earlier rule are next to today's and say so in their names.
+
+StepSums grow row by row, for figures that follow a run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from engine.trace.peer_figures import with_told
+from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES
-from engine.trace.round_rows import RoundRows
-from engine.trace.step_sums import joint_counts, per_position
+from engine.trace.run_columns import RoundRows
 from engine.trace.store import TraceStore
+
+
+class StepSums:
+    """Counts and milliseconds of a run's rows after the prompts.
+
+    counts[d, a]: steps that drafted d >= 1 tokens of which a were accepted, int64 [K + 1, K + 1]
+    with K the longest draft so far. widths: the verify widths seen, ascending; width_n, width_ms:
+    rows and verify time of each. step_ms: time in steps by phase; plain_ms: by phase in the n_plain
+    rows without a draft. n_untimed: rows without a verify time.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros((1, 1), np.int64)
+        self.widths: np.ndarray = np.zeros(0, np.int64)
+        self.width_n: np.ndarray = np.zeros(0, np.int64)
+        self.width_ms: np.ndarray = np.zeros(0)
+        self.step_ms: dict[str, float] = {}
+        self.plain_ms: dict[str, float] = {}
+        self.step_tokens = 0
+        self.n_plain = 0
+        self.n_untimed = 0
+        self._begun: set[int] = set()
+
+    @property
+    def n_steps(self) -> int:
+        """Rows that verified a draft."""
+        return int(self.counts.sum())
+
+    @property
+    def n_max(self) -> int:
+        """The longest draft."""
+        return len(self.counts) - 1
+
+    def is_prompt(self, seq_ids: np.ndarray, drafted: np.ndarray) -> np.ndarray:
+        """Which of the rows that follow those seen before decode a prompt, bool [n]."""
+        prompt = drafted == MISSING
+        ids, first = np.unique(seq_ids, return_index=True)
+        for seq_id, row in zip(ids.tolist(), first.tolist(), strict=True):
+            if seq_id not in self._begun:
+                self._begun.add(seq_id)
+                prompt[row] = True
+        return prompt
+
+    def add(
+        self,
+        seq_ids: np.ndarray,
+        drafted: np.ndarray,
+        accepted: np.ndarray,
+        widths: np.ndarray,
+        phases: dict[str, np.ndarray],
+    ) -> np.ndarray:
+        """Take in the next rows of one run, [n] each; returns which of them are steps, bool [n].
+
+        widths: verify_width. phases: milliseconds by phase, NaN where not observed.
+        """
+        later = ~self.is_prompt(seq_ids, drafted)
+        # a row that sums several rounds has no width and is neither
+        steps = later & (drafted > 0) & (widths != MISSING)
+        plain = later & (drafted <= 0)
+        self.counts = _joint(self.counts, drafted[steps], accepted[steps])
+        self.n_plain += int(plain.sum())
+        known = later & (widths > 0) & np.isfinite(phases["verify"])
+        self.n_untimed += int(later.sum() - known.sum())
+        self._time(widths[known], phases["verify"][known])
+        self.step_tokens += int(np.maximum(widths[steps], 0).sum())
+        for sums, chosen in ((self.step_ms, steps), (self.plain_ms, plain)):
+            for phase, values in phases.items():
+                sums[phase] = sums.get(phase, 0.0) + float(np.nansum(values[chosen]))
+        return steps
+
+    def _time(self, widths: np.ndarray, ms: np.ndarray) -> None:
+        """Add verify times, [n], to those of their widths."""
+        every = np.concatenate([self.widths, widths])
+        self.widths, at = np.unique(every, return_inverse=True)
+        every_n = np.concatenate([self.width_n, np.ones(len(widths), np.int64)])
+        every_ms = np.concatenate([self.width_ms, ms])
+        self.width_n = np.bincount(at, every_n, len(self.widths)).astype(np.int64)
+        self.width_ms = np.bincount(at, every_ms, len(self.widths))
+
+
+def joint_counts(drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+    """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]."""
+    return _joint(np.zeros((1, 1), np.int64), drafted, accepted)
+
+
+def per_position(counts: np.ndarray) -> dict[str, Any]:
+    """How the tokens at each index of a draft fared, from counts of `joint_counts`.
+
+    num_draft_tokens_per_pos, num_accepted_tokens_per_pos: steps that drafted and accepted a token
+    there; acceptance_per_position: the three rates that `engine.trace.timings.acceptance` tells.
+    """
+    by_drafted, by_accepted = counts.sum(1).tolist(), counts.sum(0).tolist()
+    return rates_by_index(at_least(by_drafted), at_least(by_accepted))
+
+
+def rates_by_index(offered: list[int], reached: list[int]) -> dict[str, Any]:
+    """The same from how many steps drafted and accepted at least k tokens, k from 0."""
+    _, *offered = offered
+    steps = reached[0]
+    return {
+        "num_draft_tokens_per_pos": offered,
+        "num_accepted_tokens_per_pos": reached[1:],
+        "acceptance_per_position": {
+            "unconditional": [_ratio(n, steps) for n in reached[1:]],
+            "unconditional_given_drafted": [
+                _ratio(n, of) for n, of in zip(reached[1:], offered, strict=True)
+            ],
+            "conditional": [_ratio(n, of) for n, of in zip(reached[1:], reached[:-1], strict=True)],
+        },
+    }
+
+
+def at_least(n_of: Sequence[int]) -> list[int]:
+    """How many are k or more, from how many are k, k from 0."""
+    return list(accumulate(reversed(n_of)))[::-1]
+
+
+def _joint(counts: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+    accepted = np.clip(accepted, 0, drafted)  # a step cut short counts as 0
+    size = max(len(counts), int(drafted.max(initial=0)) + 1)
+    cells = np.bincount(drafted * size + accepted, minlength=size * size).reshape(size, size)
+    cells[: len(counts), : len(counts)] += counts
+    return cells
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+_COUNTS = ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted")
+_BY_STEP = (
+    "num_spec_steps",
+    "mean_acceptance_length",
+    "acceptance_histogram",
+    "num_draft_tokens_per_pos",
+    "num_accepted_tokens_per_pos",
+    "acceptance_per_position",
+)
+
+
+def with_told(
+    figures: dict[str, Any], store: TraceStore, run_id: int | None, seq_id: int | None = None
+) -> dict[str, Any]:
+    """Figures of `engine.trace.timings.summary`, computed from rows, and in front of them what
+    was reported in the run's facts; None is neither reported nor known.
+
+    `told` of the run, and of a request in `requests`: figures by name. `told_timings`: by sequence
+    the server's own counters; of sequences without rows they are all that is known.
+    """
+    facts = RunFacts() if run_id is None else store.runs.get(run_id, RunFacts())
+    timings, told = facts.told_timings or [], facts.told
+    if seq_id is not None:
+        timings = timings[seq_id : seq_id + 1]
+        requests = facts.requests or ()
+        told = next((request.told for request in requests if seq_id in request.seq_ids), None)
+    elif run_id is not None and timings:
+        rowless = set(range(len(timings))) - _sequences(store, run_id)
+        return _with_timings(figures, timings, [timings[i] for i in sorted(rowless)])
+    if timings and run_id is not None:
+        has_rows = seq_id in _sequences(store, run_id)
+        return _with_timings(figures, timings, [] if has_rows else timings)
+    return figures | (told or {})
+
+
+def _sequences(store: TraceStore, run_id: int) -> set[int]:
+    """Those that have rows."""
+    n = len(store.rounds)
+    mine = store.rounds.column("run_id", 0, n) == run_id
+    return set(np.unique(store.rounds.column("seq_id", 0, n)[mine]).tolist())
+
+
+def _with_timings(
+    figures: dict[str, Any],
+    timings: list[dict[str, Any] | None],
+    rowless: list[dict[str, Any] | None],
+) -> dict[str, Any]:
+    """timings: of all sequences. rowless: of those without rows, whose counts are in no row."""
+    known = [one for one in timings if one is not None]
+    if not known:
+        return figures
+    found = dict(figures)
+    for one in filter(None, rowless):
+        for name in _COUNTS:
+            found[name] = (found.get(name) or 0) + one[name]
+    if any(one is None or one["draft_n"] for one in rowless):
+        found |= dict.fromkeys(_BY_STEP)
+    if found.get("draft_n"):
+        found["draft_acceptance_rate"] = found["draft_n_accepted"] / found["draft_n"]
+    prompt_ms = found["prompt_ms"] = sum(one["prompt_ms"] for one in known)
+    found |= _rates("prompt", prompt_ms, found["prompt_n"])
+    if len(timings) == 1:
+        found["predicted_ms"] = known[0]["predicted_ms"]
+    elif rowless:  # when they generated is not known
+        found["predicted_ms"] = 0.0
+    predicted_ms, n = found["predicted_ms"], found["predicted_n"]
+    # the first token is the prompt's
+    found |= _rates("predicted", predicted_ms, max(n - len(timings), 0))
+    all_tokens = _rates("predicted", predicted_ms, n)
+    return found | {f"{name}_n_gen": value for name, value in all_tokens.items()}
+
+
+def _rates(name: str, ms: float, n: int) -> dict[str, float]:
+    return {
+        f"{name}_per_token_ms": ms / n if n else 0.0,
+        f"{name}_per_second": 1e3 * n / ms if ms else 0.0,
+    }
+
 
 _MIN_MS = 1e-3  # a time that was too short for the clock
 
@@ -136,7 +346,7 @@ def summary(
     rollback_depth_histogram[d] = rounds after the prompt that undid d drafted tokens. phase_ms:
     the sum of each phase's column after the prompt rows, None for a phase never observed.
     drafters: counters of each drafter (engine.draft.chain), for a whole run only. What another
-    engine gave of its run goes before what the rows say (`engine.trace.peer_figures`); None is not
+    engine gave of its run goes before what the rows say (`engine.trace.timings`); None is not
     known.
     """
     rows = RoundRows.select(store.rounds, run_id, seq_id)

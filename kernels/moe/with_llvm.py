@@ -89,15 +89,19 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
     n_rows, n_used = ids.shape
     n_in, n_pairs = x.shape[1], n_rows * n_used
     vnni = one_matrix.vector_bits()
-    layout = layout_for(places.type, 1, vnni=vnni)
+    alone, couple = (layout_for(places.type, n, vnni=vnni) for n in (1, 2))
+    n_stretches = -(-n_in // STRETCH)
     x = x.contiguous()
-    rows = torch.empty(n_rows * layout.tile_bytes(-(-n_in // STRETCH)), dtype=torch.uint8)
+    n_bytes = n_rows * alone.tile_bytes(n_stretches) + n_pairs * couple.tile_bytes(n_stretches)
+    rows = torch.empty(n_bytes, dtype=torch.uint8)
     y = torch.empty(n_rows, n_used, places.n_parts * places.n_rows)
+    partners = torch.empty(n_pairs, dtype=torch.int64)
     _pair_program(places.type, vnni=vnni)(
         x.data_ptr(),
         n_in,
         n_rows,
         rows.data_ptr(),
+        partners.data_ptr(),
         ids.data_ptr(),
         n_used,
         y.data_ptr(),
@@ -115,39 +119,75 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
 
 @functools.cache
 def _pair_program(type: str, *, vnni: int) -> Program:
-    layout = layout_for(type, 1, vnni=vnni)
-    body = functools.partial(_pair_body, type, vnni, layout)
-    return Program(body, 12, functools.partial(_quantise, layout))
+    layouts = tuple(layout_for(type, n, vnni=vnni) for n in (1, 2))
+    body = functools.partial(_pair_body, type, vnni, layouts)
+    return Program(body, 13, functools.partial(_find_couples, layouts))
 
 
-def _quantise(layout: Layout, code: Code, args: Sequence[Value]) -> None:
-    x, n_in, n_rows, rows, *_ = args
-    places = x, code.integer(1), n_in * 4, code.integer(0)
-    write_rows(layout, code, [*places, n_in, rows], code.integer(0), n_rows)
+def _find_couples(layouts: Sequence[Layout], code: Code, args: Sequence[Value]) -> None:
+    """Quantise the rows, and find pairs of one expert, two by two: they share a reading of it.
+
+    Of each pair its partner, itself where it has none.
+    """
+    x, n_in, n_rows, rows, partners, ids, n_used, *_ = args
+    row_bytes, one, none = n_in * 4, code.integer(1), code.integer(0)
+    write_rows(layouts[0], code, [x, one, row_bytes, none, n_in, rows], none, n_rows)
+    n_pairs = n_rows * n_used
+    with code.loop(0, n_pairs) as pair:
+        code.store(pair, partners + pair * 8)
+    with code.loop(0, n_pairs) as pair, code.loop(pair + 1, n_pairs) as other:
+        free = code.load(partners + pair * 8, I64).equal(pair)
+        free = free & code.load(partners + other * 8, I64).equal(other)
+        same = code.load(ids + pair * 8, I64).equal(code.load(ids + other * 8, I64))
+        with code.when(free & same):
+            code.store(other, partners + pair * 8)
+            code.store(pair, partners + other * 8)
+            row, step = pair // n_used, other // n_used - pair // n_used
+            place = [x + row * row_bytes, one, step * row_bytes, none]
+            tile = _tile_of(layouts, n_in, n_rows, rows, pair)
+            write_rows(layouts[1], code, [*place, n_in, tile], none, code.integer(2))
+
+
+def _tile_of(
+    layouts: Sequence[Layout], n_in: Value, n_rows: Value, rows: Value, pair: Value
+) -> Value:
+    """Where the two rows are that begin with this pair's."""
+    n_stretches = (n_in + (STRETCH - 1)) // STRETCH
+    alone, couple = (layout.tile_bytes(n_stretches) for layout in layouts)
+    return rows + n_rows * alone + pair * couple
 
 
 def _pair_body(
     type: str,
     vnni: int,
-    layout: Layout,
+    layouts: Sequence[Layout],
     code: Code,
     args: Sequence[Value],
     first: Value,
     last: Value,
 ) -> None:
-    """Arguments: x, how long its rows are and how many, room for them quantised; ids and how many
-    of a row; y; addresses, how many experts, their parts, rows of a part and their bytes."""
-    x, n_in, n_rows, rows, ids, n_used, y, addresses, n_experts, n_parts, height, row_bytes = args
-    x_bytes = layout.tile_bytes((n_in + (STRETCH - 1)) // STRETCH)
+    """Arguments: x, how long its rows are and how many, room for them quantised, and for partners;
+    ids and how many of a row; y; addresses, how many experts, their parts, rows of a part and their
+    bytes."""
+    x, n_in, n_rows, rows, partners, ids, n_used, y, addresses = args[:9]
+    n_experts, n_parts, height, row_bytes = args[9:]
     n_pairs, n_out = n_rows * n_used, n_parts * height
     n_chunks = (height + (CHUNK - 1)) // CHUNK
     with code.loop(first, last) as task:
         pair, chunk = task % n_pairs, task // n_pairs
         part, begin = chunk // n_chunks, chunk % n_chunks * CHUNK
         expert = code.load(ids + pair * 8, I64)
+        partner = code.load(partners + pair * 8, I64)
         weights = code.load(addresses + (part * n_experts + expert) * 8, I64)
-        source = rows + pair // n_used * x_bytes
         target = y + (pair * n_out + part * height) * 4
         end = code.smaller(begin + CHUNK, height)
-        matrix = x, n_in, source, weights, row_bytes, target, n_out
-        one_matrix.write(type, 1, vnni, code, matrix, begin, end)
+        with code.when(partner.equal(pair)):
+            stretches = (n_in + (STRETCH - 1)) // STRETCH
+            source = rows + pair // n_used * layouts[0].tile_bytes(stretches)
+            matrix = x, n_in, source, weights, row_bytes, target, n_out
+            one_matrix.write(type, 1, vnni, code, matrix, begin, end)
+        with code.when(pair.less(partner)):
+            source = _tile_of(layouts, n_in, n_rows, rows, pair)
+            step = (partner - pair) * n_out
+            matrix = x, n_in, source, weights, row_bytes, target, step
+            one_matrix.write(type, 2, vnni, code, matrix, begin, end)

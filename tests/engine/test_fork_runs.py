@@ -3,7 +3,9 @@ of plain decoding whatever drafts and undoes, and with a text of their own after
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +14,14 @@ from hypothesis import strategies as st
 
 from engine.errors import OptionError, TraceFileError
 from engine.fork import Fork, fork_lines
-from engine.options import ROLLBACK_POLICIES, Prompt, SamplerOptions, SpecOptions
+from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
+from engine.run_checkpoints import RunCheckpoints
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from tests.support.fork_campaign import forked, play, ref, rounds_of
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
+from tests.support.recorded_runs import assert_same
 
 MTP = "qwen35-c-v2x-mtp-f32"
 
@@ -149,6 +153,73 @@ def test_a_fork_is_forked(at: tuple[int, int]) -> None:
         assert 78 in tokens_of(other)[0] and 77 not in tokens_of(other)[0][:12]
     fork = second.trace.runs[2].fork
     assert fork is not None and fork.parent == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ({}, {"n_max": 5}),
+        ({}, {"n_max": 2, "rollback": "checkpoint"}),
+        ({}, {"p_min": 0.4, "seed": 9}),
+        ({"rollback": "ring"}, {"types": ()}),
+        ({"types": ("draft-simple",)}, {"types": ("draft-simple",), "n_max": 5}),
+    ],
+)
+def test_from_a_checkpoint_it_goes_on_as_one_that_was_decoded_again(
+    first: dict[str, Any], later: dict[str, Any]
+) -> None:
+    """Also with other options, a token forced inside a round, and as a fork of a fork."""
+
+    def options(types=("draft-mtp",), n_max=3, p_min=0.0, seed=1, rollback="planes"):
+        spec = SpecOptions(types=types, n_max=n_max, p_min=p_min)
+        sampler = SamplerOptions(temp=0.9, seed=seed)
+        return RunOptions(n_predict=40, spec=spec, sampler=sampler, rollback=rollback)
+
+    kept, open_ = RunCheckpoints(), session(MTP, MTP)
+    parent = decode(open_, [prompt_of(MTP)], options(**first), kept)
+    others = options(**{**first, **later})
+    position = len(prompt_of(MTP).tokens) + 17
+    forks = [Fork(ref(parent), 8), Fork.after(ref(parent), position, token=77)]
+    again = forked(open_, forks[0], others, beside=True)
+    forks.append(Fork(ref(again), rounds_of(again) - 1))
+    for fork in forks:
+        restored = forked(open_, fork, others, kept)
+        decoded = forked(open_, fork, others, beside=True)
+        assert_same(restored, decoded)
+        origin = restored.trace.runs[restored.run_id].fork
+        assert origin is not None and origin.rebuilt.startswith("restored checkpoint of round ")
+
+
+def test_what_cannot_be_restored_says_why() -> None:
+    kept, options = RunCheckpoints(), options_of(24, "draft-mtp")
+    parent = decode(session(MTP), [prompt_of(MTP)], options, kept)
+    for at, later, why in (
+        (2, options, "as no checkpoint before is kept"),
+        (9, options_of(24, "suffix"), "as suffix has to read the text from its start"),
+    ):
+        run = forked(session(MTP), Fork(ref(parent), at), later, kept)
+        fork = run.trace.runs[run.run_id].fork
+        assert fork is not None
+        assert fork.rebuilt == f"rounds 0 to {at - 1} decoded again, {why}"
+
+
+def test_checkpoints_stay_within_their_bounds_and_go_with_their_trace() -> None:
+    kept = RunCheckpoints()
+    options = options_of(80)
+    parent: Run | None = decode(session(MTP), [prompt_of(MTP)], options, kept)
+    rounds = [one.round for one in kept]
+    assert rounds == [16, 32, 48, 64]
+    sizes = [one.n_bytes for one in kept]
+    assert min(sizes) > 0
+    parent = None
+    gc.collect()
+    assert not list(kept) and parent is None
+    few = RunCheckpoints(sum(sizes[:2]))
+    runs = [decode(session(MTP), [prompt_of(MTP)], options, few) for _ in range(2)]
+    assert sum(one.n_bytes for one in few) <= sum(sizes[:2])
+    assert {one.store() for one in few} == {runs[1].trace}
+    none = RunCheckpoints(1)
+    assert decode(session(MTP), [prompt_of(MTP)], options, none) and not list(none)
 
 
 def assert_equal_rounds(one: Run, other: Run) -> None:

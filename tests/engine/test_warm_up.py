@@ -15,7 +15,10 @@ from tests.support.golden_runs import DATA, session
 NAME = "qwen35-c-v2x-mtp-f32"
 
 
-def test_every_width_runs_through_trunk_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_widths_that_run_through_trunk_and_head(
+    monkeypatch: pytest.MonkeyPatch, is_plain: bool
+) -> None:
     model = session(NAME).model
     assert model.head is not None
     seen: list[tuple[str, int, int]] = []
@@ -27,8 +30,11 @@ def test_every_width_runs_through_trunk_and_head(monkeypatch: pytest.MonkeyPatch
             return forward(ubatch, *others)
 
         monkeypatch.setattr(part, "forward", spy)
-    warm_up(model)
-    assert seen == [(name, n, n) for n in WIDTHS for name in ("trunk", "head")]
+    warm_up(model, is_plain=is_plain)
+    parts = [("trunk", 16), ("trunk", 1)]
+    if not is_plain:
+        parts = [(name, n) for n in WIDTHS for name in ("trunk", "head")]
+    assert seen == [(name, n, n) for name, n in parts]
 
 
 @pytest.mark.skipif(not uses_llvm(), reason="kernels for the processor are not in use")
@@ -64,7 +70,7 @@ def test_large_models_are_warm(
     monkeypatch: pytest.MonkeyPatch, n_params: int, n_models: int
 ) -> None:
     warmed: list[object] = []
-    monkeypatch.setattr("engine.session.warm_up", warmed.append)
+    monkeypatch.setattr("engine.session.warm_up", lambda model, is_plain: warmed.append(model))
     monkeypatch.setattr(info, "SMALL_MODEL", n_params)
     path = DATA / "qwen35-a-f32.gguf"
     phases: list[str] = []

@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 
 from engine.analysis.acceptance import shapes
-from engine.analysis.findings.acceptance import RULES
+from engine.analysis.findings.acceptance import CHECKS
 from engine.analysis.findings.check import find
 from engine.errors import OptionError
 from engine.options import ROLLBACK_POLICIES, RunOptions, SamplerOptions, SpecOptions
@@ -24,7 +24,7 @@ from engine.trace.store import TraceStore
 from resources import demo_prompts
 from tests.support.clean_settings import DEMO, TEXTS, drafters_of, opened, pick
 
-_IDS = {rule.id for rule in RULES}
+_IDS = set(CHECKS) - {"degenerate-repetition"}
 _TRUE = ("slower-than-plain", shapes.ALWAYS)
 """Of real runs: what was measured is so."""
 Odds = Callable[[int, int, int, "np.ndarray"], float]

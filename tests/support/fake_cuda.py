@@ -81,6 +81,28 @@ class _Watch(TorchDispatchMode):
         return result
 
 
+def random_values(seed: int) -> Callable[[torch.Tensor], np.ndarray]:
+    """Values for `fake_cuda`: numbers 0 .. 1, whole ones 0 or 1, so that drafts fail at any token.
+    A matrix of int32 is a record of rows, whose k largest logits are all 1."""
+    random = np.random.default_rng(seed)
+
+    def values(tensor: torch.Tensor) -> np.ndarray:
+        shape = tuple(tensor.shape)
+        if tensor.is_floating_point():
+            return random.random(shape, np.float32)
+        found = random.integers(0, 2, shape, _DTYPES[tensor.dtype])
+        if tensor.dtype == torch.int32:
+            k = shape[1] // 3 - 2 + (shape[1] % 3 == 0)
+            found[:, k : 3 * k + 3] = np.float32(1).view(np.int32)
+            found[:, -1] = np.float32(0.5).view(np.int32)
+        return found
+
+    return values
+
+
+_DTYPES = {torch.int64: np.int64, torch.int32: np.int32}
+
+
 def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
@@ -161,6 +183,7 @@ def fake_cuda(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr("engine.draft.chain.mark", lambda device: None)
     with _guarded(), FakeTensorMode(allow_non_fake_inputs=True), _Watch(seen):
         yield seen
 

@@ -18,6 +18,7 @@ from engine.errors import OptionError
 from engine.fork import Fork
 from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, RunOptions
 from engine.run import Run
+from engine.run_checkpoints import RunCheckpoints
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from tests.support import clean_settings
@@ -30,10 +31,17 @@ def ref(run: Run) -> RunRef:
     return RunRef(run.trace, run.run_id)
 
 
-def forked(open_: Session, fork: Fork, options: RunOptions, *, beside: bool = False) -> Run:
-    """The fork, decoded to its end. beside: in the trace of its parent."""
-    store = fork.parent.store if beside else None
-    run = open_.start(fork.prompts(), options, store, fork=fork)
+def forked(
+    open_: Session,
+    fork: Fork,
+    options: RunOptions,
+    kept: RunCheckpoints | None = None,
+    *,
+    beside: bool = False,
+) -> Run:
+    """The fork, decoded to its end. beside: in the trace of its parent, as with checkpoints."""
+    store = fork.parent.store if beside or kept else None
+    run = open_.start(fork.prompts(), options, store, fork=fork, checkpoints=kept)
     while run.step():
         pass
     return run
@@ -45,10 +53,11 @@ def rounds_of(run: Run) -> int:
     )
 
 
-def play(seed: int) -> tuple[str, str] | None:
-    """Compare one fork with its parent, every number that is recorded but for times; returns model
-    and policy, None where the options do not go together or no round follows the prompt. Raises
-    AssertionError where a number differs, and OptionError where it cannot be forked."""
+def play(seed: int) -> tuple[str, str, str] | None:
+    """Compare one fork with its parent, every number that is recorded but for times, decoded again
+    from the start and from a checkpoint; returns model, policy and whether one was there, None
+    where the options do not go together or no round follows the prompt. Raises AssertionError where
+    a number differs, and OptionError where it cannot be forked."""
     random = np.random.default_rng(seed)
     name = pick(random, clean_settings.models())
     drafted = pick(random, clean_settings.drafters_of(name))
@@ -62,7 +71,8 @@ def play(seed: int) -> tuple[str, str] | None:
         parallel=int(random.integers(1, 4)),
     )
     try:
-        parent = decode(open_, prompts, options)
+        kept = RunCheckpoints()
+        parent = decode(open_, prompts, options, kept)
     except OptionError:
         return None
     last = rounds_of(parent)
@@ -70,7 +80,11 @@ def play(seed: int) -> tuple[str, str] | None:
         return None
     fork = Fork(ref(parent), int(random.integers(1, last + 1)))
     assert_same(forked(open_, fork, options), parent)
-    return name, options.rollback
+    rebuilt = forked(open_, fork, options, kept)
+    assert_same(rebuilt, parent)
+    origin = rebuilt.trace.runs[rebuilt.run_id].fork
+    assert origin is not None
+    return name, options.rollback, origin.rebuilt.split()[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,20 +94,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first one (default: 1)")
     options = parser.parse_args(arguments)
     seed, models, policies, wrong = options.seed, Counter[str](), Counter[str](), 0
+    ways = Counter[str]()
     while models.total() < options.n:
         try:
             played = play(seed)
         except (AssertionError, OptionError) as error:
-            played, wrong = ("", ""), wrong + 1
+            played, wrong = ("", "", ""), wrong + 1
             sys.stdout.write(f"seed {seed}: {error}\n")
         if played is not None:
             models[played[0]] += 1
             policies[played[1]] += 1
+            ways[played[2]] += 1
             sys.stderr.write(f"\r{models.total()} of {options.n}")
         seed += 1
     n = models.total()
     sys.stdout.write(f"\n{n - wrong} of {n} forks are the rest of their parents\n")
-    for what, counts in (("models", models), ("policies", policies)):
+    for what, counts in (("models", models), ("policies", policies), ("ways", ways)):
         each = ", ".join(f"{name} {n}" for name, n in sorted(counts.items()) if name)
         sys.stdout.write(f"{what}: {each}\n")
     return int(wrong > 0)

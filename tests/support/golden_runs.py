@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
+from engine.run_checkpoints import RunCheckpoints
 from engine.session import Session
 from tests.support.golden_drafters import TARGETS, drafter_file
 from tests.support.golden_files import DATA, golden_file
@@ -65,8 +66,13 @@ def prompts_of(name: str) -> list[Prompt]:
     return [Prompt(tokens[:n] + tokens[: n // 2]) for n in (20, 7, 31, 4, 12)]
 
 
-def decode(opened: Session, prompts: list[Prompt], options: RunOptions) -> Run:
-    run = opened.start(prompts, options)
+def decode(
+    opened: Session,
+    prompts: list[Prompt],
+    options: RunOptions,
+    checkpoints: RunCheckpoints | None = None,
+) -> Run:
+    run = opened.start(prompts, options, checkpoints=checkpoints)
     while run.step():
         pass
     return run

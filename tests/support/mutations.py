@@ -434,8 +434,8 @@ def _hidden_row_not_rewound(patch: Patch) -> None:
     verified: dict[int, Any] = {}
 
     def make_run(original: Any) -> Any:
-        def run(self: Forward, ubatches: Any, number: int, purpose: str, clock: Any) -> Any:
-            logits, of_tokens = original(self, ubatches, number, purpose, clock)
+        def run(self: Forward, ubatches: Any, number: int, purpose: str, *rest: Any) -> Any:
+            logits, of_tokens = original(self, ubatches, number, purpose, *rest)
             if purpose == "verify":
                 verified.update(of_tokens)
             return logits, of_tokens

@@ -15,8 +15,7 @@ from engine.progress import ReportProgress
 from engine.report.parts import Report
 from engine.trace.export import SavedRows, append_csv, export_csv
 from engine.trace.reopen import open_trace
-from engine.trace.run_copy import trace_of
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunRef, trace_of
 from engine.trace.store import TraceStore
 
 

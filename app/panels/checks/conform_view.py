@@ -100,7 +100,7 @@ class ConformView(QWidget):
         """Show one check that has ended."""
         from engine.conform.checks import CHECKS
 
-        if outcome.check not in CHECKS:
+        if outcome.check not in CHECKS and not outcome.needs:
             return  # what only measures
         if self.grid.columnCount() != len(CHECKS):
             self.grid.setColumnCount(len(CHECKS))
@@ -113,18 +113,19 @@ class ConformView(QWidget):
             self.grid.insertRow(len(labels))
             self.grid.setVerticalHeaderItem(len(labels), QTableWidgetItem(name))
             labels.append(name)
-        at = labels.index(name), CHECKS.index(outcome.check)
+        at = labels.index(name), 0 if outcome.needs else CHECKS.index(outcome.check)
         self._outcomes[at] = outcome
         item = QTableWidgetItem(
             "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
         )
+        if outcome.needs:
+            item.setText("n/a")
         item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
         self.grid.setItem(*at, item)
         self._colour(at)
         n_failed = sum(not one.passed for one in self._outcomes.values())
-        self.headline.setText(
-            f"{self._target}: {len(self._outcomes)} checks so far, {n_failed} failed"
-        )
+        n_checks = sum(not one.needs for one in self._outcomes.values())
+        self.headline.setText(f"{self._target}: {n_checks} checks so far, {n_failed} failed")
         if not outcome.passed and n_failed == 1:
             self.grid.setCurrentCell(*at)
         self._show_chosen()
@@ -144,8 +145,8 @@ class ConformView(QWidget):
 
     def _lay_out(self) -> None:
         line = QHBoxLayout()
-        for widget, stretch in ((self.target, 1), (self.browse, 0), (self.button, 0)):
-            line.addWidget(widget, stretch)
+        for widget, stretch in ((self.headline, 1), (self.browse, 0), (self.button, 0)):
+            line.addWidget(widget, stretch, Qt.AlignmentFlag.AlignTop)
         below = QWidget()
         said = QHBoxLayout()
         said.addWidget(self.words, 1)
@@ -154,7 +155,7 @@ class ConformView(QWidget):
         column.setContentsMargins(0, 0, 0, 0)
         column.addLayout(said)
         column.addWidget(self.plot, 1)
-        parts = QSplitter(Qt.Orientation.Vertical)
+        parts = self._parts = QSplitter(Qt.Orientation.Vertical)
         parts.addWidget(self.grid)
         parts.addWidget(below)
         parts.setChildrenCollapsible(False)
@@ -162,9 +163,10 @@ class ConformView(QWidget):
         whole = QVBoxLayout(self)
         whole.setContentsMargins(8, 4, 8, 4)
         whole.setSpacing(4)
+        whole.addWidget(self.target)
         whole.addLayout(line)
-        whole.addWidget(self.headline)
         whole.addWidget(parts, 1)
+        whole.addStretch(0)
 
     def _press(self) -> None:
         if self._runs:
@@ -191,7 +193,7 @@ class ConformView(QWidget):
         assert item is not None
         role = "status.error"
         if outcome.passed:
-            role = "ui.text" if outcome.faults else "status.ok"
+            role = "ui.text" if outcome.faults or outcome.needs else "status.ok"
         item.setForeground(self._theme.color(role))
 
     def _command(self) -> str:
@@ -205,8 +207,12 @@ class ConformView(QWidget):
         faults = chosen.faults if chosen is not None else ()
         self.copy.setVisible(bool(faults))
         self.words.setVisible(chosen is not None)
+        self._parts.setVisible(bool(self._outcomes))
         self.plot.setVisible(any(f.row_errors or f.depth_errors for f in faults))
         if chosen is None:
+            return
+        if chosen.needs:
+            self.words.setText(f"{chosen.kernel}: not checked, {chosen.needs}.")
             return
         if not faults:
             self.words.setText(

@@ -28,6 +28,7 @@ from app.panels.conversation.turn_card import (
     said_text,
 )
 from app.trace_models.run_rows import Position
+from app.widgets.build import made, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup
@@ -224,10 +225,8 @@ class ConversationView(QWidget):
     # -- building --------------------------------------------------------------------------
 
     def _make(self) -> None:
-        self.choice = QComboBox()
-        self.choice.setAccessibleName("Conversation")
-        self.new = QPushButton("New")
-        self.new.setToolTip("Begin another conversation with the next turn")
+        self.choice = made(QComboBox, accessibleName="Conversation")
+        self.new = made(QPushButton, "New", toolTip="Begin another conversation with the next turn")
         self.chat = QCheckBox("Chat template")
         self.chat.setToolTip("Put the messages through the model's chat template")
         self.empty = EmptyState(
@@ -246,9 +245,7 @@ class ConversationView(QWidget):
             options_in(CacheOptions),
             plain=f"{CacheOptions().ctx_checkpoints} at most",
         )
-        self.how = QLabel()
-        self.how.setTextFormat(Qt.TextFormat.PlainText)
-        self.how.setWordWrap(True)
+        self.how = made(QLabel, textFormat=Qt.TextFormat.PlainText, wordWrap=True)
         self.how.setForegroundRole(self.how.palette().ColorRole.PlaceholderText)
         self.cancel = QPushButton("Cancel edit")
         self.cancel.hide()
@@ -272,15 +269,10 @@ class ConversationView(QWidget):
         top.addWidget(self.choice, 1)
         top.addWidget(self.new)
         page = QWidget()
-        self._column = QVBoxLayout(page)
-        self._column.setContentsMargins(0, 0, 4, 0)
-        self._column.setSpacing(6)
-        self._column.addWidget(self.earlier)
-        self._column.addWidget(self.empty, 1)
-        self._column.addStretch(1)
-        self.area = QScrollArea()
-        self.area.setAccessibleName("Turns")
-        self.area.setWidgetResizable(True)
+        self._column = vbox(
+            self.earlier, (self.empty, 1), 1, of=page, margins=(0, 0, 4, 0), spacing=6
+        )
+        self.area = made(QScrollArea, accessibleName="Turns", widgetResizable=True)
         self.area.setFrameShape(self.area.Shape.NoFrame)
         self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.area.setMinimumHeight(_LEAST_LINES * self.fontMetrics().lineSpacing())

@@ -12,11 +12,11 @@ from PySide6.QtWidgets import (
     QSizePolicy,
     QToolButton,
     QToolTip,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.looks.theme import Theme, fixed_font
+from app.widgets.build import made, vbox
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
 from engine.size_text import size_text
 from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
@@ -38,10 +38,7 @@ class TurnCard(QFrame):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.title = QLabel()
-        font = self.title.font()
-        font.setBold(True)
-        self.title.setFont(font)
+        self.title = made(QLabel, bold=True)
         self.earlier = _button("‹", "The earlier version of this turn")
         self.later = _button("›", "The later version of this turn")
         self.place = QLabel()
@@ -96,12 +93,7 @@ class TurnCard(QFrame):
         top.addStretch(1)
         for button in (self.edit, self.branch, self.run):
             top.addWidget(button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(8, 6, 8, 6)
-        column.setSpacing(4)
-        column.addLayout(top)
-        for label in (self.said, self.answer, self.facts):
-            column.addWidget(label)
+        vbox(top, self.said, self.answer, self.facts, of=self, margins=(8, 6, 8, 6), spacing=4)
         self.facts.setContentsMargins(0, _GAP, 0, 0)
 
     def _connect(self) -> None:
@@ -113,11 +105,7 @@ class TurnCard(QFrame):
 
 
 def _button(text: str, tip: str) -> QToolButton:
-    button = QToolButton()
-    button.setText(text)
-    button.setToolTip(tip)
-    button.setAccessibleName(tip)
-    button.setAutoRaise(True)
+    button = made(QToolButton, text=text, toolTip=tip, accessibleName=tip, autoRaise=True)
     return button
 
 

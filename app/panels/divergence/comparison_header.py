@@ -31,6 +31,7 @@ from app.panels.divergence.lane_cards import LaneCards
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import ComparedLanes, verdict_sentence
 from app.trace_models.plain_tip import plain_tip
+from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import StatusMessage
 from app.widgets.plain_table import fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
@@ -164,9 +165,7 @@ class ComparisonHeader(QWidget):
 
 
 def _sentence() -> QLabel:
-    label = QLabel()
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setWordWrap(True)
+    label = made(QLabel, textFormat=Qt.TextFormat.PlainText, wordWrap=True)
     label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return label
@@ -222,8 +221,7 @@ class PositionBar(QWidget):
 
     def __init__(self, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.seq = QComboBox()
-        self.seq.setAccessibleName("Sequence that is compared")
+        self.seq = made(QComboBox, accessibleName="Sequence that is compared")
         self.seq.activated.connect(lambda i: self.seq_chosen.emit(int(self.seq.itemData(i))))
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -306,8 +304,7 @@ class LaneEditor(QWidget):
         self.text.setFont(fixed_font())
         lines = _SHOWN_LINES * self.text.fontMetrics().lineSpacing()
         self.text.setFixedHeight(lines + 12)
-        self.add_button = QPushButton("&Add")
-        self.add_button.setAccessibleName("Add a lane")
+        self.add_button = made(QPushButton, "&Add", accessibleName="Add a lane")
         self.add_button.setMenu(self._make_menu())
         defaults = QPushButton("De&faults")
         defaults.setToolTip(
@@ -315,18 +312,9 @@ class LaneEditor(QWidget):
         )
         defaults.clicked.connect(self.set_defaults)
         self._message = StatusMessage(theme)
-        buttons = QVBoxLayout()
-        buttons.addWidget(self.add_button)
-        buttons.addWidget(defaults)
-        buttons.addStretch(1)
-        row = QHBoxLayout()
-        row.addWidget(self.text, 1)
-        row.addLayout(buttons)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addLayout(row)
-        column.addWidget(self._message)
+        buttons = vbox(self.add_button, defaults, 1)
+        row = hbox((self.text, 1), buttons)
+        vbox(row, self._message, of=self, margins=(0, 0, 0, 0), spacing=4)
         self.text.textChanged.connect(self._check)
         self.set_defaults()
 
@@ -376,8 +364,7 @@ class LaneEditor(QWidget):
         )
 
     def _make_menu(self) -> QMenu:
-        menu = QMenu(self)
-        menu.setToolTipsVisible(True)
+        menu = made(QMenu, self, toolTipsVisible=True)
         faulty = [f"{fault.shown_by},fault={name}" for name, fault in LANE_FAULTS.items()]
         typed = [f"{lane},cache_type_s=bf16" for lane in (REFERENCE, "planes")]
         splits = ["planes,split=seq", "planes,kv=unified", "planes,forks", "carry,forks"]

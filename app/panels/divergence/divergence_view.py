@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QWidget
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
@@ -19,6 +19,7 @@ from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
+from app.widgets.build import vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
 from engine.compare.lane_spec import LaneSpec
@@ -211,14 +212,8 @@ class DivergenceView(QWidget):
         self.plots.range_left.connect(lambda: self.range_selected.emit(None))
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout()
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addWidget(self.header)
-        column.addWidget(self._stack, 1)
-        outer = QVBoxLayout(self)
-        outer.setContentsMargins(0, 0, 0, 0)
-        outer.addWidget(ScrollPage(column))
+        column = vbox(self.header, (self._stack, 1), margins=(0, 0, 0, 0), spacing=4)
+        vbox(ScrollPage(column), of=self, margins=(0, 0, 0, 0))
 
     def _show_page(self, page: int) -> None:
         """Without lanes no room is kept for them: the page would scroll with nothing on it."""

@@ -9,12 +9,13 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QSplitter, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QSplitter, QWidget
 
 from app.looks.theme import Theme
 from app.panels.divergence.state_map import PARTS, LogAxis, LogScale, StateMap
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.number_text import error_text
+from app.widgets.build import hbox, made, vbox
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.line_styles import (
     draw_bar,
@@ -54,12 +55,10 @@ class LanePlots(QSplitter):
         self.delta = DeltaPlot(theme)
         self.states = StateMap(theme)
         self.states.link_x(self.delta)
-        self.measure = QComboBox()
-        self.measure.setAccessibleName("Measure that is drawn")
+        self.measure = made(QComboBox, accessibleName="Measure that is drawn")
         self.measure.addItems([metric.title for metric in METRICS])
         self.measure.currentIndexChanged.connect(lambda i: self.delta.set_metric(METRICS[i]))
-        self.part = QComboBox()
-        self.part.setAccessibleName("Part of the state that is compared")
+        self.part = made(QComboBox, accessibleName="Part of the state that is compared")
         self.part.addItems(list(PARTS.values()))
         self.part.currentIndexChanged.connect(self._show_part)
         self.legend = SwatchLegend("Error over positions: signs", SWATCHES, theme)
@@ -83,9 +82,7 @@ class LanePlots(QSplitter):
             widget.setFixedWidth(side)  # the same, so that equal positions stand in line
         self.head.addWidget(self.measure)
         self.head.addStretch(1)
-        below = QHBoxLayout()
-        below.addWidget(self.part)
-        below.addWidget(self._lane_name, 1)
+        below = hbox(self.part, (self._lane_name, 1))
         self.addWidget(_section(self.head, self.delta, self.legend))
         self.addWidget(_section(below, self.states, self.scale, self._note))
         self.setChildrenCollapsible(False)
@@ -176,16 +173,10 @@ class LanePlots(QSplitter):
 
 def _section(head: QHBoxLayout, *body: QWidget) -> QWidget:
     head.setContentsMargins(6, 0, 6, 0)
-    row = QHBoxLayout()
-    row.setContentsMargins(6, 0, 6, 0)
-    row.setSpacing(8)
+    row = hbox(margins=(6, 0, 6, 0), spacing=8)
     for widget in body:
         row.addWidget(widget, 0 if isinstance(widget, SwatchLegend | LogScale) else 1)
-    column = QVBoxLayout(page := QWidget())
-    column.setContentsMargins(0, 2, 0, 2)
-    column.setSpacing(2)
-    column.addLayout(head)
-    column.addLayout(row, 1)
+    vbox(head, (row, 1), of=(page := QWidget()), margins=(0, 2, 0, 2), spacing=2)
     return page
 
 

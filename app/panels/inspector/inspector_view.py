@@ -10,7 +10,6 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
-    QHBoxLayout,
     QHeaderView,
     QLabel,
     QScrollArea,
@@ -40,6 +39,7 @@ from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
+from app.widgets.build import hbox, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.plain_table import FittedColumns, ProbabilityDelegate, fit_height, plain_table
@@ -168,9 +168,7 @@ class InspectorView(QStackedWidget):
         for label in (self.sentence, self.rest):
             label.setWordWrap(True)
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        head = QHBoxLayout()
-        head.setSpacing(0)
-        head.addWidget(self.title, 1)
+        head = hbox((self.title, 1), spacing=0)
         for action_id in _TOOLS:
             button = QToolButton()
             button.setDefaultAction(actions[action_id])
@@ -196,9 +194,7 @@ class InspectorView(QStackedWidget):
         self._columns.changed.connect(self._show_rest)
         most = _FACT_CHARACTERS * self.facts.fontMetrics().averageCharWidth()
         self.facts.setMaximumWidth(most)
-        facts = QHBoxLayout()
-        facts.addWidget(self.facts, 1)
-        facts.addStretch()
+        facts = hbox((self.facts, 1), 0)
         page = QWidget()
         column = QVBoxLayout(page)
         column.setContentsMargins(8, 4, 8, 8)
@@ -223,9 +219,7 @@ class InspectorView(QStackedWidget):
             )
         )
         self.addWidget(scroll)
-        ranges = QVBoxLayout()
-        ranges.setContentsMargins(0, 0, 0, 0)
-        ranges.addWidget(self.range)
+        ranges = vbox(self.range, margins=(0, 0, 0, 0))
         self.addWidget(ScrollPage(ranges))
 
     # -- showing ---------------------------------------------------------------------------

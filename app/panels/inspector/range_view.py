@@ -7,19 +7,12 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHBoxLayout,
-    QHeaderView,
-    QLabel,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QLabel, QToolButton, QWidget
 
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.run_range import RunRange, range_figures
+from app.widgets.build import hbox, made, vbox
 from app.widgets.plain_table import fit_height, plain_table
 from engine.report.markdown import table_lines
 from engine.report.parts import ReportTable
@@ -72,10 +65,7 @@ class RangeView(QWidget):
         super().__init__(parent)
         self.shown: RunRange | None = None
         self._kept: RunRange | None = None
-        self.title = QLabel()
-        bold = self.title.font()
-        bold.setBold(True)
-        self.title.setFont(bold)
+        self.title = made(QLabel, bold=True)
         self.model = RangeTable(self)
         self.table = plain_table(self.model, "Figures of the range and of the whole run")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
@@ -86,20 +76,10 @@ class RangeView(QWidget):
         self.copy = _button("Co&py", "Copy the table as Markdown")
         self.close_button = _button("✕", "Back to the round under the cursor (Esc)")
         self.close_button.setAccessibleName("Close the range")
-        hint = QLabel(_HINT)
-        hint.setWordWrap(True)
+        hint = made(QLabel, _HINT, wordWrap=True)
         hint.setForegroundRole(hint.palette().ColorRole.PlaceholderText)
-        head = QHBoxLayout()
-        head.addWidget(self.title, 1)
-        for button in (self.keep, self.zoom, self.copy, self.close_button):
-            head.addWidget(button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(8, 4, 8, 8)
-        column.setSpacing(6)
-        column.addLayout(head)
-        column.addWidget(self.table)
-        column.addWidget(hint)
-        column.addStretch(1)
+        head = hbox((self.title, 1), self.keep, self.zoom, self.copy, self.close_button)
+        vbox(head, self.table, hint, 1, of=self, margins=(8, 4, 8, 8), spacing=6)
         self.keep.toggled.connect(self._keep)
         self.zoom.clicked.connect(lambda: self.zoom_asked.emit(self.shown))
         self.copy.clicked.connect(self._copy)
@@ -125,9 +105,7 @@ class RangeView(QWidget):
 
 
 def _button(text: str, tip: str) -> QToolButton:
-    button = QToolButton()
-    button.setText(text)
-    button.setToolTip(tip)
-    button.setAutoRaise(True)
-    button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+    button = made(
+        QToolButton, text=text, toolTip=tip, autoRaise=True, focusPolicy=Qt.FocusPolicy.TabFocus
+    )
     return button

@@ -6,17 +6,16 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QHBoxLayout,
     QLineEdit,
     QListWidget,
     QListWidgetItem,
     QMenu,
     QPushButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.looks.theme import Theme, fixed_font
+from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import StatusMessage
 from engine.analysis.breaks import EXAMPLES, BreakHit, BreakRule
 from engine.errors import OptionError
@@ -58,8 +57,7 @@ class BreaksView(QWidget):
         self.add_button = QPushButton("Add")
         self.add_button.setToolTip("Add the rule that is written (Enter)")
         self.add_button.clicked.connect(self._add_typed)
-        self.examples_button = QPushButton("Examples")
-        self.examples_button.setToolTip("Write a rule of each kind")
+        self.examples_button = made(QPushButton, "Examples", toolTip="Write a rule of each kind")
         self.examples_button.setMenu(self._make_menu())
         self.remove_button = QPushButton("Remove")
         self.remove_button.setToolTip("Remove the chosen rule (Delete)")
@@ -137,18 +135,10 @@ class BreaksView(QWidget):
     # -- internals -------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        row = QHBoxLayout()
-        row.setSpacing(4)
-        for button in (self.add_button, self.examples_button, self.remove_button):
-            row.addWidget(button)
-        row.addStretch(1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(6, 6, 6, 6)
-        column.setSpacing(4)
-        column.addWidget(self.line)
-        column.addLayout(row)
-        column.addWidget(self._message)
-        column.addWidget(self.list, 1)
+        row = hbox(self.add_button, self.examples_button, self.remove_button, 1, spacing=4)
+        vbox(
+            self.line, row, self._message, (self.list, 1), of=self, margins=(6, 6, 6, 6), spacing=4
+        )
 
     def _make_menu(self) -> QMenu:
         menu = QMenu(self)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtGui import QAction, QPalette
-from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
+from app.widgets.build import made, vbox
 from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import ProvokingGroup
@@ -31,11 +32,9 @@ class FaultsView(QWidget):
         self.button = QPushButton(scenarios.text())
         self.button.setToolTip(scenarios.toolTip())
         self.button.clicked.connect(scenarios.trigger)
-        column = QVBoxLayout()
-        column.setContentsMargins(8, 6, 8, 6)
+        column = vbox(margins=(8, 6, 8, 6))
         for text, parts in ((_SCENARIOS, [self.button]), (_ABOUT, groups)):
-            said = QLabel(text)
-            said.setWordWrap(True)
+            said = made(QLabel, text, wordWrap=True)
             said.setForegroundRole(QPalette.ColorRole.PlaceholderText)
             column.addWidget(said)
             for part in parts:
@@ -43,7 +42,5 @@ class FaultsView(QWidget):
         column.addStretch(1)
         for group in groups:
             group.set_open(True)
-        whole = QVBoxLayout(self)
-        whole.setContentsMargins(0, 0, 0, 0)
-        whole.addWidget(page := ScrollPage(column))
+        vbox(page := ScrollPage(column), of=self, margins=(0, 0, 0, 0))
         WheelGuard(page)

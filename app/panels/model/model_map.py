@@ -16,7 +16,6 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -25,6 +24,7 @@ from app.looks.theme import Theme, figures_font
 from app.panels.model.layer_strip import LAYER_KINDS, LayerStrip
 from app.panels.model.server_page import ServerPage
 from app.trace_models.plain_tip import plain_tip
+from app.widgets.build import made, vbox
 from app.widgets.empty_state import EmptyState
 from engine.machine.host_memory import available_memory
 from engine.memory.policies import POLICIES
@@ -76,8 +76,7 @@ class ModelMapView(QStackedWidget):
         self._costs_title = _muted("To undo: bytes × snapshots × sequences")
         self._costs_title.setWordWrap(True)
         self.costs = PolicyCosts()
-        self._load = QPushButton("Load weights")
-        self._load.clicked.connect(self.load_asked)
+        self._load = made(QPushButton, "Load weights", clicked=self.load_asked)
         self.addWidget(
             EmptyState(
                 "No model",
@@ -200,10 +199,7 @@ class ModelMapView(QStackedWidget):
             heading = _muted(name)
             heading.setAlignment(Qt.AlignmentFlag.AlignTop)
             form.addRow(heading, label)
-        column = QVBoxLayout(page)
-        column.setContentsMargins(6, 6, 6, 6)
-        column.setSpacing(4)
-        column.addLayout(form)
+        column = vbox(form, of=page, margins=(6, 6, 6, 6), spacing=4)
         column.addSpacing(2)
         column.addWidget(self._strip)
         column.addWidget(self._legend)

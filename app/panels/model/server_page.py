@@ -12,6 +12,7 @@ from app.engine_thread.events import ServerConnected, ServerSeen
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.server_facts import counted_since, known_facts, slot_lines
+from app.widgets.build import made
 
 _FACTS = ("server", "build", "model", "parameters", "context", "slots", "drafting", "key")
 _COUNTS = {
@@ -122,8 +123,6 @@ def _value() -> QLabel:
 
 
 def _muted(text: str) -> QLabel:
-    label = QLabel(text)
-    label.setWordWrap(True)
-    label.setAlignment(Qt.AlignmentFlag.AlignTop)
+    label = made(QLabel, text, wordWrap=True, alignment=Qt.AlignmentFlag.AlignTop)
     label.setForegroundRole(QPalette.ColorRole.PlaceholderText)
     return label

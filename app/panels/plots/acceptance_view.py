@@ -33,7 +33,7 @@ from app.widgets.line_styles import (
 from app.widgets.plot_surface import draw_nothing
 from engine.analysis.acceptance.breakdown import breakdown, by_words
 from engine.trace.run_ref import RunRef
-from engine.trace.step_sums import StepSums, per_position
+from engine.trace.timings import StepSums, per_position
 
 _RATES_FROM, _BOTH_FROM = 103, 137
 """Characters across from which the rates by index are next to the lines, and the table as well."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from PySide6.QtCore import QObject, QSize, Signal
 from PySide6.QtGui import QPaintEvent, QResizeEvent
@@ -26,24 +26,16 @@ PERIOD_MS = 500
 """Plots move at most this often: no one reads them faster, and the engine needs the time."""
 
 
-class GrowingView(Protocol):
-    """A view that reads without drawing, and draws what it has read."""
-
-    def take_in(self) -> bool: ...
-
-    def show_new(self) -> None: ...
-
-
 class RoundGroup:
     """Reads for all its views before any of them is drawn: the trace grows meanwhile, and every
     view that knew of more rounds than the one before would move the axis of all of them."""
 
-    def __init__(self, first: GrowingView, parent: QObject) -> None:
+    def __init__(self, first: RoundView, parent: QObject) -> None:
         self._views = [first]
         self._pacer = Pacer(self._refresh, PERIOD_MS, parent)
         self.ask, self.now, self.stop = self._pacer.ask, self._pacer.now, self._pacer.stop
 
-    def add(self, view: GrowingView) -> None:
+    def add(self, view: RoundView) -> None:
         """Another view over the same axis."""
         self._views.append(view)
 

@@ -13,11 +13,11 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QPlainTextEdit,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.engine_thread.requests import ChatWrap
+from app.widgets.build import made, vbox
 from app.widgets.fields import text, whole
 from app.widgets.option_groups import put_entry
 from engine.errors import OptionError
@@ -126,8 +126,7 @@ class PromptBox(QWidget):
     # -- internals -------------------------------------------------------------------------
 
     def _make_fields(self) -> None:
-        self.examples = QComboBox()
-        self.examples.setPlaceholderText("Examples")
+        self.examples = made(QComboBox, placeholderText="Examples")
         self.examples.addItems([prompt.title for prompt in self._examples])
         self.examples.setCurrentIndex(-1)
         self.examples.setAccessibleName("Example prompts")
@@ -167,13 +166,7 @@ class PromptBox(QWidget):
         below.addWidget(self.chat_box)
         below.addStretch(1)
         below.addWidget(self.copies)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addLayout(top)
-        column.addWidget(self.editor)
-        column.addLayout(below)
-        column.addWidget(self.chat_kwargs)
+        vbox(top, self.editor, below, self.chat_kwargs, of=self, margins=(0, 0, 0, 0), spacing=4)
 
     def _list(self, index: int = 0) -> None:
         """List the prompts and show one."""
@@ -202,9 +195,6 @@ class PromptBox(QWidget):
 
 
 def _button(text: str, tip: str) -> QToolButton:
-    button = QToolButton()
-    button.setText(text)
-    button.setToolTip(tip)
-    button.setAccessibleName(tip)
+    button = made(QToolButton, text=text, toolTip=tip, accessibleName=tip)
     button.setFocusPolicy(button.focusPolicy().StrongFocus)
     return button

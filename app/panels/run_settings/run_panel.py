@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
 from app.engine_thread.events import OpenedFiles
 from app.engine_thread.requests import ChatWrap
 from app.panels.run_settings.prompt_box import PromptBox
+from app.widgets.build import made, vbox
 from app.widgets.fields import WheelGuard, add_row, choice, new_form
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import (
@@ -237,13 +238,10 @@ class RunPanel(QWidget):
         about = "--device: where models are; reloads. CUDA devices are listed after the first one"
         add_row(self._form, "device", self.device, about)
         add_row(self._form, "mmap", self.mmap, f"--mmap: {MMAP_ABOUT}; reloads")
-        self.note = QLabel(_SERVER_NOTE)
-        self.note.setWordWrap(True)
+        self.note = made(QLabel, _SERVER_NOTE, wordWrap=True)
         self.note.setForegroundRole(QPalette.ColorRole.PlaceholderText)
         self.note.hide()
-        self.message = QLabel()
-        self.message.setWordWrap(True)
-        self.message.setTextFormat(Qt.TextFormat.PlainText)
+        self.message = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
         self.message.setForegroundRole(QPalette.ColorRole.BrightText)
         self.message.setContentsMargins(6, 3, 6, 3)
 
@@ -257,11 +255,9 @@ class RunPanel(QWidget):
         for group in self._groups.values():
             column.addWidget(group)
         column.addStretch(1)
-        outer = QVBoxLayout(self)
-        outer.setContentsMargins(0, 0, 0, 0)
-        outer.setSpacing(0)
-        outer.addWidget(area := ScrollPage(column), 1)
-        outer.addWidget(self.message)
+        vbox(
+            (area := ScrollPage(column), 1), self.message, of=self, margins=(0, 0, 0, 0), spacing=0
+        )
         WheelGuard(area)
 
     def _connect(self) -> None:

@@ -61,6 +61,8 @@ _GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
 """Columns with texts that may be longer: their share of the room that is left in a wide view, and
 the most characters that they take."""
 _MARKS_CHARACTERS = 24
+_HINT_FROM, _DETAIL_FROM = 12, 18
+"""Lines from which on there is room below the table."""
 _FOLDS = (Qt.Key.Key_Left, Qt.Key.Key_Right)
 _ENTERS = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
 
@@ -151,7 +153,6 @@ class RunsView(QStackedWidget):
         self.model.show_run(run)
         self._mark_current()
         self.detail.setText("" if run is None else effective(run.facts))
-        self.detail.setVisible(bool(self.detail.text()))
         self._show_what_is_offered()
 
     def offer_undo(self, what: str) -> None:
@@ -295,10 +296,16 @@ class RunsView(QStackedWidget):
     def _show_what_is_offered(self) -> None:
         self.setCurrentIndex(1 if self.model.n_known or not self.undo.isHidden() else 0)
         self.search.show_count(len(self.model.rows), self.model.n_known)
-        has_other = self.model.other(None) is not None
-        self._lay_over.setEnabled(has_other)
-        self.hint.setVisible(has_other and self.model.overlaid is None)
+        self._lay_over.setEnabled(self.model.other(None) is not None)
+        self._fit_words()
         self._lay_off.setEnabled(self.model.overlaid is not None)
+
+    def _fit_words(self) -> None:
+        """Show below the table what there is room for."""
+        lines = self.height() / self.fontMetrics().height()
+        self.detail.setVisible(bool(self.detail.text()) and lines >= _DETAIL_FROM)
+        can_add = self.model.other(None) is not None and self.model.overlaid is None
+        self.hint.setVisible(can_add and lines >= _HINT_FROM)
 
     def _ask(self, where: QPoint) -> None:
         index = self.table.indexAt(where)
@@ -336,6 +343,7 @@ class RunsView(QStackedWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._widen_columns()
+        self._fit_words()
 
     def _fit_columns(self) -> None:
         character, header = self.fontMetrics().averageCharWidth(), self.table.horizontalHeader()

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton
 
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_facts import is_ours
+from app.widgets.build import made, vbox
 from engine.analysis.audit_text import audit_sentence
 from engine.analysis.baseline import LEAST_PAIRS, MOST_PAIRS, PlainRatio
 from engine.trace.records import EMITTED_KINDS
@@ -192,8 +193,7 @@ class EndCard(QFrame):
             "alternation: the lowest and the highest ratio of their speeds"
         )
         self.plain.clicked.connect(self.plain_asked)
-        self.step = QPushButton(_STEPS[COMPARE][0])
-        self.step.clicked.connect(self._take_step)
+        self.step = made(QPushButton, _STEPS[COMPARE][0], clicked=self._take_step)
         self._close = QToolButton()
         self._close.setText("✕")
         self._close.setAutoRaise(True)
@@ -210,9 +210,7 @@ class EndCard(QFrame):
         self._next.addWidget(self.why, 1)
         self._next.addWidget(self.step)
         self._next.addStretch()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(10, 4, 6, 6)
-        column.setSpacing(2)
+        column = vbox(of=self, margins=(10, 4, 6, 6), spacing=2)
         most = _MOST_CHARACTERS * self.fontMetrics().averageCharWidth()
         for text in (self.reason, self.figures, self.audit, self.why):
             text.setMaximumWidth(most)

@@ -8,21 +8,14 @@ from functools import partial
 import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import (
-    QApplication,
-    QLabel,
-    QSplitter,
-    QStackedWidget,
-    QTabWidget,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QLabel, QSplitter, QStackedWidget, QTabWidget, QWidget
 
 from app.looks.tabs import mark_front_tab
 from app.looks.theme import Theme
 from app.panels.tokens.token_area import TokenArea
 from app.trace_models.run_notes import run_name
 from app.trace_models.token_stream import TokenStream
+from app.widgets.build import made, vbox
 
 _PER_ROW = 3
 NARROW = 60
@@ -36,10 +29,8 @@ class SequencePanels(QStackedWidget):
         super().__init__(parent)
         self._panels: dict[int, QWidget] = {}
         self._as_tabs = False
-        self._rows = QSplitter(Qt.Orientation.Vertical)
-        self._rows.setChildrenCollapsible(False)
-        self._tabs = QTabWidget()
-        self._tabs.setDocumentMode(True)
+        self._rows = made(QSplitter, Qt.Orientation.Vertical, childrenCollapsible=False)
+        self._tabs = made(QTabWidget, documentMode=True)
         mark_front_tab(self._tabs.tabBar())
         self._tabs.setAccessibleName("Sequences")
         self.addWidget(self._rows)
@@ -88,8 +79,7 @@ class SequencePanels(QStackedWidget):
         else:
             per_row = -(-len(ordered) // -(-len(ordered) // _PER_ROW)) if ordered else 1
             for start in range(0, len(ordered), per_row):
-                row = QSplitter(Qt.Orientation.Horizontal)
-                row.setChildrenCollapsible(False)
+                row = made(QSplitter, Qt.Orientation.Horizontal, childrenCollapsible=False)
                 for _, panel in ordered[start : start + per_row]:
                     row.addWidget(panel)
                     panel.show()
@@ -113,27 +103,20 @@ class SequencePanel(QWidget):
         self.area, self.before = TokenArea(theme), TokenArea(theme)
         self._titles = QLabel(), QLabel()
         self._shows_title = self._moves = False
-        self._sides = QSplitter()
-        self._sides.setChildrenCollapsible(False)
+        self._sides = made(QSplitter, childrenCollapsible=False)
         for title, area in zip(self._titles, (self.area, self.before), strict=True):
             title.setTextFormat(Qt.TextFormat.PlainText)
             title.setContentsMargins(10, 4, 10, 4)
             title.setForegroundRole(title.palette().ColorRole.PlaceholderText)
             title.hide()
             side = QWidget()
-            rows = QVBoxLayout(side)
-            rows.setContentsMargins(0, 0, 0, 0)
-            rows.setSpacing(0)
-            rows.addWidget(title)
-            rows.addWidget(area, 1)
+            vbox(title, (area, 1), of=side, margins=(0, 0, 0, 0), spacing=0)
             self._sides.addWidget(side)
             self._side_of_before = side  # the second one's
             area.verticalScrollBar().valueChanged.connect(partial(self._line_up, area))
         self.before.laid_out.connect(partial(self._line_up, self.area))
         self._side_of_before.hide()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(self._sides)
+        vbox(self._sides, of=self, margins=(0, 0, 0, 0))
 
     def show_stream(self, stream: TokenStream | None) -> None:
         """Show another stream, or nothing; of a fork, its parent's follows."""

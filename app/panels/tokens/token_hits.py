@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPalette
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QLineEdit, QToolButton, QWidget
 
 from app.looks.theme import Theme, icon
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
+from app.widgets.build import hbox, made, vbox
 from engine.trace.records import MISSING, ROLLBACK_PATHS, TOKEN_KINDS
 from engine.trace.token_text import pieces_at
 
@@ -350,8 +351,7 @@ class FindBar(QWidget):
         self.line.setAccessibleName("Find tokens")
         self.line.setToolTip(_HELP)
         self.line.textChanged.connect(self._on_text)
-        self.count = QLabel()
-        self.count.setAccessibleName("Hits")
+        self.count = made(QLabel, accessibleName="Hits")
         self.error = QLabel()
         self.error.setTextFormat(Qt.TextFormat.PlainText)
         self.error.setWordWrap(True)
@@ -362,10 +362,7 @@ class FindBar(QWidget):
             QToolButton(),
             QToolButton(),
         )
-        row = QHBoxLayout()
-        row.setSpacing(4)
-        row.addWidget(self.line, 1)
-        row.addWidget(self.count)
+        row = hbox((self.line, 1), self.count, spacing=4)
         for button, tip in (
             (self.previous_button, "Previous hit (Shift+Enter)"),
             (self.next_button, "Next hit (Enter)"),
@@ -378,11 +375,7 @@ class FindBar(QWidget):
         self.previous_button.clicked.connect(lambda: self.step_asked.emit(-1))
         self.next_button.clicked.connect(lambda: self.step_asked.emit(+1))
         self.close_button.clicked.connect(self.closed)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(8, 4, 4, 2)
-        column.setSpacing(2)
-        column.addLayout(row)
-        column.addWidget(self.error)
+        vbox(row, self.error, of=self, margins=(8, 4, 4, 2), spacing=2)
         self.show_count(0, None)
         self.retheme(theme)
 

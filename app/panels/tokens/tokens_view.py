@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QResizeEvent
-from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
 from app.looks.pacer import Pacer
 from app.looks.theme import Theme
@@ -19,6 +19,7 @@ from app.trace_models.run_facts import engine_name, is_ours
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import RunStreams, TokenStream
+from app.widgets.build import vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend
 from engine.trace.run_ref import RunRef
@@ -79,11 +80,7 @@ class TokensView(QStackedWidget):
         self._late.setSingleShot(True)
         self._late.timeout.connect(self._say_what_it_waits_for)
         page = QWidget()
-        column = QVBoxLayout(page)
-        column.setContentsMargins(0, 0, 0, 4)
-        column.setSpacing(4)
-        column.addWidget(self.find_bar)
-        column.addWidget(self._places, 1)
+        column = vbox(self.find_bar, (self._places, 1), of=page, margins=(0, 0, 0, 4), spacing=4)
         self._more = QLabel()
         self._more.setContentsMargins(10, 0, 10, 0)
         self._more.setForegroundRole(self._more.palette().ColorRole.PlaceholderText)
@@ -91,9 +88,7 @@ class TokensView(QStackedWidget):
         column.addWidget(self._more)
         self.end_card = EndCard()
         column.addWidget(self.end_card)
-        legend_row = QVBoxLayout()
-        legend_row.setContentsMargins(10, 0, 10, 0)
-        legend_row.addWidget(self._legend)
+        legend_row = vbox(self._legend, margins=(10, 0, 10, 0))
         column.addLayout(legend_row)
         self.empty = EmptyState(*_NOTHING, waits_for_run=True)
         self.addWidget(self.empty)

@@ -16,6 +16,7 @@ from PySide6.QtWidgets import (
 
 from app.looks.theme import Theme
 from app.trace_models.tune_surface import (
+    BEST,
     SurfaceRequest,
     TuneSurface,
     headline,
@@ -45,7 +46,8 @@ _UNLIMITED = 16_777_215
 _SPACING = 3
 _LEAST_CHARACTERS = 8
 """Of a choice, where there is no room for all of it."""
-_HINT = "★ frame: best · dashed: setting of this run · point at a cell for its figures"
+_STAR = "★ frame: highest estimate · "
+_HINT = "dashed: setting of this run · point at a cell for its figures"
 _CLICK = " · click: put it into Run settings"
 
 
@@ -222,7 +224,10 @@ class TuneView(WholeRunView):
             runs_here = RULES[self._found.request.rule].runs_here
             rule = self._found.request.rule
             more = _CLICK if rule == FIXED.name else f" · --spec-draft-adapt {rule}"
-            self.readout.setText(_HINT + (more if runs_here else " · not a rule of this engine"))
+            star = _STAR if BEST in heat_map(self._found).marks else ""
+            self.readout.setText(
+                star + _HINT + (more if runs_here else " · not a rule of this engine")
+            )
 
     def _words_of(self, row: int, column: int) -> str:
         return "" if self._found is None else readout(self._found, column, row)
@@ -252,6 +257,7 @@ class TuneView(WholeRunView):
         self._head.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
         lines = event.size().height() / self.fontMetrics().height()
         self.readout.setVisible(lines >= _READOUT_FROM)
+        self.readout.setWordWrap(not wide)
         self.note.setVisible(lines >= _NOTE_FROM)
         self.note.setWordWrap(lines >= _WRAPPED_FROM)
         one_line = characters >= _ONE_LINE_FROM

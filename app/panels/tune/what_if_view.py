@@ -24,9 +24,9 @@ from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
 from app.widgets.whole_run_view import WholeRunView
-from engine.analysis.what_if.by_length import DraftLengthEstimate, WhatIf, what_if
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.simulation import ASSUMPTIONS
+from engine.analysis.what_if.surface import DraftLengthEstimate, WhatIf, what_if
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 
@@ -47,6 +47,7 @@ out and the plot is below."""
 _NOTE_FROM, _PLOT_FROM = 9, 16
 """Lines from which on there is room for the note, and for the plot below the table."""
 _SPACING, _MARGIN = 3, 8
+_UNLIMITED = 16_777_215
 _LEAST_ROWS = 2
 """With the head; there is more to scroll to."""
 _MOST_ROUNDS = 10_000
@@ -114,7 +115,8 @@ class WhatIfView(WholeRunView):
     def _estimate(self) -> WhatIf | None:
         if self._run is None or not self._has_drafts:
             return None
-        return what_if(RecordedRounds.of(self._run, newest=_MOST_ROUNDS))
+        rounds = RecordedRounds.of(self._run, newest=_MOST_ROUNDS)
+        return what_if(rounds, is_whole=self._run.ended)
 
     def _show(self) -> None:
         result = self._estimate()
@@ -124,7 +126,7 @@ class WhatIfView(WholeRunView):
         self.note.setText(_note(result))
         self.headline.setToolTip(plain_tip(f"{self.headline.text()}. {self.note.text()}"))
         self.plot.set_estimates(result)
-        table, best = self.table_widget, result.best
+        table, best = self.table_widget, result.best if result.is_shown else None
         if table.rowCount() != len(result.estimates):
             table.setRowCount(len(result.estimates))
         for row, estimate in enumerate(result.estimates):
@@ -134,6 +136,7 @@ class WhatIfView(WholeRunView):
                 if name == "n_max" and best is not None and best.n_max == estimate.n_max:
                     words = f"★ {words}"
                 _put(table, row, column, words)
+        self._fit_plot()
 
     def minimumSizeHint(self) -> QSize:
         """Without the note, and a plot below the table, which go where the view is low."""
@@ -144,6 +147,17 @@ class WhatIfView(WholeRunView):
         if below and not self.plot.isHidden():
             least -= QSize(0, self.plot.minimumHeight() + self._parts.spacing())
         return least
+
+    def _fit_plot(self) -> None:
+        """Show the plot where there is room for it and it has something to show."""
+        lines = self.height() / self.fontMetrics().height()
+        is_beside = self._parts.direction() is QBoxLayout.Direction.LeftToRight
+        self.plot.setVisible(self.plot.has_speeds and (is_beside or lines >= _PLOT_FROM))
+        table = self.table_widget
+        row = table.verticalHeader().defaultSectionSize()
+        high = table.horizontalHeader().sizeHint().height() + table.rowCount() * row
+        limited = self.plot.isVisibleTo(self) and not is_beside
+        table.setMaximumHeight(high + 2 * table.frameWidth() if limited else _UNLIMITED)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -157,7 +171,7 @@ class WhatIfView(WholeRunView):
         wide = beside >= len(_HEADS) * widest
         direction = QBoxLayout.Direction
         self._parts.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
-        self.plot.setVisible(wide or lines >= _PLOT_FROM)
+        self._fit_plot()
         self.note.setVisible(lines >= _NOTE_FROM)
         for name in _PARTS:
             table.setColumnHidden(list(_HEADS).index(name), not wide)
@@ -208,14 +222,17 @@ def _headline(result: WhatIf) -> str:
     best, recorded = result.best, result.recorded
     if best is None:
         return f"Lengths only, without times of its own · estimate from {_steps(result)}"
-    words = f"Best n_max {best.n_max}: {_speed(best)}"
+    words = f"n_max {best.n_max}: {_speed(best)}"
     if best.n_max == recorded.n_max:
-        words += ", as recorded"
-    elif best.n_max + 1 in result.unmeasured_widths:
-        words += f", estimated: no pass of {best.n_max + 1} tokens was timed often enough"
+        words = f"Best {words}, as recorded"
+    elif result.gain is None:
+        words = f"Highest estimate, no verdict: {words}"
     else:
-        gain = (best.tokens_per_second or 0.0) / (recorded.tokens_per_second or 1.0) - 1
-        words += f", {100 * gain:+.0f} % against n_max {recorded.n_max} as recorded"
+        low, high = (f"{100 * (one - 1):+.0f}" for one in result.gain)
+        verdict = "Best" if result.is_shown else "No difference shown:"
+        words = f"{verdict} {words}, {low} to {high} % against n_max {recorded.n_max} as recorded"
+    if best.n_max + 1 in result.unmeasured_widths:
+        words += f", no pass of {best.n_max + 1} tokens was timed often enough"
     return f"{words} · estimate from {_steps(result)}"
 
 
@@ -244,6 +261,7 @@ class SpeedPlot(PlotSurface):
         super().__init__("0000 ", parent)
         self.setAccessibleName("Estimated speed by n_max")
         self.setMinimumHeight(2 * self.fontMetrics().height())
+        self.has_speeds = False
         self._line = pg.PlotDataItem(symbol="o", symbolSize=4, connect="finite")
         self._recorded = pg.ScatterPlotItem(symbol="o", size=12)
         self._best = pg.ScatterPlotItem(symbol="star", size=14)
@@ -254,6 +272,7 @@ class SpeedPlot(PlotSurface):
     def set_estimates(self, result: WhatIf | None) -> None:
         """Show the estimates; nothing where the run was not timed."""
         best = None if result is None else result.best
+        self.has_speeds = best is not None
         if result is None or best is None:
             for item in (self._line, self._recorded, self._best):
                 item.setData([], [])
@@ -262,7 +281,8 @@ class SpeedPlot(PlotSurface):
         n_max = np.arange(len(speeds))
         self._line.setData(n_max, speeds)
         self._recorded.setData([n_max[-1]], [speeds[-1]])
-        self._best.setData([best.n_max], [speeds[best.n_max]])
+        at = [best.n_max] if result.is_shown else []
+        self._best.setData(at, speeds[at])
         step = max(1, -(-len(speeds) // 8))
         ticks = [(int(k), str(k)) for k in n_max[::step]]
         self.getPlotItem().getAxis("bottom").setTicks([ticks])

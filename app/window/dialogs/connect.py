@@ -13,15 +13,14 @@ from PySide6.QtWidgets import (
     QDialog,
     QDialogButtonBox,
     QFileDialog,
-    QHBoxLayout,
     QLabel,
     QLineEdit,
     QPushButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.saved.settings import Settings
+from app.widgets.build import hbox, made, vbox
 from app.widgets.fields import add_row, new_form, text, whole
 from engine.errors import OptionError
 
@@ -63,8 +62,7 @@ class ConnectDialog(QDialog):
         self._settings = settings
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Connect to server")
-        self.address = QComboBox()
-        self.address.setEditable(True)
+        self.address = made(QComboBox, editable=True)
         self.address.addItems(settings.recent_servers)
         self.address.setCurrentIndex(0 if settings.recent_servers else -1)
         line = self.address.lineEdit()
@@ -84,9 +82,7 @@ class ConnectDialog(QDialog):
         self.port = whole(1, 65535, settings.watch_port)
         self.port.setEnabled(False)
         self.watch.toggled.connect(self.port.setEnabled)
-        self.problem = QLabel()
-        self.problem.setWordWrap(True)
-        self.problem.setTextFormat(Qt.TextFormat.PlainText)
+        self.problem = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
         self.problem.setForegroundRole(QPalette.ColorRole.BrightText)
         self.problem.hide()
         self._lay_out(browse)
@@ -94,14 +90,10 @@ class ConnectDialog(QDialog):
         line.setFocus()
 
     def _lay_out(self, browse: QPushButton) -> None:
-        about = QLabel(_ABOUT)
-        about.setWordWrap(True)
+        about = made(QLabel, _ABOUT, wordWrap=True)
         log, watch = QWidget(), QWidget()
         for box, widgets in ((log, (self.log, browse)), (watch, (self.watch, self.port))):
-            row = QHBoxLayout(box)
-            row.setContentsMargins(0, 0, 0, 0)
-            for widget in widgets:
-                row.addWidget(widget)
+            row = hbox(*widgets, of=box, margins=(0, 0, 0, 0))
         row.addStretch(1)
         self.log.setAccessibleName("Log file of the server")
         self.port.setAccessibleName("Port for other programs")
@@ -119,11 +111,7 @@ class ConnectDialog(QDialog):
         connect = buttons.addButton("&Connect", QDialogButtonBox.ButtonRole.AcceptRole)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.addWidget(about)
-        column.addLayout(form)
-        column.addWidget(self.problem)
-        column.addWidget(buttons)
+        vbox(about, form, self.problem, buttons, of=self)
         connect.setDefault(True)  # in the dialog by now: before, Return would cancel
         self.setMinimumWidth(66 * self.fontMetrics().averageCharWidth())
 

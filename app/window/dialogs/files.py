@@ -15,18 +15,17 @@ from PySide6.QtWidgets import (
     QDialog,
     QDialogButtonBox,
     QFileDialog,
-    QHBoxLayout,
     QLabel,
     QLineEdit,
     QMessageBox,
     QPushButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.saved.settings import Settings, unwritable
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import notes_of, run_name
+from app.widgets.build import hbox, vbox
 from app.widgets.fields import add_row, file_path, new_form
 from engine.trace.export import SESSION_FILE
 from engine.trace.run_ref import RunRef
@@ -67,9 +66,7 @@ class ExportDialog(QDialog):
         browse.setToolTip("Choose the folder")
         browse.setAutoDefault(False)  # Return in the field exports
         browse.clicked.connect(self._browse)
-        row = QHBoxLayout()
-        for widget in (label, self.folder, browse):
-            row.addWidget(widget)
+        row = hbox(label, self.folder, browse)
         self.excel = QCheckBox("Safe for &spreadsheets (Excel)")
         self.excel.setToolTip(_EXCEL_TIP)
         self.excel.setChecked(settings.excel_safe)
@@ -78,11 +75,7 @@ class ExportDialog(QDialog):
         self.folder.textChanged.connect(lambda text: export.setEnabled(os.path.isdir(text)))
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.addWidget(about)
-        column.addLayout(row)
-        column.addWidget(self.excel)
-        column.addWidget(buttons)
+        vbox(about, row, self.excel, buttons, of=self)
         export.setDefault(True)  # in the dialog by now: before, Return would cancel
 
     def accept(self) -> None:
@@ -132,10 +125,7 @@ class LibraryDialog(QDialog):
         )
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.addWidget(QLabel(f"{tip}."))
-        column.addLayout(form)
-        column.addWidget(buttons)
+        vbox(QLabel(f"{tip}."), form, buttons, of=self)
 
     def accept(self) -> None:
         self.chosen.emit(self.path.text())

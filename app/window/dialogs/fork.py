@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QComboBox, QDialog, QDialogButtonBox, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QDialog, QDialogButtonBox, QLabel, QWidget
 
+from app.widgets.build import vbox
 from app.widgets.fields import add_row, new_form, whole
 
 _OPTIONS = ("those of Run Settings", "those that the run had")
 _ABOUT = (
-    "The rounds before are decoded again, so that states, drafters and random numbers are what "
-    "they were; the new run then goes on by itself."
+    "States, drafters and random numbers become what they were: restored from the nearest "
+    "checkpoint (up to 8 of a run are kept while its model is open, 256 MiB for all runs; any "
+    "rollback policy), and the rounds after it replayed; else all rounds before are decoded again. "
+    "The status line says which."
 )
 _MOST = 2**31 - 1
 
@@ -52,11 +55,7 @@ class ForkDialog(QDialog):
         buttons.addButton("&Continue", QDialogButtonBox.ButtonRole.AcceptRole).setDefault(True)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.addWidget(where)
-        column.addLayout(form)
-        column.addWidget(about)
-        column.addWidget(buttons)
+        vbox(where, form, about, buttons, of=self)
 
     def accept(self) -> None:
         self.chosen.emit(self.options.currentIndex() == 0, self.token.value())

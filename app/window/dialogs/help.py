@@ -31,7 +31,6 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QDialog,
     QDialogButtonBox,
-    QHBoxLayout,
     QHeaderView,
     QLabel,
     QLineEdit,
@@ -47,9 +46,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions import SPECS
-from app.actions.actions import Actions
+from app.actions.actions import SPECS, Actions
 from app.engine_thread.events import OpenedFiles
+from app.widgets.build import hbox, made, vbox
 from engine.machine.environment import processor_name
 from engine.version import version
 from resources import help_page, help_topics
@@ -200,8 +199,7 @@ class HelpPages(QDialog):
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setAccessibleName("Pages, or hits of the search")
         self.list.currentItemChanged.connect(self._show)
-        self.count = QLabel()
-        self.count.setWordWrap(True)
+        self.count = made(QLabel, wordWrap=True)
         self.browser = HelpBrowser()
         self.browser.sourceChanged.connect(self._follow)
         self.back = _button("Ba&ck", "The page before (Alt+Left)", self.browser.backward)
@@ -219,21 +217,12 @@ class HelpPages(QDialog):
 
     def _lay_out(self) -> None:
         side = QWidget()
-        column = QVBoxLayout(side)
-        column.setContentsMargins(0, 0, 0, 0)
-        for widget in (self.field, self.list, self.count):
-            column.addWidget(widget)
-        row = QHBoxLayout()
-        for button in (self.previous, self.next):
-            row.addWidget(button)
+        column = vbox(self.field, self.list, self.count, of=side, margins=(0, 0, 0, 0))
+        row = hbox(self.previous, self.next)
         column.addLayout(row)
         page = QWidget()
-        column = QVBoxLayout(page)
-        column.setContentsMargins(0, 0, 0, 0)
-        row = QHBoxLayout()
-        row.addWidget(self.back)
-        row.addWidget(self.forward)
-        row.addStretch()
+        column = vbox(of=page, margins=(0, 0, 0, 0))
+        row = hbox(self.back, self.forward, 0)
         column.addLayout(row)
         column.addWidget(self.browser)
         splitter = QSplitter()
@@ -330,11 +319,9 @@ class HelpPages(QDialog):
 
 
 def _button(text: str, tip: str, act: Any) -> QPushButton:
-    button = QPushButton(text)
-    button.setToolTip(tip)
-    button.setAutoDefault(False)
-    button.setEnabled(False)
-    button.clicked.connect(lambda: act())
+    button = made(
+        QPushButton, text, toolTip=tip, autoDefault=False, enabled=False, clicked=lambda: act()
+    )
     return button
 
 
@@ -391,9 +378,7 @@ class AboutDialog(QDialog):
         copy = buttons.addButton("&Copy environment", QDialogButtonBox.ButtonRole.ActionRole)
         copy.setToolTip("Copy versions and machine as Markdown")
         copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(environment_text()))
-        column = QVBoxLayout(self)
-        column.addWidget(text)
-        column.addWidget(buttons)
+        vbox(text, buttons, of=self)
 
 
 class ShortcutsDialog(QDialog):
@@ -417,7 +402,5 @@ class ShortcutsDialog(QDialog):
         header.setStretchLastSection(True)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         buttons.rejected.connect(self.reject)
-        layout = QVBoxLayout(self)
-        layout.addWidget(self.table)
-        layout.addWidget(buttons)
+        vbox(self.table, buttons, of=self)
         self.resize(self.fontMetrics().averageCharWidth() * 110, 520)

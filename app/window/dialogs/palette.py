@@ -25,9 +25,10 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QTreeWidget,
     QTreeWidgetItem,
-    QVBoxLayout,
     QWidget,
 )
+
+from app.widgets.build import made, vbox
 
 _CHARACTERS = 132
 _NAME_SHARE = 0.45
@@ -107,13 +108,8 @@ class CommandPalette(QFrame):
         self.list.header().setStretchLastSection(False)
         self.list.header().setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
         self.list.itemClicked.connect(lambda _: self.trigger())
-        self.none = QLabel("No command has these words or letters.")
-        self.none.setMargin(_ROW_PADDING)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(6, 6, 6, 6)
-        column.addWidget(self.field)
-        column.addWidget(self.none)
-        column.addWidget(self.list)
+        self.none = made(QLabel, "No command has these words or letters.", margin=_ROW_PADDING)
+        vbox(self.field, self.none, self.list, of=self, margins=(6, 6, 6, 6))
         self.hide()
 
     @property

@@ -14,10 +14,10 @@ from PySide6.QtWidgets import (
     QLabel,
     QTreeWidget,
     QTreeWidgetItem,
-    QVBoxLayout,
     QWidget,
 )
 
+from app.widgets.build import made, vbox
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 
@@ -54,8 +54,7 @@ class ScenarioDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Scenarios")
         self._actions: dict[int, QAction] = {}
-        self.list = QTreeWidget()
-        self.list.setAccessibleName("Scenarios by what is seen")
+        self.list = made(QTreeWidget, accessibleName="Scenarios by what is seen")
         self.list.setHeaderLabels(_HEADS)
         self.list.setRootIsDecorated(False)
         self.list.setItemsExpandable(False)
@@ -76,9 +75,7 @@ class ScenarioDialog(QDialog):
                 self.list.addTopLevelItem(group)
                 group.setFirstColumnSpanned(True)
         self.list.expandAll()
-        self.about = QLabel()
-        self.about.setWordWrap(True)
-        self.about.setTextFormat(Qt.TextFormat.PlainText)
+        self.about = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         self.play = buttons.addButton("&Play", QDialogButtonBox.ButtonRole.AcceptRole)
         self.play.setDefault(True)
@@ -88,10 +85,7 @@ class ScenarioDialog(QDialog):
         self.list.itemActivated.connect(lambda *_: self._play())
         for action in actions:
             action.enabledChanged.connect(self._tell)
-        column = QVBoxLayout(self)
-        column.addWidget(self.list, 1)
-        column.addWidget(self.about)
-        column.addWidget(buttons)
+        vbox((self.list, 1), self.about, buttons, of=self)
         metrics = self.fontMetrics()
         wanted = _CHARACTERS * metrics.averageCharWidth(), _LINES * metrics.height()
         self.resize(*(min(pair) for pair in zip(wanted, parent.size().toTuple(), strict=True)))

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
-from engine.analysis.acceptance.significance import Logistic, fisher_less, logistic, wilson
+from engine.analysis.acceptance.counts import Logistic, fisher_less, logistic, wilson
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.round_rows import RoundRows
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns
 from engine.trace.run_ref import RunRef
 
 INDEX, DEPTH, CATEGORY, CLASS, AFTER, ENTROPY, SEQUENCE = BY = (

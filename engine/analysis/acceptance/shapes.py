@@ -14,8 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.analysis.acceptance.counts import DraftCounts
-from engine.analysis.acceptance.significance import binomial_at_most, fisher_less, fitted, wilson
+from engine.analysis.acceptance.counts import (
+    DraftCounts,
+    binomial_at_most,
+    fisher_less,
+    fitted,
+    wilson,
+)
 from engine.trace.records import MISSING
 
 ZERO, ONE_SLOT, ZERO_FROM, AFTER_PARTIAL, WITH_DEPTH, FIRST_ONLY, CLIFF, ALWAYS = (

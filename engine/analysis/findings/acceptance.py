@@ -1,18 +1,18 @@
-"""Rules about low acceptance: the shapes of engine.analysis.acceptance and what usually makes each,
-servers that draft nothing, and drafts that cost more time than they save."""
+"""Rules about acceptance: low by shape, high because the text repeats itself, or worth nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.analysis.acceptance import shapes
 from engine.analysis.baseline import find_baseline
-from engine.analysis.findings.rule import ACCEPTANCE, INFO, WARNING, Rule, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun
+from engine.analysis.findings.rule import Check, RuleHit
+from engine.analysis.findings.run_rows import ExaminedRun, observed
 from engine.trace.facts import RunFacts
-from engine.trace.records import MISSING, PHASES
+from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 
 _LEAST_TOKENS = 32
 _LEAST_PLAIN = 16
@@ -21,7 +21,7 @@ _SLOWER, _SLOWER_BY_SUMS, _Z = 0.97, 0.9, 3.0
 _MOST_RUNS = 64
 
 
-def _shape(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
+def _shape(rule: str) -> Check:
     def check(run: ExaminedRun) -> Iterator[RuleHit]:
         for one in run.acceptance_shapes:
             if one.rule == rule:
@@ -64,6 +64,8 @@ def _never_drafts(run: ExaminedRun) -> Iterator[RuleHit]:
     tokens = told.get("predicted_n") or int((run.tokens["pos"] >= 0).sum())
     if drafted or tokens < _LEAST_TOKENS:
         return
+    if any(one.told.get("num_draft_tokens") for one in facts.requests or ()):
+        return  # of others it is not known
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""
     yield RuleHit(
         None,
@@ -169,105 +171,121 @@ def _round_ms(run: ExaminedRun) -> np.ndarray:
     return np.where(np.isfinite(run.rounds["total_ms"]), run.rounds["total_ms"], phases)
 
 
-def _rule(
-    rule_id: str,
-    title: str,
-    means: str,
-    suggestion: str,
-    check: Callable[[ExaminedRun], Iterator[RuleHit]] | None = None,
-    severity: str = WARNING,
-) -> Rule:
-    part = ACCEPTANCE if severity == WARNING else ""
-    return Rule(rule_id, severity, title, means, suggestion, check or _shape(rule_id), part)
+_LONGEST = 32
+"""Tokens of the longest n-gram that is looked for."""
+_LEAST_LOOP, _LEAST_TIMES, _LEAST_ROUNDS = 64, 4, 8
+"""Less than that may be a table, a banner or a list of zeros."""
+_BLANK = -1
+"""Stands for every token of white space."""
 
 
-RULES = (
-    _rule(
-        shapes.ZERO,
-        "Acceptance at chance",
-        "The drafter knows nothing of the text: its first token is right no more often than by "
-        "chance.",
-        "Usual causes: hidden rows that are NaN, zero, of another layer or of the wrong side of "
-        "the norm; a head or draft model with missing weights or another vocabulary; drafts "
-        "verified one position off. The same token every time means dead weights or rows, "
-        "sensible text an offset. Drafts that are looked up find nothing in a text that does not "
-        "repeat.",
-        _zero,
-    ),
-    _rule(
+class _Loop(NamedTuple):
+    """Tokens first .. stop - 1 repeat the `period` tokens before them; blank: all white space."""
+
+    first: int
+    stop: int
+    period: int
+    blank: bool = False
+
+
+def _repeats(run: ExaminedRun) -> Iterator[RuleHit]:
+    if not run.drafts:
+        return
+    tokens = run.tokens
+    emitted = tokens.is_text("kind", *EMITTED_KINDS)
+    for seq, rows in tokens.by_sequence(emitted):
+        ids, numbers = _identities(run, rows), tokens["round"][rows]
+        loop = _first_loop(ids, np.isin(ids, list(_blanks(run, ids))))
+        if loop is None:
+            continue
+        start, last = int(numbers[loop.first]), int(numbers[loop.stop - 1])
+        if last - start + 1 < _LEAST_ROUNDS:
+            continue
+        what = "white space"
+        if not loop.blank:
+            what = f"the same {loop.period} token{'s' if loop.period > 1 else ''}"
+        goes_on = loop.stop == len(ids)
+        yield RuleHit(
+            start,
+            seq,
+            f"From round {start} {'on' if goes_on else f'to {last}'} the text is {what} over and "
+            f"over ({loop.stop - loop.first} tokens): acceptance there says nothing of the "
+            f"drafter. Up to there: {_figures(run, seq, 0, start)}.",
+            f"{'in the loop' if goes_on else f'rounds {start} to {last}'}: "
+            f"{_figures(run, seq, start, last + 1)}; {len(ids) - (loop.stop - loop.first)} of "
+            f"{len(ids)} tokens outside of it",
+        )
+
+
+def _identities(run: ExaminedRun, rows: np.ndarray) -> np.ndarray:
+    """A number for each token, its id, or one of its text where no id is known: int64 [n]."""
+    ids = run.tokens["token_id"][rows].astype(np.int64)
+    return np.where(ids == MISSING, -2 - run.tokens["text"][rows].astype(np.int64), ids)
+
+
+def _blanks(run: ExaminedRun, ids: np.ndarray) -> Iterator[int]:
+    """Which of the tokens are white space."""
+    for one in np.unique(ids).tolist():
+        piece = run.trace.pieces.get(one, b"")
+        if one < 0:
+            piece = run.trace.text_pool.decode(np.array([-2 - one]))[0].encode()
+        if piece and not piece.strip():
+            yield one
+
+
+def _first_loop(ids: np.ndarray, is_blank: np.ndarray) -> _Loop | None:
+    """The first long repetition, and of those that begin together the one of the shortest n-gram;
+    None without any."""
+    found = []
+    blank = np.where(is_blank, _BLANK, ids)
+    for first, stop in _stretches((blank[1:] == _BLANK) & (blank[:-1] == _BLANK)):
+        found.append(_Loop(first + 1, stop + 1, 1, blank=True))
+    for period in range(1, min(_LONGEST, len(ids) // _LEAST_TIMES) + 1):
+        for first, stop in _stretches(ids[period:] == ids[:-period]):
+            if stop - first >= (_LEAST_TIMES - 1) * period:
+                found.append(_Loop(first + period, stop + period, period))
+    return min(found, key=lambda loop: (loop.first - loop.period, loop.period), default=None)
+
+
+def _stretches(same: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where long runs of True begin and end."""
+    edges = np.flatnonzero(np.diff(same.astype(np.int8), prepend=0, append=0))
+    for first, stop in edges.reshape(-1, 2).tolist():
+        if stop - first >= _LEAST_LOOP:
+            yield first, stop
+
+
+def _figures(run: ExaminedRun, seq: int, first: int, stop: int) -> str:
+    """Acceptance and tokens per round of a sequence in rounds first .. stop - 1."""
+    rounds = run.rounds
+    here = (rounds["seq_id"] == seq) & run.is_later & observed(rounds["num_accepted_draft_tokens"])
+    here &= (rounds["round"] >= first) & (rounds["round"] < stop)
+    drafted, accepted, emitted = (
+        int(rounds[name][here].sum())
+        for name in ("num_draft_tokens", "num_accepted_draft_tokens", "num_emitted")
+    )
+    if not drafted:
+        return "no drafts"
+    return (
+        f"acceptance {accepted / drafted:.3f} ({accepted} of {drafted}), "
+        f"{emitted / int(here.sum()):.2f} tokens a round"
+    )
+
+
+CHECKS: dict[str, Check] = {
+    rule: _shape(rule)
+    for rule in (
         shapes.ONE_SLOT,
-        "One slot without acceptance",
-        "At equal settings one slot or sequence is at chance, and the others are not.",
-        "Usual causes: the drafter's state of that slot was never set, is another slot's, or is "
-        "read by index in the batch instead of sequence; a buffer with room for one sequence. Send "
-        "the same prompt to each slot.",
-    ),
-    _rule(
         shapes.ZERO_FROM,
-        "Acceptance ends",
-        "From one place on drafts are no better than chance.",
-        "Usual causes at a position: the drafter's context, window or ring is full, or rows of a "
-        "later ubatch are not kept. At a time: its state was lost by a context shift, a cleared "
-        "sequence or a failed copy. Compare the place with the drafter's context length and the "
-        "batch sizes, and look what the log says there.",
-    ),
-    _rule(
         shapes.AFTER_PARTIAL,
-        "Acceptance is lost after a rejection",
-        "The round after a partial acceptance, or after any rejection, is drafted from something "
-        "stale; a full acceptance mends it.",
-        "Usual causes: the row of the batch's last token is taken instead of the last accepted "
-        "one's, the drafter's state was not rolled back, or the number of rows is left from the "
-        "draft before. Take row k of the verify batch for k accepted tokens, and cut the drafter's "
-        "memory there.",
-    ),
-    _rule(
         shapes.WITH_DEPTH,
-        "Acceptance falls with context depth",
-        "Acceptance goes down steadily as the context grows, more than easy and hard text explain.",
-        "Usual causes: the drafter's positions drift from the target's, its window is shorter than "
-        "the text, its RoPE scaling is another, or rejected tokens pile up in its memory. Compare "
-        "positions of drafter and target after some hundred tokens.",
-    ),
-    _rule(
         shapes.FIRST_ONLY,
-        "Only the first drafted token is accepted",
-        "What is drafted after the drafter's own token is never right.",
-        "Usual causes: later steps read the row of the first one, a hidden row from the wrong side "
-        "of the norm, a position that is not advanced, or a head that was trained for one token. "
-        "Draft one token (n_max 1) until it is mended.",
-    ),
-    _rule(
         shapes.CLIFF,
-        "Acceptance falls off within the draft",
-        "Up to an index of the draft tokens are accepted as usual, from it on hardly any.",
-        "Usual causes: a buffer, mask or block for that many steps, or a row that is not advanced "
-        "from there on. Set n_max to the index named, and look for what has that size.",
-    ),
-    _rule(
         shapes.ALWAYS,
-        "Everything is accepted",
-        "Not one drafted token was rejected.",
-        "Usual causes: the text repeats itself, the drafter is the target itself, or drafts are "
-        "not compared with the target's choice. Compare the text with a run without speculation.",
-        severity=INFO,
-    ),
-    _rule(
-        "never-drafts",
-        "Speculation is on and drafts nothing",
-        "The server has a drafter, and no draft was verified.",
-        "Usual causes: the draft file or head could not be loaded, the request's settings forbid "
-        "drafts (grammar, images, several answers), p_min or n_min is never met, no n-gram recurs. "
-        "Look in the server's log for a line that speculation is off.",
-        _never_drafts,
-    ),
-    _rule(
-        "slower-than-plain",
-        "Slower although drafts are accepted",
-        "A round with a draft takes longer than the rounds without that would give as many tokens.",
-        "Usual causes: verification of several tokens is dear (experts, several sequences, CPU, "
-        "restored checkpoints), or the drafter is. Draft fewer tokens, use a smaller drafter or a "
-        "policy without restores; `draftscope tune` looks for the best n_max.",
-        _slower,
-    ),
-)
+    )
+} | {
+    shapes.ZERO: _zero,
+    "never-drafts": _never_drafts,
+    "slower-than-plain": _slower,
+    "degenerate-repetition": _repeats,
+}

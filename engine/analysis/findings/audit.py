@@ -6,16 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.analysis.audit_text import NOT_AUDITED
-from engine.analysis.findings.rule import (
-    ERROR,
-    INFO,
-    LOGITS,
-    MEMORY,
-    SAMPLER,
-    TOKENS,
-    Rule,
-    RuleHit,
-)
+from engine.analysis.findings.rule import Check, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun
 
 
@@ -89,7 +80,7 @@ def _consequence(one: dict[str, Any]) -> str:
     return f"logits wrong from round {logits['round']} on" if logits else "logits right"
 
 
-def _sampler(what: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
+def _sampler(what: str) -> Check:
     """The check for one kind of note of engine.audit.sampler_check."""
 
     def check(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -147,108 +138,16 @@ def _incomplete(run: ExaminedRun) -> Iterator[RuleHit]:
         yield RuleHit(None, None, "The audit did not judge everything.", evidence)
 
 
-RULES = (
-    Rule(
-        "cells-not-plain",
-        ERROR,
-        "Attention cells unlike plain decoding",
-        "The text decoded plainly leaves other attention cells, keys or values than the run had.",
-        "Look at what the rollback removed and at the cell that each token is written to.",
-        _cells_wrong,
-        MEMORY,
-    ),
-    Rule(
-        "logits-not-plain",
-        ERROR,
-        "Logits unlike plain decoding",
-        "The state and the cells that the pass started from are right, and what it gave is not: "
-        "the mask, the positions, the gates or the rows of the verify batch are wrong.",
-        "Look at what a batch of several tokens does that one of a single token does not.",
-        _logits_wrong,
-        LOGITS,
-    ),
-    Rule(
-        "wrong-acceptance",
-        ERROR,
-        "Token against the acceptance rule",
-        "On the logits of this round the rule, written a second time, chooses another token.",
-        "Compare the rule with its definition: which row, which random number, which distribution.",
-        _sampler("token"),
-        TOKENS,
-    ),
-    Rule(
-        "wrong-rule-probability",
-        ERROR,
-        "Probability of another text",
-        "While a draft was judged, penalties or the grammar knew more than the accepted tokens, or "
-        "another row was looked at.",
-        "Show the sampler a token when it is accepted, not when it is drafted.",
-        _sampler("probability"),
-        TOKENS,
-    ),
-    Rule(
-        "wrong-synthetic-length",
-        ERROR,
-        "Synthetic acceptance by another number",
-        "One random number of the sequence decides how much of each draft is kept.",
-        "Draw it once a round, also without a draft.",
-        _sampler("length"),
-        TOKENS,
-    ),
-    Rule(
-        "sampler-of-other-tokens",
-        ERROR,
-        "Sampler goes on from other tokens",
-        "After a rejection the sampler has to know the text and nothing else.",
-        "Take rejected tokens back, or accept only what is put out.",
-        _sampler("tokens"),
-        SAMPLER,
-    ),
-    Rule(
-        "penalties-of-other-tokens",
-        ERROR,
-        "Penalties look at other tokens",
-        "The penalties' window is the end of prompt and text. A rejected token that stays in it "
-        "makes later tokens less likely that were never put out.",
-        "Take rejected tokens out of the window.",
-        _sampler("penalties"),
-        SAMPLER,
-    ),
-    Rule(
-        "grammar-of-other-tokens",
-        ERROR,
-        "Grammar at another place",
-        "The grammar's state has to be that of the text.",
-        "Roll the matcher back by as many tokens as were rejected.",
-        _sampler("grammar"),
-        SAMPLER,
-    ),
-    Rule(
-        "random-numbers-off",
-        ERROR,
-        "Random numbers used for nothing",
-        "Plain decoding uses one random number per token. A number used for a rejected token, or "
-        "two for one, gives every later token another one.",
-        "Put the generator back at a rejection, or draw nothing for tokens that are not judged.",
-        _sampler("random numbers"),
-        SAMPLER,
-    ),
-    Rule(
-        "text-not-plain",
-        ERROR,
-        "Text unlike plain decoding",
-        "Drawn again from the same logits with the same seed, the text would be another one: what "
-        "draws or accepts tokens is wrong, not what computes logits.",
-        "Look at the sampler, its penalties and its random numbers in the round named.",
-        _text_wrong,
-        TOKENS,
-    ),
-    Rule(
-        "audit-incomplete",
-        INFO,
-        "Audit incomplete",
-        "The run was compared with plain decoding only in part.",
-        "Let the audit run to its end; --audit does so for long runs, too.",
-        _incomplete,
-    ),
-)
+CHECKS: dict[str, Check] = {
+    "cells-not-plain": _cells_wrong,
+    "logits-not-plain": _logits_wrong,
+    "wrong-acceptance": _sampler("token"),
+    "wrong-rule-probability": _sampler("probability"),
+    "wrong-synthetic-length": _sampler("length"),
+    "sampler-of-other-tokens": _sampler("tokens"),
+    "penalties-of-other-tokens": _sampler("penalties"),
+    "grammar-of-other-tokens": _sampler("grammar"),
+    "random-numbers-off": _sampler("random numbers"),
+    "text-not-plain": _text_wrong,
+    "audit-incomplete": _incomplete,
+}

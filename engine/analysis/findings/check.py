@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.analysis.findings import (
     acceptance,
     audit,
-    cells,
     cost,
-    crosstalk,
     drafting,
-    drift,
-    failures,
-    forks,
     logits,
-    model_files,
-    noise,
+    memory,
     observed,
-    positions,
-    prompt_cache,
-    repetition,
-    rescored,
-    sampling,
-    snapshots,
     states,
 )
 from engine.analysis.findings.rule import ACCEPTANCE, FOLLOWS, INFO, PARTS, SEVERITIES, Rule
@@ -32,31 +22,15 @@ from engine.analysis.findings.run_rows import ExaminedRun
 from engine.foreign_numbers import COUNT
 from engine.trace.store import TraceStore
 
-RULES: dict[str, Rule] = {
-    rule.id: rule
-    for module in (
-        model_files,
-        failures,
-        noise,
-        positions,
-        cells,
-        prompt_cache,
-        snapshots,
-        drift,
-        forks,
-        states,
-        audit,
-        logits,
-        crosstalk,
-        sampling,
-        drafting,
-        acceptance,
-        repetition,
-        cost,
-        observed,
-        rescored,
-    )
-    for rule in module.RULES
+_TEXTS = Path(__file__).with_name("findings.toml")
+CHECKS = {
+    name: check
+    for module in (cost, memory, states, audit, logits, drafting, acceptance, observed)
+    for name, check in module.CHECKS.items()
+}
+RULES = {
+    name: Rule(name, CHECKS[name], **texts)
+    for name, texts in tomllib.loads(_TEXTS.read_text(encoding="utf-8")).items()
 }
 
 

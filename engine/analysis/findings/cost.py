@@ -1,4 +1,4 @@
-"""Rules about what speculation costs: time of checkpoints, bytes of planes, lost concurrency."""
+"""Rules about what speculation costs, and about model files that change in use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.analysis.findings.rule import INFO, WARNING, Rule, RuleHit
+from engine.analysis.findings.rule import Check, RuleHit
 from engine.analysis.findings.run_rows import POLICY, ExaminedRun
+from engine.gguf.part_file import WRITTEN
+from engine.trace.facts import FileChangeFacts
 
 _MIN_ROUNDS = 8
 _SERIAL = 0.5
@@ -71,35 +73,51 @@ def _planes_exceed_weights(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-RULES = (
-    Rule(
-        "concurrency-lost",
-        WARNING,
-        "Concurrency lost",
-        "Sequences run at the same time but are decoded one after the other, so that N of them "
-        "are hardly faster than one.",
-        "Use --split equal and an -ub above the sum of the verify batches; where the reason is "
-        "padding beyond the snapshots, raise --n-rs-seq to the longest draft or leave --rollback "
-        "checkpoint.",
-        _concurrency_lost,
-    ),
-    Rule(
-        "checkpoint-dominates",
-        INFO,
-        "Checkpoints dominate",
-        "Saving, restoring and decoding accepted tokens again costs as much as verification.",
-        "Use a policy with snapshots (--rollback ring or replay), keep checkpoints on the device, "
-        "or draft less.",
-        _checkpoint_dominates,
-    ),
-    Rule(
-        "planes-exceed-weights",
-        INFO,
-        "More memory in snapshots than in weights",
-        "Every snapshot holds all recurrent layers of a sequence, (1 + n_rs_seq) times the "
-        "number of sequences.",
-        "Lower --n-rs-seq or --spec-draft-n-max, or use --rollback replay, which logs tokens "
-        "instead of states.",
-        _planes_exceed_weights,
-    ),
-)
+def _mapped_changed(run: ExaminedRun) -> Iterator[RuleHit]:
+    found = [one for one in _changes(run) if _is_harmful(one)]
+    if found:
+        yield RuleHit(
+            found[0].round,
+            None,
+            f"The file {_names(found)} changed{_when(found[0])}: from here figures mean nothing.",
+            "weights are mapped from the file",
+        )
+
+
+def _file_differs(run: ExaminedRun) -> Iterator[RuleHit]:
+    found = [one for one in _changes(run) if not _is_harmful(one)]
+    if found:
+        yield RuleHit(
+            found[0].round,
+            None,
+            f"The file {_names(found)} on the disk is no longer the one that this run used.",
+            f"{found[0].change}{_when(found[0])}; the run's weights are those opened",
+        )
+
+
+def _changes(run: ExaminedRun) -> list[FileChangeFacts]:
+    return run.facts.file_changes or []
+
+
+def _is_harmful(one: FileChangeFacts) -> bool:
+    return one.mapped and one.change == WRITTEN
+
+
+def _names(found: list[FileChangeFacts]) -> str:
+    return ", ".join(dict.fromkeys(one.file for one in found))
+
+
+def _when(one: FileChangeFacts) -> str:
+    for number, text in ((one.round, "at"), (one.after, "after")):
+        if number is not None:
+            return f" {text} round {number}"
+    return ""
+
+
+CHECKS: dict[str, Check] = {
+    "concurrency-lost": _concurrency_lost,
+    "checkpoint-dominates": _checkpoint_dominates,
+    "planes-exceed-weights": _planes_exceed_weights,
+    "model-file-changed": _mapped_changed,
+    "model-file-differs": _file_differs,
+}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
-from engine.analysis.findings.rule import DRAFTS, INFO, TOKENS, WARNING, Rule, RuleHit
+from engine.analysis.findings.rule import Check, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
 from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import AHEAD, BEHIND, OUT_OF_STEP
@@ -296,166 +296,24 @@ def _audited(run: ExaminedRun, what: str) -> Iterator[RuleHit]:
             yield RuleHit(row.get("round"), row["seq_id"], said, row["evidence"])
 
 
-def _audit_rule(
-    check: Callable[[ExaminedRun], Iterator[RuleHit]],
-    rule_id: str,
-    title: str,
-    means: str,
-    suggestion: str,
-) -> Rule:
-    """A rule about a drafter's state."""
-    means = f"{means} The text stays right, and fewer drafts are accepted."
-    return Rule(rule_id, WARNING, title, means, suggestion, check)
-
-
 def _names(run: ExaminedRun) -> str:
     return ", ".join(run.drafters) or "given by the caller"
 
 
-RULES = (
-    Rule(
-        "n-min-never-met",
-        WARNING,
-        "n_min never met",
-        "A draft shorter than n_min is thrown away. If all are, speculation costs time and does "
-        "nothing.",
-        "Lower --spec-draft-n-min, or lower p_min so that drafts get longer.",
-        _n_min_never_met,
-    ),
-    Rule(
-        "drafter-mute",
-        WARNING,
-        "Drafter mute",
-        "No draft for many rounds: confidence below p_min, no n-gram match, or a drafter that "
-        "gave up after rejections.",
-        "Lower p_min or n_min, or choose a drafter that suits the text.",
-        _drafter_mute,
-    ),
-    Rule(
-        "defaults-surprise",
-        INFO,
-        "Defaults that may surprise",
-        "The defaults of llama.cpp fell from 16 to 3 (n_max) and from 0.75 to 0 (p_min, silently).",
-        "Raise --spec-draft-n-max where drafts are accepted whole, --spec-draft-p-min where unsure "
-        "tokens are rejected.",
-        _defaults_surprise,
-    ),
-    Rule(
-        "wrong-hidden-row",
-        WARNING,
-        "Wrong hidden row for the MTP head",
-        "The head pairs a token with the target's hidden row of the position before. After a "
-        "rejection that is the row of the last accepted token, not of the batch's last one. The "
-        "text stays right, and fewer drafts are accepted.",
-        "After acceptance keep row k of the verify batch for k accepted tokens, and the rows of "
-        "the replay after a restore.",
-        _wrong_hidden_row,
-        DRAFTS,
-    ),
-    Rule(
-        "wrong-context-row",
-        WARNING,
-        "Wrong row in a block drafter's context",
-        "A DFlash or DSpark drafter keeps the target's rows of every decoded token. After a "
-        "rejection these are the first rows of the verify batch, not its last ones. The text stays "
-        "right, and fewer drafts are accepted.",
-        "After acceptance keep rows 0 to k of the verify batch for k accepted tokens, and the rows "
-        "of the replay after a restore.",
-        _wrong_context_row,
-        DRAFTS,
-    ),
-    Rule(
-        "drafter-not-rewound",
-        WARNING,
-        "Rejected tokens in a drafter's memory",
-        "What a drafter decodes while it drafts has to leave its memory again where it was "
-        "rejected. Cells or states of rejected tokens that stay are read by every later draft. The "
-        "text stays right, and fewer drafts are accepted.",
-        "After each round remove the drafter's positions beyond the accepted tokens (seq_rm), and "
-        "roll its recurrent state back.",
-        _drafter_not_rewound,
-        DRAFTS,
-    ),
-    _audit_rule(
-        partial(_drafter_out_of_step, reason=AHEAD, what="ahead"),
-        "drafter-ahead",
-        "Drafter ahead of the text",
-        "The drafter counts a token as decoded that it has not decoded, or that was rejected, or "
-        "drafts at later positions than the text has.",
-        "Set the drafter's length to the accepted tokens after each round, not to what it has "
-        "drafted.",
-    ),
-    _audit_rule(
-        partial(_drafter_out_of_step, reason=BEHIND, what="behind"),
-        "drafter-behind",
-        "Drafter lags the text",
-        "A token of the text is missing in the drafter's memory, or is decoded twice, or the draft "
-        "goes on from an older token than the newest.",
-        "Decode every accepted token once in the drafter, and draft from the newest one.",
-    ),
-    _audit_rule(
-        partial(_audited, what="shifted"),
-        "drafter-rows-shifted",
-        "Tokens and rows of a drafter shifted",
-        "The drafter pairs each token with a row of the target, of the position before (MTP, "
-        "EAGLE-3) or of its own (DFlash). Here tokens or rows of other positions are taken.",
-        "Pair the token at position p with the target's row of p - 1 in every batch, the first "
-        "token of a batch with the last kept row of the one before.",
-    ),
-    _audit_rule(
-        partial(_audited, what="wrong-layers"),
-        "drafter-wrong-layers",
-        "Drafter reads other layers",
-        "EAGLE-3 and DFlash read rows of certain layers of the target in a certain order.",
-        "Take the layers of the drafter's file in its order.",
-    ),
-    _audit_rule(
-        _drafter_of_other_text,
-        "drafter-of-other-text",
-        "Drafter has another sequence's text",
-        "The drafter's memory of a slot still has the text of another sequence, or its rows.",
-        "Clear the drafter's sequence when its slot is given to another prompt.",
-    ),
-    _audit_rule(
-        partial(_audited, what="differs"),
-        "draft-not-reproduced",
-        "Drafts that the text does not give",
-        "Drafts were made again with a new memory from the text alone, and came out differently by "
-        "more than rounding explains: the drafter's state was wrong.",
-        "Look at the first round named, and at what the drafter kept from the round before.",
-    ),
-    Rule(
-        "eagle3-boundary-row",
-        WARNING,
-        "Wrong feature row between two batches",
-        "The drafter pairs a token with the feature row of the position before. Between two "
-        "batches, parts of a prompt or steps that it did not draft for, that row is kept from the "
-        "older one; read after it was overwritten, it is the newer one's last (llama.cpp "
-        "0c1e57098). The text stays right, and fewer drafts are accepted.",
-        "Copy the kept row before the batch's own last row takes its place.",
-        _eagle3_boundary,
-        DRAFTS,
-    ),
-    Rule(
-        "eagle3-stale-row",
-        WARNING,
-        "Rejected token in the drafter's memory",
-        "The cell after the last accepted token holds the rejected one until it is written "
-        "anew. If the next round is drafted by another drafter, or by none, and the cell is taken "
-        "for a right one, it stays for good (llama.cpp 0c1e57098). The text stays right, and "
-        "fewer drafts are accepted.",
-        "Cut the drafter's memory below that cell at acceptance, and write it with the next batch.",
-        _eagle3_stale_row,
-        DRAFTS,
-    ),
-    Rule(
-        "acceptance-counting",
-        WARNING,
-        "Acceptance counted wrongly",
-        "Replacement and bonus tokens are the target's own. Counting a replayed correction as "
-        "accepted makes checkpoints look better than partial rollback.",
-        "On a replay count the list less two, and recompute rates from the rounds.",
-        _acceptance_counting,
-        TOKENS,
-    ),
-)
+CHECKS: dict[str, Check] = {
+    "n-min-never-met": _n_min_never_met,
+    "drafter-mute": _drafter_mute,
+    "defaults-surprise": _defaults_surprise,
+    "wrong-hidden-row": _wrong_hidden_row,
+    "wrong-context-row": _wrong_context_row,
+    "drafter-not-rewound": _drafter_not_rewound,
+    "drafter-ahead": partial(_drafter_out_of_step, reason=AHEAD, what="ahead"),
+    "drafter-behind": partial(_drafter_out_of_step, reason=BEHIND, what="behind"),
+    "drafter-rows-shifted": partial(_audited, what="shifted"),
+    "drafter-wrong-layers": partial(_audited, what="wrong-layers"),
+    "drafter-of-other-text": _drafter_of_other_text,
+    "draft-not-reproduced": partial(_audited, what="differs"),
+    "eagle3-boundary-row": _eagle3_boundary,
+    "eagle3-stale-row": _eagle3_stale_row,
+    "acceptance-counting": _acceptance_counting,
+}

@@ -1,16 +1,20 @@
-"""Rules about the logits that tokens were chosen from."""
+"""Rules about logits, the noise that they are judged by, and the sampler that chooses from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
-from engine.analysis.findings.rule import ERROR, INFO, LOGITS, TOKENS, LaneErrors, Rule, RuleHit
+from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
 from engine.analysis.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
-from engine.options import SamplerOptions
+from engine.analysis.noise_ceiling import rows_beyond
+from engine.analysis.verdict import failed_checks, first_row
+from engine.options import RunOptions, SamplerOptions
 from engine.trace.records import EMITTED_KINDS
+from engine.trace.run_ref import same_model
 
 _KNOWN = ("temp", "top_k", "top_p", "min_p", "seed")
 _ROUNDING = 1e-3
@@ -199,70 +203,183 @@ def _near_ties(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-RULES = (
-    Rule(
-        "stale-logits",
-        ERROR,
-        "Stale logits",
-        "The token after a rejection was chosen from the last row of the rejected batch instead "
-        "of the row at which the draft was rejected.",
-        "Sample from the logits at the index of the first mismatch, and read them before the "
-        "batch is decoded again.",
-        _stale_logits,
-        LOGITS,
-    ),
-    Rule(
-        "logits-of-another-row",
-        ERROR,
-        "Logits of another row",
-        "A token was judged by the logits of another token of the same batch: the row is off by "
-        "one, or outputs are gathered in another order.",
-        "Row i of a verify batch judges drafted token i, and the row after the last accepted one "
-        "gives the target's own token.",
-        _of_another_row,
-        LOGITS,
-    ),
-    Rule(
-        "logits-wrong",
-        ERROR,
-        "Logits wrong over a right memory",
-        "States and cells were right before the pass, and what it gave is not: its mask, its "
-        "positions, its gates or the cells that it looks at are wrong for a batch like this.",
-        "Look at what a batch of several tokens or sequences does that one of a single token does "
-        "not; with unified cells at the mask between sequences.",
-        _logits_wrong,
-        LOGITS,
-    ),
-    Rule(
-        "wrong-token",
-        ERROR,
-        "Token that the target does not choose",
-        "Under these sampler options no token of its rank or probability can be drawn. A drafted "
-        "token was accepted without being the target's choice, or a token was read off the row of "
-        "another position.",
-        "Compare each drafted token with what is sampled from the row before it, row i for the "
-        "draft's token i, and stop at the first that differs.",
-        _wrong_token,
-        TOKENS,
-    ),
-    Rule(
-        "non-finite-logits",
-        ERROR,
-        "Logits that are not finite",
-        "A weight is NaN or infinite, or a sum overflowed in this compute mode. No token can be "
-        "chosen by such logits, and none after it means anything.",
-        "Load the file anew, compare with --compute f32, and look for the first layer with "
-        "`draftscope logits`.",
-        _non_finite,
-        LOGITS,
-    ),
-    Rule(
-        "noise-near-ties",
-        INFO,
-        "Forks at near ties",
-        "Kernels add in another order for another width of the batch. Where two tokens are "
-        "almost equally probable that is enough to swap them: noise, not a wrong state.",
-        "Nothing to repair; judge lanes by logits, not by equal text.",
-        _near_ties,
-    ),
-)
+def _batches_differ(run: ExaminedRun) -> Iterator[RuleHit]:
+    check = run.facts.noise_check
+    failed = failed_checks(check)
+    for seq in sorted({one.seq_id for one in failed}):
+        mine = [one for one in failed if one.seq_id == seq]
+        first = first_row(mine)
+        yield RuleHit(
+            None,
+            seq,
+            "Decoded afresh in batches, the text has other logits than token by token.",
+            "; ".join(
+                f"{one.batches}: {one.beyond} of {one.rows} positions, NMSE up to "
+                + ("not finite" if one.worst is None else f"{one.worst:.1e}")
+                for one in mine
+            )
+            + f"; the first after position {first.pos}, row {first.row} of a batch of "
+            f"{first.width}; rounding reaches {check.ceiling if check else 0:.0e}",
+        )
+
+
+def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
+    check = run.facts.noise_check
+    if check is None or failed_checks(check):
+        return
+    rows = run.divergence
+    beyond = rows_beyond(rows["nmse"], check.ceiling, check.share)
+    if beyond.size:
+        first = beyond[0]
+        yield RuleHit(
+            int(rows["round"][first]),
+            int(rows["seq_id"][first]),
+            "The noise lane, which rolls nothing back, has other logits than rounding explains.",
+            f"{rounds_text(rows['round'][beyond])}; {len(beyond)} of {rows.n} positions, the first "
+            f"{rows['pos'][first]} with NMSE {rows['nmse'][first]:.1e}; rounding reaches "
+            f"{check.ceiling:.0e}; "
+            + (
+                "texts decoded afresh in batches are right"
+                if check.batches
+                else "no text was decoded afresh"
+            ),
+        )
+
+
+_NEVER = 2**62
+
+
+def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    wrong, draws = rounds["sampler_wrong"], rounds["sampler_draws"]
+    astray = observed(wrong) & (wrong > 0)
+    off = astray | (observed(draws) & (draws != 0))
+    noted = {note["seq_id"]: note["round"] for note in run.audit_notes}
+    for seq, rows in rounds.by_sequence(off):
+        first = rows[0]
+        if noted.get(seq, _NEVER) <= rounds["round"][first]:
+            continue  # the audit says what it is
+        says = [f"{wrong[first]} tokens that it goes on after are not those of the text"]
+        if not astray[first]:
+            says = []
+        if observed(draws)[first] and draws[first]:
+            says.append(f"{draws[first]:+} random numbers against one per token")
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            "The state of the sampler is not that of the text: it was not put back at a rollback.",
+            f"{rounds_text(rounds['round'][rows])}; after the first {'; '.join(says)}; depth "
+            f"{rounds['rollback_depth'][first]}",
+        )
+
+
+def _grammar_failed(run: ExaminedRun) -> Iterator[RuleHit]:
+    first = {row.seq_id: row for row in reversed(run.facts.grammar_errors or ())}
+    for row in reversed(first.values()):
+        yield RuleHit(
+            row.round,
+            row.seq_id,
+            f"The grammar ended the sequence: {row.why}.",
+            f"before the token at position {row.pos}",
+        )
+
+
+def _crosstalk(run: ExaminedRun) -> Iterator[RuleHit]:
+    if run.option("kv") != "unified" or len(np.unique(run.rounds["seq_id"])) < 2:
+        return
+    yield from _in_lane(run) if run.lane else _between_runs(run)
+
+
+def _in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
+    """Beyond the bound, while a lane that differs in the cells alone is within it."""
+    errors = LaneErrors.of(run)
+    twins = [ExaminedRun(run.trace, i) for i in run.lanes if _is_twin(run, i)]
+    if errors is None or not twins:
+        return
+    rows = run.divergence
+    for seq, wrong in rows.by_sequence(errors.logits_are_wrong):
+        for twin in twins:
+            others = LaneErrors.of(twin)
+            if others is None or others.first_wrong(seq) is not None:
+                continue
+            first = wrong[0]
+            yield RuleHit(
+                int(rows["round"][first]),
+                seq,
+                "With unified cells this sequence has other logits than with cells of its own.",
+                f"NMSE {rows['nmse'][first]:.1e} at position {rows['pos'][first]}, lane "
+                f"{twin.lane!r} is within the bound",
+            )
+            break
+
+
+def _between_runs(run: ExaminedRun) -> Iterator[RuleHit]:
+    """Another text than the same prompt had in a run with separate cells, all else equal."""
+    mine = _texts(run)
+    twins = [i for i in range(len(run.trace.runs)) if _is_twin(run, i)]
+    found: set[int] = set()
+    for other in twins:
+        theirs = {
+            prompt: (seq, tokens)
+            for seq, (prompt, tokens, _) in _texts(ExaminedRun(run.trace, other)).items()
+        }
+        for seq, (prompt, tokens, rounds) in mine.items():
+            if seq in found or prompt not in theirs:
+                continue
+            twin, expected = theirs[prompt]
+            n = min(len(tokens), len(expected))
+            differ = np.flatnonzero(tokens[:n] != expected[:n])
+            if differ.size:
+                found.add(seq)
+                yield RuleHit(
+                    int(rounds[differ[0]]),
+                    seq,
+                    f"With unified cells this sequence continues otherwise than in run {other}.",
+                    f"same prompt as sequence {twin} of run {other}; token {differ[0]} after the "
+                    f"prompt is {tokens[differ[0]]} instead of {expected[differ[0]]}",
+                )
+
+
+def _is_twin(run: ExaminedRun, other: int) -> bool:
+    facts = run.trace.runs[other]
+    options = facts.options
+    return (
+        other != run.run_id
+        and ("lane" in facts) == bool(run.lane)
+        and options is not None
+        and options.kv == "per-seq"
+        and same_model(facts.model, run.facts.model)
+        and _but_cells(options) == _but_cells(run.facts.options)
+    )
+
+
+def _but_cells(options: RunOptions | None) -> dict[str, Any] | None:
+    return asdict(options) | {"kv": None, "parallel": None} if options else None
+
+
+def _texts(run: ExaminedRun) -> dict[int, tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
+    """Per sequence its prompt, its emitted tokens and their rounds."""
+    tokens = run.tokens
+    prompts = {
+        seq: tuple(tokens["token_id"][rows].tolist())
+        for seq, rows in tokens.by_sequence(tokens.is_text("kind", "prompt"))
+    }
+    return {
+        seq: (prompts.get(seq, ()), tokens["token_id"][rows], tokens["round"][rows])
+        for seq, rows in tokens.by_sequence(tokens.is_text("kind", *EMITTED_KINDS))
+    }
+
+
+CHECKS: dict[str, Check] = {
+    "stale-logits": _stale_logits,
+    "logits-of-another-row": _of_another_row,
+    "logits-wrong": _logits_wrong,
+    "wrong-token": _wrong_token,
+    "non-finite-logits": _non_finite,
+    "noise-near-ties": _near_ties,
+    "batch-differs": _batches_differ,
+    "noise-beyond-rounding": _noise_beyond_rounding,
+    "sampler-not-restored": _not_restored,
+    "grammar-failed": _grammar_failed,
+    "unified-kv-crosstalk": _crosstalk,
+}

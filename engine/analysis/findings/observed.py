@@ -1,15 +1,21 @@
-"""Rules about runs of other engines: what was seen while observing them, reported as facts."""
+"""Rules about runs of other engines, prompts that they process again, and tokens judged again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+from collections.abc import Iterator
 from functools import partial
 
-from engine.analysis.findings.rule import ERROR, WARNING, Rule, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun
+import numpy as np
+
+from engine.analysis.findings.rule import Check, RuleHit
+from engine.analysis.findings.run_rows import ExaminedRun, observed
+from engine.trace.facts import ChangedTokenFacts, RescoredSequenceFacts
+from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 
-def observed_hits(run: ExaminedRun, rule: str) -> Iterator[RuleHit]:
+def _observed_hits(run: ExaminedRun, rule: str) -> Iterator[RuleHit]:
     """The first of a run's reported findings of a rule for each sequence."""
     found: dict[int | None, RuleHit] = {}
     for one in run.facts.observed_findings or ():
@@ -19,86 +25,219 @@ def observed_hits(run: ExaminedRun, rule: str) -> Iterator[RuleHit]:
     yield from found.values()
 
 
-def _told(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
-    return partial(observed_hits, rule=rule)
+def _checkpoint_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
+    for record in run.facts.prompt_reuse or ():
+        wrong = [one for one in record.created if one.n_tokens != one.state_tokens]
+        if wrong:
+            first = wrong[0]
+            yield RuleHit(
+                None,
+                record.seq_id,
+                f"A context checkpoint is kept for {first.n_tokens:,} tokens, but its state was "
+                f"that of {first.state_tokens:,}.",
+                f"{len(wrong)} of {len(record.created)} checkpoints saved for this prompt of "
+                f"{record.n_prompt:,} tokens",
+            )
 
 
-RULES = (
-    Rule(
-        "counters-contradict",
-        ERROR,
-        "Counters contradict each other",
-        "Figures of another engine cannot all be true: a counter fell, more was accepted "
-        "than drafted, or sums differ. Rounds are derived from such counters, so nothing after the "
-        "contradiction is shown.",
-        "Check the build of the server, the rules were proven on llama.cpp 0c1e57098; of a record, "
-        "check that no one has changed it.",
-        _told("counters-contradict"),
-    ),
-    Rule(
-        "counters-differ",
-        WARNING,
-        "Counters of the server differ",
-        "The sums that the server keeps for all requests moved by more, or by less, than the "
-        "replies to these requests reported. Another client may have used the server meanwhile; "
-        "otherwise one of the two is wrong.",
-        "Send the requests again to a server that no one else uses.",
-        _told("counters-differ"),
-    ),
-    Rule(
-        "log-of-another-run",
-        WARNING,
-        "Log of another run",
-        "The log does not tell the rounds that the streams reported, so it was not joined to them.",
-        "Name the log that the same server wrote while these requests ran.",
-        _told("log-of-another-run"),
-    ),
-    Rule(
-        "log-lines-missing",
-        WARNING,
-        "Lines of the log are missing",
-        "Tokens go on with a gap in their numbers, or the rounds in the log are not all that the "
-        "server's own sums count: lines were filtered, or the log was cut. Nothing is wrong with "
-        "the server's counting; sums are its own, rounds and rates by round are of what is left.",
-        "Name the whole log, without grep.",
-        _told("log-lines-missing"),
-    ),
-    Rule(
-        "log-unread",
-        WARNING,
-        "Lines of the log are not read",
-        "Lines look like those that tell rounds or sums and are not read, or numbers in them are "
-        "none, or larger than a server can mean: more than 1,024 drafted tokens, more accepted "
-        "than drafted, a position beyond any context. Of a request with such a number nothing "
-        "after it is shown.",
-        "Name the log as the server wrote it; the evidence has the first line.",
-        _told("log-unread"),
-    ),
-    Rule(
-        "not-recorded",
-        WARNING,
-        "Passed but not recorded",
-        "What other programs asked and got through the proxy is not in the trace as a whole. "
-        "They were served all the same.",
-        "Do not pause the run for long while other programs use the server.",
-        _told("not-recorded"),
-    ),
-    Rule(
-        "stream-cut",
-        WARNING,
-        "Stream cut short",
-        "The reply ended before the answer was complete: the server stopped, the connection was "
-        "lost, or an error was sent inside the stream. Its last round may lack tokens.",
-        "See whether the server still runs, and send the request again.",
-        _told("stream-cut"),
-    ),
-    Rule(
-        "stream-unreadable",
-        WARNING,
-        "Stream cannot be read",
-        "The reply holds something that no llama-server sends, such as a line without an end or a "
-        "counter that is not a number. It was read up to there.",
-        "Check that the address is that of a llama-server and not of another program.",
-        _told("stream-unreadable"),
-    ),
+def _checkpoint_invalidated(run: ExaminedRun) -> Iterator[RuleHit]:
+    for record in run.facts.prompt_reuse or ():
+        lost = [at for at in record.usable if at > record.n_reused]
+        if not lost:
+            continue
+        at = max(lost)
+        times = _times_processed(run, record, at - 1)
+        yield RuleHit(
+            None,
+            record.seq_id,
+            f"{at - record.n_reused:,} tokens were processed again, because a context checkpoint "
+            f"at {at:,} was erased that was usable.",
+            f"the texts have {record.n_common:,} tokens in common; erased: "
+            f"{', '.join(f'{n:,}' for n in sorted(lost))}; processed {times} times by now",
+        )
+
+
+def _times_processed(run: ExaminedRun, record: PromptReuseRecord, token: int) -> int:
+    """How often a token has been processed: in this run and in those before it that found the
+    same text in the slot, back to the one that brought it."""
+    times = 1
+    for run_id in range(run.run_id - 1, -1, -1):
+        earlier = [r for r in run.trace.runs[run_id].prompt_reuse or () if r.slot == record.slot]
+        if len(earlier) != 1:
+            break
+        parts = [p for p in earlier[0].parts if p.start <= token < p.stop]
+        times += len(parts)
+        if earlier[0].n_common <= token:
+            break
+    return times
+
+
+def _rollback_twice(run: ExaminedRun) -> Iterator[RuleHit]:
+    for record in run.facts.prompt_reuse or ():
+        state = record.state_tokens
+        if record.source is not ReuseSource.ROLLBACK or state is None or not record.depth:
+            continue
+        if record.n_reused - state == record.depth:
+            yield RuleHit(
+                None,
+                record.seq_id,
+                f"The recurrent state was rolled back by {record.depth:,} tokens twice.",
+                f"the prompt goes on at token {record.n_reused:,}, the state holds {state:,}, "
+                f"attention cells {record.cell_tokens}; {record.n_held:,} tokens were held before",
+            )
+
+
+def _drafter_carried(run: ExaminedRun) -> Iterator[RuleHit]:
+    for record in run.facts.prompt_reuse or ():
+        carried = {name: n for name, n in record.drafters.items() if n > record.n_reused}
+        for name, n in carried.items():
+            yield RuleHit(
+                None,
+                record.seq_id,
+                f"{name} holds {n:,} tokens of the slot's text, of which this prompt has "
+                f"{record.n_reused:,}.",
+                f"slot {record.slot}; {n - record.n_reused:,} tokens are another prompt's",
+            )
+            break
+
+
+_LEAST_AGAIN = 32
+"""Tokens that are not worth a word."""
+
+
+def _processed_again(run: ExaminedRun) -> Iterator[RuleHit]:
+    """As a server's log or replies said, else by what our own engine noted."""
+    said = list(_observed_hits(run, "prompt-processed-again"))
+    yield from said
+    named = {hit.seq_id for hit in said}
+    if run.facts.prompt_reuse is None:
+        yield from (hit for hit in _repeated(run) if hit.seq_id not in named)
+    for record in () if named else run.facts.prompt_reuse or ():
+        lost = [part for part in record.parts if part.why in _LOST]
+        n = sum(part.stop - part.start for part in lost)
+        if n < max(_LEAST_AGAIN, record.n_common // 4):
+            continue
+        held = ", ".join(f"{at:,}" for at, _ in record.held) or "none"
+        yield RuleHit(
+            None,
+            record.seq_id,
+            f"{record.n_common:,} of the prompt's {record.n_prompt:,} tokens were in memory, "
+            f"{record.n_reused:,} were reused and {n:,} processed again, because "
+            f"{lost[0].why.sentence}.",
+            f"memory held {record.n_held:,} tokens, context checkpoints at {held}",
+        )
+
+
+def _repeated(run: ExaminedRun) -> Iterator[RuleHit]:
+    """Requests to a server that begin with the messages of an earlier one, and took little of its
+    prompt from the cache. The server alone knows why."""
+    known: dict[str, tuple[int, int]] = {}
+    for number, one in enumerate(run.facts.requests or ()):
+        cached, processed = (one.told.get(name) for name in ("cache_n", "prompt_n"))
+        keys, digest = [], hashlib.sha256()
+        for message in one.messages:
+            digest.update(json.dumps(message, sort_keys=True).encode())
+            keys.append(digest.hexdigest())
+        if not keys or cached is None or processed is None:
+            continue
+        n = int(cached + processed)
+        earlier = next((known[key] for key in reversed(keys) if key in known), None)
+        known[keys[-1]] = number, n
+        if earlier is None or one.settings.get("cache_prompt") is False:
+            continue
+        again = min(earlier[1], n) - int(cached)
+        if again < max(2 * _LEAST_AGAIN, earlier[1] // 2):
+            continue
+        yield RuleHit(
+            None,
+            next(iter(one.seq_ids), None),
+            f"Request {number + 1} begins with the messages of request {earlier[0] + 1}, whose "
+            f"prompt had {earlier[1]:,} tokens; of its own {n:,} tokens {int(cached):,} were "
+            "reused.",
+            f"about {again:,} tokens processed again; the server's log says why",
+        )
+
+
+_LOST = (
+    WhyProcessed.BEHIND_CHECKPOINT,
+    WhyProcessed.NO_CHECKPOINT,
+    WhyProcessed.EVICTED,
+    WhyProcessed.OFF,
 )
+
+
+TEXT_CHANGED = "text-changed"
+
+
+def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
+    """The first token of each sequence that is not what the target chooses there."""
+    rescored = run.facts.rescored
+    if rescored is None:
+        return
+    for sequence in rescored.sequences:
+        changed = sequence.changed
+        if changed is None:
+            continue
+        drafted = (run.rounds["num_draft_tokens"] > 0).any()
+        yield RuleHit(
+            changed.round,
+            sequence.seq_id,
+            ("Speculation changed the text: " if drafted else "The text is not the target's: ")
+            + f"the token at position {changed.pos} is "
+            + ("not what the target chooses" if sequence.greedy else "none that it can draw")
+            + " there.",
+            "; ".join(_evidence(run, sequence, changed, rescored.noise)),
+        )
+
+
+def _evidence(
+    run: ExaminedRun,
+    sequence: RescoredSequenceFacts,
+    changed: ChangedTokenFacts,
+    noise: float | None,
+) -> Iterator[str]:
+    yield (
+        f"{sequence.n_changed} of {sequence.n_tokens} tokens; the first, "
+        f"{changed.kind} {changed.token_id} of rank {changed.rank}, "
+        f"p {changed.p:.3g}, for {changed.best_id}, p {changed.best_p:.3g}"
+    )
+    measured = f", noise moves such a gap by up to {noise:.2g}" if noise is not None else ""
+    yield (
+        f"its logit {changed.gap:.3g} below the best, top-2 gap {changed.top2_gap:.3g}{measured}"
+    )
+    rounds, seq_id, number = run.rounds, sequence.seq_id, changed.round
+    mine = rounds["seq_id"] == seq_id
+    undone = np.flatnonzero(mine & (rounds["rollback_depth"] > 0) & (rounds["round"] < number))
+    if len(undone):
+        last = undone[-1:]
+        (path,) = rounds.texts("rollback_path", last)
+        depth = f"depth {rounds['rollback_depth'][last[0]]}"
+        by = f" by {path}" if path else ""
+        yield f"after the rollback of round {rounds['round'][last[0]]}, {depth}{by}"
+    else:
+        yield "no rollback before it"
+    width = rounds["verify_width"][mine & (rounds["round"] == number)]
+    if len(width) and observed(width).all():
+        yield f"chosen in a pass of width {width[0]}"
+
+
+CHECKS: dict[str, Check] = {
+    rule: partial(_observed_hits, rule=rule)
+    for rule in (
+        "counters-contradict",
+        "counters-differ",
+        "log-of-another-run",
+        "log-lines-missing",
+        "log-unread",
+        "not-recorded",
+        "stream-cut",
+        "stream-unreadable",
+    )
+} | {
+    "prompt-processed-again": _processed_again,
+    "checkpoint-boundary": _checkpoint_boundary,
+    "checkpoint-invalidated": _checkpoint_invalidated,
+    "rollback-twice": _rollback_twice,
+    "drafter-carried": _drafter_carried,
+    TEXT_CHANGED: _text_changed,
+}

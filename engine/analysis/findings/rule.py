@@ -58,18 +58,22 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 """What a fault in a part goes on to spoil, from its round on."""
 
 
+Check = Callable[[ExaminedRun], Iterator[RuleHit]]
+"""At most one hit per sequence of a run; it reads the run's rows and nothing else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A known failure. means: what it is and where it comes from. check: at most one hit per
-    sequence of a run; it reads the run's rows and nothing else. part: where the fault is, a key of
-    FOLLOWS; "" for what neither causes other findings nor follows from them."""
+    """A known failure. means: what it is and where it comes from. part: where the fault is, a key
+    of FOLLOWS; "" for what neither causes other findings nor follows from them. The texts are in
+    findings.toml."""
 
     id: str
+    check: Check
     severity: str
     title: str
     means: str
     suggestion: str
-    check: Callable[[ExaminedRun], Iterator[RuleHit]]
     part: str = ""
 
 

@@ -14,8 +14,7 @@ from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, noise_bound, types_text
 from engine.trace.facts import AuditFacts, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
-from engine.trace.round_rows import RoundRows
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns
 from engine.trace.store import TraceStore
 
 POLICY = "policy"

@@ -1,4 +1,4 @@
-"""Rules for wrong states by what explains them, and for those that nothing explains."""
+"""Rules for wrong states by what explains them, for those that nothing explains, and for copies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,138 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.analysis.findings import drift, forks
-from engine.analysis.findings.rule import ERROR, MEMORY, LaneErrors, Rule, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, rounds_text
-from engine.trace.facts import StateOriginFacts
+from engine.analysis.findings.memory import NAMES_STATES
+from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
+from engine.analysis.findings.run_rows import ExaminedRun, round_keys, rounds_text
+from engine.trace.facts import CopyFacts, StateOriginFacts
 
-_NAMED = (*drift.NAMED, *drift.RULES, *forks.RULES)
+_ROUNDING = 1e-2
+"""Relative error of a state that rounding may come to at once; other content is off by more."""
+_SIZES = (("bf16", 4e-4, 3e-3), ("f16", 5e-5, 4e-4))
+"""What rounding all numbers of a state to a type costs it, with the decay of some tokens."""
+
+
+def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
+    errors = LaneErrors.of(run)
+    if errors is None:
+        return
+    wrong = errors.state_is_wrong | errors.conv_is_wrong
+    if not wrong.any():
+        return
+    named = {hit.seq_id for check in NAMES_STATES.values() for hit in check(run)}
+    rows = run.divergence
+    error = np.fmax(rows["state_error"], rows["conv_error"])
+    rounds = run.rounds
+    undone = round_keys(rounds)[rounds["memory_rollback"] > 0]
+    for seq, chosen in rows.by_sequence(wrong):
+        row = int(chosen[0])
+        number, first = int(rows["round"][row]), float(error[row])
+        measured = (rows["seq_id"] == seq) & ~np.isnan(error)
+        behind = np.isin(round_keys(rows)[measured], undone)
+        steps = np.diff(error[measured], prepend=0.0)
+        with_rollback, without = float(steps[behind].sum()), float(steps[~behind].sum())
+        is_here = bool(behind[rows["round"][measured] == number].any())
+        if named & {seq, None} or first > _ROUNDING or not is_here or with_rollback <= without:
+            continue
+        layer = _first_layer_error(run, seq, number)
+        type = next((t for t, low, high in _SIZES if low <= layer <= high), "")
+        if not type:
+            continue  # other content, however alike
+        last = float(error[measured][-1])
+        yield RuleHit(
+            number,
+            seq,
+            f"Rollbacks round the state: it is off by {first:.1e} after that of round {number} "
+            f"and by {last:.1e} at the end.",
+            f"the error grew by {with_rollback:.1e} in {int(behind.sum())} rounds with a rollback "
+            f"and by {without:.1e} in {int((~behind).sum())} without; noise up to "
+            f"{errors.limit:.1e}; {layer:.1e} in the first layer, as rounding to {type} costs",
+        )
+
+
+def _first_layer_error(run: ExaminedRun, seq: int, number: int) -> float:
+    """The error of the first recurrent layer after a round, whose inputs are the reference's; 0
+    where none was recorded."""
+    states = run.states
+    here = np.flatnonzero((states["round"] == number) & (states["seq_id"] == seq))
+    found = [float(states[name][here[0]]) for name in ("state_error", "conv_error") if here.size]
+    return next((error for error in found if not np.isnan(error)), 0.0)
+
+
+def _first_wrong(run: ExaminedRun) -> Iterator[tuple[int, CopyFacts]]:
+    """Per sequence the first round that it or a copy got wrong, and what is noted of the first
+    pass that did: one that started from a wrong state, so that its logits are wrong, too."""
+    notes = run.facts.lane_copies
+    errors = LaneErrors.of(run) if notes else None
+    if errors is None or run.bound is None:
+        return
+    wrong = [
+        note
+        for note in notes or ()
+        if _is_beyond(note.nmse, run.bound) or _is_beyond(note.state_error, errors.limit)
+    ]
+    for seq in sorted({note.seq_id for note in wrong}):
+        mine = [note for note in wrong if note.seq_id == seq]
+        if _is_beyond(mine[0].nmse, run.bound):
+            yield min(note.round for note in mine), mine[0]
+
+
+def _is_beyond(error: float | None, limit: float) -> bool:
+    return error is None or error > limit
+
+
+def _is_carried(note: CopyFacts) -> bool:
+    return bool(note.again)
+
+
+def _is_fork(note: CopyFacts) -> bool:
+    first = note.source is not None and not note.n_verified and not note.n_idle
+    return first and not _is_carried(note)
+
+
+def _is_neighbour(note: CopyFacts) -> bool:
+    other = _is_fork(note) or _is_carried(note)
+    return not other and bool(note.n_idle or len(note.together) > 1)
+
+
+def _hits(applies: Callable[[CopyFacts], bool], message: str) -> Check:
+    def check(run: ExaminedRun) -> Iterator[RuleHit]:
+        for since, note in _first_wrong(run):
+            if applies(note):
+                policy = run.option("rollback") or "unknown"
+                yield RuleHit(since, note.seq_id, message, f"{_text(note)}; policy {policy}")
+
+    return check
+
+
+def _text(note: CopyFacts) -> str:
+    nmse, state = (
+        "not finite" if error is None else f"{error:.1e}" for error in (note.nmse, note.state_error)
+    )
+    whose = f"sequence {note.sequence}"
+    if note.source is not None:
+        whose += (
+            f", a copy of {note.source} made in round {note.made_in} with "
+            f"{note.pending} tokens pending"
+        )
+    idle = f", idle in {note.n_idle} passes before" if note.n_idle else ""
+    beside = " ".join(map(str, note.together))
+    return (
+        f"{whose}: NMSE {nmse} in round {note.round}, verified in round "
+        f"{note.verified_in} in a pass of sequences {beside}{idle}; state off by {state}"
+    )
+
+
+_fork_wrong = _hits(_is_fork, "A copy of the sequence goes on from another state than its source.")
+_neighbour_wrong = _hits(
+    _is_neighbour, "Decoding other sequences changes the state that this one goes on from."
+)
+_carried_wrong = _hits(
+    _is_carried, "A state from before the last batch, kept through it, is another one."
+)
+
+
+_NAMED = (*NAMES_STATES.values(), _drift, _fork_wrong, _neighbour_wrong, _carried_wrong)
 _RESTORES = ("restore", "restore_depth")
 
 
@@ -142,7 +268,7 @@ def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
     named: list[tuple[int | None, int]] | None = None
     for seq, number, what, where, measured in found:
         if named is None:
-            named = [(hit.seq_id, hit.round or 0) for rule in _NAMED for hit in rule.check(run)]
+            named = [(hit.seq_id, hit.round or 0) for check in _NAMED for hit in check(run)]
         if any(whose in (seq, None) and since <= number for whose, since in named):
             continue
         mine = [r for r in run.state_origins if (r.seq_id, r.round) == (seq, number)]
@@ -189,7 +315,7 @@ def _of_audit(run: ExaminedRun) -> Iterator[_Found]:
 _STATES = {"conv": "The convolution window is", "tokens": "The token window is"}
 
 
-def _named(rule: str) -> Callable[[ExaminedRun], Iterator[RuleHit]]:
+def _named(rule: str) -> Check:
     """The check of a rule: the wrong states that it names."""
 
     def check(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -255,156 +381,33 @@ def _rollback(run: ExaminedRun, seq: int, number: int) -> tuple[int, str, str]:
     return depth, path, ", before that ".join(reversed(texts))
 
 
-def _rule(id: str, title: str, means: str, suggestion: str) -> Rule:
-    return Rule(id, ERROR, title, means, suggestion, _named(id), MEMORY)
-
-
-RULES = (
-    _rule(
+CHECKS: dict[str, Check] = {
+    "drift-with-rejections": _drift,
+    "fork-wrong": _fork_wrong,
+    "neighbour-state-wrong": _neighbour_wrong,
+    "carried-state-wrong": _carried_wrong,
+} | {
+    rule: _named(rule)
+    for rule in (
         "wrong-snapshot-read",
-        "Another snapshot is read",
-        "Storage holds the right state where the policy expects it, but the next pass starts from "
-        "another: the state of other tokens, though index, cells and positions look right.",
-        "Look at how this policy turns the pending index into the row that a pass reads, in the "
-        "layer and tensor named.",
-    ),
-    _rule(
         "wrong-snapshot-index",
-        "Right state in another snapshot",
-        "The state that the next pass needs is in storage, but under another index than the one "
-        "that the rollback chose: the index moved too far or too little, or the pass wrote its "
-        "states in another order.",
-        "Compare the order in which a pass writes its states with the index that a rollback of "
-        "that depth sets: index r has to hold the state r tokens ago.",
-    ),
-    _rule(
         "wrong-fold",
-        "Log folded up to another token",
-        "Base and log are right, but the next pass folds fewer or more logged tokens into the base "
-        "than are accepted, for the tensor named.",
-        "Fold as many tokens as are in front of the cursor, the same number for states and "
-        "windows.",
-    ),
-    _rule(
         "log-entry-wrong",
-        "Wrong entry in the log",
-        "The base is right, but folding the log gives a state that no tokens of the text give: an "
-        "entry was not written, or is an older token's.",
-        "Write every token's entry in its place, and start the log again at each batch.",
-    ),
-    _rule(
         "state-too-old",
-        "State of earlier tokens",
-        "The next pass starts from the state of an earlier position, and no snapshot holds the "
-        "right one: the last tokens were not decoded, not kept, or their state was overwritten.",
-        "Look at what this policy writes for the last tokens of a batch, and at what it copies on.",
-    ),
-    _rule(
         "rejected-tokens-in-state",
-        "Rejected tokens in the state",
-        "The next pass starts from a state that contains rejected tokens, and no snapshot holds "
-        "the right one: it was overwritten, or never written.",
-        "Look at which states of a verify batch this policy keeps, and whether a later write takes "
-        "their place.",
-    ),
-    _rule(
         "token-ahead-in-state",
-        "Next token already in the state",
-        "The token that the target chose last is in the state before the batch that decodes it.",
-        "Decode only accepted tokens again after a restore: the list without its last token.",
-    ),
-    _rule(
         "token-missing-in-state",
-        "Token missing in the state",
-        "The state is right but for one token that it lacks.",
-        "Look for a batch, a fold or a log entry that leaves out one token.",
-    ),
-    _rule(
         "token-twice-in-state",
-        "Token twice in the state",
-        "The state is right but for one token that advanced it twice.",
-        "Look for a batch that begins one token too early, or a fold that is repeated.",
-    ),
-    _rule(
         "wrong-checkpoint-restored",
-        "Wrong checkpoint restored",
-        "After the restore the accepted tokens were decoded again, but not from the state before "
-        "the batch: the checkpoint was taken at another place, changed after it was taken, or not "
-        "put back in full.",
-        "Save before the batch, copy instead of referring to storage, and put back every state "
-        "and window.",
-    ),
-    _rule(
         "batch-from-wrong-state",
-        "Batch from a wrong start",
-        "The tokens of the round are right, but the pass that decoded them started from another "
-        "state than the one that they follow.",
-        "Look at what the pass reads as its start: the row, its clearing for a new sequence, and "
-        "the rollback pending there.",
-    ),
-    _rule(
         "state-not-cleared",
-        "Slot not cleared",
-        "A prompt did not start from zero, but from what its slot or another one held.",
-        "Zero the rows that a new sequence reads, and forget what the one before had: position, "
-        "pending rollback and log.",
-    ),
-    _rule(
         "window-too-old",
-        "Window of earlier tokens",
-        "The next pass starts from the window of an earlier position, while the other state of "
-        "the layer is right, and no snapshot holds the right one: windows are written, copied or "
-        "folded otherwise than states.",
-        "Look at which rows of input a window keeps for each snapshot: the last ones up to its "
-        "token.",
-    ),
-    _rule(
         "rejected-tokens-in-window",
-        "Rejected tokens in the window",
-        "The next pass starts from a window with rows of rejected tokens, while the other state "
-        "of the layer is right, and no snapshot holds the right one.",
-        "Write a window for every snapshot, not only the newest.",
-    ),
-    _rule(
         "gates-of-another-token",
-        "Gates of another token",
-        "The state is what the batch gives with the gates of another token, or without them.",
-        "Give the recurrence the gates of each token, also in batches of several.",
-    ),
-    _rule(
         "window-rows-wrong",
-        "Window of other rows",
-        "The window has rows of the text, but not the last ones in order.",
-        "Keep the last rows of input, oldest first, as they were before and with the batch's own.",
-    ),
-    _rule(
         "state-empty",
-        "State of no tokens",
-        "The next pass starts from zero, though the sequence has tokens: its state was never "
-        "written there, or let go.",
-        "Look for a snapshot that is read beyond those that were written.",
-    ),
-    _rule(
         "state-of-another-sequence",
-        "State of another sequence",
-        "The next pass starts from the state of another sequence: rows were read or written by "
-        "another's number.",
-        "Look at how sequences are mapped to rows when they share a pass, move or are copied.",
-    ),
-    _rule(
         "state-of-another-layer",
-        "State of another layer",
-        "The next pass starts from the state of another layer.",
-        "Look at how layers are mapped to storage.",
-    ),
-    _rule(
         "state-wrong",
-        "State wrong after a rollback",
-        "From this round on the next pass starts from another recurrent state than the reference "
-        "does. Cells, positions, snapshot index and depth look right, and no state of the text, "
-        "of rejected tokens or of another sequence explains it: its content was computed, stored "
-        "or copied wrong.",
-        "Look at this policy's write and read of that layer at that depth; compare with "
-        "--rollback checkpoint, which copies and restores.",
-    ),
-)
+    )
+}

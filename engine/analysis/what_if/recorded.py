@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
-from engine.trace.round_rows import RoundRows
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns
 from engine.trace.run_ref import RunRef
 
 

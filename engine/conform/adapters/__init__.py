@@ -41,7 +41,11 @@ NAMES = {
     "fla": "fla",
     "fla-core": "fla",
     "flash-linear-attention": "fla",
+    "flashinfer": "flashinfer",
+    "flashinfer-python": "flashinfer",
+    "causal-conv1d": "causal_conv1d",
     "mamba-ssm": "mamba_ssm",
+    "causal_conv1d": "causal_conv1d",
     "mamba_ssm": "mamba_ssm",
     "draftscope": "own",
 }

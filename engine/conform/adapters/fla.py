@@ -13,7 +13,7 @@ from engine.conform.packages import Package
 from engine.conform.subject import Kernel, Memory, Prompts
 
 
-class _Delta:
+class LastState:
     """fused_recurrent_gated_delta_rule_fwd: a rollback runs the accepted rows again."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
@@ -143,7 +143,7 @@ ENGINE = Engine(
     traced_ranges=("fla.ops.common.chunk_delta_h",),
     packages=("fla.ops.utils", "fla.utils"),
     kernels=(
-        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), _Delta, dtypes=("float32",)),
+        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), LastState, dtypes=("float32",)),
         Kernel("fused_recurrent_kda", ("kda",), _ChannelGates),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=("float32",), chunk=64),
         Kernel("chunk_kda", ("kda",), _ChunkedKda, dtypes=("float32",), chunk=64),

@@ -1,5 +1,5 @@
-"""Triton's selective_state_update of mamba-ssm: a token a call, so a pass is played row by row and
-keeps a copy of the state after each."""
+"""Triton kernels of mamba-ssm: selective_state_update, a token a call, so that a pass is played row
+by row and keeps a copy of the state after each; and those of a prompt in chunks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory
+from engine.conform.subject import Kernel, Memory, Prompts
 
+_CHUNK = 64
+_SSD = "mamba_ssm.ops.triton.ssd_"
 _MODULE = "mamba_ssm.ops.triton.selective_state_update"
 
 
@@ -67,10 +69,46 @@ class _RowByRow:
         return self.slots[1 + sequence].transpose(1, 2).float()
 
 
+class _Chunked(Prompts):
+    """The kernels of mamba_chunk_scan_combined in its order, a sequence at a time."""
+
+    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        made = [self.one(rows.one(i), first, i) for i in range(len(rows.sequences))]
+        return torch.cat([o for o, _ in made]), torch.stack([state for _, state in made])
+
+    def one(
+        self, rows: Rows, first: torch.Tensor | None, i: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of one sequence, and its state after all rows."""
+        state, passing, product, scan = (
+            self.package.module(f"{_SSD}{x}")
+            for x in ("chunk_state", "state_passing", "bmm", "chunk_scan")
+        )
+        x, B, C, dt = (t.unsqueeze(0) for t in (rows.x, rows.B, rows.C, rows.dt))
+        decays, dt = state._chunk_cumsum_fwd(
+            dt, rows.A, _CHUNK, dt_bias=rows.dt_bias, dt_softplus=True
+        )
+        states = state._chunk_state_fwd(B, x, dt, decays, states_in_fp32=True)
+        before = None if first is None else first[i].transpose(1, 2).flatten(1).unsqueeze(0)
+        states, last = passing._state_passing_fwd(
+            states.flatten(-2), decays[..., -1], initial_states=before, chunk_size=_CHUNK
+        )
+        d_k, d_v = self.shape.state[1:]
+        states, last = (t.unflatten(-1, (d_v, d_k)) for t in (states, last))
+        products = product._bmm_chunk_fwd(C, B, _CHUNK, output_dtype=torch.float32)
+        out = scan._chunk_scan_fwd(products, x, dt, decays, C, states, D=rows.D)[0]
+        return out[0], last[0].transpose(1, 2)
+
+
 ENGINE = Engine(
     package="mamba_ssm",
     versions=("2.3.2.post1",),
-    kept=(_MODULE, "mamba_ssm.ops.triton.softplus"),
+    kept=("mamba_ssm.ops.triton", "mamba_ssm.utils.determinism"),
     values={},
-    kernels=(Kernel("selective_state_update", ("mamba2",), _RowByRow),),
+    kernels=(
+        Kernel("selective_state_update", ("mamba2",), _RowByRow),
+        Kernel(
+            "mamba_chunk_scan_combined", ("mamba2",), _Chunked, dtypes=("float32",), chunk=_CHUNK
+        ),
+    ),
 )

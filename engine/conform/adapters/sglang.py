@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ _OPS = "sglang.kernels.ops"
 _LINEAR = f"{_OPS}.attention.linear"
 
 
-class _Snapshots:
+class Snapshots:
     """Pool of states (slot 0 is SGLang's null slot) and a buffer [slots, drafts, …]."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
@@ -60,7 +61,7 @@ class _Snapshots:
         return self.run(rows, keep=False)
 
 
-class _Delta(_Snapshots):
+class _Delta(Snapshots):
     """fused_sigmoid_gating_delta_rule_update, as target_verify calls it."""
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
@@ -93,7 +94,7 @@ class _Delta(_Snapshots):
         return o.view(n, self.shape.n_heads, self.shape.d_v)
 
 
-class _DeltaUpdate(_Snapshots):
+class _DeltaUpdate(Snapshots):
     """fused_recurrent_gated_delta_rule_update_fwd: gates computed before."""
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
@@ -174,7 +175,7 @@ class _Replay:
         return None
 
 
-class _ReplayOfChannels(_Snapshots):
+class _ReplayOfChannels(Snapshots):
     """KDA's verify pass writes its inputs to a log; the commit folds the accepted ones."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
@@ -224,21 +225,22 @@ class _ReplayOfChannels(_Snapshots):
         )
 
 
-class _Mamba2(_Snapshots):
+class Mamba2(Snapshots):
     """selective_state_update with a buffer of intermediate states; sequences of one length."""
 
+    dtype = torch.float32
+
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
-        module = self.package.module(f"{_OPS}.mamba.triton_ops.mamba_ssm")
         n, t, heads, d = len(rows.sequences), rows.lengths[0], *rows.x.shape[1:]
-        out = torch.empty_like(rows.x).view(n, t, heads, d)
+        out = torch.empty_like(rows.x, dtype=self.dtype).view(n, t, heads, d)
         slots = self.slots(rows.sequences)
-        module.selective_state_update(
+        self.called(
             self.pool,
-            rows.x.view(n, t, heads, d),
+            rows.x.view(n, t, heads, d).to(self.dtype),
             rows.dt.view(n, t, heads, 1).expand(n, t, heads, d),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            rows.B.view(n, t, *rows.B.shape[1:]),
-            rows.C.view(n, t, *rows.C.shape[1:]),
+            rows.B.view(n, t, *rows.B.shape[1:]).to(self.dtype),
+            rows.C.view(n, t, *rows.C.shape[1:]).to(self.dtype),
             rows.D.view(heads, 1).expand(heads, d),
             dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,
@@ -251,6 +253,11 @@ class _Mamba2(_Snapshots):
             retrieve_parent_token=self.parents(rows),
         )
         return out.view(-1, heads, d)
+
+    def called(self, *tensors: torch.Tensor, **options: Any) -> None:
+        """Call the kernel."""
+        module = self.package.module(f"{_OPS}.mamba.triton_ops.mamba_ssm")
+        module.selective_state_update(*tensors, **options)
 
 
 class _Conv:
@@ -321,20 +328,37 @@ class _Chunked(Prompts):
     """chunk_gated_delta_rule_fwd: a prompt in chunks, the last state in the pool's layout."""
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        module = self.package.module(f"{_OPS}.attention.fla.chunk")
         n = len(rows.sequences)
         heads, d_k, d_v = self.shape.state
         pool = self.memory.zeros(n, heads, d_v, d_k)
         if first is not None:
             pool.copy_(first.transpose(-1, -2))
-        o = module.chunk_gated_delta_rule_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+        # one of the kernels writes its outputs over v
+        rows_of = (rows.q_normed, rows.k_normed, rows.v.clone(), rows.g, rows.beta)
+        o = self.called(
+            *(t.unsqueeze(0) for t in rows_of),
             scale=self.shape.d_k**-0.5,
             initial_state=pool,
             initial_state_indices=self.memory.whole(range(n)),
             cu_seqlens=rows.starts,
-        )[1]
+        )
         return o[0], pool.transpose(-1, -2)
+
+    def called(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        """The outputs of the kernel."""
+        module = self.package.module(f"{_OPS}.attention.fla.chunk")
+        o = module.chunk_gated_delta_rule_fwd(*tensors, **options)[1]
+        assert isinstance(o, torch.Tensor)
+        return o
+
+
+class _ChunkedKda(_Chunked):
+    """chunk_kda_fwd."""
+
+    def called(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        o = self.package.module(f"{_OPS}.attention.fla.kda").chunk_kda_fwd(*tensors, **options)
+        assert isinstance(o, torch.Tensor)
+        return o
 
 
 _CHUNKS = (
@@ -397,7 +421,7 @@ ENGINE = Engine(
         Kernel(
             "selective_state_update",
             ("mamba2",),
-            _Mamba2,
+            Mamba2,
             equal_lengths=True,
             trees=True,
             padding=True,
@@ -406,5 +430,14 @@ ENGINE = Engine(
             "causal_conv1d_update", ("conv",), _Conv, equal_lengths=True, trees=True, padding=True
         ),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=("float32",), chunk=64),
+        Kernel(
+            "chunk_kda",
+            ("kda",),
+            _ChunkedKda,
+            grouped=False,
+            dtypes=("float32",),
+            chunk=64,
+            bf16_products=True,
+        ),
     ),
 )

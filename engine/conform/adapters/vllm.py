@@ -17,7 +17,7 @@ _MAMBA = "vllm.model_executor.layers.mamba.ops"
 _K3 = "vllm.models.kimi_k3.nvidia.ops.third_party.kda"
 
 
-class _Paged:
+class Paged:
     """Pool, block table and accepted counts; block 0 is vLLM's null block."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
@@ -64,7 +64,7 @@ class _Paged:
         return self.run(rows, self.without_drafts(rows), None)
 
 
-class _Delta(_Paged):
+class _Delta(Paged):
     """fused_recurrent_gated_delta_rule_fwd, one gate per head."""
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
@@ -121,7 +121,7 @@ class _ChannelGates(_Delta):
         return o[0]
 
 
-class _Mamba2(_Paged):
+class _Mamba2(Paged):
     """selective_state_update."""
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:

@@ -24,8 +24,7 @@ import numpy as np
 
 from engine.compare.llama_cpp import CommandError
 from engine.compare.llama_process import GraphNode, LlamaProcess, graph_nodes
-from engine.compare.llama_transcript import TRANSCRIPTS, Asked, read_transcript
-from engine.compare.llama_wire import Value
+from engine.compare.llama_wire import TRANSCRIPTS, Asked, Value, read_transcript
 from engine.errors import DraftscopeError, PeerLibraryError
 from engine.experiments.bisect.builds import SkippedError
 from engine.experiments.bisect.judge import Judge

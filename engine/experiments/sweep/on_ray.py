@@ -18,8 +18,7 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.experiments.results.writer import JobResult
-from engine.experiments.sweep.plan import SweepJob
-from engine.experiments.sweep.settings import DEVICE
+from engine.experiments.sweep.plan import DEVICE, SweepJob
 from engine.experiments.sweep.sweep import TraceOf, own_folder, pack_trace
 from engine.version import version
 

@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,139 @@ from engine.draft.spec import DRAFT_MODEL as A_DRAFT_MODEL
 from engine.draft.spec import MTP_HEAD
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import default_set, read_prompts
-from engine.experiments.sweep import settings as keys
 from engine.files import user_text
 from engine.foreign_toml import parse_toml
 from engine.gguf.binary import shorten
+from engine.model.compute_modes import COMPUTE_MODES
+from engine.option_fields import PlacedOption, build, options_in
 from engine.options import RunOptions
+
+MODEL, DRAFT_MODEL, COMPUTE, DEVICE, THREADS = (
+    "model",
+    "spec-draft-model",
+    "compute",
+    "device",
+    "threads",
+)
+PROMPTS, PROMPT, LIMIT, CHAT, REPEAT = "prompts", "prompt", "limit", "chat", "repeat"
+
+MOST_REPEATS = 1000
+_LONGEST_TEXT, _LONGEST_NAME = 1 << 20, 4096
+
+Check = Callable[[Any], str]
+"""Says what is wrong with a value, such as "is not text"; empty when nothing is."""
+
+
+def _text(longest: int) -> Check:
+    def check(value: Any) -> str:
+        if not isinstance(value, str):
+            return "is not text"
+        fits = 0 < len(value) <= longest and "\0" not in value
+        return "" if fits else f"is not text of 1 to {longest:,} characters"
+
+    return check
+
+
+def _whole(low: int, high: int) -> Check:
+    def check(value: Any) -> str:
+        fits = type(value) is int and low <= value <= high
+        return "" if fits else f"is not a whole number from {low} to {high:,}"
+
+    return check
+
+
+def _flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "is neither true nor false"
+
+
+def _compute(value: Any) -> str:
+    known = isinstance(value, str) and value in COMPUTE_MODES
+    return "" if known else f"is none of {', '.join(COMPUTE_MODES)}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """A key that is not an option of a run. default: what a job has without it."""
+
+    about: str
+    check: Check
+    default: Any = None
+
+
+JOB_KEYS: dict[str, JobKey] = {
+    MODEL: JobKey("GGUF file, relative to the plan, or demo", _text(_LONGEST_NAME)),
+    DRAFT_MODEL: JobKey(
+        "file that drafts, likewise; loaded where a drafter uses it", _text(_LONGEST_NAME)
+    ),
+    COMPUTE: JobKey("arithmetic of the weights", _compute, "auto"),
+    DEVICE: JobKey("where models run: auto, cpu, cuda or cuda:N", _text(_LONGEST_NAME), "auto"),
+    THREADS: JobKey("CPU threads; without it as many as suit the model", _whole(1, 4096)),
+    PROMPTS: JobKey("set of prompts: general, python or a JSON file", _text(_LONGEST_NAME)),
+    PROMPT: JobKey("one text to continue, instead of a set", _text(_LONGEST_TEXT)),
+    LIMIT: JobKey("how many prompts of the set, from its first", _whole(1, 1 << 20)),
+    CHAT: JobKey("wrap each text as a user's message", _flag, False),
+    REPEAT: JobKey("runs of a job; the median one counts", _whole(1, MOST_REPEATS), 1),
+}
+
+OPTIONS: dict[str, PlacedOption] = {
+    one.option.dest.replace("_", "-"): one for one in options_in(RunOptions)
+}
+KEYS = (*JOB_KEYS, *OPTIONS)
+
+_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "is not a whole number"),
+    float: ((int, float), "is not a number"),
+    str: ((str,), "is not text"),
+    bool: ((bool,), "is neither true nor false"),
+    tuple: ((str,), "is not text"),
+}
+
+
+def why_wrong(key: str, value: Any) -> str:
+    """What is wrong with a value of a known key; empty when nothing is."""
+    if key in JOB_KEYS:
+        return JOB_KEYS[key].check(value)
+    one = OPTIONS[key]
+    try:
+        one.option.check(_read(one, value))
+    except OptionError as error:
+        return f"is wrong: {error.message.rstrip('.')}"
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def run_options(settings: Mapping[str, Any]) -> RunOptions:
+    """The options of a run from the settings of a job, each of which has been checked.
+
+    Raises OptionError for options that contradict each other.
+    """
+    values = {
+        one.path: _read(one, settings[key]) for key, one in OPTIONS.items() if key in settings
+    }
+    return build(RunOptions, values)
+
+
+def _read(one: PlacedOption, value: Any) -> Any:
+    """The value as the dataclass takes it. Raises ValueError, saying what is wrong."""
+    if one.option.repeats:
+        words = value if isinstance(value, list) else [value]
+        return tuple(_single(one, word) for word in words)
+    return _single(one, value)
+
+
+def _single(one: PlacedOption, value: Any) -> Any:
+    kinds, wrong = _KINDS[str if one.option.parse else one.kind]
+    if type(value) not in kinds:
+        raise ValueError(wrong)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("is not a finite number")
+    if isinstance(value, int) and not -(2**31) <= value < 2**31:
+        raise ValueError("is not a number that fits 32 bits")
+    if one.option.parse:
+        return one.option.parse(value)
+    return float(value) if one.kind is float else value
+
 
 DEMO = "demo"
 MOST_JOBS = 100_000
@@ -68,7 +196,7 @@ class SweepJob:
 
     def setting(self, key: str) -> Any:
         """The value of a key that is not an option of a run, or its default."""
-        return self.settings.get(key, keys.JOB_KEYS[key].default)
+        return self.settings.get(key, JOB_KEYS[key].default)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -114,11 +242,11 @@ def read_plan(
     n, n_characters = 0, 0
     for place, settings in _combinations(path, table, common):
         n += 1
-        n_characters += len(settings.get(keys.PROMPT, ""))
+        n_characters += len(settings.get(PROMPT, ""))
         if n_characters > _MOST_CHARACTERS:
             raise _wrong(
                 path,
-                f"{place}, {keys.PROMPT}",
+                f"{place}, {PROMPT}",
                 f"makes more than {_MOST_CHARACTERS >> 20} MiB in all jobs",
                 "Write it into a file, and name that with prompts.",
             )
@@ -169,21 +297,20 @@ def _table(path: Path, place: str, value: Any) -> dict[str, Any]:
 def _check(path: Path, place: str, table: Mapping[str, Any], *, lists: bool) -> None:
     """Every key known, every value right. lists: of values, as the axes of a grid."""
     for key, value in table.items():
-        if key not in keys.KEYS:
+        if key not in KEYS:
             near = key.lower().replace("_", "-")
-            hint = f"; do you mean {near}?" if near in keys.KEYS else ""
+            hint = f"; do you mean {near}?" if near in KEYS else ""
             raise _wrong(
                 path,
                 f"{place}, {key}",
                 f"is unknown{hint}",
-                "Use long options of `draftscope run` without dashes, or "
-                f"{', '.join(keys.JOB_KEYS)}.",
+                f"Use long options of `draftscope run` without dashes, or {', '.join(JOB_KEYS)}.",
             )
         is_axis = lists and isinstance(value, list)
         if is_axis and not value:
             raise _wrong(path, f"{place}, {key}", "has no values")
         for one in value if is_axis else [value]:
-            if problem := keys.why_wrong(key, one):
+            if problem := why_wrong(key, one):
                 raise _wrong(path, f"{place}, {key} = {_shown(one)}", problem)
 
 
@@ -206,11 +333,11 @@ class _JobMaker:
 
     def job(self, place: str, settings: dict[str, Any]) -> SweepJob:
         if self._on_demo:
-            settings = {keys.MODEL: DEMO, **settings}
-        if keys.MODEL not in settings:
-            raise _wrong(self._path, f"{place}, {keys.MODEL}", "is missing", "Name a GGUF file.")
+            settings = {MODEL: DEMO, **settings}
+        if MODEL not in settings:
+            raise _wrong(self._path, f"{place}, {MODEL}", "is missing", "Name a GGUF file.")
         try:
-            options = keys.run_options(settings)
+            options = run_options(settings)
         except OptionError as error:
             raise _wrong(
                 self._path, place, f"cannot be: {error.message.rstrip('.')}", error.remedy
@@ -220,7 +347,7 @@ class _JobMaker:
             0,
             _digest([settings, digest])[:16],
             settings,
-            self._model(place, settings[keys.MODEL], keys.MODEL),
+            self._model(place, settings[MODEL], MODEL),
             self._draft(place, settings, options),
             options,
             prompts,
@@ -229,7 +356,7 @@ class _JobMaker:
     def _draft(self, place: str, settings: dict[str, Any], options: RunOptions) -> Path | None:
         needs = {name: DRAFTERS[name].needs for name in options.spec.types}
         users = [name for name, need in needs.items() if need is not None and need.has_file]
-        if not users and not (MTP_HEAD in needs.values() and keys.DRAFT_MODEL in settings):
+        if not users and not (MTP_HEAD in needs.values() and DRAFT_MODEL in settings):
             return None
         if len(users) > 1:
             raise _wrong(
@@ -238,20 +365,20 @@ class _JobMaker:
                 f"names {' and '.join(users)}, which need a file each",
                 "Name one drafter with a file in each job.",
             )
-        if (name := settings.get(keys.DRAFT_MODEL)) is not None:
-            return self._model(place, name, keys.DRAFT_MODEL)
-        if settings[keys.MODEL] == DEMO and needs[users[0]] is A_DRAFT_MODEL:
+        if (name := settings.get(DRAFT_MODEL)) is not None:
+            return self._model(place, name, DRAFT_MODEL)
+        if settings[MODEL] == DEMO and needs[users[0]] is A_DRAFT_MODEL:
             return self._bundled.models[1]
         raise _wrong(
             self._path,
-            f"{place}, {keys.DRAFT_MODEL}",
+            f"{place}, {DRAFT_MODEL}",
             f"is missing, and {users[0]} needs it",
             "Name a GGUF file.",
         )
 
     def _model(self, place: str, name: str, key: str) -> Path:
         if name == DEMO:
-            return self._bundled.models[key == keys.DRAFT_MODEL]
+            return self._bundled.models[key == DRAFT_MODEL]
         if name not in self._models:
             path = _beside(self._path, name)
             if not self._elsewhere:
@@ -270,16 +397,16 @@ class _JobMaker:
 
     def _texts(self, place: str, settings: dict[str, Any]) -> tuple[tuple[str, ...], str]:
         """The prompts of a job, and their hash."""
-        name, limit = settings.get(keys.PROMPTS), settings.get(keys.LIMIT)
-        if (text := settings.get(keys.PROMPT)) is not None:
+        name, limit = settings.get(PROMPTS), settings.get(LIMIT)
+        if (text := settings.get(PROMPT)) is not None:
             if name is not None:
-                at = f"{place}, {keys.PROMPT}"
+                at = f"{place}, {PROMPT}"
                 raise _wrong(self._path, at, "cannot be combined with prompts")
             return (text,), _digest([text])
-        name = name or default_set(self._bundled.sets, on_demo=settings[keys.MODEL] == DEMO)
+        name = name or default_set(self._bundled.sets, on_demo=settings[MODEL] == DEMO)
         if (name, limit) not in self._prompts:
             path = self._bundled.sets.get(name) or _beside(self._path, name)
-            self._check_is_file(place, keys.PROMPTS, path)
+            self._check_is_file(place, PROMPTS, path)
             texts = tuple(prompt.text for prompt in read_prompts(path)[:limit])
             self._prompts[name, limit] = texts, _digest(texts)
         return self._prompts[name, limit]

@@ -29,8 +29,7 @@ from typing import Any, Protocol
 from engine.errors import ModelFileError, OptionError
 from engine.experiments.results.schema import FAILED, SWEEP, trace_folder
 from engine.experiments.results.writer import JobResult, ResultsWriter
-from engine.experiments.sweep.plan import SweepJob, SweepPlan
-from engine.experiments.sweep.settings import MODEL
+from engine.experiments.sweep.plan import MODEL, SweepJob, SweepPlan
 from engine.gguf.file import GgufFile
 from engine.trace.export import check_target
 from engine.trace.replacing import replacing

@@ -16,18 +16,17 @@ from engine.errors import DraftscopeError, OptionError, TraceFileError
 from engine.experiments.bench.request import run_to_end
 from engine.experiments.results.schema import FIGURES
 from engine.experiments.results.writer import JobResult
-from engine.experiments.sweep import settings as keys
-from engine.experiments.sweep.plan import SweepJob
+from engine.experiments.sweep.plan import CHAT, COMPUTE, DEVICE, REPEAT, THREADS, SweepJob
 from engine.gguf.file import GgufFile
 from engine.machine.device import device_name, resolve_device
 from engine.machine.environment import machine
 from engine.machine.host_memory import wait_for_huge_pages
 from engine.model.drafters.kinds import drafter_of
 from engine.model.mtp_file import DRAFT_MTP
-from engine.model.threads import use_threads
 from engine.options import Prompt, RunOptions
 from engine.run import Run
 from engine.session import Session
+from engine.thread_trial import choose_threads
 from engine.trace.export import export_csv
 from engine.trace.timings import summary
 
@@ -58,10 +57,10 @@ class SweepWorker:
         self, job: SweepJob, trace: Path | None, target: Path, draft: Path | None
     ) -> JobResult:
         session = self._open(job, target, draft)
-        use_threads(job.setting(keys.THREADS), session.info)
-        prompts = [_prompt(session, text, job.setting(keys.CHAT)) for text in job.prompts]
+        choose_threads(job.setting(THREADS), session.info, session.model)
+        prompts = [_prompt(session, text, job.setting(CHAT)) for text in job.prompts]
         run_to_end(session.start(prompts[:1], _few(job.options)))
-        runs = [_timed(session, prompts, job.options) for _ in range(job.setting(keys.REPEAT))]
+        runs = [_timed(session, prompts, job.options) for _ in range(job.setting(REPEAT))]
         runs.sort(key=lambda timed: timed[1]["predicted_ms"] or 0.0)
         run, figures, _ = runs[(len(runs) - 1) // 2]
         speeds = [figures["predicted_per_second"] or 0.0 for _, figures, _ in runs]
@@ -88,8 +87,8 @@ class SweepWorker:
 
     def _open(self, job: SweepJob, target: Path, draft: Path | None) -> Session:
         """The models of a job; those of the last one where they serve as well."""
-        device = resolve_device(job.setting(keys.DEVICE))
-        wanted = (target, job.setting(keys.COMPUTE), device)
+        device = resolve_device(job.setting(DEVICE))
+        wanted = (target, job.setting(COMPUTE), device)
         if draft is not None and not _is_used(draft, job.options.spec.types):
             draft = None
         serves = self._loaded[:3] == wanted and draft in (None, self._loaded[3])
@@ -99,7 +98,7 @@ class SweepWorker:
             return self._session
         self._session, self._loaded = None, ()  # memory for the next one
         self._session = Session.open(
-            target, draft, compute=job.setting(keys.COMPUTE), device=str(device)
+            target, draft, compute=job.setting(COMPUTE), device=str(device)
         )
         wait_for_huge_pages()
         self._loaded = (*wanted, draft)

@@ -10,8 +10,14 @@ from itertools import pairwise
 import torch
 
 from engine.audit.draft_models import BlockModel, Candidates, DraftModel
-from engine.audit.recorded_drafts import SHIFTED, RecordedDraft
-from engine.audit.redone_drafts import CLEAN, DEVIATIONS, Deviation, DraftedText
+from engine.audit.recorded_drafts import (
+    CLEAN,
+    DEVIATIONS,
+    SHIFTED,
+    Deviation,
+    DraftedText,
+    RecordedDraft,
+)
 from engine.model.taps import TargetRows
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import TextRows

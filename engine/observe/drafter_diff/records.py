@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from engine.analysis.acceptance.significance import fisher_less
+from engine.analysis.acceptance.counts import fisher_less
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.observe.drafter_diff.sides import DraftSide
 

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from engine.audit.draft_models import Candidates, candidates, draft_model
-from engine.audit.recorded_drafts import RecordedDraft
-from engine.audit.redone_drafts import CLEAN, DraftedText, Replay, shares_apart
+from engine.audit.recorded_drafts import CLEAN, DraftedText, RecordedDraft, Replay, shares_apart
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never

@@ -25,6 +25,7 @@ from engine.observe.rounds.log_shapes import (
 )
 from engine.observe.rounds.log_words import Saying
 from engine.observe.rounds.server_log import LogServers, Read, ServerLog
+from engine.observe.rounds.server_state import Slot
 
 MOST_ROUNDS = 1 << 22
 _FEW_LINES = 64
@@ -108,20 +109,31 @@ class LogReader(LogServers):
                 if known[i] is None and self._is_quiet(shape, firsts[i]):
                     known[i] = _QUIET
         readings = list(map(known.__getitem__, of_line.tolist()))
-        values, light = self._columns(block, known, of_line)
+        values, light, whose = self._columns(block, known, of_line)
         says_more = np.array([one is None or one.whose != "nothing" for one in known])
-        todo = np.flatnonzero(says_more[of_line]).tolist()
+        is_silent = np.array([one is not None and one.handler is None for one in known])
+        todo, goes_on = self._without_repeats(
+            whose, is_silent[of_line], np.flatnonzero(says_more[of_line])
+        )
         runs = light.runs(todo)
         n_learned, at, placed = self._lines.n_learned, 0, -1
+        slot: tuple[ServerLog, Slot] | None = None
         while at < len(todo):
             i = todo[at]
             if (n := runs.get(at, 0)) and self._say_light(light, todo[at : at + n]):
                 at += n
+                slot = None
                 continue
-            reading, row = readings[i], values.get(i) or light.row(i)
-            if reading is not None and row is not None and self._say(reading, before + i + 1, row):
-                at += 1
-                continue
+            reading, row = readings[i], values[i] or light.row(i)
+            if reading is not None and row is not None:
+                if slot is None or not goes_on[at]:
+                    is_said, slot = self._say(reading, before + i + 1, row)
+                else:
+                    is_said = self._say_more(reading, before + i + 1, row, slot)
+                if is_said:
+                    at += 1
+                    continue
+            slot = None
             self._lines.last = self._stream_before(block, lines, readings, i, placed)
             self._lines.number = before + i
             self._place(lines[i], None if reading is not None else block.shapes[i])
@@ -149,15 +161,17 @@ class LogReader(LogServers):
 
     def _columns(
         self, block: Block, known: list[Reading | None], of_line: np.ndarray
-    ) -> tuple[dict[int, tuple[Any, ...]], LightRows]:
-        """Values of lines, by their numbers in the block. known: how lines of each shape are read;
-        of_line: the shape of each line."""
+    ) -> tuple[list[tuple[Any, ...] | None], LightRows, np.ndarray]:
+        """Values of lines, None for those that have to be looked at; and server, slot, task and
+        time of those that have a slot, int64 [4, n], -1 for what there is not. known: how lines of
+        each shape are read; of_line: the shape of each line."""
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known])[of_line]
         order = np.argsort(kind, kind="stable")
         ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
-        values: dict[int, tuple[Any, ...]] = {}
-        light = LightRows(len(of_line))
+        values: list[tuple[Any, ...] | None] = [None] * len(of_line)
+        light, whose = LightRows(len(of_line)), np.full((4, len(of_line)), -1)
+        numbers: dict[str, int] = {}
         for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
             if reading is None or reading.whose == "nothing" or len(rows) < FEW:
                 continue
@@ -167,34 +181,76 @@ class LogReader(LogServers):
             is_other = reading.whose == "other" and self._others is not None
             names: OtherLines | LogLines | None = self._others if is_other else self._lines
             assert names is not None
-            values.update(block.rows(reading, rows, names.source))
-        return values, light
+            columns, is_good = block.columns(reading, rows)
+            streams = block.streams(reading, rows, names.source)
+            for i, row in block.rows(rows, columns, is_good, streams):
+                values[i] = row
+            if reading.whose == "slot":
+                of = [streams] if isinstance(streams, str) else streams
+                whose[0, rows] = [numbers.setdefault(one, len(numbers)) for one in of]
+                whose[0, rows[~is_good]] = -1
+                whose[1:3, rows] = columns[1:3]
+                whose[3, rows] = -1 if columns[0] is None else columns[0]
+        return values, light, whose
 
-    def _say(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
+    @staticmethod
+    def _without_repeats(
+        whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
+    ) -> tuple[list[int], list[bool]]:
+        """Some lines without those that say no more than that a slot works for a task, as the lines
+        around them do; and which of the others are of the same slot and task as the one before.
+        whose: as `_columns` finds it. is_silent: which lines of a slot say nothing."""
+        server, slot, task, us = whose[:, todo]
+        is_later = (us[1:] >= us[:-1]) & ((us[1:] < 0) == (us[:-1] < 0))
+        is_later &= (server[1:] == server[:-1]) & (server[1:] >= 0)
+        goes_on = np.zeros(len(todo), bool)
+        goes_on[1:] = is_later & (slot[1:] == slot[:-1]) & (task[1:] == task[:-1])
+        is_left = np.ones(len(todo), bool)
+        is_left[:-1] = ~(goes_on[:-1] & is_later & is_silent[todo[:-1]])
+        return todo[is_left].tolist(), goes_on[is_left].tolist()
+
+    def _say(
+        self, reading: Reading, line: int, row: tuple[Any, ...]
+    ) -> tuple[bool, tuple[ServerLog, Slot] | None]:
         """Take what a line of a known shape says; False for one that has to be looked at as a
-        whole. row: its server, time and values."""
+        whole. row: its server, time and values. Also who says more if the next line is of the same
+        slot and task."""
         if reading.whose == "other":
-            return self._say_other(reading, line, row)
+            return self._say_other(reading, line, row), None
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
-            return False
+            return False, None
         if us is not None:
             server.has_times = True
         handler, said = reading.handler, (line, us, reading.kind)
         try:
             if reading.whose == "server":
-                return handler is not None and handler(server, said, *row[2:])
+                return handler is not None and handler(server, said, *row[2:]), None
             if reading.whose == "free":
-                return handler is not None and handler(server, row[2], said, *row[3:])
+                return handler is not None and handler(server, row[2], said, *row[3:]), None
             slot = server.slots.get(row[2])
             if server.requests and server.begins_again(us):
-                return False
+                return False, None
             if slot is None or slot.request.task != row[3]:
                 slot = server.slot(row[2], row[3])
             server.works_on(slot, us)
-            if handler is None or slot.request.is_broken:
-                return True
-            return handler(server, slot, said, *row[4:])
+            if slot.request.is_broken:
+                return True, None
+            return handler is None or handler(server, slot, said, *row[4:]), (server, slot)
+        except OutOfRangeError:
+            return False, None
+
+    @staticmethod
+    def _say_more(
+        reading: Reading, line: int, row: tuple[Any, ...], whose: tuple[ServerLog, Slot]
+    ) -> bool:
+        """The same for a line of the same slot and task as the one before, at no earlier time."""
+        server, slot = whose
+        server.last_us = us = row[1]
+        if reading.handler is None:
+            return True
+        try:
+            return reading.handler(server, slot, (line, us, reading.kind), *row[4:])
         except OutOfRangeError:
             return False
 

@@ -45,7 +45,7 @@ class LogRequest:
     sums, None or empty where not given. speeds: time in milliseconds, tokens so far, tokens per
     second so far and of the last three seconds. statistics: by drafter its drafts, their tokens and
     those accepted, summed over the requests before and this one, and the same before it. is_over:
-    the slot is done with it."""
+    the slot is done with it; is_released: a line says so."""
 
     slot: int
     task: int
@@ -69,6 +69,7 @@ class LogRequest:
     n_missing: int = 0
     """Tokens whose lines are missing."""
     is_over: bool = False
+    is_released: bool = False
     batches: list[tuple[int, np.ndarray]] = field(default_factory=list)
     """Rounds of the light form, of which there are millions: how many of `rounds` are before them,
     and int64 [n, 3] with tokens accepted and drafted and the time, -1 without."""

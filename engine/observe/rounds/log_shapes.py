@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,8 +30,7 @@ _AT_END = -2
 _MOST_MINUTES = 7
 """Digits, of a time: 19 years."""
 _NUMBER = re.compile(rb"[0-9]+")
-_DIGITS = np.full(256, 0, bool)
-_DIGITS[48:58] = True
+_ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
 _SAYS = re.compile(
     rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
@@ -210,14 +209,15 @@ class Block:
         self._data = "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
         text = np.frombuffer(self._data, np.uint8)
         is_digit = (text - np.uint8(48)) < 10
-        is_first = is_digit.copy()
-        is_first[1:] &= ~is_digit[:-1]
-        shaped = np.where(is_digit, np.uint8(48), text)[~is_digit | is_first]
-        self.shapes = shaped.tobytes().split(b"\n")[:-1]
-        is_last = is_digit.copy()
-        is_last[:-1] &= ~is_digit[1:]
+        edges = np.flatnonzero(is_digit[1:] != is_digit[:-1]) + 1  # no line end is a digit
+        if is_digit[0]:
+            edges = np.concatenate([np.zeros(1, np.int64), edges])
+        self._begins, self._ends = edges[::2], edges[1::2]
+        is_kept = ~is_digit
+        is_kept[self._begins] = True
+        shaped = text[is_kept].tobytes().translate(_ANY_DIGIT)
+        self.shapes = shaped.split(b"\n")[:-1]
         self._text = np.concatenate([text, np.zeros(_MOST_DIGITS, np.uint8)])
-        self._begins, self._ends = np.flatnonzero(is_first), np.flatnonzero(is_last) + 1
         self._line_ends = np.flatnonzero(text == 10)
         self._lines = np.concatenate([[0], self._line_ends[:-1] + 1])
         self._first = np.searchsorted(self._begins, self._lines)
@@ -326,21 +326,19 @@ class Block:
             shown.append(one)
         return shown
 
+    @staticmethod
     def rows(
-        self, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
+        rows: np.ndarray, columns: list[Any], is_good: np.ndarray, streams: Sequence[str] | str
     ) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Number and values of each line that has none out of range: server, time in microseconds
         and columns."""
-        columns, is_good = self.columns(reading, rows)
-        streams = self.streams(reading, rows, name)
         parts = [
             repeat(None) if one is None else one if isinstance(one, list) else one.tolist()
             for one in columns
         ]
         of = repeat(streams) if isinstance(streams, str) else streams
-        for i, is_one, *row in zip(rows.tolist(), is_good.tolist(), of, *parts, strict=False):
-            if is_one:
-                yield i, tuple(row)
+        found = zip(rows.tolist(), zip(of, *parts, strict=False), strict=False)
+        return found if is_good.all() else compress(found, is_good.tolist())
 
 
 def _telling(prefix: str, name: Callable[[str], str]) -> list[int]:

@@ -42,6 +42,8 @@ from engine.observe.rounds.log_words import (
 from engine.observe.rounds.server_state import MOST_DRAFTERS, ServerState, Slot
 
 MOST_REQUESTS = 1 << 16
+_MANY_REQUESTS = 1 << 14
+"""Requests that are kept apart where they have no rounds: each is some 1.5 KB of session.json."""
 _MOST_SERVERS = 1000
 _YEARS_US = int(LONGEST_MS / 2 * 1e3)
 RESTART_US = 5_000_000
@@ -315,10 +317,11 @@ class LogServers:
         self.requests: list[LogRequest] = []
         self.servers: list[ServerLog] = []
         self._fold = fold
+        self._most = MOST_REQUESTS if fold is None else min(_MANY_REQUESTS, MOST_REQUESTS)
 
     def joins(self, request: LogRequest) -> None:
         """A request more. Raises TraceFileError for more than a trace can hold."""
-        if len(self.requests) >= MOST_REQUESTS and not self._make_room():
+        if len(self.requests) >= self._most and not self._make_room():
             raise TraceFileError(
                 f"The log tells of more than {MOST_REQUESTS:,} requests.",
                 "Cut it into several files.",
@@ -326,10 +329,12 @@ class LogServers:
         self.requests.append(request)
 
     def _make_room(self) -> bool:
-        """Whether requests were taken together."""
-        if self._fold is not None and any(self._fold(server) > 0 for server in self.servers):
+        """Whether there is room: requests were taken together, or more of them are kept."""
+        if self._fold is not None and sum(map(self._fold, self.servers)):
             self.requests = [one for server in self.servers for one in server.requests]
-        return len(self.requests) < MOST_REQUESTS
+        elif self._most < MOST_REQUESTS:
+            self._most = MOST_REQUESTS
+        return len(self.requests) < self._most
 
     def restarted(self, server: ServerLog) -> ServerLog:
         """The log of the process that comes after another one's."""

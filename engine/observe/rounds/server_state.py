@@ -50,6 +50,8 @@ class ServerState:
         self.slots: dict[int, Slot] = {}
         self.last_us: int | None = None
         """The clock at the newest message of a slot."""
+        self.says_drafts = False
+        """Whether a request that drafted ended with a line that says so; others have none."""
         self.n_rounds = 0
         self._joins = joins
         self._candidates: list[tuple[int, int, int, int, float, str]] = []
@@ -303,13 +305,20 @@ class ServerState:
         self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None
     ) -> bool:
         """A slot is done with its request."""
-        slot.request.is_over = True
+        slot.request.is_over = slot.request.is_released = True
         if n_tokens is not None:
             self._prompts.released(self._prompt(slot), n_tokens, is_whole=truncated == 0)
         return True
 
-    def on_prompt_time(self, slot: Slot, _said: Said, ms: float, n: int) -> bool:
-        """The sums of a prompt."""
+    def on_prompt_time(self, slot: Slot, said: Said, ms: float, n: int) -> bool:
+        """The sums of a prompt. Without times nothing else shows that a task is another one of the
+        same number, from after a restart or of another log."""
+        _, us, _ = said
+        if us is None and slot.request.prompt_ms is not None and slot.request.predicted is not None:
+            slot.request.is_over = True
+            request = self._request(slot.request.slot, slot.request.task)
+            slot.request, slot.round, slot.replay = request, None, False
+            self._current = request
         prompt = self._prompt(slot)
         prompt.prompt_ms, prompt.processed = ms, n
         if prompt.n_prompt is None and prompt.cached is not None:
@@ -323,12 +332,14 @@ class ServerState:
 
     def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of the drafts of a request."""
+        self.says_drafts |= sums[1] is not None
         return _draft_sums(slot.request, *sums)
 
     def on_bare(self, said: Said, *sums: Any) -> bool:
         """Sums without a slot: of the slot that the line before names, or of a request that the
         log does not show otherwise."""
         _, _, kind = said
+        self.says_drafts |= kind == "sums" and sums[1] is not None
         request, take = self._current, _BARE_SUMS[kind]
         is_new = request is None or (
             request.prompt_ms is not None or request.predicted is not None

@@ -1,4 +1,4 @@
-"""bench --against: table, Markdown and JSON with scripts in place of llama.cpp, and refusals."""
+"""bench against: table, Markdown and JSON with scripts in place of llama.cpp, and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,19 @@ def fake(tmp_path: Path) -> FakePrograms:
 
 
 def test_table_and_markdown(cli: Cli, fake: FakePrograms) -> None:
-    words = ["bench", MODEL, "--against", fake.folder, "--pairs", 1, "-n", 7, "--threads", 1]
+    words = [
+        "bench",
+        "against",
+        MODEL,
+        "--llama-cpp",
+        fake.folder,
+        "--pairs",
+        1,
+        "-n",
+        7,
+        "--threads",
+        1,
+    ]
     outcome = cli(*words)
     assert outcome.status == 0
     assert "llama.cpp abc1234 (7)" in outcome.out
@@ -44,7 +56,7 @@ def test_table_and_markdown(cli: Cli, fake: FakePrograms) -> None:
 
 
 def test_json_has_every_pair(cli: Cli, fake: FakePrograms) -> None:
-    words = ["bench", MODEL, "--against", fake.folder, "--pairs", 2, "--json"]
+    words = ["bench", "against", MODEL, "--llama-cpp", fake.folder, "--pairs", 2, "--json"]
     report = cli(*words, "-n", 9, "--spec-synth-rates", "0.5,0.5,0.5").json
     assert report["complete"] is True
     assert [row["work"] for row in report["rows"]] == WORKS
@@ -63,7 +75,7 @@ def test_json_has_every_pair(cli: Cli, fake: FakePrograms) -> None:
 
 def test_without_an_mtp_head_there_is_no_speculation(cli: Cli, fake: FakePrograms) -> None:
     (fake.folder / "llama-server").unlink()
-    report = cli("bench", PLAIN, "--against", fake.folder, "--pairs", 1, "--json").json
+    report = cli("bench", "against", PLAIN, "--llama-cpp", fake.folder, "--pairs", 1, "--json").json
     assert [row["work"] for row in report["rows"]] == WORKS[:4]
     assert report["speculation"] is None
 
@@ -80,7 +92,7 @@ def test_what_was_measured_before_ctrl_c_is_told(
 
     (fake.folder / "llama-bench.log").touch()
     monkeypatch.setattr(LlamaBench, "measure", until_the_third)
-    outcome = cli("bench", MODEL, "--against", fake.folder, "--pairs", 1)
+    outcome = cli("bench", "against", MODEL, "--llama-cpp", fake.folder, "--pairs", 1)
     assert outcome.status == 130
     assert "not complete: the measurement was stopped" in outcome.out
     assert [line for line in WORKS if line in outcome.out] == WORKS[:2]
@@ -89,20 +101,16 @@ def test_what_was_measured_before_ctrl_c_is_told(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--against", "no/such/folder"], "There is no llama-bench in no/such/folder"),
-        (["--against", ".", "--markdown", "--json"], "--markdown and --json are both given"),
-        (["--against", ".", "--device", "cuda"], "compared on the processor"),
-        (["--against", ".", "-n", "0"], "-n 0 is not a number of tokens"),
-        (["--against", ".", "--depth", "4000"], "more than the trained context of 4096"),
-        (["--against", ".", "--spec-synth-rates", "1,0"], "--spec-synth-rates has 2 values"),
-        (["--against", ".", "--out", "x"], "--out goes with the suite"),
-        (["--against", ".", "--rollback", "all"], "--rollback goes with the suite"),
-        (["--against", ".", "--splits"], "not allowed with"),
-        (["--pairs", "3", "--splits"], "--pairs and --depth go with against"),
+        (["--llama-cpp", "no/such/folder"], "There is no llama-bench in no/such/folder"),
+        (["--llama-cpp", ".", "--markdown", "--json"], "--markdown and --json are both given"),
+        (["--llama-cpp", ".", "--device", "cuda"], "compared on the processor"),
+        (["--llama-cpp", ".", "-n", "0"], "-n 0 is not a number of tokens"),
+        (["--llama-cpp", ".", "--depth", "4000"], "more than the trained context of 4096"),
+        (["--llama-cpp", ".", "--spec-synth-rates", "1,0"], "--spec-synth-rates has 2 values"),
     ],
 )
 def test_wrong_usage_of_against_is_one_line(cli: Cli, words: list[str], message: str) -> None:
-    outcome = cli("bench", MODEL, *words)
+    outcome = cli("bench", "against", MODEL, *words)
     assert outcome.status == 2
     assert outcome.out == ""
     assert message in outcome.err.splitlines()[-1]

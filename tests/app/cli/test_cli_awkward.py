@@ -51,9 +51,7 @@ def words(name: str, action: Action, value: str, option: str = "") -> list[str]:
         given = [action.option_strings[-1], value, value]
     texts = {"tokenize": ["text"], "logits": ["--tokens=1", "--out=x"], "run": ["-ptext"]}
     model = [] if name in ("demo-path", "help") else ["no-such.gguf"]
-    # whatever is measured without a model is small and done once
-    small = ["--size=tiny"] if "--write-random-model" in action.option_strings else []
-    return [*([name] if name else []), *model, *texts.get(name, []), *small, *given]
+    return [*([name] if name else []), *model, *texts.get(name, []), *given]
 
 
 def check(outcome: Outcome) -> None:

@@ -18,7 +18,7 @@ PHASES = {"save", "verify", "rollback", "restore", "replay", "total"}
 
 
 def test_the_rollback_table_has_every_policy_at_every_width(cli: Cli) -> None:
-    outcome = cli("bench", "--rollback", "all", *SMALL, "--widths", "1,4,8")
+    outcome = cli("bench", "rollback", "--rollback", "all", *SMALL, "--widths", "1,4,8")
     assert outcome.status == 0
     lines = outcome.out.splitlines()
     (header,) = (line for line in lines if line.split()[:3] == ["T", "kept", "policy"])
@@ -37,7 +37,9 @@ def test_the_rollback_table_has_every_policy_at_every_width(cli: Cli) -> None:
 
 
 def test_rollback_as_json(cli: Cli) -> None:
-    report = cli("bench", "--rollback", "ring,planes", *SMALL, "--widths", 4, "--json").json
+    report = cli(
+        "bench", "rollback", "--rollback", "ring,planes", *SMALL, "--widths", 4, "--json"
+    ).json
     assert report["state_bytes"] == 4 * 2 * (2 * 8 * 8 + 3 * 48)
     assert [row["policy"] for row in report["rows"]] == ["none", "ring", "planes"]
     for row in report["rows"]:
@@ -49,7 +51,7 @@ def test_rollback_as_json(cli: Cli) -> None:
 
 
 def test_splits_as_table_and_json(cli: Cli) -> None:
-    words = ["bench", MODEL, "--splits", "--sequences", 3, "--draft", 2, "--rounds", 2]
+    words = ["bench", "forward", MODEL, "--splits", "--sequences", 3, "--draft", 2, "--rounds", 2]
     table = cli(*words, "--threads", 1)
     assert table.status == 0
     assert "3 sequences x 3 tokens" in table.out
@@ -62,7 +64,7 @@ def test_splits_as_table_and_json(cli: Cli) -> None:
 
 
 def test_steps_as_table_and_json(cli: Cli) -> None:
-    words = ["bench", MODEL, "--steps", "1,4,16", "--repeat", 2, "--threads", 1]
+    words = ["bench", "forward", MODEL, "--steps", "1,4,16", "--repeat", 2, "--threads", 1]
     table = cli(*words)
     assert table.status == 0
     assert [line.split()[0] for line in table.out.splitlines()[-4:]] == ["T", "1", "4", "16"]
@@ -73,7 +75,7 @@ def test_steps_as_table_and_json(cli: Cli) -> None:
 
 def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "random.gguf"
-    words = ["bench", "--write-random-model", path, "--size", "tiny", "--quant", "q4_k"]
+    words = ["bench", "random-model", path, "--size", "tiny", "--quant", "q4_k"]
     report = cli(*words, "--json").json
     assert report == {
         "path": str(path),
@@ -101,25 +103,19 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     ("words", "message"),
     [
         ([], "No model is given"),
-        (["--splits", "--steps", "1"], "not allowed with"),
+        (["forward", "--splits", "--steps", "1"], "not allowed with"),
         (["--rollback", "rings"], "'rings' is not a policy"),
-        (["--rollback", "ring", "--demo", "--splits"], "--rollback goes with the suite"),
-        (["--rollback", "ring", "--compare", "a", "b"], "--rollback goes with the suite"),
-        (["--demo", "--splits", "--out", "x"], "--out goes with the suite"),
-        (["--recording"], "No model is given"),
-        (["--recording", "--demo", "--slots", "2"], "not allowed with"),
-        (["--recording", "--demo", "--out", "x"], "--out goes with the suite"),
-        (["--recording", "--demo", "--no-cache-prompt"], "goes with w1 only"),
-        (["--recording", "--demo", "-n", "0"], "-n is 0 or below -1"),
-        (["--rollback", "ring", "--widths", "66"], "--widths 66 is above 65"),
-        (["--rollback", "ring", "--widths", "4,0"], "'0' is not a whole number from 1"),
-        (["--rollback", "ring", "--n-rs-seq", "65"], "--n-rs-seq is outside 1..64"),
-        (["--rollback", "ring", "--conv-dim", "100"], "does not fit --heads 16"),
-        (["--splits"], "No model is given"),
-        (["--splits", "--demo", "--draft", "65"], "is above 64"),
-        (["--steps", "x", "--demo"], "'x' is not a whole number"),
-        (["--steps", "5000", str(MODEL)], "longer than the trained context of 4096"),
-        (["--write-random-model", "no/such/folder/x.gguf"], "cannot be written"),
+        (["recording"], "No model is given"),
+        (["recording", "--demo", "-n", "0"], "-n is 0 or below -1"),
+        (["rollback", "--rollback", "ring", "--widths", "66"], "--widths 66 is above 65"),
+        (["rollback", "--rollback", "ring", "--widths", "4,0"], "'0' is not a whole number from 1"),
+        (["rollback", "--rollback", "ring", "--n-rs-seq", "65"], "--n-rs-seq is outside 1..64"),
+        (["rollback", "--rollback", "ring", "--conv-dim", "100"], "does not fit --heads 16"),
+        (["forward", "--splits"], "No model is given"),
+        (["forward", "--splits", "--demo", "--draft", "65"], "is above 64"),
+        (["forward", "--steps", "x", "--demo"], "'x' is not a whole number"),
+        (["forward", "--steps", "5000", str(MODEL)], "longer than the trained context of 4096"),
+        (["random-model", "no/such/folder/x.gguf"], "cannot be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -13,9 +13,9 @@ from engine.errors import DraftscopeError, TraceFileError
 from engine.observe.files.capture import Capture, write_capture
 from engine.report.page import write_report
 from engine.report.parts import Report
-from engine.trace.change_facts import change_facts
 from engine.trace.export import SESSION_FILE, check_export, export_csv
 from engine.trace.reopen import open_trace
+from engine.trace.session_file import change_facts
 from engine.trace.store import TraceStore
 from tests.app.cli.conftest import Outcome
 
@@ -175,7 +175,6 @@ def test_a_name_is_refused_just_where_the_export_would_fail(tmp_path: Path) -> N
         (("logits", "--demo", "--tokens", "1"), "--out"),
         (("bench", "w1", "--demo"), "--out"),
         (("tune", "--demo"), "--json"),
-        (("bench",), "--write-random-model"),
         (("export", "none"), "--aiperf"),
         (("observe", "http://127.0.0.1:1", "-p", "a"), "--capture"),
     ],

@@ -346,8 +346,14 @@ def test_a_trace_folder_that_cannot_be_is_refused_before_anything_is_loaded(
     [
         (["fidelity", "no-such.gguf", "-n", "2147483647"], "-n is above 4096"),
         (["bench", "no-such.gguf", "--repeat", "2147483647"], "2147483647 is above 1000"),
-        (["bench", "--rollback", "ring", "--layers", "2147483647"], "--layers is above 1024"),
-        (["bench", "--rollback", "ring", "--conv-dim", "2147483647"], "--conv-dim is above"),
+        (
+            ["bench", "rollback", "--rollback", "ring", "--layers", "2147483647"],
+            "--layers is above 1024",
+        ),
+        (
+            ["bench", "rollback", "--rollback", "ring", "--conv-dim", "2147483647"],
+            "--conv-dim is above",
+        ),
     ],
 )
 def test_counts_that_would_take_for_ever_are_refused(
@@ -355,3 +361,21 @@ def test_counts_that_would_take_for_ever_are_refused(
 ) -> None:
     outcome = cli(*words)
     assert (outcome.status, message in outcome.err) == (2, True)
+
+
+def test_a_process_ends_with_its_status_its_output_and_what_others_asked_for() -> None:
+    script = (
+        "import sys; from app.__main__ import program\n"
+        "import atexit; sys.argv[1:] = {words!r}\n"
+        "status = program()\n"
+        "atexit.register(lambda: print('the last word', status))\n"
+        "sys.exit(status)"
+    )
+    for words, status in ((["demo-path"], 0), (["tokenize", "no.gguf", "a"], 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(words=words)],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == status
+        assert f"the last word {status}\n" in done.stdout
+        assert ("error" in done.stderr) == bool(status)

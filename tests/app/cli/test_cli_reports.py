@@ -49,8 +49,6 @@ def test_without_markdown_the_usual_text_is_printed(cli: Cli, tmp_path: Path) ->
         (["run", "none.gguf", "-p", "a", "--markdown", "--json"], "--markdown and --json"),
         (["run", "none.gguf", "-p", "a", "--report", "no/such/folder.html"], "--report no/such"),
         (["compare", "none.gguf", "-p", "a", "--report", "."], "is a folder"),
-        (["bench", "none.gguf", "--w1", "--report", "x.html"], "--report goes with the suite"),
-        (["bench", "none.gguf", "--slots", "1", "--markdown"], "--markdown goes with the suite"),
         (["sweep", "--demo", "--markdown", "--json"], "--markdown and --json"),
     ],
 )

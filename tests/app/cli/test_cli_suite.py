@@ -1,4 +1,4 @@
-"""bench on prompts: the suite, --w1 and --compare on small models, Ctrl-C, every refusal."""
+"""bench on prompts: the suite, w1 and compare on small models, Ctrl-C, every refusal."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def test_the_table_and_the_result_file(cli: Cli, two: Path, tmp_path: Path) -> N
     assert f"results written to {out}" in outcome.err
     report = json.loads(out.read_text(encoding="utf-8"))
     assert [row["name"] for row in report["configurations"][1]["rows"]] == ["first", "second"]
-    diff = cli("bench", "--compare", out, out)
+    diff = cli("bench", "compare", out, out)
     assert diff.status == 0
     ratios = [line.split()[3] for line in diff.out.splitlines() if line.startswith("first ")]
     assert ratios == ["1.00", "1.00"]
-    pairs = cli("bench", "--compare", out, out, "--json").json["pairs"]
+    pairs = cli("bench", "compare", out, out, "--json").json["pairs"]
     assert [pair["a_name"] for pair in pairs] == ["plain", "draft-mtp"]
 
 
@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_what_is_done(
     # the second prompt begins with the drafter: its row has nothing to be compared with
     assert [len(one["rows"]) for one in report["configurations"]] == [1, 2]
     assert report["configurations"][1]["rows"][1]["speed_up"] is None
-    assert cli("bench", "--compare", out, out).status == 0
+    assert cli("bench", "compare", out, out).status == 0
 
 
 def test_nothing_is_printed_or_written_where_nothing_was_done(
@@ -181,7 +181,7 @@ def test_nothing_is_printed_or_written_where_nothing_was_done(
 
 def test_the_conversation_of_the_demo(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "w1.json"
-    words = ["bench", "--demo", "--w1", "--spec-type", "draft-mtp", *QUICK, "--out", out]
+    words = ["bench", "w1", "--demo", "--spec-type", "draft-mtp", *QUICK, "--out", out]
     outcome = cli(*words, "--rollback", "checkpoint")
     assert outcome.status == 0
     assert "draft-mtp: 4 of 4 answers are those of plain decoding" in outcome.out
@@ -199,11 +199,11 @@ def test_the_conversation_of_the_demo(cli: Cli, tmp_path: Path) -> None:
     header = next(line for line in outcome.out.splitlines() if line.startswith("turn "))
     table = [line for line in outcome.out.splitlines() if line.startswith(("quicksort", "tests"))]
     assert len({len(line) for line in [header, *table]}) == 1
-    assert cli("bench", "--compare", out, out).status == 2  # no suite
+    assert cli("bench", "compare", out, out).status == 2  # no suite
 
 
 def test_the_cache_of_the_conversation(cli: Cli) -> None:
-    words = ["bench", "--demo", "--w1", "--spec-type", "draft-mtp", *QUICK, "--json"]
+    words = ["bench", "w1", "--demo", "--spec-type", "draft-mtp", *QUICK, "--json"]
     report, control = (
         cli(*words, "-ctxcp", 5, "-cms", 7).json,
         cli(*words, "--no-cache-prompt").json,
@@ -229,7 +229,7 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
         return measure_request(*args)
 
     monkeypatch.setattr(workload, "measure_request", interrupted)
-    outcome = cli("bench", "--demo", "--w1", *QUICK, "--json")
+    outcome = cli("bench", "w1", "--demo", *QUICK, "--json")
     assert outcome.status == 130
     assert not outcome.json["complete"]
     assert [len(one["turns"]) for one in outcome.json["configurations"]][:2] == [3, 0]
@@ -243,16 +243,12 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
         ([NO_HEAD, "--spec-type", "draft-mtp"], "needs an MTP head"),
         ([MTP, "--prompts", "no-such-set"], "no-such-set cannot be read"),
         ([MTP, "--out", "no/such/folder/x.json"], "--out no/such/folder/x.json cannot be written"),
-        (["--demo", "--w1", "--repeat", 2], "--repeat cannot be combined with --w1"),
-        (["--demo", "--w1", "--splits"], "not allowed with"),
-        (["--demo", "--no-cache-prompt"], "--cache-prompt goes with w1 only"),
-        (["--demo", "--ctx-checkpoints", 3], "--ctx-checkpoints goes with w1 only"),
-        (["--demo", "--w1", "--ctx-checkpoints", -1], "--ctx-checkpoints is negative"),
+        (["w1", "--demo", "--ctx-checkpoints", -1], "--ctx-checkpoints is negative"),
         (
-            ["--demo", "--w1", "--no-cache-prompt", "-cms", 1],
+            ["w1", "--demo", "--no-cache-prompt", "-cms", 1],
             "cannot be combined with --no-cache-prompt",
         ),
-        (["--compare", "pyproject.toml", "pyproject.toml"], "is not a result file"),
+        (["compare", "pyproject.toml", "pyproject.toml"], "is not a result file"),
         (["--demo", "-n", 0], "-n is 0"),
     ],
     ids=lambda value: " ".join(map(str, value[-2:])) if isinstance(value, list) else "",
@@ -264,7 +260,7 @@ def test_wrong_usage(cli: Cli, words: list[object], message: str) -> None:
     assert message in outcome.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", [["bench"], ["bench", "--w1"], ["match"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["bench"], ["bench", "w1"], ["match"]], ids=" ".join)
 def test_chat_needs_a_template(cli: Cli, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.session.ChatTemplate.from_gguf", lambda file: None)
     outcome = cli(*words, MTP, *QUICK, "--chat")
@@ -273,7 +269,7 @@ def test_chat_needs_a_template(cli: Cli, words: list[str], monkeypatch: pytest.M
 
 
 def test_a_conversation_in_the_models_template(cli: Cli) -> None:
-    words = ["bench", MTP, "--w1", "--prompts", "python", *QUICK, "--spec-type", "none", "--json"]
+    words = ["bench", "w1", MTP, "--prompts", "python", *QUICK, "--spec-type", "none", "--json"]
     plain, chat = cli(*words).json, cli(*words, "--chat").json
     assert (plain["chat"], chat["chat"]) == (False, True)
     lengths = [
@@ -291,6 +287,7 @@ def test_a_draft_model_beside_the_target_is_used(cli: Cli, two: Path) -> None:
 def test_slots_side_by_side(cli: Cli, two: Path) -> None:
     outcome = cli(
         "bench",
+        "slots",
         MTP,
         "--slots",
         "1,3",
@@ -320,7 +317,7 @@ def test_slots_side_by_side(cli: Cli, two: Path) -> None:
 
 
 def test_slots_that_cannot_be(cli: Cli) -> None:
-    outcome = cli("bench", MTP, "--slots", 65)
+    outcome = cli("bench", "slots", MTP, "--slots", 65)
     assert outcome.status == 2
     assert "--slots 65 is above 64." in outcome.err
 
@@ -328,8 +325,8 @@ def test_slots_that_cannot_be(cli: Cli) -> None:
 def test_recording_as_table_and_json(cli: Cli, two: Path) -> None:
     words = [
         "bench",
+        "recording",
         MTP,
-        "--recording",
         "--spec-type",
         "draft-mtp",
         "--prompts",
@@ -362,7 +359,7 @@ def test_recording_as_table_and_json(cli: Cli, two: Path) -> None:
 
 
 def test_every_policy_of_recording_is_a_configuration(cli: Cli, two: Path) -> None:
-    words = ["bench", MTP, "--recording", "--rollback", "ring,replay", "--prompts", two, *QUICK]
+    words = ["bench", "recording", MTP, "--rollback", "ring,replay", "--prompts", two, *QUICK]
     report = cli(*words, "--json").json
     assert names(report) == ["plain", "draft-mtp ring", "draft-mtp replay"]
     assert [len(one["runs"]) for one in report["configurations"]] == [7, 7, 7]

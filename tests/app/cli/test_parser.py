@@ -58,19 +58,6 @@ def test_the_short_help_has_ten_options(cli: Cli, name: str) -> None:
     assert len(out.splitlines()) < len(full.splitlines()) / 1.6
 
 
-def test_old_options_of_bench_name_the_kind(cli: Cli) -> None:
-    outcome = cli("bench", "--rollback", "ring", "--layers", "2147483647")
-    assert outcome.err.splitlines()[0].endswith(
-        "is `bench rollback` now; the next version knows only that"
-    )
-    assert "bench rollback" not in cli("bench", "rollback", "--layers", "2147483647").err
-
-
-def test_kinds_of_bench_take_every_option_of_bench_together() -> None:
-    named = {"--w1", "--recording", "--against", "--compare", "--write-random-model"}
-    assert set().union(*map(options_of, ALL_KINDS)) - {"--llama-cpp"} == options_of("bench") - named
-
-
 def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:
     ours = set().union(*(options_of(name) for name in SUBCOMMANDS))
     assert not set(OPTIONS_ELSEWHERE) & options_of("run")
@@ -94,7 +81,7 @@ def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:
         (["run", "--speculative-config", "{}"], "is --spec-type and --spec-draft-n-max here."),
         (["tokenize", "--n-gpu-layers", "1"], "here, which draftscope tokenize does not take."),
         (["run", "--spec-draft-nmax", "3"], "Did you mean --spec-draft-n-max?"),
-        (["bench", "--demo", "--step", "3"], "Did you mean --steps?"),
+        (["bench", "forward", "--demo", "--step", "3"], "Did you mean --steps?"),
         (["inof", "m.gguf"], "Did you mean draftscope info?"),
         (["serve"], "draftscope observe URL --listen PORT"),
         (["--demo", "run"], "Write the subcommand first: draftscope run"),

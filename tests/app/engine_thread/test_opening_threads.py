@@ -21,7 +21,7 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 def _four(monkeypatch) -> Iterator[None]:
     """A machine on which torch uses four threads."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(threads, "_ALL", 4)
+    monkeypatch.setattr(threads, "ALL", 4)
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)

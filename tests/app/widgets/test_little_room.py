@@ -121,7 +121,9 @@ def test_no_head_of_an_estimate_is_cut(qtbot: QtBot, theme: Theme, width: int) -
 
 def test_the_best_is_told_where_the_rest_is_cut(qtbot: QtBot, theme: Theme) -> None:
     text = estimated(qtbot, theme, NARROW, 100).headline.text()
-    assert text.startswith("Best n_max ") and text.index("tok/s") < text.index("estimate from")
+    assert text.startswith("Highest estimate, ") and text.index("tok/s") < text.index(
+        "estimate from"
+    )
 
 
 def test_what_stood_side_by_side_takes_no_width_when_it_stands_below(

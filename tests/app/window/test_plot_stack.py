@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.looks.theme import load_theme
 from app.panels.plots.round_view import RoundView
-from app.window.plot_export import picture
+from app.window.plot_group import picture
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -82,7 +82,7 @@ def test_a_short_run_fills_the_width_and_a_new_one_begins_anew(window: MainWindo
 
 @pytest.mark.shares_window
 def test_the_caption_names_plot_run_and_settings(window: MainWindow) -> None:
-    from app.window.plot_export import PlotCaption
+    from app.window.plot_group import PlotCaption
 
     store = TraceStore()
     options = {"rollback": "ring", "spec": {"types": ["draft-mtp"], "n_max": 3}}

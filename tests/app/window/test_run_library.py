@@ -21,10 +21,10 @@ from app.trace_models.run_notes import note, notes_of
 from app.window import run_library
 from app.window.dialogs.files import ExportDialog, QuitChoice
 from app.window.window import MainWindow
-from engine.trace.change_facts import change_facts
 from engine.trace.export import export_csv
 from engine.trace.facts import RunFacts
 from engine.trace.reopen import open_trace
+from engine.trace.session_file import change_facts
 from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import sample_trace
 from tests.support.window_acts import job_ends, messages, trigger, wait

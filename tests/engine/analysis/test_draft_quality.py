@@ -5,14 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.analysis.calibration import Calibration
-from engine.analysis.draft_quality import DraftQuality, by_drafter
-from engine.analysis.judged_drafts import DraftReader, judged_drafts
-from engine.analysis.survival import Survival
-from engine.analysis.tree_gain import tree_gains, width_cost
+from engine.analysis.draft_quality import (
+    Calibration,
+    DraftQuality,
+    DraftReader,
+    Survival,
+    by_drafter,
+    judged_drafts,
+    tree_gains,
+    width_cost,
+)
 from engine.trace.run_ref import RunRef
-from engine.trace.step_sums import joint_counts
 from engine.trace.store import TraceStore
+from engine.trace.timings import joint_counts
 
 Drafted = tuple[float | None, list[int]]
 """Confidence and candidates; the drafted token is the first of them."""

@@ -15,8 +15,7 @@ from engine.analysis.findings.check import Finding, find, recorded, with_consequ
 from engine.audit import run_audit
 from engine.audit.drafts import FEW_DRAFTS
 from engine.audit.run_audit import audit_of, note_why_not
-from engine.audit.state_samples import StateSamples
-from engine.audit.text_check import AuditedTexts
+from engine.audit.text_check import AuditedTexts, StateSamples
 from engine.decode import acceptance
 from engine.decode.acceptance import match
 from engine.decode.held_sequences import PromptCache

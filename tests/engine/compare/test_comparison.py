@@ -15,7 +15,7 @@ import torch
 from engine.analysis.verdict import judge, noise_bound
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import DEFAULT_LANES
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.errors import ContextFullError, OptionError
 from engine.model.taps import TargetRows
 from engine.options import ROLLBACK_POLICIES, Prompt
@@ -47,7 +47,7 @@ CLEAN = (
 )
 
 
-class Scripted:
+class Scripted(Drafter):
     """Drafts the true continuation, with wrong tokens here and there, sometimes nothing."""
 
     name = "scripted"

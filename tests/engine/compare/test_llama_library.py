@@ -21,7 +21,7 @@ from engine.compare.llama_library import (
     how_it_ended,
     start_words,
 )
-from engine.compare.llama_process import LlamaProcess
+from engine.compare.llama_process import LlamaProcess, reply_limit
 from engine.errors import OptionError, PeerLibraryError
 from engine.options.llama_cpp import LlamaSettings
 from resources import DEMO_TARGET
@@ -228,6 +228,29 @@ def test_a_process_that_ends_by_itself_leaves_its_last_words(
         PeerLibraryError, match=r"in open_model: b\.cpp:7: GGML_ASSERT\(x\) failed\. "
     ):
         LlamaProcess(DEMO_TARGET, tmp_path)
+
+
+def test_a_library_that_never_answers_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    touched(tmp_path / "libllama.so")
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        "engine.compare.llama_process.subprocess.Popen",
+        lambda words, **settings: popen(
+            [words[0], "-c", "import time\nwhile True: time.sleep(9)"], **settings
+        ),
+    )
+    monkeypatch.setenv("DRAFTSCOPE_LLAMA_WAIT", "0.2")
+    with pytest.raises(PeerLibraryError, match=r"did not answer open_model within 0\.2 s"):
+        LlamaProcess(DEMO_TARGET, tmp_path)
+
+
+@pytest.mark.parametrize("said", ["soon", "0", "-1", "nan", "inf", "1e30"])
+def test_a_limit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("DRAFTSCOPE_LLAMA_WAIT", said)
+    with pytest.raises(OptionError, match="DRAFTSCOPE_LLAMA_WAIT is"):
+        reply_limit()
 
 
 @pytest.mark.parametrize("wrong", [{"flash_attn": "yes"}, {"type_k": "q3"}, {"type_v": "f8"}])

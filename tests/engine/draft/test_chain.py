@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from engine.draft.chain import DrafterChain
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.model.taps import TargetRows
 from engine.options import DRAFTERS, SpecOptions
 from tests.support.golden_runs import options_of, session
 
 
-class Fixed:
+class Fixed(Drafter):
     """Answers with a given draft per sequence and remembers every call."""
 
     def __init__(self, name, drafts):

@@ -13,6 +13,7 @@ from engine.machine.device import (
     check_room,
     device_memory,
     device_name,
+    in_one_transfer,
     read,
     resolve_device,
     upload,
@@ -101,6 +102,15 @@ def test_the_processor_needs_no_transfer():
     assert ids.tolist() == [[1, 2]] and values.tolist() == [0.5]
     assert device_name(CPU) == "cpu"
     wait_for(CPU)
+
+
+def test_one_transfer_has_every_value():
+    array = np.array([[3, 2**60], [-1, 0]])
+    tensors = [torch.tensor([True]), torch.from_numpy(array).t(), torch.tensor(7), torch.rand(3)]
+    tensors.append(torch.tensor([-torch.inf, torch.nan, 1e-40]))
+    for found, tensor in zip(in_one_transfer(tensors), tensors, strict=True):
+        assert found.dtype == tensor.numpy().dtype
+        np.testing.assert_array_equal(found, tensor.numpy())
 
 
 @pytest.mark.gpu

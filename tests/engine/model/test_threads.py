@@ -16,7 +16,7 @@ NAME = "qwen35-a-f32"
 @pytest.fixture
 def four(monkeypatch) -> None:
     """A machine on which torch uses four threads."""
-    monkeypatch.setattr(threads, "_ALL", 4)
+    monkeypatch.setattr(threads, "ALL", 4)
     torch.set_num_threads(4)
 
 

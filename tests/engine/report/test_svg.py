@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from engine.report.page import HEIGHT, WIDTH, draw
 from engine.report.parts import Plot, ReportTable
-from engine.report.svg import HEIGHT, WIDTH, draw
 
 
 def marks(picture: str, kind: str, name: str) -> list[float]:

@@ -9,10 +9,9 @@ import pytest
 
 from engine.errors import TraceFileError
 from engine.trace import export
-from engine.trace.change_facts import change_facts
 from engine.trace.export import COLUMNS_FILE, SESSION_FILE, append_csv, export_csv
 from engine.trace.reopen import open_trace
-from engine.trace.session_file import read_json
+from engine.trace.session_file import change_facts, read_json
 from tests.support.trace_builder import TraceBuilder
 
 

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.trace.csv_fields import FieldBlock, read_blocks
-from engine.trace.csv_numbers import NotANumberError, real_numbers, whole_numbers
+from engine.trace.csv_fields import (
+    FieldBlock,
+    NotANumberError,
+    read_blocks,
+    real_numbers,
+    whole_numbers,
+)
 
 FIELDS = st.one_of(
     st.integers(-(2**70), 2**70).map(str),

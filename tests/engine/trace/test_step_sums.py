@@ -6,8 +6,7 @@ import numpy as np
 
 from engine.analysis.baseline import find_baseline
 from engine.trace.records import PHASES
-from engine.trace.step_sums import StepSums, per_position
-from engine.trace.timings import acceptance
+from engine.trace.timings import StepSums, acceptance, per_position
 from tests.support.timed_trace import begin, timed_trace
 
 

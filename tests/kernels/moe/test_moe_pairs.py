@@ -41,10 +41,10 @@ def test_pairs_have_the_bits_of_each_experts_product(type: str) -> None:
     experts = [q8(type, 70, 256, seed) for seed in range(N_EXPERTS)]
     places = find_places(experts)
     assert places is not None
-    x = torch.randn(4, 256)
-    ids = torch.tensor([[3, 0], [3, 1], [0, 3], [1, 0]])
+    x = torch.randn(6, 256)
+    ids = torch.tensor([[3, 0], [3, 1], [0, 3], [1, 0], [2, 3], [1, 3]])
     y = multiply_pairs(x, ids, places)
-    assert y.shape == (4, 2, 70)
+    assert y.shape == (6, 2, 70)
     for i, row in enumerate(ids.tolist()):
         for j, e in enumerate(row):
             expected = integer_linear(x[i : i + 1], experts[e].data.bytes, type)[0]

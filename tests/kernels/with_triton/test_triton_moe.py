@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
+from engine.conform.packages import multiply_bfloat16
 from kernels import moe
 from kernels.moe import (
     RELU2,
@@ -30,25 +30,8 @@ F32 = 1e-11
 BOUNDS = {"f32": F32, "bf16": 4e-4 if INTERPRETED else 2e-6}
 
 
-@pytest.fixture(autouse=True)
-def _products_of_bfloat16(monkeypatch):
-    """The interpreter keeps bfloat16 as 16-bit integers, and multiplies them as such."""
-    if not INTERPRETED:
-        return
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    def widened(x):
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    multiply = InterpreterBuilder.create_dot
-    monkeypatch.setattr(
-        InterpreterBuilder,
-        "create_dot",
-        lambda self, a, b, *others: multiply(self, widened(a), widened(b), *others),
-    )
+if INTERPRETED:
+    multiply_bfloat16()
 
 
 def make(n_experts=6, d=40, f=24):

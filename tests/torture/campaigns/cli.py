@@ -36,7 +36,7 @@ _MODELS = (("m.gguf",), ("m.gguf",), ("m.gguf",), ("missing",), ("a.txt",), ("fo
 _SHORT = {"run": ["-n", "6", "-p", "x y"], "compare": ["-n", "4", "-p", "x y"]}
 _STOP_S = 4.0
 _SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
-_NEVER = ("--write-random-model", "--ray", "--against", "--llama-cpp-lib", "--llama-cpp")
+_NEVER = ("--ray", "--llama-cpp-lib", "--llama-cpp")
 """They write gigabytes, or start what is not of this program."""
 
 

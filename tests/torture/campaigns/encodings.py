@@ -57,7 +57,7 @@ INPUTS: dict[str, tuple[list[str], str]] = {
     "rescore": (["rescore", _F, _M], "trace"),
     "rescore model": (["rescore", "TRACE", _F, "--assume-same"], "model"),
     "triage": (["triage", _F, "TRACE"], "trace"),
-    "bench compare": (["bench", "--compare", _F, _F], "results"),
+    "bench compare": (["bench", "compare", _F, _F], "results"),
     "observe log": (["observe", "URL", "-p", "x", "--log", _F], "log"),
     "observe prompt": (["observe", "URL", "-f", _F], "text"),
     "observe model": (["observe", "URL", "-p", "x", "--assume-same", "--rescore", _F], "model"),

@@ -61,7 +61,8 @@ def test_the_map_is_that_of_the_surface(run: RunRef) -> None:
     one, drawn = found.surface, heat_map(found)
     assert drawn.values.shape == (10, 4)
     assert np.array_equal(drawn.values, one.tokens_per_second.T)
-    row, column = drawn.marks[BEST]
+    assert BEST not in drawn.marks, "its passes were timed too seldom for a verdict"
+    row, column = heat_map(replace(found, gain=(1.2, 1.4))).marks[BEST]
     assert drawn.values[row, column] == np.nanmax(drawn.values)
     assert (drawn.marks[CURRENT], drawn.x_labels[3], drawn.y_labels[0]) == ((0, 3), "4", "0")
     assert found.setting(3, 0) == recorded_setting(run) == (4, 0.0)
@@ -88,9 +89,13 @@ def test_no_setting_is_best_that_is_no_faster_than_the_one_in_effect() -> None:
     speeds = found.surface.tokens_per_second
     speeds[...] = np.minimum(speeds, speeds[found.current])
     said = headline(found)
-    assert said.startswith("None faster than now: n_max ") and said.count("→") == 1, said
+    assert said.startswith("None estimated faster than now: n_max ") and said.count("→") == 1, said
     speeds[...] = np.where(speeds == speeds[found.current], speeds / 2, speeds)
-    assert headline(found).startswith("Best: ")
+    assert headline(replace(found, gain=(1.2, 1.4))).startswith("Best estimate: ")
+    assert ", 1.20 to 1.40 times now. Now: n_max 4" in headline(replace(found, gain=(1.2, 1.4)))
+    unsure = headline(replace(found, gain=(0.98, 1.4)))
+    assert unsure.startswith("No difference shown: n_max ") and "0.98 to 1.40 times" in unsure
+    assert headline(replace(found, gain=None)).startswith("No verdict, ")
 
 
 def test_below_the_floor_of_the_run_nothing_was_recorded() -> None:
@@ -102,10 +107,11 @@ def test_below_the_floor_of_the_run_nothing_was_recorded() -> None:
 
 def test_what_is_pointed_at_and_chosen(window: MainWindow, qtbot: QtBot, run: RunRef) -> None:
     view = shown(window, qtbot, run)
-    assert view.headline.text().startswith("Best: n_max ")
+    assert view.headline.text().startswith("No verdict, too few ")
     assert "Now: n_max 4, p_min 0 →" in view.headline.text()
     assert view.note.text().startswith(
-        "Estimated from 150 rounds. Passes of 1, 2, 3, 4 tokens were not timed"
+        "Estimated from 150 rounds, the range by the costs of each quarter. "
+        "Passes of 1, 2, 3, 4 tokens were not timed"
     )
     view.grid.setFocus()
     qtbot.keyClick(view.grid, Qt.Key.Key_Left)

@@ -8,8 +8,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QTableWidgetItem
 from pytestqt.qtbot import QtBot
 
-from app.actions import SPECS
-from app.actions.actions import submenu_of
+from app.actions.actions import SPECS, submenu_of
 from app.window.dialogs.help import ShortcutsDialog
 from app.window.dialogs.palette import Command, CommandPalette
 from app.window.layouts import PAGES

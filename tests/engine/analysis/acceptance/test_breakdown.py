@@ -18,7 +18,7 @@ from engine.analysis.acceptance.breakdown import (
     by_words,
     token_class,
 )
-from engine.analysis.acceptance.significance import logistic
+from engine.analysis.acceptance.counts import logistic
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.acceptance_campaign import Records

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.analysis.acceptance import shapes
-from engine.analysis.acceptance.significance import binomial_at_most, fisher_less, wilson
+from engine.analysis.acceptance.counts import binomial_at_most, fisher_less, wilson
 from engine.analysis.findings.check import Finding, find, with_consequences
 from engine.observe.files.importing import import_file
 from engine.options import RunOptions, SpecOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.analysis.findings.check import RULES, find
+from engine.analysis.findings.check import CHECKS, RULES, find
 from engine.analysis.findings.rule import SEVERITIES
 from engine.options import MAX_REPLAYS
 from engine.trace.prompt_reuse import ProcessedPart, PromptReuseRecord, ReuseSource, WhyProcessed
@@ -23,7 +23,7 @@ def store() -> TraceStore:
 
 
 def test_rules_are_complete() -> None:
-    assert RULES
+    assert RULES.keys() == CHECKS.keys()
     for name, rule in RULES.items():
         assert name == rule.id
         assert rule.severity in SEVERITIES

@@ -12,8 +12,7 @@ import pytest
 
 from engine.compare.llama_cpp import NODE
 from engine.compare.llama_process import graph_nodes
-from engine.compare.llama_transcript import TRANSCRIPTS, Asked, Transcript, read_transcript
-from engine.compare.llama_wire import Value
+from engine.compare.llama_wire import TRANSCRIPTS, Asked, Transcript, Value, read_transcript
 from engine.errors import PeerLibraryError
 from engine.experiments.bisect import first_wrong
 from engine.experiments.bisect.first_wrong import FirstWrong, find_first_wrong

@@ -500,6 +500,42 @@ def test_other_tables(text: str, expected: list[Any], found: list[str]) -> None:
     assert recognise(text.encode()) == "log"
 
 
+IK = (
+    "INFO [ print_timings] prompt eval time     = 120.50 ms /    40 tokens | id_slot=1 id_task=0\n"
+    "INFO [ print_timings] generation eval time = 2000.00 ms /   101 runs | id_slot=1 id_task=0\n"
+    "draft acceptance rate = 0.50000 (   30 accepted /    60 generated)\n"
+)
+
+
+def test_a_log_without_times_that_is_given_twice_is_two_requests() -> None:
+    store = read(IK * 2)
+    assert told(store, *COUNTS) == [(40, 101, 60, 30, None)] * 2
+    assert sums(store) == (202, 120, 60, None)
+
+
+def test_an_answer_without_drafts_between_others_has_drafted_none() -> None:
+    """A server has no line of drafts that were not made."""
+    done = "{head}stop processing: n_tokens = 140, truncated = 0\n"
+    line = "{head}draft acceptance = 0.5 (   30 accepted /    60 generated), mean len =  2.50\n"
+    log = [f"1.02.003.{i:03} I slot print_timing: id  0 | task {i} | " for i in range(3)]
+    store = read(
+        with_times(line + done, log[0]) + with_times(done, log[1]) + with_times(line + done, log[2])
+    )
+    assert told(store, *COUNTS[1:]) == [(101, 60, 30, 20), (101, 0, 0, 0), (101, 60, 30, 20)]
+    assert sums(store) == (303, 120, 60, 40) and not rules(store)
+
+
+def test_an_answer_whose_end_is_missing_has_no_count_and_no_finding() -> None:
+    line = "{head}draft acceptance = 0.5 (   30 accepted /    60 generated), mean len =  2.50\n"
+    store = read(
+        "1.02.003.000 I spec common_specu: adding speculative implementation 'draft-mtp'\n"
+        + with_times(line, "1.02.003.001 I slot print_timing: id  0 | task 1 | ")
+        + with_times("", "1.02.003.002 I slot print_timing: id  0 | task 2 | ")
+    )
+    assert told(store, "draft_n") == [(60,), (None,)] and sums(store)[1] is None
+    assert not rules(store)
+
+
 # -- long logs -----------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import Theme, load_theme
-from app.panels.plots.ring_view import RingView
+from app.panels.plots.memory_views import RingView
 from app.panels.plots.rollback_view import RollbackView
 from app.trace_models.run_rows import Position
 from engine.trace.records import SLOT_STATES

@@ -1,0 +1,60 @@
+"""Widgets made with their properties, and rows and columns of them, in one expression each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QVBoxLayout, QWidget
+
+Part = QWidget | QLayout | int | tuple[Any, ...]
+"""What lies in a row or column: a widget, a layout, a stretch, or the arguments of addWidget."""
+Margins = tuple[int, int, int, int]
+"""Left, top, right, bottom, in pixels."""
+_W = TypeVar("_W", bound=QWidget)
+_L = TypeVar("_L", bound=QBoxLayout)
+
+
+def made(kind: Callable[..., _W], *args: Any, bold: bool = False, **properties: Any) -> _W:
+    """A widget with these of Qt's properties; the name of a signal connects it. Raises
+    AttributeError for a name that is neither."""
+    widget = kind(*args, **properties)
+    if bold:
+        font = widget.font()
+        font.setBold(True)
+        widget.setFont(font)
+    return widget
+
+
+def hbox(
+    *parts: Part, of: QWidget | None = None, margins: Margins | None = None, spacing: int = -1
+) -> QHBoxLayout:
+    """Parts from left to right. of: the widget that they fill. margins, spacing: pixels, the
+    style's where they are not given."""
+    return _filled(QHBoxLayout(), parts, of, margins, spacing)
+
+
+def vbox(
+    *parts: Part, of: QWidget | None = None, margins: Margins | None = None, spacing: int = -1
+) -> QVBoxLayout:
+    """Parts from top to bottom, otherwise as hbox()."""
+    return _filled(QVBoxLayout(), parts, of, margins, spacing)
+
+
+def _filled(
+    layout: _L, parts: tuple[Part, ...], of: QWidget | None, margins: Margins | None, spacing: int
+) -> _L:
+    if of is not None:
+        of.setLayout(layout)
+    if margins is not None:
+        layout.setContentsMargins(*margins)
+    if spacing >= 0:
+        layout.setSpacing(spacing)
+    for part in parts:
+        if isinstance(part, int):
+            layout.addStretch(part)
+            continue
+        what, *more = part if isinstance(part, tuple) else (part,)
+        add: Any = layout.addLayout if isinstance(what, QLayout) else layout.addWidget
+        add(what, *more)
+    return layout

@@ -1,0 +1,479 @@
+"""Rules about what memory holds after a round: where it ends, its cells, its snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
+from engine.analysis.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
+from engine.options import MAX_REPLAYS
+from engine.trace.facts import FailureFacts, HeldFacts
+
+
+def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:
+    passes = run.ubatches
+    gaps = np.flatnonzero(observed(passes["pos_gap"]) & (passes["pos_gap"] != 0))
+    told: set[int | None] = set()
+    for row, seq_ids in zip(gaps, passes.texts("seq_ids", gaps), strict=True):
+        seq = int(seq_ids) if seq_ids.isdecimal() else None
+        if seq in told:
+            continue
+        told.add(seq)
+        gap = int(passes["pos_gap"][row])
+        what = f"leaves out {gap} after" if gap > 0 else f"repeats {-gap} of"
+        (purpose,) = passes.texts("purpose", np.array([row]))
+        yield RuleHit(
+            int(passes["round"][row]),
+            seq,
+            f"A {purpose} pass {what} the positions that memory holds.",
+            f"ubatch {passes['ubatch'][row]} of sequences {seq_ids}; "
+            f"{rounds_text(passes['round'][gaps])}",
+        )
+
+
+def _ends(run: ExaminedRun) -> tuple[np.ndarray, np.ndarray]:
+    """By how many positions attention cells and recurrent state end beyond the last accepted token
+    of a round: int [n] each. 0 where that is not known; where only one part is, both are that."""
+    rounds = run.rounds
+    own = np.maximum(rounds["num_target_tokens"], 1)
+    end = rounds["pos0"] + rounds["num_accepted_draft_tokens"] + own - 1
+    judged = run.is_later & observed(rounds["num_accepted_draft_tokens"])
+    judged &= observed(rounds["num_target_tokens"]) & observed(rounds["pos0"])
+    judged &= ~rounds.is_text("rollback_path", "", "refused")
+    # what goes back beyond its batch was not undone by a round
+    judged &= rounds["rollback_depth"] <= rounds["verify_width"]
+    columns = [rounds[f"{part}_pos_max"] for part in ("attention", "recurrent")]
+    known = [judged & observed(column) & (column >= 0) for column in columns]
+    cells, state = (
+        np.where(mine, column - end, 0) for mine, column in zip(known, columns, strict=True)
+    )
+    return np.where(known[0], cells, state), np.where(known[1], state, cells)
+
+
+def _recurrent_alone(run: ExaminedRun) -> np.ndarray:
+    """Rounds after which the recurrent state ends elsewhere, and cells where they should."""
+    cells, state = _ends(run)
+    return (cells == 0) & (state != 0)
+
+
+def _rollback_end(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    cells, state = _ends(run)
+    for seq, rows in rounds.by_sequence((cells == state) & (cells != 0)):
+        first = rows[0]
+        n = int(cells[first])
+        kept = "keeps {} beyond" if n > 0 else "takes {} too many:"
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"The rollback {kept.format('1 token' if abs(n) == 1 else f'{abs(n)} tokens')} the "
+            "last accepted one.",
+            f"{rounds_text(rounds['round'][rows])}; pass of {rounds['verify_width'][first]} from "
+            f"position {rounds['pos0'][first]}, {rounds['num_accepted_draft_tokens'][first]} "
+            f"accepted; memory ends at {rounds['attention_pos_max'][first]}, rollback path "
+            f"{rounds.texts('rollback_path', rows[:1])[0]}",
+        )
+
+
+def _recurrent_position(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    _, state = _ends(run)
+    for seq, rows in rounds.by_sequence(_recurrent_alone(run)):
+        first = rows[0]
+        n = int(state[first])
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"The recurrent memory counts {abs(n)} {'more' if n > 0 else 'fewer'} than the "
+            "accepted tokens, and attention cells do not.",
+            f"{rounds_text(rounds['round'][rows])}; recurrent position "
+            f"{rounds['recurrent_pos_max'][first]}, attention "
+            f"{rounds['attention_pos_max'][first]}, rollback path "
+            f"{rounds.texts('rollback_path', rows[:1])[0]}",
+        )
+
+
+def _cache_mismatch(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(rounds["cache_wrong"] > 0):
+        first = rows[0]
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"{rounds['cache_wrong'][first]} of the prompt tokens taken from the cache are others "
+            "in memory.",
+            f"the prompt goes on at position {rounds['pos0'][first]}",
+        )
+
+
+_MIN_STEPS = 8
+_RISE = 0.05
+
+
+def _duplicate_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(rounds["kv_cells_duplicate"] > 0):
+        surplus, path = rounds["kv_cells_duplicate"][rows], rounds.texts("rollback_path", rows[:1])
+        yield RuleHit(
+            int(rounds["round"][rows[0]]),
+            seq,
+            f"Attention holds up to {surplus.max()} cells beyond one per position.",
+            f"{rounds_text(rounds['round'][rows])}; {surplus[0]} at first, after the rollback "
+            f"path {path[0]}; {rounds['kv_cells_used'][rows[-1]]} cells used at the end",
+        )
+
+
+def _missing_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    used, duplicate = rounds["kv_cells_used"], rounds["kv_cells_duplicate"]
+    last = np.maximum(rounds["attention_pos_max"], rounds["recurrent_pos_max"])
+    known = observed(used) & observed(duplicate) & observed(rounds["attention_pos_max"])
+    lacking = last + 1 + duplicate - used
+    # a position that the recurrent memory alone counts has no cell, and needs none
+    known &= ~_recurrent_alone(run)
+    for seq, rows in rounds.by_sequence(known & (lacking > 0)):
+        first = rows[0]
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"Attention lacks {lacking[first]} of {last[first] + 1} positions.",
+            f"{rounds_text(rounds['round'][rows])}; {used[first]} cells used up to position "
+            f"{rounds['attention_pos_max'][first]}, rollback path "
+            f"{rounds.texts('rollback_path', rows[:1])[0]}",
+        )
+
+
+def _attention_ahead(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    attention, recurrent = rounds["attention_pos_max"], rounds["recurrent_pos_max"]
+    both = observed(attention) & observed(recurrent)
+    # next to duplicates it is the same fault, which has its own name
+    alone = both & (attention > recurrent) & ~(rounds["kv_cells_duplicate"] > 0)
+    alone &= ~_recurrent_alone(run)
+    for seq, rows in rounds.by_sequence(alone):
+        ahead = attention[rows] - recurrent[rows]
+        yield RuleHit(
+            int(rounds["round"][rows[0]]),
+            seq,
+            f"Attention cells reach {ahead.max()} positions beyond the recurrent state.",
+            f"{rounds_text(rounds['round'][rows])}; attention at {attention[rows[0]]}, "
+            f"recurrent state at {recurrent[rows[0]]}",
+        )
+
+
+def _acceptance_rises(run: ExaminedRun) -> Iterator[RuleHit]:
+    if run.lane:
+        return  # lanes are given their accepted tokens
+    rounds = run.rounds
+    drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
+    for seq, rows in rounds.by_sequence(run.is_later & (drafted > 0) & observed(accepted)):
+        surplus = rounds["kv_cells_duplicate"][rows]
+        half = len(rows) // 2
+        if half < _MIN_STEPS or surplus[-1] <= max(0, int(surplus[half - 1])):
+            continue
+        early, late = (
+            float(accepted[part].sum() / drafted[part].sum()) for part in (rows[:half], rows[half:])
+        )
+        if late > early + _RISE:
+            first = rows[np.argmax(surplus > 0)]
+            yield RuleHit(
+                int(rounds["round"][first]),
+                seq,
+                f"Acceptance rose from {early:.2f} to {late:.2f} while duplicate cells grew to "
+                f"{surplus[-1]}.",
+                f"{len(rows)} drafts, halves compared; {surplus[half - 1]} duplicates in the "
+                f"middle, {surplus[-1]} at the end",
+            )
+
+
+_MIN_REPLAYS, _MANY_REPLAYS = 3, 0.25
+
+
+def _partial(run: ExaminedRun) -> np.ndarray:
+    """Rows of `rounds` whose rollback moved an index only: bool [n]."""
+    return run.rounds.is_text("rollback_path", "seq_rm") & (run.rounds["memory_rollback"] > 0)
+
+
+def _wrong_index(run: ExaminedRun) -> np.ndarray:
+    """Rows after which another index is pending than the tokens undone: bool [n]."""
+    rounds = run.rounds
+    index, undone = rounds["rs_idx_after"], rounds["memory_rollback"]
+    moves_none = rounds.is_text("rollback_path", "none") & (undone == 0)
+    return (_partial(run) | moves_none) & observed(index) & (index != undone)
+
+
+def _not_consumed(run: ExaminedRun) -> np.ndarray:
+    """Rows after which the index that was pending before the pass is pending on: bool [n]."""
+    before, rounds = run.rounds["rs_idx_before"], run.rounds
+    later = rounds["rs_idx_after"] - rounds["memory_rollback"] == before
+    return _wrong_index(run) & (before > 0) & later
+
+
+def _pending_not_consumed(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(_not_consumed(run)):
+        first = rows[0]
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"The pass read the state of {_tokens(rounds['rs_idx_before'][first])} ago, and that "
+            "rollback is still pending after it.",
+            f"{rounds_text(rounds['round'][rows])}; {_tokens(rounds['memory_rollback'][first])} "
+            f"undone, pending are {rounds['rs_idx_after'][first]}" + _state_error(run, seq, first),
+        )
+
+
+def _plane_off_by_one(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(_wrong_index(run) & ~_not_consumed(run)):
+        first = rows[0]
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"After a rollback of {_tokens(rounds['memory_rollback'][first])} the next batch "
+            f"reads the state of {_tokens(rounds['rs_idx_after'][first])} ago.",
+            rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
+        )
+
+
+def _stale_plane(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds, memory = run.rounds, run.memory
+    pending = np.flatnonzero(memory.is_text("state", "pending"))
+    if not pending.size:
+        return
+    keys = round_keys(memory)[pending]
+    order = np.argsort(keys, kind="stable")
+    keys, ages = keys[order], memory["age"][pending][order]
+    wanted = round_keys(rounds)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    age, depth = ages[at], rounds["memory_rollback"]
+    stale = _partial(run) & ~_wrong_index(run) & (keys[at] == wanted) & (age != depth)
+    for seq, rows in rounds.by_sequence(stale):
+        first = rows[0]
+        found = "of rejected tokens or another sequence"
+        if observed(age[first]):
+            found = f"of {_tokens(age[first])} ago"
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"A rollback of {_tokens(depth[first])} was accepted, but its plane holds a state "
+            f"{found}.",
+            f"{rounds_text(rounds['round'][rows])}; verify width "
+            f"{rounds['verify_width'][first]}, n_rs_seq {rounds['n_rs_seq'][first]}"
+            + _state_error(run, seq, first),
+        )
+
+
+def _depth_beyond_truth(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    depth, valid = rounds["memory_rollback"], rounds["valid_depth"]
+    for seq, rows in rounds.by_sequence(_partial(run) & observed(valid) & (depth > valid)):
+        first = rows[0]
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"A rollback of {_tokens(depth[first])} was accepted where {valid[first]} is the "
+            "truthful depth.",
+            rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
+        )
+
+
+def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
+    errors = LaneErrors.of(run)
+    if errors is None:
+        return
+    rows = run.divergence
+    known = ~np.isnan(rows["conv_error"])
+    undone = round_keys(run.rounds)[run.rounds["memory_rollback"] > 0]
+    wrong = known & errors.conv_is_wrong & ~errors.state_is_wrong
+    wrong &= np.isin(round_keys(rows), undone)
+    # in a model whose layers keep windows alone, these are wrong whatever else is
+    named = [hit for check in (_plane_off_by_one, _stale_plane) for hit in check(run)]
+    for seq, chosen in rows.by_sequence(wrong):
+        first = chosen[0]
+        number = rows["round"][first]
+        before = (rows["seq_id"] == seq) & (rows["round"] <= number)
+        if (rows["cells_differ"][before] > 0).any():
+            continue
+        if any(hit.seq_id == seq and (hit.round or 0) <= number for hit in named):
+            continue
+        origins = [r for r in run.state_origins if (r.seq_id, r.round) == (seq, number)]
+        if origins and all(r.kind != "rejected" for r in origins):
+            continue  # it is of other tokens
+        has_state = not np.isnan(rows["state_error"][first])
+        # later on everything that is computed from a wrong window is wrong as well
+        if errors.first_wrong(seq) == first:
+            yield RuleHit(
+                int(rows["round"][first]),
+                seq,
+                "The convolution window is wrong after a rollback that left the state right."
+                if has_state
+                else "The window is wrong after a rollback.",
+                f"relative error {rows['conv_error'][first]:.2g} of the window"
+                + (f", {rows['state_error'][first]:.2g} of the state; " if has_state else "; ")
+                + rounds_text(rows["round"][chosen]),
+            )
+
+
+def _replay_disagrees(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(rounds["replay_index"] > 0):
+        twice = rows[rounds["replay_index"][rows] > 1]
+        if len(twice) < _MIN_REPLAYS or len(twice) < _MANY_REPLAYS * len(rows):
+            continue
+        yield RuleHit(
+            int(rounds["round"][twice[0]]),
+            seq,
+            f"{len(twice)} of {len(rows)} replays did not choose the accepted tokens again.",
+            f"{rounds_text(rounds['round'][twice])}; up to "
+            f"{rounds['replay_index'][twice].max()} restores in a round",
+        )
+
+
+def _replay_livelock(run: ExaminedRun) -> Iterator[RuleHit]:
+    rounds = run.rounds
+    for seq, rows in rounds.by_sequence(rounds["replay_index"] > MAX_REPLAYS):
+        first = rows[0]
+        yield RuleHit(
+            int(rounds["round"][first]),
+            seq,
+            f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
+            f"{rounds_text(rounds['round'][rows])}; position {rounds['pos0'][first]}, "
+            f"{rounds['replay_index'][first]} restores",
+        )
+
+
+def _tokens(n: int) -> str:
+    return "1 token" if n == 1 else f"{n} tokens"
+
+
+def _state_error(run: ExaminedRun, seq: int, row: int) -> str:
+    """Words on the state's error after a row of rounds; empty where no lane measured it."""
+    rows = run.divergence
+    here = (rows["round"] == run.rounds["round"][row]) & (rows["seq_id"] == seq)
+    errors = rows["state_error"][here & ~np.isnan(rows["state_error"])]
+    return f"; relative error of the state {errors[-1]:.2g}" if errors.size else ""
+
+
+_REFUSED, _FULL = "RollbackRefusedError", "ContextFullError"
+
+
+def _depth_not_kept(run: ExaminedRun) -> Iterator[RuleHit]:
+    for failure in _failures(run, _REFUSED):
+        for row in failure.sequences:
+            if not row.pending and row.valid_depth is not None:
+                yield _hit(failure, row, "A rollback was refused that the policy had promised.")
+
+
+def _depth_beyond(run: ExaminedRun) -> Iterator[RuleHit]:
+    if failure := run.facts.failure:
+        for row in filter(_is_too_deep, failure.sequences):
+            said = f"A rollback of {row.pending} is pending, where {row.n_rs_seq} can be."
+            yield _hit(failure, row, said)
+
+
+def _is_too_deep(row: HeldFacts) -> bool:
+    return (row.pending or 0) > (row.n_rs_seq or 0)
+
+
+def _pending_at_refusal(run: ExaminedRun) -> Iterator[RuleHit]:
+    for failure in _failures(run, _REFUSED):
+        for row in failure.sequences:
+            if row.pending and not _is_too_deep(row):
+                said = f"A rollback was refused because one of {row.pending} is still pending."
+                yield _hit(failure, row, said)
+
+
+def _cells_left(run: ExaminedRun) -> Iterator[RuleHit]:
+    for failure in _failures(run, _FULL):
+        for row in failure.sequences:
+            surplus = row.cells - row.n_tokens
+            if row.duplicates or surplus > _most_new(run):
+                said = f"The context is full, and holds {surplus} cells beyond the text."
+                yield _hit(failure, row, said)
+
+
+def _engine_failed(run: ExaminedRun) -> Iterator[RuleHit]:
+    failure = run.facts.failure
+    if failure is None or failure.type in (_REFUSED, _FULL):
+        return
+    if any(map(_is_too_deep, failure.sequences)):
+        return
+    broken = [row for row in failure.sequences if _broken(row)]
+    said = f"{failure.type} in {failure.place}"
+    for row in broken[:1]:
+        yield _hit(failure, row, f"{said}; before it {_broken(row)[0]}.")
+    if not broken:
+        yield RuleHit(failure.round, None, f"{said}: {failure.message[:200]}", _evidence(None))
+
+
+def _hit(failure: FailureFacts, row: HeldFacts, said: str) -> RuleHit:
+    evidence = f"{failure.type}: {failure.message[:200]}; {_evidence(row)}"
+    return RuleHit(failure.round, row.seq_id, said, evidence)
+
+
+def _broken(row: HeldFacts) -> list[str]:
+    """The invariants that a sequence's memory does not keep."""
+    found = []
+    attention = row.attention_pos
+    recurrent = attention if row.recurrent_pos is None else row.recurrent_pos
+    if attention != recurrent:
+        found.append(f"attention ended at position {attention}, recurrent states at {recurrent}")
+    if row.duplicates:
+        found.append(f"attention held {row.duplicates} cells beyond one per position")
+    if min(attention, recurrent) < row.n_tokens - 1:
+        found.append(f"memory ended at {min(attention, recurrent)}, the text at {row.n_tokens - 1}")
+    found += [
+        f"{name} held {n} tokens of a text of {row.n_tokens + 1}"
+        for name, n in row.drafters.items()
+        if n > row.n_tokens + 1
+    ]
+    return found
+
+
+def _evidence(row: HeldFacts | None) -> str:
+    if row is None:
+        return "memory keeps its invariants"
+    names = ("attention_pos", "recurrent_pos", "pending", "valid_depth", "cells", "n_tokens")
+    known = {name: getattr(row, name) for name in names}
+    held = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+    return "; ".join([held, *_broken(row)])
+
+
+def _failures(run: ExaminedRun, type: str) -> Iterator[FailureFacts]:
+    if run.facts.failure and run.facts.failure.type == type:
+        yield run.facts.failure
+
+
+def _most_new(run: ExaminedRun) -> int:
+    """Cells that one round may take beyond the text."""
+    return int(run.option("spec", "n_max") or 0) + 1
+
+
+NAMES_STATES: dict[str, Check] = {
+    "rollback-end": _rollback_end,
+    "recurrent-position": _recurrent_position,
+    "position-gap": _position_gap,
+    "cache-mismatch": _cache_mismatch,
+    "duplicate-kv-cells": _duplicate_kv_cells,
+    "missing-kv-cells": _missing_kv_cells,
+    "attention-ahead": _attention_ahead,
+    "stale-plane": _stale_plane,
+    "depth-beyond-truth": _depth_beyond_truth,
+    "pending-not-consumed": _pending_not_consumed,
+    "plane-off-by-one": _plane_off_by_one,
+    "conv-not-rolled-back": _conv_not_rolled_back,
+    "replay-livelock": _replay_livelock,
+}
+"""Rules that say what made a state wrong."""
+CHECKS = NAMES_STATES | {
+    "acceptance-rises-with-duplicates": _acceptance_rises,
+    "replay-disagrees": _replay_disagrees,
+    "rollback-still-pending": _pending_at_refusal,
+    "depth-not-kept": _depth_not_kept,
+    "rollback-beyond-snapshots": _depth_beyond,
+    "cells-left-over": _cells_left,
+    "engine-failed": _engine_failed,
+}

@@ -1,0 +1,147 @@
+"""The trial of threads: passes of a small model timed with one thread and with more, once for each
+machine, shape of a model, compute mode and version; the fastest number is kept for the next time.
+
+Only where results have the same bits with any number of threads: in `blocks` and `q8`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from engine.batch import Span
+from engine.errors import OptionError
+from engine.files import written_whole
+from engine.memory.hybrid import HybridMemory
+from engine.model import threads
+from engine.model.hybrid import HybridModel
+from engine.model.info import ModelInfo
+from engine.version import version
+from kernels.cache_folder import cache_folder
+from kernels.processor import processor_name, target
+
+MODES = ("blocks", "q8")
+_BUDGET_S = 0.3
+_ROUNDS = 12
+_FEWEST = 4
+"""Passes of each number that a choice needs: the first one records."""
+_FASTER = 0.9
+"""Of the time that the rule's number takes: less than that does not justify another."""
+_MOST_KEPT, _MOST_BYTES = 256, 1 << 20
+
+
+def choose_threads(n_threads: int | None, info: ModelInfo, model: HybridModel) -> None:
+    """Have torch, and kernels with it, use this many threads from here on; None: what was fastest,
+    of a large model `engine.model.threads.threads_for`."""
+    threads.use_threads(n_threads, info)
+    candidates = _doubled(threads.ALL)
+    fixed = model.device.type == "cpu" and model.compute in MODES
+    if n_threads or not (info.is_small and fixed and len(candidates) > 1):
+        return
+    key = _key(info, model.compute)
+    times = _read().get(key)
+    if times is None:
+        times = timed(candidates, _passes(model), time.perf_counter)
+        if times:
+            _keep(key, times)
+    threads.use_threads(fastest(times, threads.threads_for(info)), info, times)
+
+
+def timed(
+    candidates: Sequence[int], run: Callable[[int], None], now: Callable[[], float]
+) -> dict[int, float]:
+    """The least seconds of `run` with each number of threads, taken in turn; {} where the budget is
+    used up before each had a few turns, as on a machine with other work.
+
+    run: one pass with a number of threads. now: a clock in seconds."""
+    took: dict[int, list[float]] = {n: [] for n in candidates}
+    start = now()
+    for _ in range(_ROUNDS):
+        for n in candidates:
+            before = now()
+            if before - start > _BUDGET_S:
+                enough = min(map(len, took.values())) >= _FEWEST
+                return {n: min(one) for n, one in took.items()} if enough else {}
+            run(n)
+            took[n].append(now() - before)
+    return {n: min(one) for n, one in took.items()}
+
+
+def fastest(times: dict[int, float], rule: int) -> int:
+    """The number to use: the rule's, unless another one is clearly faster."""
+    best = min(times, key=lambda n: (times[n], n), default=rule)
+    return best if times and times[best] < _FASTER * times.get(rule, math.inf) else rule
+
+
+def _doubled(most: int) -> list[int]:
+    """1, 2, 4 … and the most."""
+    return sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
+
+
+def _passes(model: HybridModel) -> Callable[[int], None]:
+    """One token after another, each with a number of threads."""
+    memory = HybridMemory.for_model(
+        model.config, 1, _ROUNDS * len(_doubled(threads.ALL)), model.device
+    )
+    n_done = 0
+
+    @torch.inference_mode()
+    def run(n: int) -> None:
+        nonlocal n_done
+        torch.set_num_threads(n)
+        (ubatch,) = memory.split([Span(0, n_done, [0], [0])], 1, "seq")
+        model.forward(ubatch, memory)
+        n_done += 1
+
+    return run
+
+
+# -- kept for the next time ----------------------------------------------------------------
+
+
+def kept_file() -> Path:
+    """Where the times are kept; without it they are taken again."""
+    return cache_folder() / "threads.json"
+
+
+def _key(info: ModelInfo, compute: str) -> str:
+    shape = {name: value for name, value in info.to_dict().items() if name != "name"}
+    told = [version(), compute, threads.ALL, processor_name(), target(), shape]
+    return hashlib.sha256(json.dumps(told, default=str, sort_keys=True).encode()).hexdigest()
+
+
+def _read() -> dict[str, dict[int, float]]:
+    """What is kept, newest last; nothing where the file is missing or damaged."""
+    try:
+        with kept_file().open("rb") as file:
+            entries = json.loads(file.read(_MOST_BYTES))["times"]
+        found = {
+            str(key): {int(n): float(seconds) for n, seconds in times.items()}
+            for key, times in entries.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+    return {key: times for key, times in found.items() if _is_sound(times)}
+
+
+def _is_sound(times: dict[int, float]) -> bool:
+    return list(times) == _doubled(threads.ALL) and all(
+        0 < one < math.inf for one in times.values()
+    )
+
+
+def _keep(key: str, times: dict[int, float]) -> None:
+    entries = {**_read(), key: times}
+    text = json.dumps({"version": 1, "times": dict([*entries.items()][-_MOST_KEPT:])})
+    path = kept_file()
+    with suppress(OSError, OptionError):  # they are taken again the next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as part:
+            part.write_text(text, encoding="utf-8")
