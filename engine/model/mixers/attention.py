@@ -88,10 +88,11 @@ class Attention:
         cells = around.memory.attention.update(self._layer, k, v)
         mask = self._visible(x, cells, around)
         out = attend(q, cells.k, cells.v, mask, invariant=invariant)
-        rows: Rows = out.reshape(n_seqs, n_tokens, -1)
+        out = out.reshape(n_seqs, n_tokens, -1)
+        rows: Rows = out
         if self._sizes[2]:
             reads = (self._output.packed,)
-            rows = operation_rows(output_gate, (rows, gate), reads, invariant=invariant)
+            rows = operation_rows(output_gate, (out, gate), reads, invariant=invariant)
         return self._output(rows, invariant=invariant, residual=residual)
 
     def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> torch.Tensor:
@@ -229,7 +230,7 @@ class LatentAttention:
             self._q_a_norm = weights.keep("attn_q_a_norm.weight")
             self._q_b = weights.stack([_queries(weights.rows("attn_q_b.weight"), part)])
         self._input = weights.stack([first, *last, *gate])
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         self._norm = weights.keep("attn_kv_a_norm.weight")
         self._k_b = weights.keep("attn_k_b.weight").transpose(1, 2).contiguous()
         self._v_b = weights.keep("attn_v_b.weight").transpose(1, 2).contiguous()

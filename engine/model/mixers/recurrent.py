@@ -28,7 +28,7 @@ from engine.model.recurrent_states import (
 )
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from engine.model.windows import ConvInputs, ConvWindow
-from kernels.linear import Rows, operation_rows
+from kernels.linear import PackedWeight, Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
 from kernels.recurrence.delta_inputs import normed_and_gated
@@ -65,7 +65,7 @@ class DeltaNet:
             self._inputs = [weights.stack([*qkv_z, *gates])]
         else:
             self._inputs = [weights.stack(qkv_z), weights.stack(gates, compute="f32")]
-        self.reads = tuple(each.packed for each in self._inputs)
+        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._dt = weights.keep("ssm_dt.bias")
@@ -168,7 +168,7 @@ class Kda:
             weights.stack([*_qkv(weights), *first]),
             weights.stack([weights.numbers("ssm_beta.weight")], compute="f32"),
         ]
-        self.reads = tuple(each.packed for each in self._inputs)
+        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
         self._decay = _second(weights, part.decay)
         self._gate = _second(weights, part.gate)
         taps = [weights.keep(f"ssm_conv1d_{one}.weight").squeeze(1) for one in "qkv"]
@@ -251,7 +251,7 @@ class Mamba:
         self._eps = config.eps
         self._halves = [part.d_inner, part.d_inner]
         self._input = weights.project("ssm_in.weight")
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._bias = weights.keep("ssm_conv1d.bias")
@@ -323,7 +323,7 @@ class Mamba2:
                 weights.stack(rows.rearranged(lambda data: data.split(apart))[:1]),
                 weights.stack(steps, compute="f32"),
             ]
-        self.reads = tuple(each.packed for each in self._inputs)
+        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         bias = "ssm_conv1d.bias"
@@ -392,7 +392,7 @@ class LowRankMamba2:
             ]
 
         self._input = weights.stack(weights.rows("ssm_in.weight").rearranged(halves))
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
@@ -435,7 +435,7 @@ class ShortConv:
     ) -> None:
         self._window = StateKey(layer, "window")
         self._input = weights.project("shortconv.in_proj.weight")
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("shortconv.conv.weight").t().contiguous().t()
         self._output = weights.project("shortconv.out_proj.weight")
