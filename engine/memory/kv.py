@@ -22,7 +22,7 @@ from engine.machine.graphs import PassInputs
 from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
 from engine.model.parts import CellKey, CellRow, CellSize
-from kernels.rows.cells import write_cells
+from kernels.rows.cells import write_cells, write_keys_and_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +195,16 @@ class AttentionKV:
         """
         storage = self._storage
         keys, values = storage.keys[layer], storage.values.get(layer)
-        self._write(keys, k)
-        read_k = read_v = self._read(keys)
-        if values is not None:
+        if values is not None and self._numbers:
             assert v is not None
-            self._write(values, v)
-            read_v = self._read(values)
+            write_keys_and_values(keys, values, k, v, *self._numbers)
+        else:
+            self._write(keys, k)
+            if values is not None:
+                assert v is not None
+                self._write(values, v)
+        read_k = self._read(keys)
+        read_v = read_k if values is None else self._read(values)
         mask = self._masks[self.layers[layer].window]
         return GatheredCells(read_k, read_v, mask, self._positions, self._masks.get(None))
 

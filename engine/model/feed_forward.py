@@ -19,7 +19,7 @@ from engine.model.parts.feed_forward import (
     SwigluPart,
 )
 from engine.model.weights import Weights
-from kernels.linear import PackedWeight, PreparedRows, Rows
+from kernels.linear import PackedWeight, PreparedRows, Rows, operation_rows
 from kernels.moe import (
     RELU2,
     SWIGLU,
@@ -57,7 +57,7 @@ class MixtureOfExperts:
             RELU2 if part.activation == "relu2" else activation(part.gating)
         )
         self._shared = _shared(part.shared, weights) if part.shared else None
-        self.reads = self._shared.reads if self._shared else ()
+        self.reads: tuple[PackedWeight, ...] = self._shared.reads if self._shared else ()
 
     def __call__(
         self,
@@ -154,7 +154,7 @@ class Relu2:
     def __init__(self, part: Relu2Part, weights: Weights, suffix: str = "") -> None:
         self._up = weights.biased(f"ffn_up{suffix}")
         self._down = weights.biased(f"ffn_down{suffix}")
-        self.reads = (self._up.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._up.packed,)
 
     def __call__(
         self,
@@ -165,7 +165,7 @@ class Relu2:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See FeedForward."""
-        opened = relu2(self._up(x, invariant=invariant))
+        opened = operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
         return self._down(opened, invariant=invariant, residual=residual)
 
 
@@ -177,7 +177,7 @@ class Swiglu:
         self._open = opener(part.gating)
         self._gate_up = weights.biased(*part.opening(suffix))
         self._down = weights.biased(f"ffn_down{suffix}")
-        self.reads = (self._gate_up.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._gate_up.packed,)
 
     def __call__(
         self,
@@ -188,7 +188,7 @@ class Swiglu:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See FeedForward."""
-        opened = self._gate_up.gated(x, *self._open, invariant=invariant)
+        opened = self._gate_up.gated(x, *self._open, self._down, invariant=invariant)
         return self._down(opened, invariant=invariant, residual=residual)
 
 

@@ -99,12 +99,16 @@ class Projection:
         x: Rows,
         operation: Callable[..., torch.Tensor],
         constants: tuple[float, ...],
+        reads: Projection,
         *,
         invariant: bool,
-    ) -> torch.Tensor:
-        """The results' halves through an operation: see kernels.linear.gated_linear."""
+    ) -> Rows:
+        """The results' halves through an operation, for another projection: see
+        kernels.linear.gated_linear."""
         if self.bias is None:
-            return gated_linear(x, self.packed, operation, constants, invariant=invariant)
+            return gated_linear(
+                x, self.packed, operation, constants, reads=(reads.packed,), invariant=invariant
+            )
         gate, up = self(x, invariant=invariant).chunk(2, -1)
         return operation(gate, up, *constants, invariant=invariant)
 

@@ -34,6 +34,7 @@ __all__ = [
     "linear",
     "linear_each",
     "multiply_rows",
+    "operation_rows",
     "pack",
     "pack_blocks",
     "prepare_rows",
@@ -106,19 +107,38 @@ def gated_linear(
     operation: Callable[..., torch.Tensor],
     constants: tuple[float, ...] = (),
     *,
+    reads: Sequence[PackedWeight] = (),
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Rows:
     """operation(gate, up, *constants) of the upper and the lower half of the results of `linear`,
-    on a GPU one launch for few rows. operation: of kernels.pointwise. Returns f32 [..., out / 2].
+    on a GPU one launch for few rows. operation: of kernels.pointwise. reads: as in
+    kernels.norm.rms_norm_rows. Returns f32 [..., out / 2].
     """
     if runs_triton(x):
         from kernels.linear.integer_blocks.with_triton import opened
 
-        found = opened(x, packed, operation.__name__, constants, invariant=invariant)
+        found = opened(x, packed, operation.__name__, constants, reads=reads, invariant=invariant)
         if found is not None:
             return found
     gate, up = linear(x, packed, invariant=invariant).chunk(2, -1)
     return operation(gate, up, *constants, invariant=invariant)
+
+
+def operation_rows(
+    operation: Callable[..., torch.Tensor],
+    operands: tuple[torch.Tensor, ...],
+    reads: Sequence[PackedWeight],
+    **exact: bool,
+) -> Rows:
+    """operation(*operands) of kernels.pointwise, operands f32 [..., in] of one shape, as rows that
+    these matrices are multiplied with (kernels.norm.rms_norm_rows). exact: its `invariant`."""
+    if runs_triton(operands[0]):
+        from kernels.linear.integer_blocks import rows_with_triton
+
+        found = rows_with_triton.operation_rows(operation.__name__, operands, reads)
+        if found is not None:
+            return found
+    return operation(*operands, **exact)
 
 
 def _linear_alone(

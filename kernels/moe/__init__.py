@@ -342,7 +342,7 @@ def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch
 
 _TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
 _route = pick(route_naive, route_with_torch, _TRITON, _LLVM)
-_route_biased = pick(route_biased_naive, route_biased_with_torch, None, _LLVM)
+_route_biased = pick(route_biased_naive, route_biased_with_torch, _TRITON, _LLVM)
 _route_given = pick(route_given_naive, route_given_with_torch, None, _LLVM)
 _pack = pick(pack_naive, pack_with_torch, _TRITON)
 _experts = pick(experts_naive, experts_with_torch, _TRITON, _LLVM)

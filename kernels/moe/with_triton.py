@@ -10,40 +10,90 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from kernels.moe import Choice, route_biased_with_torch
 from kernels.moe.packed import SWIGLU, Activation, Matrices, PackedExperts
-from kernels.pointwise.with_triton import tanh
+from kernels.pointwise.with_triton import softplus, tanh
 from kernels.triton_setup import cdiv, jit, power_of_2
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 # of a tile, the least to fill a tensor core
 MIN_ROWS = 16
+FEW_CHOICES = 128
+"""Choices of experts that one program sorts."""
 KINDS = ("swiglu", "clamped_swiglu", "situ", "relu2")
 
 
 @jit
 def _route(
-    logits, weights, ids, n_experts, stride,
+    logits, bias, weights, ids, n_experts, stride, scale,
+    SCORES: tl.constexpr, BIASED: tl.constexpr, NORMALISED: tl.constexpr,
+    N_GROUPS: tl.constexpr, N_GROUPS_USED: tl.constexpr,
     N_USED: tl.constexpr, BU: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     e, used = tl.arange(0, BE), tl.arange(0, BU)
-    values = tl.load(logits + row * stride + e, e < n_experts, float("-inf"))
-    p = tl.exp(values - tl.max(values, 0))
-    total = tl.sum(p, 0)
-    p = tl.where(e < n_experts, p / total, -1.0)
+    known = e < n_experts
+    values = tl.load(logits + row * stride + e, known, float("-inf"))
+    if SCORES == "softmax":
+        p = tl.exp(values - tl.max(values, 0))
+        p = p / tl.sum(p, 0)
+    elif SCORES == "sigmoid":
+        p = tl.sigmoid(values)
+    else:
+        p = tl.sqrt(softplus(values))
+    p = tl.where(known, p, 0.0)
+    sums = p
+    if BIASED:
+        sums += tl.load(bias + e, known, 0.0)
+    sums = tl.where(known, sums, float("-inf"))
+    if N_GROUPS > 1:
+        # groups are as many and as large as powers of two
+        SIZE: tl.constexpr = BE // N_GROUPS
+        group, place = tl.arange(0, N_GROUPS), tl.arange(0, SIZE)[None, :]
+        members = tl.reshape(sums, (N_GROUPS, SIZE))
+        best = tl.max(members, 1)
+        first = tl.min(tl.where(members == best[:, None], place, SIZE), 1)
+        best += tl.max(tl.where(place == first[:, None], float("-inf"), members), 1)
+        left = tl.full((N_GROUPS,), 1, tl.int32)
+        for _ in tl.static_range(N_GROUPS_USED):
+            largest = tl.max(best, 0)
+            index = tl.min(tl.where(best == largest, group, N_GROUPS - 1), 0)
+            left = tl.where(group == index, 0, left)
+            best = tl.where(group == index, float("-inf"), best)
+        members = tl.where(left[:, None] > 0, float("-inf"), members)
+        sums = tl.reshape(members, (BE,))
     chosen = tl.zeros((BU,), tl.float32)
     order = tl.zeros((BU,), tl.int32)
+    taken = tl.zeros((BE,), tl.int32)
     for i in tl.static_range(N_USED):
-        largest = tl.max(p, 0)
+        largest = tl.max(tl.where(taken > 0, float("-inf"), sums), 0)
         # of equal ones the lowest; among NaN none is the largest, yet it must be an expert
-        index = tl.minimum(tl.min(tl.where(p == largest, e, BE), 0), n_experts - 1)
-        chosen = tl.where(used == i, largest, chosen)
+        index = tl.min(tl.where((sums == largest) & (taken == 0), e, BE), 0)
+        index = tl.minimum(index, n_experts - 1)
+        chosen = tl.where(used == i, tl.sum(tl.where(e == index, p, 0.0), 0), chosen)
         order = tl.where(used == i, index, order)
-        p = tl.where(e == index, -1.0, p)
-    # maxima leave NaN out, the total does not
-    chosen = chosen / tl.maximum(tl.sum(chosen, 0), 0.00006103515625) + total * 0.0
+        taken = tl.where(e == index, 1, taken)
+    if NORMALISED:
+        chosen = chosen / tl.maximum(tl.sum(chosen, 0), 0.00006103515625)
+    # maxima leave NaN out, this does not
+    chosen = chosen * scale + tl.sum(p, 0) * 0.0
     tl.store(weights + row * N_USED + used, chosen, used < N_USED)
     tl.store(ids + row * N_USED + used, order.to(tl.int64), used < N_USED)
+
+
+@jit
+def _sort(ids, order, ends, n_choices, n_experts, BC: tl.constexpr, BE: tl.constexpr):
+    """order: the choices by expert, those of one in their order. ends: where its choices end."""
+    i = tl.arange(0, BC)
+    mine = tl.load(ids + i, i < n_choices, BE)
+    other = tl.trans(tl.broadcast_to(mine[:, None], (BC, BC)))
+    earlier = (other < mine[:, None]) | ((other == mine[:, None]) & (i[None, :] < i[:, None]))
+    place = tl.sum(earlier.to(tl.int32), 1)
+    tl.store(order + place, i.to(tl.int64), i < n_choices)
+    for first in range(0, n_experts, 32):
+        e = first + tl.arange(0, 32)
+        n_before = tl.sum((mine[None, :] <= e[:, None]).to(tl.int32), 1)
+        tl.store(ends + e, n_before.to(tl.int64), e < n_experts)
 
 
 @jit
@@ -157,16 +207,46 @@ def _combine(lines, weights, y, d, stride, N_USED: tl.constexpr, BD: tl.constexp
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.moe.route."""
+    return route_biased(logits, None, Choice(n_used, "softmax"))
+
+
+def route_biased(
+    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.moe.route_biased. Groups whose sides are no powers of two are left to torch."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    n_rows, n_experts = logits.shape
+    (n_rows, n_experts), n_used = logits.shape, choice.n_used
+    wide = power_of_2(n_experts)
+    if choice.n_groups > 1 and (
+        wide != n_experts or wide % choice.n_groups or wide == choice.n_groups
+    ):
+        return route_biased_with_torch(logits, bias, choice)
     weights = logits.new_empty(n_rows, n_used)
     ids = torch.empty(n_rows, n_used, dtype=torch.int64, device=logits.device)
     _route[(n_rows,)](
-        logits, weights, ids, n_experts, logits.stride(0),
-        N_USED=n_used, BU=power_of_2(n_used), BE=power_of_2(n_experts), num_warps=4,
+        logits, logits if bias is None else bias, weights, ids, n_experts, logits.stride(0),
+        float(choice.scale),
+        SCORES=choice.scores, BIASED=bias is not None, NORMALISED=choice.normalised,
+        N_GROUPS=choice.n_groups, N_GROUPS_USED=choice.n_groups_used,
+        N_USED=n_used, BU=power_of_2(n_used), BE=wide, num_warps=4,
     )  # fmt: skip
     return weights, ids
+
+
+def _in_order(ids: torch.Tensor, n_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers of choices by expert, int64 [n], and where those of each expert end."""
+    n_choices = ids.numel()
+    if n_choices > FEW_CHOICES:
+        in_order, order = torch.sort(ids.flatten(), stable=True)
+        every = torch.arange(n_experts, device=ids.device)
+        return order, torch.searchsorted(in_order, every, right=True)
+    order, ends = ids.new_empty(n_choices), ids.new_empty(n_experts)
+    _sort[(1,)](
+        ids.contiguous(), order, ends, n_choices, n_experts,
+        BC=max(power_of_2(n_choices), 16), BE=power_of_2(n_experts), num_warps=4,
+    )  # fmt: skip
+    return order, ends
 
 
 def pack(
@@ -213,10 +293,7 @@ def experts(
     if weights.stride(1) != 1:
         weights = weights.contiguous()
 
-    in_order, order = torch.sort(ids.flatten(), stable=True)
-    every = torch.arange(n_experts, device=x.device)
-    ends = torch.searchsorted(in_order, every, right=True)
-
+    order, ends = _in_order(ids, n_experts)
     sides = sides or tile_sides(n_choices, n_experts, packed.mode)
     # no expert has more than one tile that is not full
     n_tiles = min(n_choices, n_experts) + n_choices // sides["BM"]

@@ -27,10 +27,14 @@ _situ = pick(naive.situ, with_torch.situ, _TRITON, _LLVM)
 _geglu = pick(naive.geglu, with_torch.geglu, _TRITON, _LLVM)
 _output_gate = pick(naive.output_gate, with_torch.output_gate, None, _LLVM)
 _delta_gates = pick(naive.delta_gates, with_torch.delta_gates, None, _LLVM)
-_step_gates = pick(naive.step_gates, with_torch.step_gates, None, _LLVM)
+_step_gates = pick(naive.step_gates, with_torch.step_gates, _TRITON, _LLVM)
 
-_same = {name: pick(each, each, None, _LLVM) for name, each in vars(_invariant_torch).items()}
-"""Those whose results have the same bits in any company: PyTorch in whole vectors, or LLVM."""
+_ON_GPU = ("swiglu", "clamped_swiglu", "situ", "geglu", "step_gates")
+_same = {
+    name: pick(each, each, _TRITON if name in _ON_GPU else None, _LLVM)
+    for name, each in vars(_invariant_torch).items()
+}
+"""Those whose results have the same bits in any company: PyTorch in whole vectors, LLVM, Triton."""
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

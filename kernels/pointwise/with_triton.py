@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 
 from kernels.pointwise import naive
-from kernels.triton_setup import as_rows, cdiv, jit
+from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 TILE = 1024
 
@@ -42,8 +42,19 @@ def tanh(x):
     return tl.where(square < 0.390625, x + x * square * series, tl.where(x < 0, -far, far))
 
 
+@jit
+def softplus(x):
+    """ln(1 + e^x), without an e^x that overflows; small ones keep their digits."""
+    e = tl.exp(-tl.abs(x))
+    whole = 1 + e
+    # what rounding the sum took is put back (Kahan)
+    logarithm = tl.where(whole == 1, e, tl.log(whole) * (e / tl.where(whole == 1, 1.0, whole - 1)))
+    return tl.where(x < 0, 0.0, x) + logarithm
+
+
 _NAMES = {
     "tl": tl,
+    "softplus": softplus,
     "larger": larger,
     "smaller": smaller,
     "sigmoid": tl.sigmoid,
@@ -77,10 +88,15 @@ EXPRESSIONS = {
         naive.clamped_swiglu,
         naive.situ,
         naive.geglu,
+        naive.multiply,
         naive.output_gate,
+        naive.step_gates,
     )
 }
 """What kernels of other operations have inside."""
+
+
+_STEP = EXPRESSIONS["step_gates"]
 
 
 def _operation(expression: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,3 +124,36 @@ swiglu = _operation(naive.swiglu, _of_two)
 clamped_swiglu = _operation(naive.clamped_swiglu, _of_two)
 situ = _operation(naive.situ, _of_two)
 geglu = _operation(naive.geglu, _of_two)
+
+
+@jit
+def _step_gates(step, dt, a, y, z, d, step_row, BD: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BD)
+    inside = column < d
+    x, bias = (
+        tl.load(step + row * step_row + column, inside, 0.0),
+        tl.load(dt + column, inside, 0.0),
+    )
+    size, g = _STEP(x, bias, tl.load(a + column, inside, 0.0))
+    tl.store(y + row * d + column, size, inside)
+    tl.store(z + row * d + column, g, inside)
+
+
+def step_gates(
+    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.pointwise.step_gates."""
+    y, z = step.new_empty(2, *step.shape).unbind(0)
+    rows, d = as_rows(step), step.shape[-1]
+    _step_gates[(len(rows),)](
+        rows,
+        dt.contiguous(),
+        a.contiguous(),
+        y,
+        z,
+        d,
+        rows.stride(0),
+        BD=power_of_2(d),
+        num_warps=4,
+    )
+    return y, z

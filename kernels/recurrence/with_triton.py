@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 import triton.language as tl
 
+from kernels.pointwise.with_triton import softplus
 from kernels.recurrence.selective_scan import ScanArguments, ScanSlotArguments
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
@@ -143,30 +144,32 @@ def _convolved(
 
 
 @jit
-def _softplus(x):
-    """ln(1 + e^x), without an e^x that overflows; small ones keep their digits."""
-    e = tl.exp(-tl.abs(x))
-    whole = 1 + e
-    # what rounding the sum took is put back (Kahan)
-    logarithm = tl.where(whole == 1, e, tl.log(whole) * (e / tl.where(whole == 1, 1.0, whole - 1)))
-    return tl.where(x < 0, 0.0, x) + logarithm
-
-
-@jit
-def _channel_gates(
-    decay, dt, a, beta, g, opened, n_channels, n_heads, decay_row, beta_row, bound,
-    BOUNDED: tl.constexpr, BD: tl.constexpr,
+def _normed_and_gated(
+    qk, normed, decay, dt, a, beta, g, opened,
+    n_heads, d, qk_t, qk_h, eps, n_channels, n_betas, decay_row, beta_row, bound, n_tiles,
+    BOUNDED: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BD + tl.arange(0, BD)
-    inside = column < n_channels
-    x = tl.load(decay + row * decay_row + column, inside, 0.0) + tl.load(dt + column, inside, 0.0)
-    scale = tl.load(a + column, inside, 0.0)
-    kept = tl.sigmoid(-x * scale) * bound if BOUNDED else _softplus(x) * scale
-    tl.store(g + row * n_channels + column, kept, inside)
-    inside = column < n_heads
-    written = tl.sigmoid(tl.load(beta + row * beta_row + column, inside, 0.0))
-    tl.store(opened + row * n_heads + column, written, inside)
+    """Of one token BR heads of queries and keys divided by their lengths, or BG gates."""
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if part < n_tiles:
+        head = part * BR + tl.arange(0, BR)[:, None]
+        column = tl.arange(0, BD)[None, :]
+        inside = (head < n_heads) & (column < d)
+        values = tl.load(qk + token * qk_t + head * qk_h + column, inside, 0.0)
+        square = tl.sum(values * values, 1, keep_dims=True)
+        values = values / tl.sqrt(square + eps)
+        tl.store(normed + (token * n_heads + head) * d + column, values, inside)
+    else:
+        channel = (part - n_tiles) * BG + tl.arange(0, BG)
+        known = channel < n_channels
+        x = tl.load(decay + token * decay_row + channel, known, 0.0)
+        x += tl.load(dt + channel, known, 0.0)
+        scale = tl.load(a + channel, known, 0.0)
+        kept = tl.sigmoid(-x * scale) * bound if BOUNDED else softplus(x) * scale
+        tl.store(g + token * n_channels + channel, kept, known)
+        in_betas = channel < n_betas
+        written = tl.sigmoid(tl.load(beta + token * beta_row + channel, in_betas, 0.0))
+        tl.store(opened + token * n_betas + channel, written, in_betas)
 
 
 def channel_gates(
@@ -177,16 +180,40 @@ def channel_gates(
     bound: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.recurrence.channel_gates."""
-    n_channels, n_heads = decay.shape[-1], beta.shape[-1]
+    _, g, opened = normed_and_gated(None, 0.0, decay, dt, a, beta, bound)
+    return g, opened
+
+
+def normed_and_gated(
+    qk: torch.Tensor | None,
+    eps: float,
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    bound: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """l2_norm(qk, eps), qk [B, T, H, d] if there is one, and `channel_gates`, whose formula without
+    bound is that of delta_gates."""
+    n_channels, n_betas = decay.shape[-1], beta.shape[-1]
     g, opened = decay.new_empty(decay.shape), beta.new_empty(beta.shape)
     decays, betas = as_rows(decay), as_rows(beta)
-    grid = decays.shape[0], cdiv(max(n_channels, n_heads), GATES)
-    _channel_gates[grid](
-        decays, dt.contiguous(), a.contiguous(), betas, g, opened, n_channels, n_heads,
-        decays.stride(0), betas.stride(0), float(bound or 0.0),
-        BOUNDED=bound is not None, BD=GATES, num_warps=4,
+    heads = decays.unsqueeze(1) if qk is None else qk.flatten(0, 1)
+    if heads.stride(2) != 1:
+        heads = heads.contiguous()
+    normed = decay if qk is None else qk.new_empty(qk.shape)
+    n_heads, d = heads.shape[1:]
+    wide = power_of_2(d)
+    together = max(1, min(GATES // wide, power_of_2(n_heads)))
+    n_tiles = 0 if qk is None else cdiv(n_heads, together)
+    side = min(GATES, power_of_2(max(n_channels, n_betas)))
+    _normed_and_gated[(len(decays), n_tiles + cdiv(max(n_channels, n_betas), side))](
+        heads, normed, decays, dt.contiguous(), a.contiguous(), betas, g, opened,
+        n_heads, d, heads.stride(0), heads.stride(1), eps,
+        n_channels, n_betas, decays.stride(0), betas.stride(0), float(bound or 0.0), n_tiles,
+        BOUNDED=bound is not None, BR=together, BD=wide, BG=side, num_warps=4,
     )  # fmt: skip
-    return g, opened
+    return normed, g, opened
 
 
 def run_into(

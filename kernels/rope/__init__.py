@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.dispatch import pick
+from kernels.dispatch import pick, runs_triton
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import LANES, rows, run, start, vectors
+from kernels.norm import head_norm
 
 Body = Callable[..., None]
 
@@ -35,6 +36,17 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     Dimensions from n_rot on pass through. Returns a new [B, T, H, hd]. Differentiable in x.
     """
     return _apply(x, cos, sin)
+
+
+def norm_and_rope(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """apply_rope(head_norm(x, weight, eps), cos, sin), on a GPU in one launch."""
+    if runs_triton(x):
+        from kernels.rope import with_triton
+
+        return with_triton.norm_and_rope(x, weight, eps, cos, sin)
+    return apply_rope(head_norm(x, weight, eps), cos, sin)
 
 
 def rope_at_end(

@@ -12,10 +12,12 @@ HEADS = 4
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
 def _rotate(
-    x, cos, sin, y, n_tokens, n_heads, head_dim, half,
+    x, cos, sin, y, weight, eps, n_tokens, n_heads, head_dim, half,
     x_b, x_t, x_h, x_d, cos_b, cos_t, cos_d, sin_b, sin_t, sin_d,
     BH: tl.constexpr, BD: tl.constexpr, REST: tl.constexpr, END: tl.constexpr, BACK: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """WHOLE: numbers of a head that is divided by its length and multiplied by a weight first."""
     b, t = tl.program_id(2).to(tl.int64), tl.program_id(0)
     h = (tl.program_id(1) * BH + tl.arange(0, BH))[:, None]
     j = tl.arange(0, BD)
@@ -31,13 +33,23 @@ def _rotate(
     other = at + (1 if END else half)
     first = tl.load(x + at * x_d, inside, 0.0)
     second = tl.load(x + other * x_d, inside, 0.0)
+    if WHOLE > 0:
+        column = tl.arange(0, WHOLE)[None, :]
+        values = tl.load(x + column * x_d, (h < n_heads) & (column < head_dim), 0.0)
+        length = tl.sqrt(tl.sum(values * values, 1, keep_dims=True) + eps)
+        weight += h * head_dim
+        first = first / length * tl.load(weight + at, inside, 0.0)
+        second = second / length * tl.load(weight + other, inside, 0.0)
     tl.store(y + at, first * c - second * s, inside)
     tl.store(y + other, second * c + first * s, inside)
     if REST > 0:
         r = tl.arange(0, REST)[None, :]
         beyond = (h < n_heads) & (r < head_dim - 2 * half)
         r += 0 if END else 2 * half
-        tl.store(y + r, tl.load(x + r * x_d, beyond, 0.0), beyond)
+        others = tl.load(x + r * x_d, beyond, 0.0)
+        if WHOLE > 0:
+            others = others / length * tl.load(weight + r, beyond, 0.0)
+        tl.store(y + r, others, beyond)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -52,17 +64,31 @@ def rope_at_end(
     return _turned(x, cos, sin, end=True, back=back)
 
 
+def norm_and_rope(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """See kernels.rope.norm_and_rope."""
+    return _turned(x, cos, sin, end=False, back=False, weight=weight.contiguous(), eps=eps)
+
+
 def _turned(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, end: bool, back: bool
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    end: bool,
+    back: bool,
+    weight: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> torch.Tensor:
     n_batch, n_tokens, n_heads, head_dim = x.shape
     half = cos.shape[-1]
     rest = head_dim - 2 * half
     y = x.new_empty(x.shape)
     _rotate[(n_tokens, cdiv(n_heads, HEADS), n_batch)](
-        x, cos, sin, y, n_tokens, n_heads, head_dim, half,
+        x, cos, sin, y, weight, eps, n_tokens, n_heads, head_dim, half,
         *x.stride(), *cos.stride(), *sin.stride(),
         BH=HEADS, BD=power_of_2(half), REST=power_of_2(rest) if rest else 0, END=end, BACK=back,
-        num_warps=1,
+        WHOLE=0 if weight is None else power_of_2(head_dim), num_warps=1,
     )  # fmt: skip
     return y

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick
+from kernels.dispatch import pick, runs_triton
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.functions import rows as in_rows
 from kernels.llvm.functions import run, start
@@ -23,6 +23,24 @@ def write_cells(
     streams, cells: int64 [B * T], in memory: the host looks at none of them. No cell comes twice.
     """
     _run(storage, rows, streams, cells)
+
+
+def write_keys_and_values(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    streams: torch.Tensor,
+    cells: torch.Tensor,
+) -> None:
+    """write_cells of k to keys and of v to values, on a GPU in one launch."""
+    if runs_triton(keys):
+        from kernels.rows import with_triton
+
+        with_triton.write_cells_each(((keys, k), (values, v)), streams, cells)
+    else:
+        write_cells(keys, k, streams, cells)
+        write_cells(values, v, streams, cells)
 
 
 def write_cells_naive(
@@ -77,4 +95,6 @@ def _body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
         code.copy(storage + place, start(args[1:5], row), n_bytes)
 
 
-_run = pick(write_cells_naive, write_cells_with_torch, None, write_cells_with_llvm)
+_run = pick(
+    write_cells_naive, write_cells_with_torch, "kernels.rows.with_triton", write_cells_with_llvm
+)

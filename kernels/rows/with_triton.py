@@ -1,12 +1,14 @@
-"""Mixed streams (kernels.rows.sinkhorn) on a GPU."""
+"""Mixed streams (kernels.rows.sinkhorn) and writing to attention cells on a GPU."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton.language as tl
 
 from kernels.rows.sinkhorn import N_STREAMS, Sinkhorn
-from kernels.triton_setup import as_rows, cdiv, jit
+from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 COLUMNS = 512
 """Numbers of each stream in one program."""
@@ -93,3 +95,39 @@ def advance_streams(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> to
         x, y, gates, out, d, y.stride(0), gates.stride(0), N=N_STREAMS, BD=COLUMNS, num_warps=4
     )
     return out
+
+
+@jit
+def _write_cells(
+    pairs, streams, cells, n_tokens, BH: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """A token's heads into its cell of each storage."""
+    i = tl.program_id(0).to(tl.int64)
+    stream, cell = tl.load(streams + i), tl.load(cells + i)
+    h, column = tl.arange(0, BH)[:, None], tl.arange(0, BD)[None, :]
+    for at in tl.static_range(len(pairs)):
+        storage, rows, n_heads, n_cells, d, row_b, row_t, row_h, row_d = pairs[at]
+        inside = (h < n_heads) & (column < d)
+        source = rows + i // n_tokens * row_b + i % n_tokens * row_t
+        values = tl.load(source + h * row_h + column * row_d, inside, 0.0)
+        to = storage + ((stream * n_heads + h) * n_cells + cell) * d
+        tl.store(to + column, values, inside)
+
+
+def write_cells(
+    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
+) -> None:
+    """See kernels.rows.cells.write_cells."""
+    write_cells_each(((storage, rows),), streams, cells)
+
+
+def write_cells_each(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], streams: torch.Tensor, cells: torch.Tensor
+) -> None:
+    """The same for several storages and what goes into their cells."""
+    of_each = [(storage, rows, *storage.shape[1:], *rows.stride()) for storage, rows in pairs]
+    heads, widths = zip(*((rows.shape[2], rows.shape[3]) for _, rows in pairs), strict=True)
+    _write_cells[(streams.numel(),)](
+        tuple(of_each), streams, cells, pairs[0][1].shape[1],
+        BH=power_of_2(max(heads)), BD=power_of_2(max(widths)), num_warps=4,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 
 from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
 from engine.machine import graphs
+from engine.model.layers import ResidualBlock
 from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
 from engine.session import Session
 from tests.support.as_on_cuda import LAUNCHED
@@ -25,7 +26,23 @@ from tests.support.golden_runs import MTP_MODELS, options_of
 MODELS = [*MTP_MODELS, *(f"{name}-mtp-f32" for name in ("bailingmoe3-a", "deepseek4-a"))]
 MODELS += ["glm5-next-b-mtp-f32", "nemotron_h_moe-b-mtp-f32", "qwen4exp-c-mtp-f32"]
 DRAFTERS = [name for name in TARGETS if there(name)]
-MOST_LAUNCHES = {"qwen35": (62, 92), "lfm2": (70, 81), "kimi-linear": (97, 126)}
+MOST_LAUNCHES = {
+    "qwen35": {"DeltaNet Swiglu": 10, "Attention Swiglu": 11},
+    "lfm2": {"ShortConv Swiglu": 9, "Attention Swiglu": 11},
+    "kimi-linear": {
+        "Kda Swiglu": 14,
+        "Kda MixtureOfExperts": 21,
+        "LatentAttention MixtureOfExperts": 22,
+    },
+    "lfm2moe": {
+        "ShortConv Swiglu": 9,
+        "ShortConv MixtureOfExperts": 14,
+        "Attention MixtureOfExperts": 16,
+    },
+    "granitehybrid": {"Mamba2 Swiglu": 10, "Attention Swiglu": 10},
+    "nemotron_h": {"Mamba2 None": 7, "None Relu2": 4, "Attention None": 7},
+}
+"""By the halves of a layer."""
 TOKENS = tuple(np.random.default_rng(3).integers(3, 100, 6).tolist()) * 2
 
 # rings differ by their addresses, which fake tensors do not have; either order computes
@@ -61,26 +78,30 @@ def test_families(fake, tmp_path, name):
     decode(fake, opened, replace(options, batch_invariant=True))
 
 
-@pytest.mark.parametrize("name", ["qwen35", "lfm2", "kimi-linear"])
-def test_launches_of_a_recorded_pass(fake, monkeypatch, tmp_path, name):
-    """Launches of Triton kernels and operations of torch, of a pass of one token: no more than on
-    2026-11-27, when 21 of these made the record of its row."""
-    path, record, counts = tmp_path / "model.gguf", graphs._RecordOnCuda(), []
+@pytest.mark.parametrize("name", MOST_LAUNCHES)
+def test_launches_of_a_layer(fake, monkeypatch, tmp_path, name):
+    """Launches of Triton kernels and operations of torch in a recorded pass of one token."""
+    path, record, call = tmp_path / "model.gguf", graphs._RecordOnCuda(), ResidualBlock.__call__
+    found: dict[str, int] = {}
 
-    def counted(run):
-        before = LAUNCHED.total(), fake.computed
-        found = record(run)
-        counts.append((LAUNCHED.total() - before[0], fake.computed - before[1]))
-        return found
+    def counted(block, x, around):
+        before = LAUNCHED.total() + fake.computed
+        y = call(block, x, around)
+        halves = [type(half).__name__ for half in (block._mixer, block._ffn)]
+        layer = " ".join(halves).replace("NoneType", "None")
+        found[layer] = max(found.get(layer, 0), LAUNCHED.total() + fake.computed - before)
+        return y
 
-    monkeypatch.setattr(graphs, "_RecordOnCuda", lambda: counted)
+    def recorded(run):
+        found.clear()
+        return record(run)
+
+    monkeypatch.setattr(graphs, "_RecordOnCuda", lambda: recorded)
+    monkeypatch.setattr(ResidualBlock, "__call__", counted)
     write_random_model(path, arch=name, size="tiny", quant="q4_k_m")
-    opened = Session.open(path, compute="q8", device="cuda")
-    decode(fake, opened, options_of(6))
-    ours, torchs = counts[-1]
-    most_ours, most_torchs = MOST_LAUNCHES[name]
-    assert 0 < ours <= most_ours
-    assert torchs <= most_torchs
+    decode(fake, Session.open(path, compute="q8", device="cuda"), options_of(6))
+    assert found.keys() == MOST_LAUNCHES[name].keys()
+    assert all(0 < n <= MOST_LAUNCHES[name][layer] for layer, n in found.items()), found
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,16 @@ from kernels.linear.block_linear import with_triton as blocks_op
 from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
 from kernels.linear.integer_blocks import with_triton as integers_op
+from kernels.linear.integer_blocks.rows_with_triton import operation_rows
 from kernels.linear.packed import PackedWeight
-from kernels.moe import RELU2, SWIGLU, clamped_swiglu_activation, situ_activation, swiglu_within
+from kernels.moe import (
+    RELU2,
+    SWIGLU,
+    Choice,
+    clamped_swiglu_activation,
+    situ_activation,
+    swiglu_within,
+)
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
 from kernels.pointwise import with_triton as pointwise
@@ -225,9 +233,16 @@ def test_mixture_of_experts(compiled, sizes, mode):
     pairs = [(torch.ones(256, 128), torch.ones(128, 128))] * n_experts
     packed = moe.pack(pairs[0][0], pairs, mode)
     moe.experts(torch.ones(n_tokens, 128), weights, ids, packed)
-    assert [kernel.name for kernel in compiled] == ["_route", "_open", "_close", "_combine"]
+    moe.route_biased(
+        torch.ones(n_tokens, n_experts),
+        torch.ones(n_experts),
+        Choice(8, n_groups=4, n_groups_used=2),
+    )
+    sorts = ["_sort"] * (8 * n_tokens <= moe.FEW_CHOICES)
+    names = ["_route", *sorts, "_open", "_close", "_combine", "_route"]
+    assert [kernel.name for kernel in compiled] == names
     if mode == "bf16":
-        assert all("mma" in kernel.ptx for kernel in compiled[1:3])
+        assert all("mma" in kernel.ptx for kernel in compiled if kernel.name in ("_open", "_close"))
 
 
 @pytest.mark.parametrize("n_rows", [1, 4, 8])
@@ -258,13 +273,18 @@ def test_products_with_what_is_done_to_their_rows(compiled, n_rows, n_in):
     gates, x = PackedWeight("f32", (64, n_in), 0, torch.ones(64, n_in)), torch.ones(1, n_rows, n_in)
     normed = norm.rms_norm_rows(x, torch.ones(n_in), 1e-6, [joined, gates])
     integers_op.products(normed, [joined, gates])
-    integers_op.opened(normed, packed("Q4_K", 18432), "swiglu", ())
+    opened = integers_op.opened(normed, packed("Q4_K", 18432), "swiglu", (), reads=[joined])
+    assert opened.integers
     heads = torch.ones(1, n_rows, 32, 128)
     out = norm.gated_rms_norm_rows(heads, heads, torch.ones(128), 1e-6, False, [joined])
     assert out.integers
     integers_op.products(normed, [packed("Q6_K", n_in)], residual=x)
+    assert operation_rows("output_gate", (x, x), [joined])
     names = [kernel.name for kernel in compiled]
-    assert names == ["_norm", "_product", "_opened", "_norm", "_product"]
+    assert names == ["_norm", "_product", "_opened", "_norm", "_product", "_quantise"]
+    # what is counted comes after what was stored
+    before, after = compiled[2].ptx.split("atom.")
+    assert before.rstrip().count("bar.") >= 1 and after.split()[0].count("acq_rel")
     # room for 10 programs of one warp side by side in a multiprocessor at least
     assert all(kernel.n_registers <= 200 for kernel in compiled if kernel.name != "_norm")
 
@@ -288,7 +308,7 @@ def test_activations_of_experts(compiled, activation):
     packed = moe.pack(pairs[0][0], pairs, "f32", activation)
     weights, ids = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.int64)
     moe.experts(torch.ones(1, 128), weights, ids, packed)
-    assert [kernel.name for kernel in compiled] == ["_open", "_close", "_combine"]
+    assert [kernel.name for kernel in compiled] == ["_sort", "_open", "_close", "_combine"]
 
 
 @in_turn("n_tokens", [1, 5, 1, 5])
@@ -311,13 +331,23 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     table = torch.ones(1, n_tokens, 32)
     rope.apply_rope(torch.ones(1, n_tokens, 16, 256), table, table)
     rope.rope_at_end(torch.ones(1, n_tokens, 16, 256), table, table, back=True)
+    rope.norm_and_rope(torch.ones(1, n_tokens, 16, 256), torch.ones(16, 256), 1e-6, table, table)
+    cells, numbers = torch.ones(1, 4, 512, 256), torch.zeros(n_tokens, dtype=torch.int64)
+    streams.write_cells_each(
+        ((cells, cells[:, :1, :n_tokens].transpose(1, 2)),) * 2, numbers, numbers
+    )
     pointwise.swiglu(x, x)
     norm.group_rms_norm(
         torch.ones(n_tokens, 8, 640), torch.ones(n_tokens, 8, 640), d.view(-1, 640), 1e-5
     )
     pointwise.relu2(x)
     names = [kernel.name for kernel in compiled]
-    assert names == ["_conv"] * 2 + ["_norm"] * 3 + ["_rotate"] * 2 + ["_swiglu", "_norm", "_relu2"]
+    assert names == ["_conv"] * 2 + ["_norm"] * 3 + ["_rotate"] * 3 + [
+        "_write_cells",
+        "_swiglu",
+        "_norm",
+        "_relu2",
+    ]
 
 
 @in_turn("n_tokens", [1, 3, 8, 16])
@@ -328,8 +358,12 @@ def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
     recurrence.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16), -5.0)
     recurrence.channel_gates(x, channels, channels, torch.ones(1, n_tokens, 16))
     heads.head_linear(torch.ones(1, n_tokens, 16, 128), torch.ones(16, 128, 512))
+    qk, gates = torch.ones(1, n_tokens, 32, 128), torch.ones(1, n_tokens, 32)
+    recurrence.normed_and_gated(qk, 1e-6, gates, channels[:32], channels[:32], gates)
+    pointwise.step_gates(gates, channels[:32], channels[:32])
     names = [kernel.name for kernel in compiled]
-    assert names == ["_situ", "_geglu", "_channel_gates", "_channel_gates", "_head_linear"]
+    gated = "_normed_and_gated"
+    assert names == ["_situ", "_geglu", gated, gated, "_head_linear", gated, "_step_gates"]
 
 
 @in_turn("n_tokens", [1, 3, 8, 16])

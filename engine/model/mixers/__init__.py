@@ -49,7 +49,7 @@ from engine.model.parts.recurrent import (
 )
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
-from kernels.linear import Rows
+from kernels.linear import PackedWeight, Rows
 from kernels.pointwise import add
 
 _MAKE: Mapping[type, Callable[..., Mixer]] = {
@@ -85,7 +85,9 @@ class MixersSideBySide:
 
     def __init__(self, mixers: list[Mixer]) -> None:
         self._mixers = mixers
-        self.reads = tuple(packed for mixer in mixers for packed in mixer.reads)
+        self.reads: tuple[PackedWeight, ...] = tuple(
+            packed for mixer in mixers for packed in mixer.reads
+        )
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None

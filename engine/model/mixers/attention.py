@@ -22,11 +22,11 @@ from engine.model.rope import RopeConfig
 from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend
 from kernels.attention.block_choice import Indexer, choose_blocks, choose_pools
-from kernels.linear import PackedWeight, Rows
+from kernels.linear import PackedWeight, Rows, operation_rows
 from kernels.linear.head_linear import head_linear
 from kernels.norm import head_norm, layer_norm, rms_norm
 from kernels.pointwise import add, multiply, output_gate
-from kernels.rope import apply_rope
+from kernels.rope import apply_rope, norm_and_rope
 from kernels.rows import join
 
 
@@ -75,9 +75,11 @@ class Attention:
         # split_with_sizes and view: split and unflatten would add Python calls of their own
         qk, v, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
-        if self._qk_norm is not None:
+        if self._qk_norm is not None and self._turns:
+            qk = norm_and_rope(qk, self._qk_norm, self._qk_eps, around.cos, around.sin)
+        elif self._qk_norm is not None:
             qk = head_norm(qk, self._qk_norm, self._qk_eps)
-        if self._turns:
+        elif self._turns:
             qk = apply_rope(qk, around.cos, around.sin)
         q, k = qk.split_with_sizes(self._heads, 2)
         if self._scale is not None:
@@ -87,9 +89,11 @@ class Attention:
         mask = self._visible(x, cells, around)
         out = attend(q, cells.k, cells.v, mask, invariant=invariant)
         out = out.reshape(n_seqs, n_tokens, -1)
+        rows: Rows = out
         if self._sizes[2]:
-            out = output_gate(out, gate, invariant=invariant)
-        return self._output(out, invariant=invariant, residual=residual)
+            reads = (self._output.packed,)
+            rows = operation_rows(output_gate, (out, gate), reads, invariant=invariant)
+        return self._output(rows, invariant=invariant, residual=residual)
 
     def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> torch.Tensor:
         """Where these tokens look, bool [B, T, N]."""
@@ -226,7 +230,7 @@ class LatentAttention:
             self._q_a_norm = weights.keep("attn_q_a_norm.weight")
             self._q_b = weights.stack([_queries(weights.rows("attn_q_b.weight"), part)])
         self._input = weights.stack([first, *last, *gate])
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         self._norm = weights.keep("attn_kv_a_norm.weight")
         self._k_b = weights.keep("attn_k_b.weight").transpose(1, 2).contiguous()
         self._v_b = weights.keep("attn_v_b.weight").transpose(1, 2).contiguous()

@@ -17,7 +17,7 @@ from engine.model.rings import CompressorInputs, CompressorRing
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
-from kernels.linear import Rows
+from kernels.linear import PackedWeight, Rows
 from kernels.norm import head_norm, rms_norm
 from kernels.recurrence.compressor import Compressor, add_at_places, first_of_block
 from kernels.rope import rope_at_end
@@ -58,7 +58,7 @@ class CompressedAttention:
             rows += self._rows.matrices(weights.rows)
             self._sizes.append(self._rows.n_inputs)
         self._input = weights.stack(rows)
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         self._q_norm = weights.keep("attn_q_a_norm.weight")
         self._q = weights.project("attn_q_b.weight")
         # x / rms(x) is sqrt(d) x / |x|

@@ -28,10 +28,10 @@ from engine.model.recurrent_states import (
 )
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from engine.model.windows import ConvInputs, ConvWindow
-from kernels.linear import Rows
-from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, l2_norm, rms_norm
-from kernels.pointwise import delta_gates, multiply, step_gates, swiglu
-from kernels.recurrence.channel_gates import channel_gates
+from kernels.linear import PackedWeight, Rows, operation_rows
+from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
+from kernels.pointwise import multiply, step_gates, swiglu
+from kernels.recurrence.delta_inputs import normed_and_gated
 
 
 def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
@@ -65,7 +65,7 @@ class DeltaNet:
             self._inputs = [weights.stack([*qkv_z, *gates])]
         else:
             self._inputs = [weights.stack(qkv_z), weights.stack(gates, compute="f32")]
-        self.reads = tuple(each.packed for each in self._inputs)
+        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._dt = weights.keep("ssm_dt.bias")
@@ -89,10 +89,11 @@ class DeltaNet:
             channels, z, beta, decay = joined.split_with_sizes(self._sizes, -1)
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
         qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
-        qk = l2_norm(qk.reshape(heads), self._eps)
+        qk, g, beta = normed_and_gated(
+            qk.reshape(heads), self._eps, decay, self._dt, self._a, beta, invariant=invariant
+        )
         q, k = qk.split_with_sizes(self._qk_heads, 2)
         v = v.reshape(heads)
-        g, beta = delta_gates(decay, self._dt, self._a, beta, invariant=invariant)
         out = memory.advance(self._state, DeltaInputs(q, k, v, g, beta))
         rows = gated_rms_norm_rows(
             out,
@@ -167,7 +168,7 @@ class Kda:
             weights.stack([*_qkv(weights), *first]),
             weights.stack([weights.numbers("ssm_beta.weight")], compute="f32"),
         ]
-        self.reads = tuple(each.packed for each in self._inputs)
+        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
         self._decay = _second(weights, part.decay)
         self._gate = _second(weights, part.gate)
         taps = [weights.keep(f"ssm_conv1d_{one}.weight").squeeze(1) for one in "qkv"]
@@ -195,8 +196,17 @@ class Kda:
             gate = self._gate(gate, invariant=invariant)
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
         qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
-        q, k = l2_norm(qk.reshape(heads), self._l2_eps).split_with_sizes([self._heads] * 2, 2)
-        g, beta = channel_gates(decay, self._dt, self._a, beta, self._bound, invariant=invariant)
+        qk, g, beta = normed_and_gated(
+            qk.reshape(heads),
+            self._l2_eps,
+            decay,
+            self._dt,
+            self._a,
+            beta,
+            self._bound,
+            invariant=invariant,
+        )
+        q, k = qk.split_with_sizes([self._heads] * 2, 2)
         inputs = DeltaInputs(q, k, v.reshape(heads), g.view(heads), beta)
         out = memory.advance(self._state, inputs)
         rows = gated_rms_norm_rows(
@@ -241,7 +251,7 @@ class Mamba:
         self._eps = config.eps
         self._halves = [part.d_inner, part.d_inner]
         self._input = weights.project("ssm_in.weight")
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._bias = weights.keep("ssm_conv1d.bias")
@@ -277,9 +287,8 @@ class Mamba:
             self._steps(step, invariant=invariant), self._dt, self._d, invariant=invariant
         )
         out = memory.advance(self._state, ScanInputs(values, dt, self._a, B, C, self._d))
-        return self._output(
-            swiglu(z, out, invariant=invariant), invariant=invariant, residual=residual
-        )
+        rows = operation_rows(swiglu, (z, out), (self._output.packed,), invariant=invariant)
+        return self._output(rows, invariant=invariant, residual=residual)
 
 
 def mamba2_recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:
@@ -314,7 +323,7 @@ class Mamba2:
                 weights.stack(rows.rearranged(lambda data: data.split(apart))[:1]),
                 weights.stack(steps, compute="f32"),
             ]
-        self.reads = tuple(each.packed for each in self._inputs)
+        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         bias = "ssm_conv1d.bias"
@@ -352,7 +361,8 @@ class Mamba2:
         out = memory.advance(self._state, inputs).flatten(2)
         rows: Rows
         if self._norm is None:
-            rows = swiglu(z, out, invariant=invariant)
+            reads = (self._output.packed,)
+            rows = operation_rows(swiglu, (z, out), reads, invariant=invariant)
         else:
             of_groups = (*shape, *self._norm.shape)
             rows = group_rms_norm_rows(
@@ -382,7 +392,7 @@ class LowRankMamba2:
             ]
 
         self._input = weights.stack(weights.rows("ssm_in.weight").rearranged(halves))
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
@@ -407,9 +417,8 @@ class LowRankMamba2:
         values = values.view(*x.shape[:2], *self._heads)
         inputs = SsdInputs(values, dt, g, B.unsqueeze(2), C.unsqueeze(2), self._d)
         out = memory.advance(self._state, inputs).flatten(2)
-        return self._output(
-            swiglu(z, out, invariant=invariant), invariant=invariant, residual=residual
-        )
+        rows = operation_rows(swiglu, (z, out), (self._output.packed,), invariant=invariant)
+        return self._output(rows, invariant=invariant, residual=residual)
 
 
 def short_conv_recurrences(part: ShortConvPart) -> dict[str, Recurrence[Any]]:
@@ -426,7 +435,7 @@ class ShortConv:
     ) -> None:
         self._window = StateKey(layer, "window")
         self._input = weights.project("shortconv.in_proj.weight")
-        self.reads = (self._input.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("shortconv.conv.weight").t().contiguous().t()
         self._output = weights.project("shortconv.out_proj.weight")
@@ -439,4 +448,5 @@ class ShortConv:
         assert memory is not None  # a model with recurrent layers is given such a memory
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)
         convolved = memory.advance(self._window, ConvInputs(multiply(b, x), self._conv))
-        return self._output(multiply(c, convolved), invariant=invariant, residual=residual)
+        rows = operation_rows(multiply, (c, convolved), (self._output.packed,))
+        return self._output(rows, invariant=invariant, residual=residual)

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 import triton.language as tl
 
-from kernels.linear.block_parts import LONG, SHORT, IntegerRows, is_long
+from kernels.linear.block_linear.with_triton import FEW_ROWS
+from kernels.linear.block_parts import LONG, SHORT, IntegerRows, PreparedRows, Rows, is_long
 from kernels.linear.packed import BlockData, PackedWeight
+from kernels.pointwise.with_triton import EXPRESSIONS
 from kernels.triton_setup import as_rows, cdiv, jit
 
 WORDS_OF_GROUP = {"Q4_K": 8, "Q5_K": 8, "IQ4_XS": 8}
@@ -77,13 +79,20 @@ def _store_kind(
 
 @jit
 def _quantise(
-    x, kept, n_in, x_stride,
-    KEPT: tl.constexpr, N: tl.constexpr,
+    x, other, y, kept, n_in, x_row, other_row,
+    EXPRESSION: tl.constexpr, KEPT: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
+    """N numbers of a row, or what an expression makes of one or two rows."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * N
     at = first + tl.arange(0, N)
-    values = tl.load(x + row * x_stride + at, at < n_in, 0.0).to(tl.float32)
+    values = tl.load(x + row * x_row + at, at < n_in, 0.0).to(tl.float32)
+    if EXPRESSION is not None:
+        if other is None:
+            values = EXPRESSION(values)
+        else:
+            values = EXPRESSION(values, tl.load(other + row * other_row + at, at < n_in, 0.0))
+        tl.store(y + row * n_in + at, values, at < n_in)
     store_row(values, kept, row, first, n_in, True, KEPT, N)
 
 
@@ -132,11 +141,35 @@ def empty_integers(
 
 def integer_rows(x: torch.Tensor, parts: Sequence[int]) -> dict[int, IntegerRows]:
     """Rows f32 [..., in] as integers, for products of these kinds."""
-    rows = as_rows(x)
-    n_rows, n_in = rows.shape
+    return _run(as_rows(x), None, None, None, parts)
+
+
+def operation_rows(
+    name: str, operands: Sequence[torch.Tensor], reads: Iterable[PackedWeight]
+) -> Rows | None:
+    """See kernels.linear.operation_rows; None where the products take rows as they are."""
+    parts, shape = parts_of(reads), operands[0].shape
+    n_in, n_rows = shape[-1], shape[:-1].numel()
+    if not parts or n_rows > FEW_ROWS or any(n_in % side for side, _ in kinds_of(parts)):
+        return None
+    x, *others = map(as_rows, operands)
+    y = operands[0].new_empty(shape)
+    made = _run(x, others[0] if others else None, y, EXPRESSIONS[name], parts)
+    return PreparedRows(y, made)
+
+
+def _run(
+    x: torch.Tensor,
+    other: torch.Tensor | None,
+    y: torch.Tensor | None,
+    expression: object,
+    parts: Sequence[int],
+) -> dict[int, IntegerRows]:
+    n_rows, n_in = x.shape
     made, together = empty_integers(n_rows, n_in, parts, x.device), 4 * LONG
     _quantise[(n_rows, cdiv(n_in, together))](
-        rows, tuple(map(tuple, made.values())), n_in, rows.stride(0),
-        KEPT=kinds_of(parts), N=together, num_warps=4,
+        x, other, y, tuple(map(tuple, made.values())), n_in,
+        x.stride(0), 0 if other is None else other.stride(0),
+        EXPRESSION=expression, KEPT=kinds_of(parts), N=together, num_warps=4,
     )  # fmt: skip
     return made

@@ -19,7 +19,8 @@ import triton.language as tl
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.linear.block_linear.with_triton import FEW_ROWS, expanded_product
-from kernels.linear.block_parts import IntegerRows, PreparedRows, is_long
+from kernels.linear.block_parts import LONG, IntegerRows, PreparedRows, Rows, is_long
+from kernels.linear.integer_blocks import COUNTERS, counters
 from kernels.linear.integer_blocks.digits_with_triton import (
     digits_of_long,
     digits_of_short,
@@ -30,9 +31,12 @@ from kernels.linear.integer_blocks.digits_with_triton import (
 )
 from kernels.linear.integer_blocks.rows_with_triton import (
     WORDS_OF_GROUP,
+    empty_integers,
     integer_rows,
+    kinds_of,
     part_of,
     parts_of,
+    store_row,
 )
 from kernels.linear.packed import BlockData, PackedWeight
 from kernels.pointwise.with_triton import EXPRESSIONS
@@ -203,11 +207,12 @@ def _product(
 
 @jit
 def _opened(
-    x, x_row, rows, parts, y, numbers, n_rows, n_in, width,
+    x, x_row, rows, parts, y, numbers, kept, counters, n_rows, n_in, width,
     TYPES: tl.constexpr, LAYOUTS: tl.constexpr, ROWS: tl.constexpr, EXPRESSION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    KEPT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of an expression of the results of two matrices of `width` rows."""
+    """Some columns of an expression of the results of two matrices of `width` rows. Of every LONG
+    columns, the program that is the last to be done rounds all of them, if any are KEPT."""
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     in_rows, m = m < n_rows, m.to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -222,6 +227,23 @@ def _opened(
     )  # fmt: skip
     opened = EXPRESSION(gate, up, *numbers)
     tl.store(y + m[:, None] * width + n[None], opened, in_rows[:, None] & in_columns[None])
+    if len(KEPT) > 0:
+        first = tl.program_id(0) * BN // 256 * 256
+        n_programs = tl.cdiv(tl.minimum(width - first, 256), BN)
+        counter = counters + tl.program_id(1) * tl.cdiv(width, 256) + first // 256
+        # what all threads stored is there for the one that sees the count (PTX: cumulativity)
+        tl.debug_barrier()
+        n_before = tl.atomic_add(counter, 1, sem="acq_rel")
+        if n_before == n_programs - 1:
+            tl.debug_barrier()
+            at = first + tl.arange(0, 256)
+            first_row = tl.program_id(1).to(tl.int64) * BM
+            for i in range(tl.minimum(n_rows - tl.program_id(1) * BM, BM)):
+                row = first_row + i
+                source = y + row * width + at
+                values = tl.load(source, at < width, 0.0, cache_modifier=".cg")
+                store_row(values, kept, row, first, width, True, KEPT, 256)
+            tl.store(counter, 0)
 
 
 class _Part(NamedTuple):
@@ -335,8 +357,9 @@ def opened(
     expression: str,
     constants: tuple[float, ...],
     *,
+    reads: Sequence[PackedWeight] = (),
     invariant: bool = False,
-) -> torch.Tensor | None:
+) -> Rows | None:
     """The expression of this name of the two halves of a product, as kernels.linear.gated_linear
     has it; None as in `products`."""
     parts, numbers = _parts(packed), x.numbers if isinstance(x, PreparedRows) else x
@@ -355,14 +378,19 @@ def opened(
     launch = _Launch(x, halves, invariant)
     columns = columns_of(launch.side, width, MOST_COLUMNS // 2)
     y = numbers.new_empty(*numbers.shape[:-1], width)
-    _opened[(cdiv(width, columns), cdiv(launch.n_rows, launch.side))](
+    kinds, tiles = parts_of(reads), cdiv(launch.n_rows, launch.side)
+    if any(width % side for side, _ in kinds_of(kinds)) or tiles * cdiv(width, LONG) > COUNTERS:
+        kinds = ()
+    made = empty_integers(launch.n_rows, width, kinds, y.device)
+    _opened[(cdiv(width, columns), tiles)](
         launch.rows, launch.rows.stride(0), launch.integers,
         tuple((part.data, part.row_bytes) for part in halves), y, constants,
+        tuple(map(tuple, made.values())), counters(y.device) if kinds else y,
         launch.n_rows, launch.n_in, width,
-        **launch.places(halves), EXPRESSION=EXPRESSIONS[expression],
+        **launch.places(halves), EXPRESSION=EXPRESSIONS[expression], KEPT=kinds_of(kinds),
         BM=launch.side, BN=columns, num_warps=1,
     )  # fmt: skip
-    return y
+    return PreparedRows(y, made) if made else y
 
 
 def integer_linear(

@@ -8,10 +8,12 @@ import torch
 
 from kernels.linear.block_parts import LONG, PreparedRows, quantise
 from kernels.linear.blocks import pack_blocks, stack_weights
-from kernels.linear.integer_blocks.rows_with_triton import integer_rows
+from kernels.linear.integer_blocks import counters
+from kernels.linear.integer_blocks.rows_with_triton import integer_rows, operation_rows
 from kernels.linear.integer_blocks.with_triton import integer_linear, opened, products
 from kernels.linear.packed import PackedWeight
 from kernels.norm import with_triton as norm
+from kernels.pointwise import naive as pointwise_law
 from kernels.pointwise import with_triton as pointwise
 from tests.support.closeness import nmse
 from tests.support.random_blocks import random_blocks
@@ -155,3 +157,31 @@ def test_heads_are_gated_and_rounded(device, n_heads, d, types):
         assert isinstance(y, PreparedRows)
         assert torch.equal(y.numbers, wanted.flatten(2))
         assert_integers(y)
+
+
+@pytest.mark.parametrize("types", READS, ids=str)
+@pytest.mark.parametrize("name", ["output_gate", "multiply", "swiglu", "relu2"])
+def test_operations_are_rounded(device, name, types):
+    x, other = rows(3, device), rows(3, device)
+    operands = (x,) if name == "relu2" else (x, other)
+    y = operation_rows(name, operands, [blocks(type_name, 4, device) for type_name in types])
+    assert isinstance(y, PreparedRows)
+    law = getattr(pointwise_law, name)(*(each.cpu().double() for each in operands))
+    torch.testing.assert_close(y.numbers.cpu().double(), law, rtol=1e-6, atol=1e-30)
+    assert_integers(y)
+    assert operation_rows(name, operands, [numbers(4, device)]) is None
+
+
+@pytest.mark.parametrize("types", READS, ids=str)
+@pytest.mark.parametrize(("n_rows", "width"), [(1, 256), (3, 768), (16, 256)])
+def test_the_last_of_a_group_of_programs_rounds_it(device, n_rows, width, types):
+    """Also a second time: counters are zeros again."""
+    x, packed = rows(n_rows, device), blocks("Q8_0", 2 * width, device)
+    reads = [pack_blocks(random_blocks(name, 4, width).to(device), name, "q8") for name in types]
+    wanted = opened(x, packed, "swiglu", ())
+    for _ in range(2):
+        y = opened(x, packed, "swiglu", (), reads=reads)
+        assert isinstance(y, PreparedRows)
+        assert torch.equal(y.numbers, wanted)
+        assert_integers(y)
+        assert not counters(x.device).any()

@@ -160,6 +160,32 @@ def test_rope(device, n_rot, strides):
         assert torch.equal(y.cpu()[..., :-n_rot], x[..., :-n_rot])
 
 
+@pytest.mark.parametrize(("head_dim", "n_rot"), [(4, 4), (16, 12), (20, 8), (128, 64)])
+def test_rope_of_normed_heads(device, head_dim, n_rot):
+    """The bits of the norm and then of the rotation, of columns of something wider."""
+    wide = torch.full((2, 3, 5 * head_dim + 4), torch.nan)
+    wide[..., 1:-3].normal_()
+    x = wide.to(device)[..., 1:-3].view(2, 3, 5, head_dim)
+    weight = torch.randn(5, head_dim, device=device)
+    cos, sin = torch.randn(2, 2, 3, n_rot // 2, device=device).unbind(0)
+    y = rope.norm_and_rope(x, weight, 1e-6, cos, sin)
+    assert torch.equal(y, rope.apply_rope(norm.head_norm(x, weight, 1e-6), cos, sin))
+
+
+def test_keys_and_values_go_to_their_cells(device):
+    """Of unlike widths, out of rows with gaps; all other cells are garbage and stay so."""
+    storage = [torch.full((3, 2, 7, d), torch.nan) for d in (24, 20)]
+    rows = [torch.randn(2, 2, 5, d)[:, :, 3:] for d in (24, 20)]
+    of, where = torch.tensor([2, 2, 0, 0]), torch.tensor([6, 1, 0, 3])
+    there = [each.to(device) for each in storage]
+    pairs = list(zip(there, (each.to(device) for each in rows), strict=True))
+    streams.write_cells_each(pairs, of.to(device), where.to(device))
+    for written, kept, given in zip(there, storage, rows, strict=True):
+        for i in range(4):
+            kept[of[i], :, where[i]] = given[i // 2, i % 2]
+        assert torch.equal(written.cpu().nan_to_num(-9.0), kept.nan_to_num(-9.0))
+
+
 @pytest.mark.parametrize("shape", [(1, 8), (2, 3, 96), (3, 1500)], ids=str)
 @pytest.mark.parametrize("strides", ["plain", "permuted", "halves"])
 def test_swiglu(device, shape, strides):
@@ -209,6 +235,37 @@ def test_channel_gates(device, strides, bound):
     dt, a = torch.randn(32), -torch.rand(32) / 2
     done = recurrence.channel_gates(*(x.to(device) for x in (decay, dt, a, beta)), bound)
     law = gates_law.channel_gates(*(x.double() for x in (decay, dt, a, beta)), bound)
+    for ours, wanted in zip(done, law, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), wanted, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+@pytest.mark.parametrize(("n_heads", "d"), [(2, 4), (6, 20), (32, 128)])
+def test_queries_keys_and_gates(device, n_heads, d, bound):
+    """The bits of the norm and of the gates apart, from columns of something wider."""
+    wide = torch.full((2, 3, n_heads * d + 7), torch.nan)
+    wide[..., 3:-4].normal_()
+    qk = wide.to(device)[..., 3:-4].view(2, 3, n_heads, d)
+    n_channels = n_heads if bound is None else n_heads * d
+    decay, beta = torch.randn(2, 3, n_channels, device=device), torch.randn(2, 3, n_heads)
+    dt, a = torch.randn(n_channels, device=device), -torch.rand(n_channels, device=device)
+    beta = beta.to(device)
+    normed, g, opened = recurrence.normed_and_gated(qk, 1e-6, decay, dt, a, beta, bound)
+    assert torch.equal(normed, norm.l2_norm(qk, 1e-6))
+    apart = recurrence.channel_gates(decay, dt, a, beta, bound)
+    assert torch.equal(g, apart[0]) and torch.equal(opened, apart[1])
+    law = gates_law.channel_gates(*(x.cpu().double() for x in (decay, dt, a, beta)), bound)
+    for ours, wanted in zip((g, opened), law, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), wanted, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("n_heads", [4, 24])
+def test_step_gates(device, n_heads):
+    step = torch.full((2, 3, n_heads + 3), torch.nan)
+    step[..., 1:-2].normal_(std=9)
+    step, dt, a = step[..., 1:-2], torch.randn(n_heads), -torch.rand(n_heads)
+    done = pointwise.step_gates(step.to(device), dt.to(device), a.to(device))
+    law = pointwise_law.step_gates(step.double(), dt.double(), a.double())
     for ours, wanted in zip(done, law, strict=True):
         torch.testing.assert_close(ours.cpu().double(), wanted, rtol=2e-6, atol=1e-30)
 

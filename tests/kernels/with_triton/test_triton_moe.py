@@ -10,6 +10,7 @@ import torch
 from kernels import moe
 from kernels.moe import (
     RELU2,
+    Choice,
     clamped_swiglu_activation,
     situ_activation,
     swiglu_within,
@@ -56,6 +57,46 @@ def test_route(device, n_rows, n_experts, n_used):
     wanted, order = naive.route(logits, n_used)
     assert ids.dtype == torch.int64 and torch.equal(ids.cpu(), order)
     assert nmse(weights.cpu(), wanted) < F32
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(3),
+        Choice(2, "softplus", normalised=False, scale=2.5),
+        Choice(2, "softmax", normalised=False),
+        Choice(3, n_groups=4, n_groups_used=2),
+        Choice(2, n_groups=8, n_groups_used=1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+def test_biased_route(device, biased, choice):
+    """Rows of something wider; also equal experts and groups, and NaN."""
+    logits = torch.full((6, 19), torch.nan)
+    logits[:, 1:17].normal_()
+    logits[1, 1:17], logits[2, 1:17] = 0.0, -60.0
+    logits = logits[:, 1:17]
+    bias = torch.randn(16) / 4 if biased else None
+    weights, ids = with_triton.route_biased(
+        logits.to(device), None if bias is None else bias.to(device), choice
+    )
+    wanted, chosen = naive.route_biased(logits, bias, choice)
+    assert torch.equal(ids.cpu(), chosen)
+    torch.testing.assert_close(weights.cpu(), wanted, rtol=2e-6, atol=1e-30)
+    _, ids = with_triton.route_biased(torch.full((2, 16), torch.nan, device=device), None, choice)
+    assert ((ids >= 0) & (ids < 16)).all()
+
+
+@pytest.mark.parametrize(("n_rows", "n_used", "n_experts"), [(1, 1, 1), (3, 4, 40), (16, 8, 256)])
+def test_choices_in_order(device, n_rows, n_used, n_experts):
+    ids = torch.randint(0, n_experts, (n_rows, n_used), device=device)
+    order, ends = with_triton._in_order(ids, n_experts)
+    in_order, wanted = torch.sort(ids.flatten(), stable=True)
+    assert torch.equal(order, wanted)
+    every = torch.arange(n_experts, device=device)
+    assert torch.equal(ends, torch.searchsorted(in_order, every, right=True))
 
 
 def test_of_equal_experts_the_lower_id_comes_first(device):
