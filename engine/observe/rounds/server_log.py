@@ -333,7 +333,7 @@ class LogServers:
 
     def _make_room(self) -> bool:
         """Whether there is room: requests were taken together, or more of them are kept."""
-        if self._fold is not None and sum(map(self._fold, self.servers)):
+        if self._fold is not None and sum(self._fold(one) for one in self.servers):
             self.requests = [one for server in self.servers for one in server.requests]
         elif self._most < MOST_REQUESTS:
             self._most = MOST_REQUESTS
