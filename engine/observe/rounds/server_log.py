@@ -333,7 +333,8 @@ class LogServers:
 
     def _make_room(self) -> bool:
         """Whether there is room: requests were taken together, or more of them are kept."""
-        if self._fold is not None and sum(self._fold(server) for server in self.servers) > 0:
+        n_folded = [] if self._fold is None else [self._fold(one) for one in self.servers]
+        if any(n_folded):
             self.requests = [one for server in self.servers for one in server.requests]
         elif self._most < MOST_REQUESTS:
             self._most = MOST_REQUESTS
