@@ -205,7 +205,7 @@ class Package:
         import triton.language as tl
         from triton.runtime.autotuner import Autotuner, Heuristics
 
-        from engine.conform.interpreter import mend
+        from engine.conform.interpreter_with_triton import mend
 
         if not hasattr(torch.cpu, "device"):
             torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ def distance(name: str, device: torch.device, widths: list[int]) -> float:
 
 if __name__ == "__main__":
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from engine.conform.interpreter import mend
+        from engine.conform.interpreter_with_triton import mend
 
         mend()
     model_name, device_name, *widths_given = sys.argv[1:]

@@ -10,7 +10,7 @@ import pytest
 
 from engine.analysis.verdict import judge
 from engine.compare.comparison import Comparison
-from engine.draft.drafter import Draft
+from engine.draft.drafter import Draft, Drafter
 from engine.errors import OptionError
 from engine.options import Prompt
 from engine.trace.export import export_csv
@@ -156,12 +156,10 @@ def test_sequences_fork_one_by_one(tmp_path) -> None:
 
 
 def test_a_drafter_is_not_shared() -> None:
-    class Mute:
+    class Mute(Drafter):
         name = "mute"
         n_max = 3
 
-        def observe(self, *_: object) -> None: ...
-        def forget(self, seq: int) -> None: ...
         def draft(self, requests) -> list[Draft]:
             return [Draft() for _ in requests]
 

@@ -21,7 +21,7 @@ except ImportError:
     collect_ignore_glob.append("test_*.py")
 else:
     if INTERPRETED:
-        from engine.conform.interpreter import mend
+        from engine.conform.interpreter_with_triton import mend
 
         mend()
 
