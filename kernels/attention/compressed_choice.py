@@ -14,6 +14,7 @@ from kernels.dispatch import runs_llvm
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import vectors
 from kernels.llvm.values import I8, I32, I64
+from kernels.rows import join
 
 
 class BlockScores(NamedTuple):
@@ -119,9 +120,10 @@ def see_blocks_with_llvm(
     if scores is not None:
         q, weights, keys, n_best = scores
         n_heads, d = q.shape[2:]
-        q, weights = q.contiguous(), weights.contiguous()
+        # by kernels: a recorded pass can be of nothing else
+        q, weights = (x if x.is_contiguous() else join((x,)) for x in (q, weights))
         if keys.stride(2) != 1:
-            keys = keys.contiguous()
+            keys = join((keys,))
         room = q.new_empty(n_seqs, n_tokens, n_cells)
         of_index = (
             q.data_ptr(), weights.data_ptr(), keys.data_ptr(),
