@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.machine.launches import RecordOnProcessor
+from kernels.attention.compressed_choice import BlockScores, see_blocks_naive, see_blocks_with_llvm
 from kernels.norm import rms_norm
 from kernels.pointwise import add
 from kernels.rows import take_rows
@@ -34,6 +35,17 @@ def test_it_computes_what_was_recorded_of_the_numbers_that_are_there_now():
 
 
 @torch.inference_mode()
+def test_a_choice_of_blocks_takes_columns_of_a_wider_product() -> None:
+    torch.manual_seed(1)
+    seen, positions = torch.ones(2, 3, 40, dtype=torch.bool), torch.arange(40).repeat(2, 1)
+    product, keys = torch.randn(2, 3, 5 * 20 + 5 + 7), torch.randn(2, 40, 25)[..., 2:22]
+    q, weights = product[..., :100].unflatten(-1, (5, 20)), product[..., 100:105]
+    given = seen, seen, positions, 4, BlockScores(q, weights, keys, 3)
+    (visible,), replay = RecordOnProcessor()(lambda: (see_blocks_with_llvm(*given),))
+    replay()
+    assert torch.equal(visible, see_blocks_naive(*given))
+
+
 def test_recordings_take_turns_in_one_memory():
     record, x = RecordOnProcessor(), torch.randn(3, 300)
     (sums,), add_up = record(lambda: (add(add(x, x), x),))
