@@ -113,8 +113,8 @@ def kept_file() -> Path:
 
 def _key(info: ModelInfo, compute: str) -> str:
     shape = {name: value for name, value in info.to_dict().items() if name != "name"}
-    told = [version(), compute, threads.ALL, processor_name(), target(), shape]
-    return hashlib.sha256(json.dumps(told, default=str, sort_keys=True).encode()).hexdigest()
+    parts = [version(), compute, threads.ALL, processor_name(), target(), shape]
+    return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
 
 
 def _read() -> dict[str, dict[int, float]]:

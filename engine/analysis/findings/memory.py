@@ -15,12 +15,12 @@ from engine.trace.facts import FailureFacts, HeldFacts
 def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:
     passes = run.ubatches
     gaps = np.flatnonzero(observed(passes["pos_gap"]) & (passes["pos_gap"] != 0))
-    told: set[int | None] = set()
+    named: set[int | None] = set()
     for row, seq_ids in zip(gaps, passes.texts("seq_ids", gaps), strict=True):
         seq = int(seq_ids) if seq_ids.isdecimal() else None
-        if seq in told:
+        if seq in named:
             continue
-        told.add(seq)
+        named.add(seq)
         gap = int(passes["pos_gap"][row])
         what = f"leaves out {gap} after" if gap > 0 else f"repeats {-gap} of"
         (purpose,) = passes.texts("purpose", np.array([row]))
