@@ -54,8 +54,8 @@ class RunCheckpoint:
 class RunCheckpoints:
     """Those of all runs of a session. The oldest run's go first."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int = 0) -> None:
+        self._most_bytes = most_bytes or MOST_BYTES
         self._kept: list[RunCheckpoint] = []
 
     def __iter__(self) -> Iterator[RunCheckpoint]:

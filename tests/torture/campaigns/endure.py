@@ -21,6 +21,7 @@ from app.__main__ import main
 from app.engine_thread.events import State
 from app.engine_thread.jobs.decoding import StartComparison, StartRun
 from app.engine_thread.requests import CompareRequest
+from engine import run_checkpoints
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SpecOptions
 from engine.session import Session
@@ -64,6 +65,7 @@ def _play(case: Case, folder: Path) -> Figures:
     if where == "command":
         return _measured([lambda act=act: _command(act, folder) for act in case["acts"]], where)
     export_real_trace(folder / "trace")
+    run_checkpoints.MOST_BYTES = 1 << 20  # reached while all gets warm
     real = RealWindow(folder)
     real.window.open_model(_MODELS[0])
     _ready(real)
