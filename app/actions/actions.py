@@ -370,7 +370,7 @@ class Actions:
         """Why the server in use disables an action, else empty."""
         return spec.not_at_servers if self._at_server else ""
 
-    def retheme(self, theme: Theme) -> None:
+    def draw_icons(self, theme: Theme) -> None:
         """Draw the icons in the theme's colour."""
         for spec in SPECS:
             if spec.icon:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 
-from PySide6.QtCore import QByteArray, QRectF, Qt
+from PySide6.QtCore import QByteArray, QObject, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalette, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QToolTip
@@ -19,12 +18,27 @@ THEME_NAMES = ("light", "dark")
 _ICON_SIZES = (16, 20, 24, 32, 48, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class Theme:
-    """Named colours. A role is "group.name" as in the TOML file, such as "accepted.line"."""
+class Theme(QObject):
+    """Named colours, those of resources/themes/<name>.toml. A role is "group.name" as there, such
+    as "accepted.line". ValueError where a value is neither colour nor base."""
 
-    name: str
-    roles: Mapping[str, str]
+    changed = Signal()
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.roles = name, _roles(name)
+
+    def become(self, name: str) -> None:
+        """Take the colours of another file, in place."""
+        if name != self.name:
+            self.name, self.roles = name, _roles(name)
+            self.changed.emit()
+
+    def apply(self, recolour: Callable[[], None]) -> None:
+        """Call a method now and after each change, as long as its object lives. What asks for its
+        colours when it paints needs none: a change of the palette has every widget painted."""
+        self.changed.connect(recolour)
+        recolour()
 
     def color(self, role: str) -> QColor:
         """The colour of a role; KeyError for a role that the theme does not define."""
@@ -32,13 +46,12 @@ class Theme:
 
 
 @cache
-def load_theme(name: str) -> Theme:
-    """Read resources/themes/<name>.toml; ValueError where a value is neither colour nor base."""
+def _roles(name: str) -> Mapping[str, str]:
     roles = theme_roles(name)
     for role, colour in roles.items():
         if not QColor.isValidColorName(colour) or not colour.startswith("#"):
             raise ValueError(f"theme {name}: {role} = {colour!r} is not a colour")
-    return Theme(name, MappingProxyType(roles))
+    return MappingProxyType(roles)
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:

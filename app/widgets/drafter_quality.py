@@ -81,11 +81,6 @@ class DrafterQuality(QWidget):
         self.rank_part.say(f"{n:,} rejection{'' if n == 1 else 's'}" if n else "none recorded")
         self.trees.set_estimates(facts.trees(quality))
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        for part in (self.reliability, self.survival, self.ranks):
-            part.retheme(theme)
-
     def minimumSizeHint(self) -> QSize:
         """That of one column, whatever is shown now."""
         parts = (self.reliability_part, self.survival_part, self.rank_part)
@@ -304,11 +299,6 @@ class RankBars(QWidget):
         self._rows = [*(rows if counts[0] else rows[1:]), (f"beyond {n}", counts[n])]
         self.setAccessibleDescription(", ".join(f"{name}: {k:,}" for name, k in self._rows))
         self.updateGeometry()
-        self.update()
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
         self.update()
 
     def sizeHint(self) -> QSize:

@@ -142,7 +142,7 @@ class StatusMessage(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
-        self._said: tuple[Theme, str, str, float] | None = None
+        self._said: tuple[str, str, str, float] | None = None
         self._icon, self._label = QLabel(), QLabel()
         self._label.setWordWrap(True)
         self._label.setTextFormat(Qt.TextFormat.PlainText)
@@ -159,7 +159,7 @@ class StatusMessage(QWidget):
 
     def say(self, severity: str, text: str) -> None:
         """Show another sentence."""
-        said = self._theme, severity, text, self.devicePixelRatioF()
+        said = self._theme.name, severity, text, self.devicePixelRatioF()
         if said == self._said:  # an icon takes as long to draw as a line of tokens
             return
         self._said = said
@@ -171,7 +171,3 @@ class StatusMessage(QWidget):
         role = "ui.muted" if severity == "info" else f"status.{severity}"
         palette.setColor(palette.ColorRole.WindowText, self._theme.color(role))
         self._label.setPalette(palette)
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme, from the next `say` on."""
-        self._theme = theme

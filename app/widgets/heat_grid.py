@@ -69,11 +69,6 @@ class HeatGrid(QWidget):
         self.setMaximumHeight(round(n_y * _MOST_HIGH * line) + _lines_around(line) + 2)
         self.update()
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        self.update()
-
     def sizeHint(self) -> QSize:
         metrics = self.fontMetrics()
         return QSize(60 * metrics.averageCharWidth(), 16 * metrics.height())

@@ -103,12 +103,7 @@ class TokenLegend(FlowLegend):
         font.setPointSizeF(font.pointSizeF() * 0.9)
         self._metrics = TokenMetrics(font)
         self._kinds = list(KIND)
-        self.retheme(theme)
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
         self._painter = TokenPainter(theme, self._metrics)
-        self.update()
 
     def entry_sizes(self) -> list[QSize]:
         height = self._metrics.row_height
@@ -142,7 +137,7 @@ class SwatchLegend(FlowLegend):
         self._swatches = list(swatches)
         self._leading: list[Swatch] = []
         self._trailing: list[Swatch] = []
-        self.retheme(theme)
+        self._theme = theme
 
     @property
     def labels(self) -> list[str]:
@@ -193,11 +188,6 @@ class SwatchLegend(FlowLegend):
             self._swatches[index] = replace(self._swatches[index], label=label)
             self.updateGeometry()
             self.update()
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        self.update()
 
     def entry_sizes(self) -> list[QSize]:
         metrics = self.fontMetrics()

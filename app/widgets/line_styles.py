@@ -68,11 +68,15 @@ class OverlayLine(pg.PlotCurveItem):
         self._dashes, self._cased = dashes, cased
         self.setZValue(_ABOVE_BARS)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
+    def follow(self, theme: Theme) -> None:
+        """Take the colours of a theme, now and after each change."""
+        self._theme = theme
+        theme.apply(self._recolour)
+
+    def _recolour(self) -> None:
         if self._cased:
-            self.setShadowPen(plot_pen(theme.color("plot.background"), _CASING))
-        self.setPen(overlay_pen(theme.color(ROLE), self._dashes))
+            self.setShadowPen(plot_pen(self._theme.color("plot.background"), _CASING))
+        self.setPen(overlay_pen(self._theme.color(ROLE), self._dashes))
 
 
 def overlay_sample(dashes: Sequence[float]) -> Callable[[QPainter, QRect, QColor], None]:

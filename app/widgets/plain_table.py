@@ -139,10 +139,6 @@ class ProbabilityDelegate(QStyledItemDelegate):
         super().__init__(parent)
         self._theme = theme
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-
     def paint(
         self,
         painter: QPainter,

@@ -61,11 +61,6 @@ class RateChart(QWidget):
         area = self.area
         return QPointF(area.left() + x * area.width(), area.bottom() - rate * area.height())
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.theme = theme
-        self.update()
-
     def sizeHint(self) -> QSize:
         metrics = self.fontMetrics()
         return QSize(34 * metrics.averageCharWidth(), 12 * metrics.height())

@@ -109,7 +109,7 @@ class RoundPlot(PlotSurface):
         self.box.sigResized.connect(self._fit_name)
         self.box.sigRangeChangedManually.connect(self._on_moved_by_hand)
         self.double_clicked.connect(self.reset_zoom)
-        self.retheme(theme)
+        theme.apply(self._colour_plot)
         self.show_rounds(0)
 
     @property
@@ -330,9 +330,8 @@ class RoundPlot(PlotSurface):
         if not self.viewport().visibleRegion().isEmpty():
             self._use_taken()
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
+    def _colour_plot(self) -> None:
+        theme = self._theme
         self.colour_axes(theme)
         self._name_axis()
         self.cursor_line.setPen(plot_pen(theme.color("plot.cursor")))
@@ -341,7 +340,6 @@ class RoundPlot(PlotSurface):
             edge.setPen(plot_pen(shade))
         shade.setAlphaF(_RANGE_ALPHA)
         self._range_item.setBrush(shade)
-        self._chip.retheme(theme)
 
     def _name_axis(self) -> None:
         """Label the axes; a selected round is named in the colour of its line. pyqtgraph brings a

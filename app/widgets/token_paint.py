@@ -91,7 +91,13 @@ class TokenPainter:
     """
 
     def __init__(self, theme: Theme, metrics: TokenMetrics) -> None:
-        self.metrics = metrics
+        self.metrics, self._theme = metrics, theme
+        self._tint_height, self._under = metrics.tint_height, metrics.under
+        self._strike = metrics.strike
+        theme.apply(self._recolour)
+
+    def _recolour(self) -> None:
+        theme = self._theme
         self._text = [theme.color(f"{kind}.text") for kind in KIND]
         self._tint = {KIND[kind]: theme.color(f"{kind}.tint") for kind in ("accepted", "rejected")}
         self._line = {
@@ -107,8 +113,6 @@ class TokenPainter:
             )
         }
         self._neutral = theme.color("replayed.line")
-        self._tint_height, self._under = metrics.tint_height, metrics.under
-        self._strike = metrics.strike
 
     def paint(self, painter: QPainter, marks: Iterable[PlacedToken]) -> None:
         """Draw the marks; the painter's pen, brush and font are left as they fall."""

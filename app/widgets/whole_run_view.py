@@ -9,7 +9,6 @@ from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QStackedWidget, QWidget
 
 from app.looks.pacer import Pacer
-from app.looks.theme import Theme
 from app.trace_models.run_facts import engine_name, is_ours
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
@@ -71,10 +70,6 @@ class WholeRunView(QStackedWidget):
 
     def set_cursor(self, position: Position | None) -> None:
         """Does nothing: this is about the whole run."""
-
-    @abstractmethod
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
 
     @abstractmethod
     def table(self) -> tuple[list[str], list[list[object]]]:

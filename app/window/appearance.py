@@ -10,7 +10,7 @@ from PySide6.QtCore import QByteArray, QObject, Qt, QTimer
 from PySide6.QtGui import QFontDatabase, QGuiApplication
 from PySide6.QtWidgets import QApplication
 
-from app.looks.theme import Theme, apply_theme, load_theme
+from app.looks.theme import Theme, apply_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
 from app.window.layouts import LAYOUTS
 from app.window.panels import Panels
@@ -27,7 +27,7 @@ class Appearance(QObject):
         super().__init__(panels.window)
         self._settings, self._actions = settings, actions = panels.settings, panels.actions
         self._docks, self._panels = docks, panels = panels.docks, panels
-        self.theme = first_theme(settings)
+        self._theme = panels.theme
         for name in THEME_CHOICES:
             actions[f"view.theme_{name}"].triggered.connect(
                 lambda _=False, choice=name: self.set_theme(choice)
@@ -75,7 +75,7 @@ class Appearance(QObject):
         """system, light or dark."""
         self._settings.theme = choice
         self._actions[f"view.theme_{choice}"].setChecked(True)
-        self._retheme(load_theme(_theme_name(choice)))
+        self._take_theme(choice)
 
     def _connect_text(self) -> None:
         tokens, settings = self._panels.tokens, self._settings
@@ -112,22 +112,21 @@ class Appearance(QObject):
     def _keep_groups(self) -> None:
         self._settings.open_groups = self._panels.run_panel.open_groups()
 
-    def _retheme(self, theme: Theme) -> None:
-        self.theme = theme
+    def _take_theme(self, choice: str) -> None:
+        self._theme.become(_theme_name(choice))
         app = QApplication.instance()
         assert isinstance(app, QApplication)
-        apply_theme(app, theme)
-        self._actions.retheme(theme)
-        self._panels.retheme(theme)
+        apply_theme(app, self._theme)
+        self._actions.draw_icons(self._theme)
 
     def _follow_desktop(self) -> None:
         if self._settings.theme == "system":
-            self._retheme(load_theme(_theme_name("system")))
+            self._take_theme("system")
 
 
 def first_theme(settings: Settings) -> Theme:
     """The theme that the settings ask for."""
-    return load_theme(_theme_name(settings.theme))
+    return Theme(_theme_name(settings.theme))
 
 
 def _theme_name(choice: str) -> str:

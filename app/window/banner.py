@@ -92,10 +92,11 @@ class Banner(QFrame):
         for tool in (self.details, self._close):
             tool.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
             row.addWidget(tool, 0, Qt.AlignmentFlag.AlignTop)
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the theme's colours."""
+    def _recolour(self) -> None:
+        theme = self._theme
         self._tint = theme.color(f"status.{self.severity}_tint")
         self._line = theme.color(f"status.{self.severity}")
         drawing = icon(self.severity, theme, f"status.{self.severity}")
@@ -171,11 +172,6 @@ class BannerArea(QWidget):
         for banner in self.banners:
             if not banner.sticky:
                 self._remove(banner)
-
-    def retheme(self, theme: Theme) -> None:
-        self._theme = theme
-        for banner in self.banners:
-            banner.retheme(theme)
 
     def _age(self) -> None:
         """Let notices go that have been in sight for long enough."""

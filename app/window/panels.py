@@ -55,7 +55,7 @@ class Panels:
         actions: Actions,
     ) -> None:
         self.window, self.bridge, self.settings = window, bridge, settings
-        self.docks, self.actions = docks, actions
+        self.docks, self.actions, self.theme = docks, actions, theme
         self.feed = Feed(window)
         self._is_complete = self._is_open = False
         self._results: ResultsView | None = None
@@ -91,7 +91,6 @@ class Panels:
 
     def complete(
         self,
-        theme: Theme,
         menu: PlotsMenu,
         report: Callable[[str, str, str], None],
         made: Callable[[PlotView | DivergenceView | ResultsView | ConformView], None],
@@ -121,12 +120,12 @@ class Panels:
                 TitleButton(docks[name], "Plot", menu, partial(target, name))
             made(view)
 
-        self._theme, self._made = theme, made
-        self.divergence = DivergenceView(theme, self.actions)
+        self._made = made
+        self.divergence = DivergenceView(self.theme, self.actions)
         self._offer_run([self.divergence])
         docks.fill("divergence", self.divergence)
         made(self.divergence)
-        plots = self.plots = PlotGroup(theme, self.actions, self.settings, menu, report, put)
+        plots = self.plots = PlotGroup(self.theme, self.actions, self.settings, menu, report, put)
         for name in PLOTS:
             docks.fill_when_seen(name, partial(plots.__getitem__, name))
         docks.fill_when_seen("results", lambda: self.results)
@@ -139,7 +138,7 @@ class Panels:
         if self._results is None:
             from app.panels.tune.results_view import ResultsView
 
-            self._results = ResultsView(self._theme, self.actions)
+            self._results = ResultsView(self.theme, self.actions)
             self.docks.fill("results", self._results)
             self._made(self._results)
         return self._results
@@ -147,7 +146,7 @@ class Panels:
     def _make_conform(self) -> None:
         from app.panels.checks.conform_view import ConformView
 
-        self._conform = ConformView(self._theme)
+        self._conform = ConformView(self.theme)
         self.docks.fill("conform", self._conform)
         self._made(self._conform)
 
@@ -197,28 +196,6 @@ class Panels:
         self._centre.setCurrentIndex(_TOKENS if shown else _FIRST)
         for empty in self._waiting:
             empty.set_brief(shown)
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        for view in (
-            self.tokens,
-            self.findings,
-            self.inspector,
-            self.why_not,
-            self.runs,
-            self.model_map,
-            self.banners,
-            self.breaks,
-            self.conversation,
-        ):
-            view.retheme(theme)
-        if self._is_complete:
-            self._theme = theme
-            self.plots.retheme(theme)
-            self.divergence.retheme(theme)
-            for late in (self._results, self._conform):
-                if late is not None:
-                    late.retheme(theme)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
         """List the runs of these models."""

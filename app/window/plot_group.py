@@ -15,7 +15,7 @@ from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWidget
 
 from app.actions.actions import Actions
-from app.looks.theme import Theme, load_theme
+from app.looks.theme import Theme
 from app.panels.checks.gate_view import GateView
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import OverlaidView
@@ -158,13 +158,6 @@ class PlotGroup:
             return view.grid
         return view.plot if isinstance(view, RoundView | WhatIfView) else None
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        every: list[PlotView] = [*self.views.values(), *self.whole.values()]
-        for view in every:
-            view.retheme(theme)
-
     def chosen(self) -> PlotView | None:
         """The plot that has the focus, else the first in sight that shows anything."""
         every: list[PlotView] = [*self.views.values(), *self.whole.values()]
@@ -197,7 +190,7 @@ class PlotGroup:
             path = path.with_name(path.name + suffix)
         self._settings.set_folder("plot", path.parent)
         try:
-            write_plot(view, path, load_theme("light"), self._theme)
+            write_plot(view, path, self._theme)
         except TraceFileError as error:
             self._report("error", error.message, error.remedy)
         else:
@@ -207,7 +200,7 @@ class PlotGroup:
         """Put a picture of the chosen plot on the clipboard."""
         view = self._chosen_or_told()
         if view is not None:
-            QGuiApplication.clipboard().setImage(picture(view, load_theme("light"), self._theme))
+            QGuiApplication.clipboard().setImage(picture(view, self._theme))
 
     def _chosen_or_told(self) -> PlotView | None:
         view = self.chosen()
@@ -270,22 +263,21 @@ class PlotStack(QObject):
         return [[v for _, v in sorted(s, key=lambda pair: pair[0])] for s in stacks.values()]
 
 
-def picture(view: PlotView, light: Theme, shown: Theme) -> QImage:
-    """The page of a view under its caption, at twice its size in pixels; `shown` are the colours
-    to go back to."""
+def picture(view: PlotView, theme: Theme) -> QImage:
+    """The page of a view under its caption, at twice its size in pixels, in light colours."""
     caption = PlotCaption(view.page, view.run)
     size = view.page.size() + QSize(0, caption.height)
     image = QImage(size * _SCALE, QImage.Format.Format_RGB32)
     image.setDevicePixelRatio(_SCALE)
-    image.fill(light.color("plot.background"))
-    with _in_colours(view, light, shown):
+    with _in_light(view, theme):
+        image.fill(theme.color("plot.background"))
         painter = QPainter(image)
-        caption.paint(painter, light)
+        caption.paint(painter, theme)
         _render(view, painter, caption.height)
     return image
 
 
-def write_plot(view: PlotView, path: Path, light: Theme, shown: Theme) -> None:
+def write_plot(view: PlotView, path: Path, theme: Theme) -> None:
     """Write a view as the suffix says: .png and .svg as it looks, .csv the numbers in sight.
 
     An existing file is replaced once the new one is complete. Raises TraceFileError.
@@ -297,9 +289,9 @@ def write_plot(view: PlotView, path: Path, light: Theme, shown: Theme) -> None:
         buffer = QBuffer()  # Qt does not report what a disk refuses
         buffer.open(QBuffer.OpenModeFlag.WriteOnly)
         if path.suffix == ".svg":
-            _draw_svg(view, buffer, light, shown)
+            _draw_svg(view, buffer, theme)
         else:
-            QImageWriter(buffer, QByteArray(b"png")).write(picture(view, light, shown))
+            QImageWriter(buffer, QByteArray(b"png")).write(picture(view, theme))
         part.write_bytes(buffer.data().data())
 
 
@@ -315,7 +307,7 @@ def _field(value: object) -> object:
     return "" if value is None else f"{value:.9g}" if isinstance(value, float) else value
 
 
-def _draw_svg(view: PlotView, buffer: QBuffer, light: Theme, shown: Theme) -> None:
+def _draw_svg(view: PlotView, buffer: QBuffer, theme: Theme) -> None:
     caption = PlotCaption(view.page, view.run)
     size = view.page.size() + QSize(0, caption.height)
     generator = QSvgGenerator()
@@ -325,10 +317,10 @@ def _draw_svg(view: PlotView, buffer: QBuffer, light: Theme, shown: Theme) -> No
     generator.setResolution(view.page.logicalDpiX())  # else the axes come out too small
     generator.setTitle(caption.title)
     generator.setDescription("\n".join(caption.lines))
-    with _in_colours(view, light, shown):
+    with _in_light(view, theme):
         painter = QPainter(generator)
-        painter.fillRect(QRect(QPoint(), size), light.color("plot.background"))
-        caption.paint(painter, light)
+        painter.fillRect(QRect(QPoint(), size), theme.color("plot.background"))
+        caption.paint(painter, theme)
         _render(view, painter, caption.height)
 
 
@@ -338,8 +330,10 @@ def _render(view: PlotView, painter: QPainter, top: int) -> None:
 
 
 @contextmanager
-def _in_colours(view: PlotView, light: Theme, shown: Theme) -> Iterator[None]:
+def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
     """The view in the light colours, with its axis, for as long as it takes to draw it."""
+    shown = theme.name
+    theme.become("light")
     palette, role = QPalette(), QPalette.ColorRole
     for target, source in (
         (role.Window, "plot.background"),
@@ -350,8 +344,7 @@ def _in_colours(view: PlotView, light: Theme, shown: Theme) -> Iterator[None]:
         (role.ButtonText, "ui.text"),
         (role.PlaceholderText, "ui.muted"),
     ):
-        palette.setColor(target, light.color(source))
-    view.retheme(light)
+        palette.setColor(target, theme.color(source))
     view.page.setPalette(palette)
     plot = view.plot if isinstance(view, RoundView) else None
     had_axis = plot is None or plot.has_axis
@@ -363,7 +356,7 @@ def _in_colours(view: PlotView, light: Theme, shown: Theme) -> Iterator[None]:
         if plot is not None:
             plot.show_axis(had_axis)
         view.page.setPalette(QPalette())
-        view.retheme(shown)
+        theme.become(shown)
 
 
 _LEFT, _TOP = 14, 8

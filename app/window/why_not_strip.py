@@ -39,6 +39,7 @@ class WhyNotStrip(QFrame):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
+        theme.changed.connect(self._recolour)
         self._run: RunRef | None = None
         self._sizes = (-1, -1)
         self._at = 0
@@ -86,9 +87,7 @@ class WhyNotStrip(QFrame):
     def set_cursor(self, _position: Position | None) -> None:
         """The reasons are about the run, wherever the cursor is."""
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
+    def _recolour(self) -> None:
         self._show(self._at)
 
     def _read(self) -> None:

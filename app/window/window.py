@@ -107,7 +107,7 @@ class MainWindow(QMainWindow):
     def complete(self) -> None:
         """Make what the first painting does not wait for: everything with a plot in it."""
         panels = self.panels
-        panels.complete(self.theme, self.plots_menu, self.show_message, self._connect_drawn)
+        panels.complete(self.plots_menu, self.show_message, self._connect_drawn)
         self.plots, self.divergence = panels.plots, panels.divergence
         self.feed.overlay_changed.connect(self.plots.set_overlay)
         self.feed.range_changed.connect(self.plots.set_range)
@@ -123,7 +123,7 @@ class MainWindow(QMainWindow):
     @property
     def theme(self) -> Theme:
         """The colours in use."""
-        return self.appearance.theme
+        return self.panels.theme
 
     def set_theme(self, choice: str) -> None:
         """system, light or dark."""

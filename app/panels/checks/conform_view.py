@@ -53,6 +53,7 @@ class ConformView(QWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme, self._target = theme, ""
+        theme.changed.connect(self._recolour)
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._runs = False
         self.target = QLineEdit()
@@ -136,10 +137,7 @@ class ConformView(QWidget):
         self.headline.setText(error or self.headline.text().replace(" so far", ""))
         self._enable()
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        self.plot.retheme(theme)
+    def _recolour(self) -> None:
         for at in self._outcomes:
             self._colour(at)
 
@@ -238,7 +236,8 @@ class ErrorPlot(PlotSurface):
         self._errors = np.empty(0)
         self._axis = ""
         self.tip = self._words
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     def show_errors(self, rows: tuple[float, ...], depths: tuple[float, ...]) -> None:
         """Draw one of the two; infinite errors are as high as the plot."""
@@ -253,9 +252,8 @@ class ErrorPlot(PlotSurface):
         self.set_ticks("bottom", [(i, str(i)) for i in range(len(errors))])
         self.name_axes("relative error", self._axis, self._theme)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
+    def _recolour(self) -> None:
+        theme = self._theme
         self.colour_axes(theme)
         self._bars.setOpts(brush=theme.color("status.error"), pen=QPen(Qt.PenStyle.NoPen))
         if self._axis:

@@ -111,10 +111,6 @@ class GateView(WholeRunView):
         column.addStretch(0)
         self.currentChanged.connect(lambda at: (above, column)[at].insertWidget(0, self.form))
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.grid.retheme(theme)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         """Every check."""
         names = ["settings", "scenario", "n_draft", "policy", "outcome", "before", "about"]

@@ -160,13 +160,6 @@ class ConversationView(QWidget):
     def set_cursor(self, position: Position | None) -> None:
         """Does nothing: positions of several runs stand side by side here."""
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        self.strip.retheme(theme)
-        for card in self.cards:
-            card.retheme(theme)
-
     # -- what goes along with the next turn -------------------------------------------------
 
     def said_up_to(self, number: int | None) -> list[Message]:

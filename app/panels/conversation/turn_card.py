@@ -56,7 +56,8 @@ class TurnCard(QFrame):
         self.facts.setForegroundRole(self.facts.palette().ColorRole.PlaceholderText)
         self._lay_out()
         self._connect()
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     def show_turn(self, title: str, said: str, facts: list[str], place: str) -> None:
         """title: which turn; place: which of several versions, empty for a single one."""
@@ -73,10 +74,9 @@ class TurnCard(QFrame):
         self.answer.setText(text)
         self.answer.setVisible(bool(text))
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
+    def _recolour(self) -> None:
         edge, panel, tint = (
-            theme.color(role).name() for role in ("ui.border", "ui.panel", "ui.raised")
+            self._theme.color(role).name() for role in ("ui.border", "ui.panel", "ui.raised")
         )
         self.setStyleSheet(
             f"TurnCard {{ background: {panel}; border: 1px solid {edge}; border-radius: 4px; }}"
@@ -191,11 +191,6 @@ class CheckpointStrip(QWidget):
         self.setAccessibleDescription(
             "; ".join(text for _, text in [*self._marks(), *self._misses()])
         )
-        self.update()
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
         self.update()
 
     def sizeHint(self) -> QSize:

@@ -130,11 +130,6 @@ class ComparisonHeader(QWidget):
         of = f" of {total:,}" if total else ""
         self.progress.setToolTip(f"{done:,}{of} tokens in {len(lanes.run_ids)} lanes")
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.cards.retheme(theme)
-        self.editor.retheme(theme)
-
     def _show_costs(self, lanes: ComparedLanes, run_id: int) -> None:
         costs = lanes.costs
         if costs is not self._costs_shown:
@@ -316,6 +311,7 @@ class LaneEditor(QWidget):
         row = hbox((self.text, 1), buttons)
         vbox(row, self._message, of=self, margins=(0, 0, 0, 0), spacing=4)
         self.text.textChanged.connect(self._check)
+        theme.changed.connect(self._check)
         self.set_defaults()
 
     def set_defaults(self) -> None:
@@ -335,11 +331,6 @@ class LaneEditor(QWidget):
         if options != self._options:
             self._options = options
             self._check()
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._message.retheme(theme)
-        self._check()
 
     def _check(self) -> None:
         self.error = self.note = ""

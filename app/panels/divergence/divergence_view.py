@@ -161,12 +161,6 @@ class DivergenceView(QWidget):
             found = (int(inside[0]), int(inside[-1])) if len(inside) else None
         self.plots.set_range(found)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        for part in (self.header, *self._parts):
-            part.retheme(theme)
-
     # -- positions -------------------------------------------------------------------------
 
     def select(self, pos: int) -> None:

@@ -61,6 +61,7 @@ class LaneCard(QAbstractButton):
     def __init__(self, theme: Theme, lanes: ComparedLanes, run_id: int) -> None:
         super().__init__()
         self._theme, self._lanes, self.run_id = theme, lanes, run_id
+        theme.changed.connect(self._describe)
         self.verdict: LaneVerdict | None = None
         self.cost: RunCost | None = None
         self._longest_ms = 0.0
@@ -141,14 +142,6 @@ class LaneCard(QAbstractButton):
         if verdict.error:
             lines.append(verdict.error)
         self.setToolTip(plain_tip("\n".join(lines)))
-        self.update()
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        verdict, self.verdict = self.verdict, None
-        if verdict is not None:
-            self.set_verdict(verdict)
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -338,12 +331,6 @@ class LaneCards(QWidget):
         """Mark one lane as chosen."""
         for other, card in self.cards.items():
             card.setChecked(other == run_id)
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        for card in self.cards.values():
-            card.retheme(theme)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         steps = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}

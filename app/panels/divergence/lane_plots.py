@@ -136,11 +136,6 @@ class LanePlots(QSplitter):
         for plot in (self.delta, self.states):
             plot.set_range(chosen)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        for part in (self.delta, self.states, self.legend, self.scale):
-            part.retheme(theme)
-
     def _show_part(self, index: int) -> None:
         self.states.set_part(list(PARTS)[index])
         self._show_extent()
@@ -241,7 +236,7 @@ class DeltaPlot(RoundPlot):
             plot.addItem(item, ignoreBounds=True)
         self.setAccessibleName("Error over positions")
         self.tip = self._tip
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     @property
     def metric(self) -> ErrorMeasure:
@@ -316,12 +311,6 @@ class DeltaPlot(RoundPlot):
         self._bound.setVisible(self._metric.has_bound)
         self._draw_signs(lanes)
         self._tell(lanes)
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        super().retheme(theme)
-        if hasattr(self, "_signs"):
-            self._recolour()
 
     def _recolour(self) -> None:
         theme, lanes = self._theme, self._lanes

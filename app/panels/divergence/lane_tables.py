@@ -75,7 +75,8 @@ class LaneTables(QSplitter):
         self._right.hide()
         self._fit_columns()
         self.set_low(False)
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     def set_low(self, low: bool) -> None:
         """Get by with less height, or not."""
@@ -113,9 +114,8 @@ class LaneTables(QSplitter):
             self.positions.setCurrentIndex(self.position_model.index(row, 0))
         self._placing = False
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._delegate.retheme(theme)
+    def _recolour(self) -> None:
+        theme = self._theme
         self.detail_model.differs_colour = theme.color("rejected.line")
         self.detail_model.muted_colour = theme.color("ui.muted")
         self.position_model.beyond_colour = theme.color("status.error")

@@ -62,7 +62,7 @@ class StateMap(RoundPlot):
         self.box.sigXRangeChanged.connect(self._paint)
         self.setAccessibleName("State error by layer and position")
         self.tip = self._tip
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     @property
     def is_empty(self) -> bool:
@@ -100,11 +100,8 @@ class StateMap(RoundPlot):
             f"{PARTS[self._part]}: {n_layers} layers, worst relative error {error_text(worst)}"
         )
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        super().retheme(theme)
-        if not hasattr(self, "_image"):
-            return
+    def _recolour(self) -> None:
+        theme = self._theme
         lut = np.zeros((256, 4), np.uint8)
         for value, role in ((_NONE, "none"), (_EXACT, "exact"), (_NOT_FINITE, "not_finite")):
             lut[value] = _channels(theme.color(f"heat.{role}"))
@@ -222,11 +219,6 @@ class LogScale(QWidget):
             "equal states have a colour of their own"
         )
         self.setToolTip("Relative error |a - b| / |a| against the reference lane's state")
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        self.update()
 
     def sizeHint(self) -> QSize:
         metrics = self.fontMetrics()

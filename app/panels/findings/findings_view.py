@@ -124,10 +124,6 @@ class FindingsView(QStackedWidget):
         self._show_detail(self.model.index(at, 0))
         return found[at].message
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.model.retheme(theme)
-
     def _show_page(self) -> None:
         n = len(self.model.findings)
         if not self.table.currentIndex().isValid():
@@ -228,7 +224,8 @@ class FindingTable(ColumnTable):
         self.findings: list[ListedFinding] = []
         self._runs: tuple[RunRef, ...] = ()
         self._n_read = 0
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     def show_runs(self, runs: tuple[RunRef, ...]) -> bool:
         """Show the findings of these runs of one trace; whether they are not those on show."""
@@ -261,9 +258,8 @@ class FindingTable(ColumnTable):
             self.endInsertRows()
         return bool(new)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._icons = {name: icon(name, theme, f"status.{name}") for name in SEVERITIES}
+    def _recolour(self) -> None:
+        self._icons = {name: icon(name, self._theme, f"status.{name}") for name in SEVERITIES}
         self.layoutChanged.emit()
 
     def n_rows(self) -> int:

@@ -87,7 +87,8 @@ class InspectorView(QStackedWidget):
         """What the table has no room for, of the chosen row."""
         self._build(actions)
         self.tokens.selectionModel().selectionChanged.connect(self._on_selected)
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
         self.setAccessibleName("Step inspector")
 
     # -- the trace -------------------------------------------------------------------------
@@ -146,12 +147,9 @@ class InspectorView(QStackedWidget):
         step = self._read()
         return "" if step is None else step_markdown(step)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.tokens_model.retheme(theme)
-        self._delegate.retheme(theme)
-        self.tops_model.muted_colour = theme.color("ui.muted")
-        self.facts_model.muted_colour = theme.color("ui.muted")
+    def _recolour(self) -> None:
+        muted = self._theme.color("ui.muted")
+        self.tops_model.muted_colour = self.facts_model.muted_colour = muted
         for table in (self.tokens, self.tops, self.facts):
             table.viewport().update()
 

@@ -88,17 +88,13 @@ class StepTable(ColumnTable):
         super().__init__(COLUMNS, parent)
         self.step: Step | None = None
         self._theme = theme
+        theme.changed.connect(self.layoutChanged)
 
     def show_step(self, step: Step | None) -> None:
         """Show another round, or nothing."""
         self.beginResetModel()
         self.step = step
         self.endResetModel()
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        self.layoutChanged.emit()
 
     def row_of(self, pos: int | None) -> int:
         """The row at a position, the draft's before its replacement; else the default row."""

@@ -66,7 +66,7 @@ class BreaksView(QWidget):
         self.list.currentRowChanged.connect(lambda row: self.remove_button.setEnabled(row >= 0))
         self.remove_button.setEnabled(False)
         self._lay_out()
-        self._check()
+        theme.apply(self._check)
 
     # -- what the window reads and sets ----------------------------------------------------
 
@@ -126,11 +126,6 @@ class BreaksView(QWidget):
         """Put the caret where a new rule is written."""
         self.line.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.line.selectAll()
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._message.retheme(theme)
-        self._check()
 
     # -- internals -------------------------------------------------------------------------
 

@@ -38,10 +38,6 @@ class LayerStrip(QWidget):
         self.updateGeometry()
         self.update()
 
-    def retheme(self, theme: Theme) -> None:
-        self._theme = theme
-        self.update()
-
     def cell(self, index: int) -> QRect:
         """Where a layer is painted."""
         cell = self._cell_size()

@@ -160,10 +160,6 @@ class ModelMapView(QStackedWidget):
         """Offer to load what has only been inspected."""
         self._load.setVisible(loadable)
 
-    def retheme(self, theme: Theme) -> None:
-        self._strip.retheme(theme)
-        self._bars.retheme(theme)
-
     def _show_memory(self) -> None:
         if self._files is None:
             return
@@ -348,10 +344,6 @@ class SizeBars(QWidget):
         text = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items())
         self.setAccessibleDescription(text)
         self.updateGeometry()
-        self.update()
-
-    def retheme(self, theme: Theme) -> None:
-        self._theme = theme
         self.update()
 
     def sizeHint(self) -> QSize:

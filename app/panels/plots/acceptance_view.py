@@ -79,11 +79,12 @@ class AcceptanceView(OverlaidView):
         self._lines_further = tuple(OverlayLine(dashes, cased=False) for dashes in FURTHER)
         for line in (*self._lines_over, *self._lines_further):
             self.plot.addItem(line, ignoreBounds=True)
+            line.follow(theme)
         self._curves_over: dict[RunRef, tuple[StepCurves, int]] = {}
         self.plot.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
         self.plot.set_y_range(-0.04, 1.08)
         self._reset()
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
@@ -192,11 +193,8 @@ class AcceptanceView(OverlaidView):
     def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
         return _rates_words(self._read_over(overlay), round_)
 
-    def _recolour(self, theme: Theme) -> None:
-        self.rates.retheme(theme)
-        for line in (*self._lines_over, *self._lines_further):
-            line.retheme(theme)
-        self.histogram.retheme(theme)
+    def _recolour(self) -> None:
+        theme = self._theme
         for curve, role, style in (
             (self._windowed, "accepted.line", Qt.PenStyle.SolidLine),
             (self._lifetime, "plot.text", Qt.PenStyle.DashLine),

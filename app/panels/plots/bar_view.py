@@ -115,11 +115,7 @@ class BarView(OverlaidView):
         self._lines = (self._line, *map(OverlayLine, FURTHER))
         for line in self._lines:
             self.plot.addItem(line, ignoreBounds=True)
-
-    def retheme(self, theme: Theme) -> None:
-        super().retheme(theme)
-        for line in self._lines:
-            line.retheme(theme)
+            line.follow(theme)
 
     @abstractmethod
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:

@@ -35,7 +35,7 @@ class DraftHistogram(QWidget):
         super().__init__(parent)
         self._counts = np.zeros((1, 1), np.int64)
         self.setAccessibleName("Accepted tokens by draft length")
-        self.retheme(theme)
+        self._theme = theme
 
     def set_counts(self, counts: np.ndarray) -> None:
         """counts[d, a]: steps with d drafted and a accepted tokens, [K + 1, K + 1]."""
@@ -60,11 +60,6 @@ class DraftHistogram(QWidget):
         room = self._area().height()
         fits = self.fontMetrics().horizontalAdvance(_Y_NAME) <= room
         return _X_NAME if fits else f"{_Y_NAME} by {_X_NAME}"
-
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        self.update()
 
     def sizeHint(self) -> QSize:
         return QSize(26 * self.fontMetrics().averageCharWidth(), 6 * self.fontMetrics().height())
@@ -213,7 +208,8 @@ class PositionRates(PlotSurface):
             self.addItem(curve)
         self._n = self._n_over = 0
         self.set_rates({name: [] for name in RATES})
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     def set_rates(self, rates: dict[str, list[float | None]]) -> None:
         """Show the three lists of `engine.trace.timings.acceptance`, each [n_max]."""
@@ -233,8 +229,8 @@ class PositionRates(PlotSurface):
         self.getPlotItem().getAxis("bottom").setTicks([ticks])
         self.box.setRange(xRange=(-0.4, max(n - 1, 1) + 0.4), yRange=(-0.06, 1.08), padding=0)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
+    def _recolour(self) -> None:
+        theme = self._theme
         self.colour_axes(theme)
         self.name_axes("rate", "index in draft", theme)
         for curve, role, dashes in zip(self.curves.values(), _ROLES, _DASHES, strict=True):

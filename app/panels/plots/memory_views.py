@@ -96,7 +96,7 @@ class RingView(RoundView):
             self.plot.addItem(item, ignoreBounds=True)
         self.plot.box.invertY(True)
         self._reset()
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._next_row = 0
@@ -255,7 +255,8 @@ class RingView(RoundView):
             before = seq_id
         self.plot.set_ticks("left", ticks)
 
-    def _recolour(self, theme: Theme) -> None:
+    def _recolour(self) -> None:
+        theme = self._theme
         lut = np.zeros((256, 4), np.uint8)
         for state, value in _CODE.items():
             lut[value] = np.array(theme.color(f"slot.{state}").getRgb())
@@ -337,7 +338,7 @@ class KvCellsView(BarView):
         for item in (*self._bars.items, self._signs):
             self.plot.addItem(item, ignoreBounds=True)
         self._reset()
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
@@ -379,7 +380,8 @@ class KvCellsView(BarView):
     def _height_words(self, height: float) -> str:
         return f"{height:,.0f} cells in all"
 
-    def _recolour(self, theme: Theme) -> None:
+    def _recolour(self) -> None:
+        theme = self._theme
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
         self._signs.setBrush(theme.color(_ROLES[1]))
         self._signs.setPen(QPen(Qt.PenStyle.NoPen))

@@ -88,7 +88,7 @@ class RollbackView(BarView):
         for item in (*self._bars.values(), self._crosses):
             self.plot.addItem(item, ignoreBounds=True)
         self._reset()
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._next_row = 0
@@ -216,7 +216,8 @@ class RollbackView(BarView):
             ticks = [(value, str(value)) for value in range(0, top + 1, step)]
         self.plot.set_ticks("left", ticks)
 
-    def _recolour(self, theme: Theme) -> None:
+    def _recolour(self) -> None:
+        theme = self._theme
         blue, orange, red, grey = (theme.color(f"path.{group}") for group in _GROUPS)
         self._bars["seq_rm"].setOpts(brush=blue, pen=QPen(Qt.PenStyle.NoPen))
         self._bars["restore"].setOpts(

@@ -73,7 +73,7 @@ class RoundView(QStackedWidget):
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._name = name
+        self._name, self._theme = name, theme
         self._run: RunRef | None = None
         self._cursor: Position | None = None
         self._stale = self._is_behind = self._has_ended = False
@@ -197,12 +197,6 @@ class RoundView(QStackedWidget):
         """Whether nothing but the legend is next to the plot."""
         return True
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.plot.retheme(theme)
-        self.legend.retheme(theme)
-        self._recolour(theme)
-
     @property
     def in_sight(self) -> bool:
         """Whether any of it is neither hidden nor in a tab that is not shown."""
@@ -236,8 +230,8 @@ class RoundView(QStackedWidget):
         """Draw the rounds in sight."""
 
     @abstractmethod
-    def _recolour(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
+    def _recolour(self) -> None:
+        """Take the colours of `_theme`."""
 
     @abstractmethod
     def _tip(self, x: float, y: float) -> str:

@@ -81,7 +81,7 @@ class TimingView(BarView):
         for item in (*self._bars.items, self._longest, self._plain):
             self.plot.addItem(item, ignoreBounds=True)
         self._reset()
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
@@ -155,7 +155,8 @@ class TimingView(BarView):
         top = max(float(shown.max(initial=0.0)), self._draw_overlay()) or 1.0
         self.plot.set_y_range(0, top * 1.1)
 
-    def _recolour(self, theme: Theme) -> None:
+    def _recolour(self) -> None:
+        theme = self._theme
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERN_OF)
         for item, role, style in (
             (self._longest, "plot.text", Qt.PenStyle.SolidLine),

@@ -77,7 +77,7 @@ class VerifyWidthView(BarView):
         for item in (*self._bars.items, self._borders, self._longest):
             self.plot.addItem(item, ignoreBounds=True)
         self._reset()
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
@@ -203,7 +203,8 @@ class VerifyWidthView(BarView):
         x = np.stack([axis.starts(at), axis.ends(at)], axis=1).ravel()
         self._borders.setData(x, np.repeat(y, 2).astype(float))
 
-    def _recolour(self, theme: Theme) -> None:
+    def _recolour(self) -> None:
+        theme = self._theme
         self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
         self._borders.setPen(plot_pen(theme.color("plot.limit"), 1.5))
         self._longest.setPen(plot_pen(theme.color("plot.text"), 2.0))

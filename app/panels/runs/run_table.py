@@ -63,7 +63,8 @@ class RunTable(ColumnTable):
         self._starred_only = False
         self._shown: RunRef | None = None
         self._overlaid: tuple[RunRef, ...] = ()
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     @property
     def shown(self) -> RunRef | None:
@@ -197,9 +198,8 @@ class RunTable(ColumnTable):
             found = [i for i, line in enumerate(self.lines) if line.key == key]
         return found[-1] if found else None
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
+    def _recolour(self) -> None:
+        theme = self._theme
         self._shown_icon = icon("run", theme, "ui.accent")
         self._overlaid_icon = icon("overlay", theme, "plot.overlay")
         self.layoutChanged.emit()

@@ -184,10 +184,6 @@ class RunsView(QStackedWidget):
     def set_cursor(self, position: Position | None) -> None:
         """A position does not change the list."""
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.model.retheme(theme)
-
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Where no line is chosen, an arrow key chooses the first run: Qt would try the first
         line. Left and Right, and a click on a triangle, fold and open."""

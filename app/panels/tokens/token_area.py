@@ -133,15 +133,6 @@ class TokenArea(TokenScroll):
             return self._stream.text(start, stop)
         return self._stream.text(prompt=False)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        if theme is self._theme:
-            return
-        self._theme = theme
-        self._painter = TokenPainter(theme, self._metrics)
-        self._chip.retheme(theme)
-        self.viewport().update()
-
     # -- walking ---------------------------------------------------------------------------
 
     def go_to(self, token: int) -> None:

@@ -377,7 +377,8 @@ class FindBar(QWidget):
         self.close_button.clicked.connect(self.closed)
         vbox(row, self.error, of=self, margins=(8, 4, 4, 2), spacing=2)
         self.show_count(0, None)
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -405,8 +406,8 @@ class FindBar(QWidget):
         self.previous_button.setEnabled(n > 0)
         self.next_button.setEnabled(n > 0)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
+    def _recolour(self) -> None:
+        theme = self._theme
         for button, name in (
             (self.previous_button, "go-previous"),
             (self.next_button, "go-next"),

@@ -272,14 +272,6 @@ class TokensView(QStackedWidget):
                 return chosen.copy_text()
         return ""
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
-        self._legend.retheme(theme)
-        self.find_bar.retheme(theme)
-        for area in self._every_area():
-            area.retheme(theme)
-
     def _every_area(self) -> Iterator[TokenArea]:
         for panel in self._panels.values():
             yield from (panel.area, panel.before)
@@ -316,7 +308,6 @@ class TokensView(QStackedWidget):
         """Show a stream in a panel, as all of them are shown by now."""
         area = panel.area
         for one in (area, panel.before):
-            one.retheme(self._theme)
             one.set_zoom(self._zoom)
             one.set_ghosts(self._ghosts)
         panel.show_stream(stream)

@@ -45,10 +45,6 @@ class DrafterView(WholeRunView):
         column.addLayout(head)
         column.addWidget(self.quality, 1)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.quality.retheme(theme)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         """The bins of confidence."""
         names = ["confidence_from", "confidence_to", "judged", "accepted", "mean_confidence"]

@@ -150,7 +150,7 @@ class ParetoPlot(PlotSurface):
             self.addItem(item)
         self.tip = self._words_at
         self.clicked.connect(self._choose)
-        self.retheme(theme)
+        theme.apply(self._recolour)
 
     def set_figures(self, x: ResultColumn | None, y: ResultColumn | None) -> None:
         """Show these figures of all rows, or nothing."""
@@ -183,9 +183,8 @@ class ParetoPlot(PlotSurface):
         shown = rows[np.isfinite(self._x.values[rows]) & np.isfinite(self._y.values[rows])]
         self._ring.setData(self._x.values[shown], self._y.values[shown])
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self._theme = theme
+    def _recolour(self) -> None:
+        theme = self._theme
         self.colour_axes(theme)
         if self._x is not None and self._y is not None:
             self.name_axes(self._y.title, self._x.title, theme)

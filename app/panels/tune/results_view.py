@@ -102,7 +102,8 @@ class ResultsView(QStackedWidget):
         )
         self.addWidget(self.empty)
         self.addWidget(self._page())
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     def _page(self) -> QWidget:
         head = self._head = QHBoxLayout()
@@ -190,11 +191,8 @@ class ResultsView(QStackedWidget):
         self._axes_chosen = True
         self._draw_map()
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.grid.retheme(theme)
-        self.pareto.retheme(theme)
-        self.model.failed_colour = theme.color("status.error")
+    def _recolour(self) -> None:
+        self.model.failed_colour = self._theme.color("status.error")
 
     def _chosen(self, box: QComboBox) -> ResultColumn | None:
         return self._results.column(box.currentData()) if self._results else None

@@ -137,11 +137,6 @@ class TuneView(WholeRunView):
         column.addLayout(self._head)
         column.addLayout(body, 1)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.grid.retheme(theme)
-        self.quality.retheme(theme)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         """Every cell of the heat map."""
         return ([], []) if self._found is None else rows(self._found)

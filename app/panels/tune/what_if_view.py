@@ -89,10 +89,6 @@ class WhatIfView(WholeRunView):
         column.addLayout(self._parts, 1)
         column.addWidget(self.note)
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
-        self.plot.retheme(theme)
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         """The estimates as numbers; None is not observed."""
         self._read()
@@ -267,7 +263,8 @@ class SpeedPlot(PlotSurface):
         self._best = pg.ScatterPlotItem(symbol="star", size=14)
         for item in (self._line, self._recorded, self._best):
             self.addItem(item)
-        self.retheme(theme)
+        self._theme = theme
+        theme.apply(self._recolour)
 
     def set_estimates(self, result: WhatIf | None) -> None:
         """Show the estimates; nothing where the run was not timed."""
@@ -295,8 +292,8 @@ class SpeedPlot(PlotSurface):
             )
         )
 
-    def retheme(self, theme: Theme) -> None:
-        """Take the colours of a theme."""
+    def _recolour(self) -> None:
+        theme = self._theme
         self.colour_axes(theme)
         self.name_axes("tok/s", "n_max", theme)
         self._line.setPen(plot_pen(theme.color("ui.accent")))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtGui import QImage
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from tests.bench.window import screenshots
 
 
@@ -30,7 +30,7 @@ def test_pictures_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     images = {name: QImage(str(tmp_path / "new" / name)) for name in names}
     for name, image in images.items():
         assert (image.width(), image.height()) == (1280, 800)
-        theme = load_theme(name.split("-")[1])
+        theme = Theme(name.split("-")[1])
         colours = {
             image.pixelColor(x, y).name() for x in range(0, 1280, 4) for y in range(0, 800, 4)
         }

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.looks.tabs import mark_front_tab
-from app.looks.theme import THEME_NAMES, apply_theme, load_theme
+from app.looks.theme import THEME_NAMES, Theme, apply_theme
 
 
 @pytest.mark.parametrize("shape", [QTabBar.Shape.RoundedNorth, QTabBar.Shape.RoundedSouth])
@@ -15,7 +15,7 @@ from app.looks.theme import THEME_NAMES, apply_theme, load_theme
 def test_only_the_tab_in_front_has_the_line(
     qtbot: QtBot, qapp: object, name: str, shape: QTabBar.Shape
 ) -> None:
-    theme = load_theme(name)
+    theme = Theme(name)
     apply_theme(qapp, theme)  # type: ignore[arg-type]
     bar = QTabBar()
     qtbot.addWidget(bar)

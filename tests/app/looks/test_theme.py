@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QCheckBox
 from pytestqt.qtbot import QtBot
 
 import resources
-from app.looks.theme import THEME_NAMES, apply_theme, icon, load_theme
+from app.looks.theme import THEME_NAMES, Theme, apply_theme, icon
 from resources import ICONS
 
 ICON_NAMES = sorted(path.stem for path in ICONS.glob("*.svg"))
@@ -52,19 +52,19 @@ def contrast(one: QColor, two: QColor) -> float:
 
 @pytest.mark.parametrize("name", THEME_NAMES)
 def test_documented_colours(name: str) -> None:
-    theme = load_theme(name)
+    theme = Theme(name)
     assert theme.name == name
     assert {role: theme.color(role).name() for role in DOCUMENTED[name]} == DOCUMENTED[name]
 
 
 def test_both_themes_define_the_same_roles() -> None:
-    light, dark = (set(load_theme(name).roles) for name in THEME_NAMES)
+    light, dark = (set(Theme(name).roles) for name in THEME_NAMES)
     assert light == dark
 
 
 @pytest.mark.parametrize("name", THEME_NAMES)
 def test_text_can_be_read(name: str) -> None:
-    theme = load_theme(name)
+    theme = Theme(name)
     for text, ground in (
         ("ui.text", "ui.window"),
         ("ui.text", "ui.panel"),
@@ -89,7 +89,7 @@ def test_text_can_be_read(name: str) -> None:
 
 def test_an_unknown_role_is_an_error() -> None:
     with pytest.raises(KeyError, match=r"no\.such"):
-        load_theme("light").color("no.such")
+        Theme("light").color("no.such")
 
 
 def test_a_value_that_is_no_colour_is_an_error(
@@ -98,12 +98,12 @@ def test_a_value_that_is_no_colour_is_an_error(
     (tmp_path / "odd.toml").write_text('name = "odd"\n[base]\n[ui]\ntext = "blurple"\n')
     monkeypatch.setattr(resources, "THEMES", tmp_path)
     with pytest.raises(ValueError, match=r"ui\.text = 'blurple'"):
-        load_theme("odd")
+        Theme("odd")
 
 
 def test_the_palette_follows_the_theme(qtbot: QtBot, qapp: QApplication) -> None:
     for name in (*THEME_NAMES, "dark"):
-        theme = load_theme(name)
+        theme = Theme(name)
         apply_theme(qapp, theme)
         assert qapp.style().objectName().lower() == "fusion"
         palette = qapp.palette()
@@ -115,7 +115,7 @@ def test_the_palette_follows_the_theme(qtbot: QtBot, qapp: QApplication) -> None
 
 @pytest.mark.parametrize("name", THEME_NAMES)
 def test_a_check_box_can_be_seen(qtbot: QtBot, qapp: QApplication, name: str) -> None:
-    theme = load_theme(name)
+    theme = Theme(name)
     apply_theme(qapp, theme)
     box = QCheckBox()
     qtbot.addWidget(box)
@@ -127,7 +127,7 @@ def test_a_check_box_can_be_seen(qtbot: QtBot, qapp: QApplication, name: str) ->
 
 @pytest.mark.parametrize("name", ICON_NAMES)
 def test_icons_take_the_colour_of_the_theme(qtbot: QtBot, name: str) -> None:
-    theme = load_theme("dark")
+    theme = Theme("dark")
     for mode, role in ((QIcon.Mode.Normal, "status.warning"), (QIcon.Mode.Disabled, "ui.disabled")):
         picture = icon(name, theme, "status.warning").pixmap(QSize(48, 48), mode).toImage()
         solid = [

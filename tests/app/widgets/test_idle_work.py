@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.widgets import empty_state
 from app.widgets.empty_state import StatusMessage
 from app.widgets.round_plot import RoundPlot
@@ -22,17 +22,17 @@ def test_the_same_sentence_draws_its_icon_once(
         return make(name, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(empty_state, "icon", count)
-    message = StatusMessage(load_theme("dark"))
+    message = StatusMessage(Theme("dark"))
     qtbot.addWidget(message)
     for severity, text in (("info", "a"), ("info", "a"), ("error", "a"), ("error", "b")):
         message.say(severity, text)
-    message.retheme(load_theme("light"))
+    message._theme.become("light")
     message.say("error", "b")
     assert drawn == ["info", "error", "error", "error"]
 
 
 def test_axes_that_are_not_shown_follow_nothing(qtbot: QtBot) -> None:
-    plot = RoundPlot(load_theme("dark"), "y")
+    plot = RoundPlot(Theme("dark"), "y")
     qtbot.addWidget(plot)
     linked = {s: plot.getPlotItem().getAxis(s).linkedView() for s in ("top", "right", "left")}
     assert linked == {"top": None, "right": None, "left": plot.box}
@@ -41,7 +41,7 @@ def test_axes_that_are_not_shown_follow_nothing(qtbot: QtBot) -> None:
 def test_a_run_that_begins_lays_the_axis_out_once(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plot = RoundPlot(load_theme("dark"), "y")
+    plot = RoundPlot(Theme("dark"), "y")
     qtbot.addWidget(plot)
     plot.show_rounds(50)
     calls: list[int] = []

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QStyle, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.actions.actions import Actions
-from app.looks.theme import Theme, load_theme
+from app.looks.theme import Theme
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.lab.breaks_view import BreaksView
@@ -40,7 +40,7 @@ NARROW, WIDE = 300, 1100
 
 @pytest.fixture
 def theme() -> Theme:
-    return load_theme("light")
+    return Theme("light")
 
 
 def show(qtbot: QtBot, view: QWidget, width: int, height: int) -> None:
@@ -325,7 +325,7 @@ def test_nothing_is_under_way_before_the_first_comparison(window: MainWindow) ->
 def test_results_in_little_room_keep_their_table(
     window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    view = ResultsView(load_theme("light"), window.actions_by_id)
+    view = ResultsView(Theme("light"), window.actions_by_id)
     empty = view.minimumSizeHint()
     view.show_results(read(write_results(tmp_path, 3, 8)))
     _host = show_inside(qtbot, view, WIDE, 500)

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import DraftFile, OpenedFiles, ProgressMade
-from app.looks.theme import Theme, load_theme
+from app.looks.theme import Theme
 from app.panels.model.layer_strip import LayerStrip
 from app.panels.model.model_map import ModelMapView, SizeBars
 from app.trace_models.live_numbers import LiveNumbers
@@ -27,7 +27,7 @@ from tests.support.trace_builder import TraceBuilder
 
 @pytest.fixture(params=["light", "dark"])
 def theme(request: pytest.FixtureRequest) -> Theme:
-    return load_theme(request.param)
+    return Theme(request.param)
 
 
 def layers(n: int) -> Any:

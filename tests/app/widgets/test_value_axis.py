@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtGui import QPainter, QPicture
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.widgets.plot_surface import wider_step
 from app.widgets.round_plot import RoundPlot
 
@@ -21,7 +21,7 @@ def test_round_steps() -> None:
 @pytest.mark.parametrize("high", [3.0, 7.0, 19.0, 106.0, 4500.0])
 @pytest.mark.parametrize("lines", [2.2, 3.0, 5.0, 20.0])
 def test_figures_have_a_line_each(qtbot: QtBot, high: float, lines: float) -> None:
-    plot = RoundPlot(load_theme("light"), "tokens")
+    plot = RoundPlot(Theme("light"), "tokens")
     qtbot.addWidget(plot)
     axis, line = plot.getPlotItem().getAxis("left"), plot.fontMetrics().height()
     step, offset = axis.tickSpacing(0.0, high, lines * line)[0]
@@ -31,19 +31,19 @@ def test_figures_have_a_line_each(qtbot: QtBot, high: float, lines: float) -> No
 
 
 def test_a_name_longer_than_the_axis_is_left_out(qtbot: QtBot) -> None:
-    plot = RoundPlot(load_theme("light"), "tokens in a cell")
+    plot = RoundPlot(Theme("light"), "tokens in a cell")
     qtbot.addWidget(plot)
     plot.show()
     label = plot.getPlotItem().getAxis("left").label
     for height, named in ((400, True), (60, False), (400, True)):
         plot.resize(600, height)
         qtbot.waitUntil(lambda named=named: label.isVisible() is named)
-        plot.retheme(load_theme("dark" if named else "light"))
+        plot._theme.become("dark" if named else "light")
         assert label.isVisible() is named
 
 
 def test_the_upper_edge_cuts_no_figure(qtbot: QtBot) -> None:
-    plot = RoundPlot(load_theme("light"), "tokens")
+    plot = RoundPlot(Theme("light"), "tokens")
     qtbot.addWidget(plot)
     plot.resize(400, 200)
     plot.show()

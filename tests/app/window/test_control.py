@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.panels.lab.breaks_view import BreaksView
 from app.saved.settings import Settings
 from app.trace_models.run_facts import effective, run_marks, run_title
@@ -32,7 +32,7 @@ def loaded(loaded: MainWindow) -> MainWindow:
 
 @pytest.fixture
 def view(qtbot: QtBot) -> BreaksView:
-    view = BreaksView(load_theme("dark"))
+    view = BreaksView(Theme("dark"))
     qtbot.addWidget(view)
     view.show()
     return view

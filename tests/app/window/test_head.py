@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QToolButton
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.looks.theme import apply_theme, load_theme
+from app.looks.theme import Theme, apply_theme
 from app.saved.settings import Settings
 from app.window import banner as banner_module
 from app.window.menus import FlatToolBar
@@ -44,7 +44,7 @@ def test_a_message_takes_no_more_than_its_lines(window: MainWindow, qtbot: QtBot
 
 
 def test_that_there_are_more_buttons_can_be_seen(qtbot: QtBot, qapp: QApplication) -> None:
-    apply_theme(qapp, load_theme("dark"))
+    apply_theme(qapp, Theme("dark"))
     window, bar = QMainWindow(), FlatToolBar("Main")
     qtbot.addWidget(window)
     window.addToolBar(bar)

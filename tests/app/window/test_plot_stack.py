@@ -7,7 +7,6 @@ from PySide6.QtCore import QPointF
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
 from app.panels.plots.round_view import RoundView
 from app.window.plot_group import picture
 from app.window.window import MainWindow
@@ -46,7 +45,7 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     legend = last.legend
     assert legend.heightForWidth(legend.width()) <= last.height()
 
-    shown = picture(window.plots["timing"], load_theme("light"), window.theme)
+    shown = picture(window.plots["timing"], window.theme)
     page = window.plots["timing"].page
     assert shown.height() > 2 * page.height(), "a caption is above it"
     assert not window.plots["timing"].plot.has_axis, "as before"

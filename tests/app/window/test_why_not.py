@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.trace_models.run_rows import Position
 from app.window.why_not_strip import WhyNotStrip, why_not
 from engine.options import RunOptions, SpecOptions
@@ -173,7 +173,7 @@ def test_other_runs_do_not_count() -> None:
 
 @pytest.fixture
 def strip(qtbot: QtBot) -> WhyNotStrip:
-    strip = WhyNotStrip(load_theme("dark"))
+    strip = WhyNotStrip(Theme("dark"))
     qtbot.addWidget(strip)
     strip.resize(1400, 26)
     return strip
@@ -205,7 +205,7 @@ def test_the_strip_turns_over_its_reasons(strip: WhyNotStrip, qtbot: QtBot) -> N
     assert strip.next_button.text() == "1 of 2"
     qtbot.mouseClick(strip.next_button, Qt.MouseButton.LeftButton)
     assert strip.text.text().startswith("p_min 0.9")
-    strip.retheme(load_theme("light"))
+    strip._theme.become("light")
     assert strip.text.text().startswith("p_min 0.9")
     assert "Synthetic" in strip.text.toolTip()
 
@@ -221,7 +221,7 @@ def test_a_dismissed_strip_comes_back_with_another_reason(strip: WhyNotStrip, qt
     strip.refresh()
     qtbot.waitUntil(lambda: strip.reasons[0].sentence.startswith("2 rollbacks"))
     assert strip.isHidden(), "the same reason, of which there is more"
-    strip.retheme(load_theme("light"))
+    strip._theme.become("light")
     assert strip.isHidden()
     rollback(store, 3, "refused", 9, n_rs_seq=3)
     strip.refresh()

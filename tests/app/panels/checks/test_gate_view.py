@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme, load_theme
+from app.looks.theme import Theme
 from app.panels.checks.gate_view import GateView
 from engine.experiments.bisect import progress_file
 from engine.trace.facts import GateFacts
@@ -26,7 +26,7 @@ CHECKS = (
 @pytest.fixture
 def view(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GateView:
     monkeypatch.setenv("DRAFTSCOPE_DATA_DIR", str(tmp_path))
-    made = GateView(load_theme("light"))
+    made = GateView(Theme("light"))
     qtbot.addWidget(made)
     made.resize(700, 400)
     made.show()
@@ -73,8 +73,7 @@ def test_cells_are_checks_and_a_click_selects_the_lane(view: GateView, qtbot: Qt
     assert selected.args == [RunRef(store, 2)]
     assert [row[4] for row in view.table()[1]] == ["right", "WRONG", "known defect", "right"]
     for name in ("light", "dark"):
-        theme: Theme = load_theme(name)
-        view.retheme(theme)
+        view.grid._theme.become(name)
         view.grab()
 
 

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.actions.actions import Actions
-from app.looks.theme import Theme, load_theme
+from app.looks.theme import Theme
 from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.divergence.lane_cards import verdict_text
 from app.panels.divergence.state_map import gradient, shades
@@ -39,7 +39,7 @@ def shown(qtbot: QtBot, theme: Theme) -> DivergenceView:
 
 @pytest.fixture
 def view(qtbot: QtBot) -> DivergenceView:
-    return shown(qtbot, load_theme("dark"))
+    return shown(qtbot, Theme("dark"))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def chips(view: DivergenceView) -> list[str]:
 def test_empty_it_offers_the_action_that_fills_it(qtbot: QtBot) -> None:
     root = QObject()
     actions = Actions(root)
-    view = DivergenceView(load_theme("dark"), actions)
+    view = DivergenceView(Theme("dark"), actions)
     qtbot.addWidget(view)
     view.show()
     texts = [label.text() for label in view.findChildren(QLabel) if label.isVisible()]
@@ -179,7 +179,7 @@ def test_lines_lie_where_the_errors_are(faulty: DivergenceView) -> None:
     assert band == pytest.approx((plot.axis.exact, math.log10(4e-12)))
     assert plot._bound.value() == pytest.approx(-9)
     assert plot._first_line.value() == 14
-    assert colour_at(plot, 17.4, -11.8) == load_theme("dark").color("plot.band")
+    assert colour_at(plot, 17.4, -11.8) == Theme("dark").color("plot.band")
 
 
 def test_other_measures(faulty: DivergenceView) -> None:
@@ -223,7 +223,7 @@ def test_not_finite_is_above_everything(view: DivergenceView) -> None:
 
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_state_map_has_the_colours_of_its_scale(qtbot: QtBot, name: str) -> None:
-    theme = load_theme(name)
+    theme = Theme(name)
     view = shown(qtbot, theme)
     view.show_run(RunRef(faulty_comparison().store, 3))
     QApplication.processEvents()
@@ -251,7 +251,7 @@ def test_shades_are_a_log_scale() -> None:
 
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_the_scale_goes_one_way_in_lightness(name: str) -> None:
-    colours = gradient(load_theme(name), 64)
+    colours = gradient(Theme(name), 64)
     lightness = [c.redF() * 0.3 + c.greenF() * 0.59 + c.blueF() * 0.11 for c in colours]
     steps = np.diff(lightness)
     assert (steps > 0).all() or (steps < 0).all()
@@ -333,7 +333,7 @@ def test_top_k_side_by_side(faulty: DivergenceView) -> None:
     assert model.headerData(0, Qt.Orientation.Vertical) == "› ⟨newline⟩"
     assert model.index(0, 3).data() == "▼ 0.220"
     assert model.index(0, 3).data(BAR_ROLE) == pytest.approx(0.22)
-    theme = load_theme("dark")
+    theme = Theme("dark")
     assert model.index(0, 3).data(Qt.ItemDataRole.ForegroundRole) == theme.color("rejected.line")
     image = faulty.tables.detail.viewport().grab().toImage()
     painted = {
@@ -376,9 +376,9 @@ def test_custom_painted_parts_are_told_in_words(faulty: DivergenceView) -> None:
         assert part.accessibleName()
 
 
-def test_retheme(faulty: DivergenceView) -> None:
-    light = load_theme("light")
-    faulty.retheme(light)
+def test_another_theme(faulty: DivergenceView) -> None:
+    light = Theme("light")
+    faulty._theme.become("light")
     QApplication.processEvents()
     assert colour_at(faulty.plots.states, 16, 0.1) == light.color("heat.high")
     assert colour_at(faulty.plots.delta, 17.4, -11.8) == light.color("plot.band")

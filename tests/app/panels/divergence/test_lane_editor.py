@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.panels.divergence.comparison_header import LaneEditor, parse_lanes
 from engine.compare.lane_spec import DEFAULT_LANES, LaneSpec
 from engine.errors import OptionError
@@ -15,7 +15,7 @@ from engine.options import RunOptions, SpecOptions
 
 @pytest.fixture
 def editor(qtbot: QtBot) -> LaneEditor:
-    editor = LaneEditor(load_theme("dark"))
+    editor = LaneEditor(Theme("dark"))
     qtbot.addWidget(editor)
     return editor
 
@@ -94,7 +94,7 @@ def test_lanes_of_llama_cpp_are_offered_or_say_what_they_need(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     monkeypatch.setattr("app.panels.divergence.comparison_header.missing", lambda: why)
-    editor = LaneEditor(load_theme("dark"))
+    editor = LaneEditor(Theme("dark"))
     qtbot.addWidget(editor)
     offered = {a.text(): a for a in editor.add_button.menu().actions()}
     action = offered["llama.cpp,rollback=planes"]

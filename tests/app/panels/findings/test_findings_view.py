@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.panels.findings.findings_view import FindingsView
 from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef
@@ -19,7 +19,7 @@ from tests.support.window_acts import settle
 
 @pytest.fixture
 def view(qtbot: QtBot) -> FindingsView:
-    view = FindingsView(load_theme("dark"))
+    view = FindingsView(Theme("dark"))
     qtbot.addWidget(view)
     view.resize(700, 300)
     view.show()

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import OpenedFiles
 from app.engine_thread.opening import inspect_files
 from app.engine_thread.requests import OpenRequest
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.panels.model.model_map import ModelMapView
 from app.panels.run_settings.run_panel import RunPanel
 from engine.gguf.file import GgufFile
@@ -31,7 +31,7 @@ def info() -> ModelInfo:
 
 
 def test_the_panel_counts_loaded_weights(info: ModelInfo, qtbot: QtBot) -> None:
-    view = ModelMapView(load_theme("dark"), [])
+    view = ModelMapView(Theme("dark"), [])
     qtbot.addWidget(view)
     files: Any = OpenedFiles(Path("a.gguf"), (), info, {})
     view.set_files(files)
@@ -43,7 +43,7 @@ def test_the_panel_counts_loaded_weights(info: ModelInfo, qtbot: QtBot) -> None:
 
 
 def test_the_panel_follows_the_options(info: ModelInfo, qtbot: QtBot) -> None:
-    view = ModelMapView(load_theme("dark"), [])
+    view = ModelMapView(Theme("dark"), [])
     qtbot.addWidget(view)
     files: Any = OpenedFiles(Path("a.gguf"), (), info, {})
     view.set_files(files)
@@ -61,7 +61,7 @@ def test_an_mtp_file_is_opened_as_draft_model(qtbot: QtBot) -> None:
     folder = case("01-mtp-file-beside-trunk")
     request = OpenRequest(folder / "trunk.gguf", (folder / "mtp-only.gguf",), "auto")
     files = inspect_files(request)
-    view, panel = ModelMapView(load_theme("dark"), []), RunPanel()
+    view, panel = ModelMapView(Theme("dark"), []), RunPanel()
     qtbot.addWidget(view)
     qtbot.addWidget(panel)
     view.set_files(files)

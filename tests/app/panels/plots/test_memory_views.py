@@ -8,7 +8,7 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme, load_theme
+from app.looks.theme import Theme
 from app.panels.plots.memory_views import RingView
 from app.panels.plots.rollback_view import RollbackView
 from app.trace_models.run_rows import Position
@@ -18,7 +18,7 @@ from tests.support.trace_builder import TraceBuilder, sample_trace
 
 @pytest.fixture(params=["light", "dark"])
 def theme(request: pytest.FixtureRequest) -> Theme:
-    return load_theme(request.param)
+    return Theme(request.param)
 
 
 def shown(qtbot: QtBot, theme: Theme) -> RingView:
@@ -32,7 +32,7 @@ def shown(qtbot: QtBot, theme: Theme) -> RingView:
 
 @pytest.fixture
 def view(qtbot: QtBot) -> RingView:
-    return shown(qtbot, load_theme("dark"))
+    return shown(qtbot, Theme("dark"))
 
 
 def zoom(view: RingView, left: float, right: float) -> None:
@@ -182,7 +182,7 @@ def test_tooltip_and_click(view: RingView, qtbot: QtBot) -> None:
 
 
 def test_linked_plots_share_rounds_and_following(qtbot: QtBot, view: RingView) -> None:
-    rollback = RollbackView(load_theme("dark"))
+    rollback = RollbackView(Theme("dark"))
     qtbot.addWidget(rollback)
     rollback.resize(600, 200)
     rollback.show()
@@ -204,7 +204,7 @@ def test_linked_plots_share_rounds_and_following(qtbot: QtBot, view: RingView) -
 
 
 def test_linked_plots_agree_while_one_table_is_a_round_ahead(qtbot: QtBot, view: RingView) -> None:
-    rollback = RollbackView(load_theme("dark"))
+    rollback = RollbackView(Theme("dark"))
     qtbot.addWidget(rollback)
     rollback.show()
     qtbot.waitExposed(rollback)
@@ -220,11 +220,11 @@ def test_linked_plots_agree_while_one_table_is_a_round_ahead(qtbot: QtBot, view:
     assert view.plot.x_range == pytest.approx(rollback.plot.x_range)
 
 
-def test_retheme(view: RingView) -> None:
+def test_another_theme(view: RingView) -> None:
     builder = sample_trace(rounds=30)
     view.show_run(builder.run)
-    light = load_theme("light")
-    view.retheme(light)
+    light = Theme("light")
+    view.plot._theme.become("light")
     zoom(view, 0, 10)
     assert colour_at(view, 5.0, 0.0) == light.color("slot.live")
 

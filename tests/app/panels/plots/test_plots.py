@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import StackedBars
 from app.panels.plots.memory_views import KvCellsView
@@ -42,7 +42,7 @@ BOTTOM = ("memory", "acceptance", "time")
 @pytest.fixture
 def make(qtbot: QtBot) -> Callable[[type[RoundView]], RoundView]:
     def make_view(kind: type[RoundView]) -> RoundView:
-        view = kind(load_theme("dark"))  # type: ignore[call-arg, arg-type]
+        view = kind(Theme("dark"))  # type: ignore[call-arg, arg-type]
         qtbot.addWidget(view)
         view.resize(900, 200)
         view.show()
@@ -346,7 +346,7 @@ def test_export_as_picture_drawing_and_table(
         monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_a, _b=answer, **_k: _b)
         window.actions_by_id["plot.export"].trigger()
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["a.png", "b.svg", "c.csv"]
-    image, light = QImage(str(tmp_path / "a.png")), load_theme("light")
+    image, light = QImage(str(tmp_path / "a.png")), Theme("light")
     assert image.width() == 2 * view.page.width()
     assert image.pixelColor(3, 3) == light.color("plot.background")
     colours = {
@@ -368,7 +368,7 @@ def test_export_as_picture_drawing_and_table(
     window.actions_by_id["plot.copy_image"].trigger()
     assert QGuiApplication.clipboard().image().size() == image.size()
     with pytest.raises(TraceFileError, match="cannot be written"):
-        write_plot(view, tmp_path / "no" / "x.csv", light, window.theme)
+        write_plot(view, tmp_path / "no" / "x.csv", window.theme)
 
     before = {path.name: path.read_bytes() for path in tmp_path.glob("?.*")}
     with monkeypatch.context() as full:

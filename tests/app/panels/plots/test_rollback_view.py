@@ -9,7 +9,7 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme, load_theme
+from app.looks.theme import Theme
 from app.panels.plots.rollback_view import RollbackView
 from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef
@@ -18,12 +18,12 @@ from tests.support.trace_builder import TraceBuilder, sample_trace
 
 @pytest.fixture(params=["light", "dark"])
 def theme(request: pytest.FixtureRequest) -> Theme:
-    return load_theme(request.param)
+    return Theme(request.param)
 
 
 @pytest.fixture
 def view(qtbot: QtBot) -> RollbackView:
-    return shown(qtbot, load_theme("dark"))
+    return shown(qtbot, Theme("dark"))
 
 
 def shown(qtbot: QtBot, theme: Theme) -> RollbackView:
@@ -255,11 +255,11 @@ def test_empty_and_back(view: RollbackView) -> None:
     assert bars(view, "seq_rm") == {1: 1}
 
 
-def test_retheme(view: RollbackView) -> None:
+def test_another_theme(view: RollbackView) -> None:
     builder = some_rounds()
     view.show_run(builder.run)
-    light = load_theme("light")
-    view.retheme(light)
+    light = Theme("light")
+    view.plot._theme.become("light")
     QApplication.processEvents()
     image = view.plot.grab().toImage()
     assert image.pixelColor(5, 5) == light.color("plot.background")
@@ -282,7 +282,7 @@ def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
     builder.prompt(["a"])
     builder.draft([" b"], " c", [" x"])
     number = builder.untold(" d")
-    view = RollbackView(load_theme("light"))
+    view = RollbackView(Theme("light"))
     qtbot.addWidget(view)
     view.resize(600, 200)
     view.show()

@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import DraftFile, OpenedFiles
 from app.engine_thread.requests import ChatWrap
-from app.looks.theme import apply_theme, load_theme
+from app.looks.theme import Theme, apply_theme
 from app.panels.run_settings.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.suffix import SuffixOptions
@@ -432,7 +432,7 @@ def test_faults_are_red_and_named(panel: RunPanel) -> None:
     before = app.palette()
     try:
         for name in ("dark", "light"):
-            apply_theme(app, theme := load_theme(name))
+            apply_theme(app, theme := Theme(name))
             QApplication.processEvents()
             palette = fault.palette()
             assert palette.color(QPalette.ColorRole.ButtonText) == theme.color("status.error")

@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage, QPaintEvent
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme, load_theme
+from app.looks.theme import Theme
 from app.panels.tokens.token_area import TokenArea, token_tip
 from app.panels.tokens.token_scroll import SLICE_SECONDS
 from app.trace_models.run_rows import Position
@@ -23,7 +23,7 @@ Shown = tuple[TokenArea, RunStreams]
 
 @pytest.fixture(params=["light", "dark"])
 def theme(request: pytest.FixtureRequest) -> Theme:
-    return load_theme(request.param)
+    return Theme(request.param)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def show(qtbot: QtBot) -> Callable[..., Shown]:
     def make(
         builder: TraceBuilder, theme: Theme | None = None, width: int = 480, height: int = 200
     ) -> Shown:
-        area = TokenArea(theme or load_theme("dark"))
+        area = TokenArea(theme or Theme("dark"))
         qtbot.addWidget(area)
         area.resize(width, height)
         run = RunStreams(builder.run)
@@ -404,9 +404,9 @@ def test_markup_in_a_token_is_text(show: Callable[..., Shown]) -> None:
 
 
 def test_a_theme_change_repaints(show: Callable[..., Shown]) -> None:
-    area, _ = show(every_kind(), load_theme("dark"))
-    light = load_theme("light")
-    area.retheme(light)
+    area, _ = show(every_kind(), Theme("dark"))
+    light = Theme("light")
+    area._theme.become("light")
     image = area.viewport().grab().toImage()
     assert light.color("accepted.tint").name() in colours_in(image, box_of(area, " accepted"))
     assert image.pixelColor(470, 190) == light.color("ui.panel")
@@ -421,7 +421,7 @@ def test_focus_is_visible(show: Callable[..., Shown], qtbot: QtBot) -> None:
 
 
 def test_an_empty_area_takes_every_key(show: Callable[..., Shown], qtbot: QtBot) -> None:
-    area = TokenArea(load_theme("dark"))
+    area = TokenArea(Theme("dark"))
     qtbot.addWidget(area)
     for key in (Qt.Key.Key_End, Qt.Key.Key_Up, Qt.Key.Key_Return):
         qtbot.keyClick(area, key)

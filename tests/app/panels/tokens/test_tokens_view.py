@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.run_rows import Position
 from engine.trace.facts import ForkOrigin
@@ -16,7 +16,7 @@ from tests.support.trace_builder import TraceBuilder, repeated, sample_trace
 
 @pytest.fixture
 def view(qtbot: QtBot) -> TokensView:
-    view = TokensView(load_theme("dark"))
+    view = TokensView(Theme("dark"))
     qtbot.addWidget(view)
     view.resize(700, 260)
     view.show()
@@ -159,7 +159,7 @@ def test_the_legend_takes_the_room_it_needs(view: TokensView, qtbot: QtBot, widt
     QApplication.processEvents()
     legend = view._legend
     assert legend.height() == legend.heightForWidth(legend.width())
-    theme = load_theme("dark")
+    theme = Theme("dark")
     image = legend.grab().toImage()
     found = {
         image.pixelColor(x, y).name() for x in range(image.width()) for y in range(image.height())
@@ -168,11 +168,11 @@ def test_the_legend_takes_the_room_it_needs(view: TokensView, qtbot: QtBot, widt
     assert {theme.color(role).name() for role in wanted} <= found
 
 
-def test_retheme_reaches_areas_and_legend(view: TokensView) -> None:
+def test_a_theme_reaches_areas_and_legend(view: TokensView) -> None:
     builder = sample_trace(rounds=5)
     view.show_run(builder.run)
-    light = load_theme("light")
-    view.retheme(light)
+    light = Theme("light")
+    view._theme.become("light")
     for widget in (view.areas[0].viewport(), view._legend):
         image = widget.grab().toImage()
         tint = light.color("accepted.tint")

@@ -8,7 +8,7 @@ from PySide6.QtGui import QHelpEvent
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.panels.tune.drafter_view import DrafterView
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
@@ -76,7 +76,7 @@ def begun() -> tuple[TraceStore, RunRef]:
 
 @pytest.fixture
 def view(qtbot: QtBot) -> DrafterView:
-    view = DrafterView(load_theme("dark"))
+    view = DrafterView(Theme("dark"))
     qtbot.addWidget(view)
     view.resize(700, 700)
     view.show()
@@ -165,8 +165,8 @@ def test_every_width_and_theme_is_drawn(view: DrafterView, qtbot: QtBot, width: 
     view.resize(width, 700)
     view.show_run(run)
     qtbot.waitUntil(lambda: view.has_rounds)
-    theme = load_theme("light")
-    view.retheme(theme)
+    theme = view.quality.reliability.theme
+    theme.become("light")
     QApplication.processEvents()
     chart = view.quality.reliability
     assert chart.width() > 100 and chart.height() > 90

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import load_theme
+from app.looks.theme import Theme
 from app.panels.tune.tune_view import TuneView
 from app.trace_models.tune_surface import (
     BEST,
@@ -39,7 +39,7 @@ def run() -> RunRef:
 
 @pytest.fixture
 def view(qtbot: QtBot) -> TuneView:
-    view = TuneView(load_theme("dark"))
+    view = TuneView(Theme("dark"))
     qtbot.addWidget(view)
     view.resize(1200, 500)
     view.show()
@@ -217,7 +217,7 @@ def test_a_drafter_is_its_newest_run(view: TuneView, run: RunRef) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_figure_in_a_cell_can_be_read(theme: str) -> None:
-    colours = load_theme(theme)
+    colours = Theme(theme)
     for share in np.linspace(0, 1, 41).tolist():
         ground, ink = cell_colours(colours, share)
         assert contrast(ground, ink) >= 4.5
