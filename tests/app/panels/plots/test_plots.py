@@ -375,7 +375,7 @@ def test_export_as_picture_drawing_and_table(
         full.setattr(os, "fsync", lambda _: os.open(tmp_path, os.O_WRONLY))  # any OSError
         for name in before:
             with pytest.raises(TraceFileError, match="cannot be written"):
-                write_plot(view, tmp_path / name, light, window.theme)
+                write_plot(view, tmp_path / name, window.theme)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("?.*")} == before
     (tmp_path / "link.svg").symlink_to("b.svg")
     write_plot(view, tmp_path / "link.svg", light, window.theme)
