@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,18 +19,25 @@ CHOICES = ("naive", "torch", "llvm", "triton")
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def pick(naive: F, with_torch: F, triton: str | None = None, llvm: F | str | None = None) -> F:
+def pick(
+    naive: F,
+    with_torch: F,
+    triton: str | None = None,
+    llvm: F | str | None = None,
+    *,
+    any_type: bool = False,
+) -> F:
     """The implementation that the environment variable DRAFTSCOPE_KERNELS asks for.
 
     triton, llvm: the versions for a GPU and for a CPU; None where there is none, and torch runs.
-    A string names a module that has one under the name of `with_torch` without its suffix; it is
-    imported at the first call that needs it.
+    A string names a module that has one under the name of `with_torch` without its suffix, or
+    under the name after a colon; it is imported at the first call that needs it.
 
     Unset or empty, the device decides on every call: Triton for a first argument on a CUDA
-    device, LLVM for one of float32 on the processor. Neither has gradients, so torch runs
-    whatever needs them. Every operation calls this once, when its package is imported: looking
-    the variable up on each call would cost as much as a small tensor operation, and where only
-    torch can run, its version itself is returned.
+    device, LLVM for one of float32 (or of any_type) on the processor. Neither has gradients, so
+    torch runs whatever needs them. Every operation calls this once, when its package is imported:
+    looking the variable up on each call would cost as much as a small tensor operation, and where
+    only torch can run, its version itself is returned.
 
     Raises ValueError for a value that is not one of CHOICES and for "llvm" or "triton" on a
     machine that cannot run it.
@@ -51,7 +59,7 @@ def pick(naive: F, with_torch: F, triton: str | None = None, llvm: F | str | Non
         llvm = None
     if triton is None and llvm is None:
         return with_torch
-    return _by_device(with_torch, triton, llvm, always_triton=name == "triton")
+    return _by_device(with_torch, triton, llvm, name == "triton", any_type)
 
 
 def pick_invariant(with_torch: F, llvm: F | str | None) -> F:
@@ -62,6 +70,39 @@ def pick_invariant(with_torch: F, llvm: F | str | None) -> F:
     """
     run = cast(F, functools.wraps(with_torch)(functools.partial(with_torch, invariant=True)))
     return pick(run, run, None, llvm)
+
+
+def operation(
+    *, triton: str | None = None, llvm: str | None = None, any_type: bool = False
+) -> Callable[[F], F]:
+    """Make the version in torch, which is decorated, the whole operation: see `pick`, and for calls
+    with the keyword `invariant`, if it has one, `pick_invariant`.
+
+    Next to it is the naive version, <name>_naive, if there is one, and with its own module as
+    `llvm` the one for a CPU, <name>_with_llvm; neither has the keyword.
+    """
+
+    def whole(with_torch: F) -> F:
+        own, name = with_torch.__module__, with_torch.__name__
+        naive = functools.wraps(with_torch)(_when_called(own, f"{name}_naive", with_torch))
+        on_cpu = f"{own}:{name}_with_llvm" if llvm == own else llvm
+        usual = pick(cast(F, naive), with_torch, triton, on_cpu, any_type=any_type)
+        if "invariant" not in inspect.signature(with_torch).parameters:
+            return usual
+        steady = pick_invariant(with_torch, on_cpu)
+
+        @functools.wraps(with_torch)
+        def run(*args: Any, invariant: bool = False, **kwargs: Any) -> object:
+            return (steady if invariant else usual)(*args, **kwargs)
+
+        return cast(F, run)
+
+    return whole
+
+
+def torch_version(run: F) -> F:
+    """The version of an operation that is in torch."""
+    return cast(F, getattr(run, "__wrapped__", run))
 
 
 def uses_llvm() -> bool:
@@ -90,33 +131,37 @@ def _always_triton() -> bool:
 
 
 def _by_device(
-    with_torch: F, triton: str | None, llvm: F | str | None, *, always_triton: bool
+    with_torch: F, triton: str | None, llvm: F | str | None, always_triton: bool, any_type: bool
 ) -> F:
     name = with_torch.__name__.removesuffix("_with_torch").removesuffix("_naive")
     with_triton = with_torch if triton is None else _when_called(triton, name)
-    with_llvm = _when_called(llvm, name) if isinstance(llvm, str) else llvm or with_torch
+    with_llvm = None if isinstance(llvm, str) else llvm or with_torch
 
     @functools.wraps(with_torch)
     def run(*args: Any, **kwargs: Any) -> object:
+        nonlocal with_llvm
         if torch.is_grad_enabled() and _has_leaf(args):
             return with_torch(*args, **kwargs)
         if always_triton or args[0].is_cuda:
             return with_triton(*args, **kwargs)
-        if args[0].dtype == torch.float32:
+        if any_type or args[0].dtype == torch.float32:
+            if with_llvm is None:
+                module, _, other = str(llvm).partition(":")
+                with_llvm = cast(F, getattr(importlib.import_module(module), other or name))
             return with_llvm(*args, **kwargs)
         return with_torch(*args, **kwargs)
 
     return cast(F, run)
 
 
-def _when_called(module: str, name: str) -> Callable[..., object]:
-    """A function of a module that is imported at the first call."""
+def _when_called(module: str, name: str, *without: Any) -> Callable[..., object]:
+    """A function of a module that is imported at the first call; without: one in its place."""
     found: Callable[..., object] | None = None
 
     def call(*args: Any, **kwargs: Any) -> object:
         nonlocal found
         if found is None:
-            found = getattr(importlib.import_module(module), name)
+            found = getattr(importlib.import_module(module), name, *without)
         return found(*args, **kwargs)
 
     return call

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import exp, vectors
 from kernels.llvm.values import I8, I32, I64
@@ -18,6 +18,7 @@ from kernels.rope import apply_rope
 from kernels.whole_vectors import pointwise
 
 
+@operation(llvm=__name__)
 def choose_blocks(
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -43,10 +44,16 @@ def choose_blocks(
 
     invariant: a token's choice is the same whatever the other tokens are.
     """
-    given = q, keys, positions, mask, weight, table, indexer
-    return (_invariant if invariant else _run)(*given)
+
+    def keys_of(own: torch.Tensor) -> torch.Tensor:
+        return _block_keys(own, weight, table, indexer)
+
+    # no position is beyond the table
+    most = min(keys.shape[1], len(table)) // indexer.ratio
+    return _choose_with_torch(q, None, keys, positions, mask, indexer, keys_of, most, invariant)
 
 
+@operation(llvm=__name__)
 def choose_pools(
     q: torch.Tensor,
     weights: torch.Tensor,
@@ -67,8 +74,15 @@ def choose_pools(
     q: f32 [B, T, H, d]; weights: [B, T, H]; rows: f32 [B, N, 2d], key and gate of a cell; bias: f32
     [ratio, d]; others and result: see choose_blocks.
     """
-    given = q, weights, rows, positions, mask, bias, indexer
-    return (_pools_invariant if invariant else _pools)(*given)
+
+    def keys_of(own: torch.Tensor) -> torch.Tensor:
+        keys, gates = own.chunk(2, 3)
+        gates = gates + bias
+        shares = pointwise(torch.exp, gates - gates.amax(2, keepdim=True), invariant=invariant)
+        return _in_order(shares * keys) / _in_order(shares)
+
+    most = rows.shape[1] // indexer.ratio
+    return _choose_with_torch(q, weights, rows, positions, mask, indexer, keys_of, most, invariant)
 
 
 class Indexer(NamedTuple):
@@ -154,50 +168,6 @@ def _turned(
     half = len(cos)
     a, b = key[:half], key[half : 2 * half]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, key[2 * half :]))
-
-
-def choose_blocks_with_torch(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
-    weight: torch.Tensor,
-    table: torch.Tensor,
-    indexer: Indexer,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """See choose_blocks."""
-
-    def keys_of(own: torch.Tensor) -> torch.Tensor:
-        return _block_keys(own, weight, table, indexer)
-
-    # no position is beyond the table
-    most = min(keys.shape[1], len(table)) // indexer.ratio
-    return _choose_with_torch(q, None, keys, positions, mask, indexer, keys_of, most, invariant)
-
-
-def choose_pools_with_torch(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
-    bias: torch.Tensor,
-    indexer: Indexer,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """See choose_pools."""
-
-    def keys_of(own: torch.Tensor) -> torch.Tensor:
-        keys, gates = own.chunk(2, 3)
-        gates = gates + bias
-        shares = pointwise(torch.exp, gates - gates.amax(2, keepdim=True), invariant=invariant)
-        return _in_order(shares * keys) / _in_order(shares)
-
-    most = rows.shape[1] // indexer.ratio
-    return _choose_with_torch(q, weights, rows, positions, mask, indexer, keys_of, most, invariant)
 
 
 def _choose_with_torch(
@@ -593,9 +563,3 @@ def threshold(
         low.set(code.choose(is_few | (middle.equal(low.value)), low.value, middle))
         high.set(code.choose(is_few & is_open, middle, high.value))
     return high.value, best - above(high.value)
-
-
-_run = pick(choose_blocks_naive, choose_blocks_with_torch, None, choose_blocks_with_llvm)
-_invariant = pick_invariant(choose_blocks_with_torch, choose_blocks_with_llvm)
-_pools = pick(choose_pools_naive, choose_pools_with_torch, None, choose_pools_with_llvm)
-_pools_invariant = pick_invariant(choose_pools_with_torch, choose_pools_with_llvm)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import LANES, rows, start
 
 
+@operation(triton="kernels.linear.with_triton", llvm=__name__)
 def head_linear(x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
     """x of every head times the matrix of that head.
 
@@ -20,26 +21,20 @@ def head_linear(x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = Fals
 
     invariant: a token's result has the same bits whatever the other tokens are.
     """
-    return (_invariant if invariant else _run)(x, weight)
+    # all heads at once; where the results are to be invariant, token by token
+    if invariant:
+        # in memory of its own: sums may depend on alignment
+        tokens = [one.clone() for one in x.flatten(0, 1).split(1)]
+        y = torch.cat([torch_version(head_linear)(one.unsqueeze(0), weight) for one in tokens], 1)
+        return y.view(*x.shape[:3], weight.shape[2])
+    n_batch, n_tokens, n_heads, n = x.shape
+    rows = x.permute(2, 0, 1, 3).reshape(n_heads, n_batch * n_tokens, n)
+    return torch.bmm(rows, weight).view(n_heads, n_batch, n_tokens, -1).permute(1, 2, 0, 3)
 
 
 def head_linear_naive(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The products head by head. Keeps the dtype of its inputs."""
     return torch.stack([x[:, :, h] @ weight[h] for h in range(x.shape[2])], 2)
-
-
-def head_linear_with_torch(
-    x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = False
-) -> torch.Tensor:
-    """The products of all heads at once; where they are to be invariant, token by token."""
-    if invariant:
-        # in memory of its own: sums may depend on alignment
-        tokens = [one.clone() for one in x.flatten(0, 1).split(1)]
-        y = torch.cat([head_linear_with_torch(one.unsqueeze(0), weight) for one in tokens], 1)
-        return y.view(*x.shape[:3], weight.shape[2])
-    n_batch, n_tokens, n_heads, n = x.shape
-    rows = x.permute(2, 0, 1, 3).reshape(n_heads, n_batch * n_tokens, n)
-    return torch.bmm(rows, weight).view(n_heads, n_batch, n_tokens, -1).permute(1, 2, 0, 3)
 
 
 # vectors of results side by side, and tokens whose results are in registers with them
@@ -114,9 +109,3 @@ def _body(
             tile(row, TOKENS)
         with code.loop(pairs, n_rows) as row:
             tile(row, 1)
-
-
-_run = pick(
-    head_linear_naive, head_linear_with_torch, "kernels.linear.with_triton", head_linear_with_llvm
-)
-_invariant = pick_invariant(head_linear_with_torch, head_linear_with_llvm)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick
+from kernels.dispatch import operation
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import rows, run, start, vectors
 
@@ -15,25 +15,21 @@ SUMS = 4
 """Maxima formed at a time: each waits for the one before."""
 
 
+@operation(llvm=__name__)
 def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x / max(|x|) over the last axis, and these largest magnitudes.
 
     x: f32 [..., d]. Returns [..., d] and [..., 1]; the largest magnitude counts as the smallest
     normal number at least, so that a row of zeros stays zero.
     """
-    return _max(x)
+    # the infinity norm would be one operation less and up to twenty times slower
+    largest = x.abs().amax(-1, True).clamp_min_(torch.finfo(x.dtype).tiny)
+    return x / largest, largest
 
 
 def max_norm_naive(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See max_norm."""
     largest = x.abs().max(-1, keepdim=True).values.clamp(min=torch.finfo(x.dtype).tiny)
-    return x / largest, largest
-
-
-def max_norm_with_torch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See max_norm."""
-    # the infinity norm would be one operation less and up to twenty times slower
-    largest = x.abs().amax(-1, True).clamp_min_(torch.finfo(x.dtype).tiny)
     return x / largest, largest
 
 
@@ -70,6 +66,3 @@ def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Val
             code.store_first(
                 code.load_first(source + at, F32X16, count) / divisor, target + at, count
             )
-
-
-_max = pick(max_norm_naive, max_norm_with_torch, None, max_norm_with_llvm)

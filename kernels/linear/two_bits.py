@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import run
 from kernels.llvm.values import F16, I8, I32
 
 
+@operation(llvm=__name__)
 def two_bits(rows: torch.Tensor) -> torch.Tensor:
     """Blocks of Q2_K with numbers near those of `rows`: every 16 are cut into three equal steps
     from their least number, or 0, to their largest one.
@@ -21,17 +22,6 @@ def two_bits(rows: torch.Tensor) -> torch.Tensor:
     [n, in / 256 * 84]. Of numbers from a
     normal distribution about 12 % of the variance are lost.
     """
-    return _run(rows)
-
-
-BLOCK, GROUP = 256, 16
-BLOCK_BYTES = 84
-MOST, MOST_SCALE = 3, 15
-"""The largest integer of a number, and that of the scale of a group."""
-
-
-def two_bits_with_torch(rows: torch.Tensor) -> torch.Tensor:
-    """Rows rounded to two bits through PyTorch."""
     groups = rows.unflatten(-1, (-1, BLOCK // GROUP, GROUP))
     least = groups.amin(-1).clamp_max(0).abs_()
     steps = (groups.amax(-1) + least).div_(MOST)
@@ -47,6 +37,12 @@ def two_bits_with_torch(rows: torch.Tensor) -> torch.Tensor:
     scales = (steps + leasts * (MOST_SCALE + 1)).to(torch.uint8)
     halves = torch.stack((step_scale, least_scale), -1).half().view(torch.uint8)
     return torch.cat((scales, integers, halves), -1).flatten(-2)
+
+
+BLOCK, GROUP = 256, 16
+BLOCK_BYTES = 84
+MOST, MOST_SCALE = 3, 15
+"""The largest integer of a number, and that of the scale of a group."""
 
 
 def _scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,6 +120,3 @@ def _rounded(code: Code, x: Value, most: int) -> Value:
     kept = code.smaller(x, code.constant(x.type, float(most)))
     kept = code.larger(kept, code.constant(x.type, 0.0))
     return kept + _WHOLE - _WHOLE
-
-
-_run = pick(two_bits_with_torch, two_bits_with_torch, None, two_bits_with_llvm)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from kernels.linear.head_linear import head_linear_with_torch
+from kernels.dispatch import torch_version
+from kernels.linear import head_linear as op
 from kernels.triton_setup import cdiv, jit
 
 # columns of results, and inputs that are multiplied and added up at once
@@ -46,7 +47,7 @@ def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     n_batch, n_tokens, n_heads, n = x.shape
     m, n_rows = weight.shape[2], n_batch * n_tokens
     if n_rows > MANY:
-        return head_linear_with_torch(x, weight)
+        return torch_version(op.head_linear)(x, weight)
     if x.stride(3) != 1:
         x = x.contiguous()
     y = torch.empty(n_batch, n_tokens, n_heads, m, device=x.device)

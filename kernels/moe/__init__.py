@@ -10,7 +10,7 @@ from itertools import chain, groupby
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import pick
+from kernels.dispatch import operation, pick
 from kernels.linear import MODES, PackedWeight, finish_rows, linear, multiply_rows, prepare_rows
 from kernels.linear import naive as linear_naive
 from kernels.linear import with_torch as linear_with_torch
@@ -30,6 +30,8 @@ from kernels.moe.packed import (
 )
 from kernels.whole_vectors import pointwise
 
+_TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
+
 __all__ = [
     "RELU2",
     "SWIGLU",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 
+@operation(triton=_TRITON, llvm=_LLVM)
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `n_used` most probable experts of every row, most probable first.
 
@@ -55,9 +58,13 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
     divided by max(their sum, 2^-14). Of equal ones the lower id comes first. Returns weights
     f32 [n, n_used] and ids int64 [n, n_used].
     """
-    return _route(logits, n_used)
+    # topk, which is faster, leaves open which of two equal experts it takes
+    p, order = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
+    chosen, ids = p[:, :n_used], order[:, :n_used]
+    return chosen / chosen.sum(-1, keepdim=True).clamp_min(MIN_SUM), ids
 
 
+@operation(triton=_TRITON, llvm=_LLVM)
 def route_biased(
     logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,15 +75,27 @@ def route_biased(
     Returns weights f32 [n, n_used] and ids int64 [n, n_used]. A row has the same bits whatever the
     other rows are.
     """
-    return _route_biased(logits, bias, choice)
+    p = _scores(logits, choice)
+    sums = p if bias is None else p + bias
+    if choice.n_groups > 1:
+        groups = sums.unflatten(-1, (choice.n_groups, -1))
+        best_two = groups.sort(-1).values[..., -2:].sum(-1)
+        order = torch.sort(best_two, dim=-1, descending=True, stable=True).indices
+        left_out = order[:, choice.n_groups_used :, None].expand(-1, -1, groups.shape[2])
+        sums = groups.scatter(1, left_out, -torch.inf).flatten(1)
+    # topk, which is faster, leaves open which of two equal experts it takes
+    order = torch.sort(sums, dim=-1, descending=True, stable=True).indices
+    ids = order[:, : choice.n_used]
+    return _weights(p, ids, choice), ids
 
 
+@operation(llvm=_LLVM)
 def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
     """The weights that experts get which are chosen already, as those of route_biased.
 
     logits: f32 [n, E]; ids: int64 [n, n_used], not looked at by the host. Returns f32 [n, n_used].
     """
-    return _route_given(logits, ids, choice)
+    return _weights(_scores(logits, choice), ids, choice)
 
 
 def pack_experts(
@@ -238,37 +257,6 @@ def _linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
 MIN_SUM = 2.0**-14
 
 
-def route_with_torch(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See route."""
-    # topk, which is faster, leaves open which of two equal experts it takes
-    p, order = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
-    chosen, ids = p[:, :n_used], order[:, :n_used]
-    return chosen / chosen.sum(-1, keepdim=True).clamp_min(MIN_SUM), ids
-
-
-def route_biased_with_torch(
-    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See route_biased."""
-    p = _scores(logits, choice)
-    sums = p if bias is None else p + bias
-    if choice.n_groups > 1:
-        groups = sums.unflatten(-1, (choice.n_groups, -1))
-        best_two = groups.sort(-1).values[..., -2:].sum(-1)
-        order = torch.sort(best_two, dim=-1, descending=True, stable=True).indices
-        left_out = order[:, choice.n_groups_used :, None].expand(-1, -1, groups.shape[2])
-        sums = groups.scatter(1, left_out, -torch.inf).flatten(1)
-    # topk, which is faster, leaves open which of two equal experts it takes
-    order = torch.sort(sums, dim=-1, descending=True, stable=True).indices
-    ids = order[:, : choice.n_used]
-    return _weights(p, ids, choice), ids
-
-
-def route_given_with_torch(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """See route_given."""
-    return _weights(_scores(logits, choice), ids, choice)
-
-
 def _scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
     if choice.scores == "softmax":
         return logits.softmax(-1)
@@ -340,10 +328,6 @@ def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch
     )
 
 
-_TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
-_route = pick(route_naive, route_with_torch, _TRITON, _LLVM)
-_route_biased = pick(route_biased_naive, route_biased_with_torch, _TRITON, _LLVM)
-_route_given = pick(route_given_naive, route_given_with_torch, None, _LLVM)
 _pack = pick(pack_naive, pack_with_torch, _TRITON)
 _experts = pick(experts_naive, experts_with_torch, _TRITON, _LLVM)
 _experts_invariant = pick(experts_invariant_with_torch, experts_invariant_with_torch, _TRITON)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from kernels.moe import Choice, route_biased_with_torch
+from kernels import moe
+from kernels.dispatch import torch_version
+from kernels.moe import Choice
 from kernels.moe.packed import SWIGLU, Activation, Matrices, PackedExperts
 from kernels.pointwise.with_triton import softplus, tanh
 from kernels.triton_setup import cdiv, jit, power_of_2
@@ -221,7 +223,7 @@ def route_biased(
     if choice.n_groups > 1 and (
         wide != n_experts or wide % choice.n_groups or wide == choice.n_groups
     ):
-        return route_biased_with_torch(logits, bias, choice)
+        return torch_version(moe.route_biased)(logits, bias, choice)
     weights = logits.new_empty(n_rows, n_used)
     ids = torch.empty(n_rows, n_used, dtype=torch.int64, device=logits.device)
     _route[(n_rows,)](

@@ -9,23 +9,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import pick, pick_invariant, runs_triton
+from kernels.dispatch import operation, runs_triton, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import rows, run, sigmoid, silu, start, vectors
 from kernels.whole_vectors import pointwise
 
+_TRITON = "kernels.norm.with_triton"
+
 if TYPE_CHECKING:
     from kernels.linear import PackedWeight, Rows
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467).
 
     x: f32 [..., d]; weight: f32 [d], used as it is, never 1 + weight. Returns [..., d].
     Differentiable, as are the other two.
     """
-    return _rms(x, weight, eps)
+    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def rms_norm_rows(
@@ -40,30 +43,34 @@ def rms_norm_rows(
     return rms_norm(x, weight, eps)
 
 
+@operation(llvm=__name__)
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight over the last axis (arXiv 1607.06450), no bias.
 
     x: f32 [..., d]; weight: f32 [d]. Returns [..., d]. Differentiable.
     """
-    return _layer(x, weight, eps)
+    return functional.layer_norm(x, (x.shape[-1],), weight, None, eps)
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(sum(x^2) + eps) over the last axis; a row of zeros stays zero for eps > 0.
 
     x: f32 [..., d]. Returns [..., d].
     """
-    return _l2(x, eps)
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """l2_norm(x, eps) * weight, with a weight of its own for every head.
 
     x: f32 [..., H, d]; weight: f32 [H, d]. Returns [..., H, d].
     """
-    return _head(x, weight, eps)
+    return torch_version(l2_norm)(x, eps) * weight
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def gated_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -79,7 +86,8 @@ def gated_rms_norm(
     as Kimi Delta Attention ends.
     invariant: a row has the same bits whatever the other rows are, as in the other two anyway.
     """
-    return (_gated_invariant if invariant else _gated)(x, gate, weight, eps, sigmoid)
+    activate = torch.sigmoid if sigmoid else functional.silu
+    return torch_version(rms_norm)(x, weight, eps) * pointwise(activate, gate, invariant=invariant)
 
 
 def gated_rms_norm_rows(
@@ -101,6 +109,7 @@ def gated_rms_norm_rows(
     return y.flatten(-2)
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def group_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -115,7 +124,8 @@ def group_rms_norm(
     x, gate: f32 [..., G, d]; weight: f32 [G, d]. Returns [..., G, d]. Differentiable.
     invariant: as in gated_rms_norm.
     """
-    return (_group_invariant if invariant else _group)(x, gate, weight, eps)
+    opened = x * pointwise(functional.silu, gate, invariant=invariant)
+    return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight
 
 
 def group_rms_norm_rows(
@@ -173,56 +183,6 @@ def group_rms_norm_naive(
 ) -> torch.Tensor:
     """See group_rms_norm."""
     return rms_norm_naive(x * (gate * torch.sigmoid(gate)), weight, eps)
-
-
-# The norms in as few operations as PyTorch allows.
-
-
-def rms_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See rms_norm."""
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-
-
-def layer_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See layer_norm."""
-    return functional.layer_norm(x, (x.shape[-1],), weight, None, eps)
-
-
-def l2_norm_with_torch(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """See l2_norm."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
-
-
-def head_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See head_norm."""
-    return l2_norm_with_torch(x, eps) * weight
-
-
-def gated_rms_norm_with_torch(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    sigmoid: bool = False,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """See gated_rms_norm."""
-    activate = torch.sigmoid if sigmoid else functional.silu
-    return rms_norm_with_torch(x, weight, eps) * pointwise(activate, gate, invariant=invariant)
-
-
-def group_rms_norm_with_torch(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """See group_rms_norm."""
-    opened = x * pointwise(functional.silu, gate, invariant=invariant)
-    return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight
 
 
 # The norms on a CPU: each row in one go, its squares added up in one order.
@@ -406,14 +366,3 @@ def _layer_body(
             result = code.load_first(target + at, F32X16, count) * scale
             result *= code.load_first(weight + at, F32X16, count)
             code.store_first(result, target + at, count)
-
-
-_TRITON = "kernels.norm.with_triton"
-_rms = pick(rms_norm_naive, rms_norm_with_torch, _TRITON, rms_norm_with_llvm)
-_layer = pick(layer_norm_naive, layer_norm_with_torch, None, layer_norm_with_llvm)
-_l2 = pick(l2_norm_naive, l2_norm_with_torch, _TRITON, l2_norm_with_llvm)
-_head = pick(head_norm_naive, head_norm_with_torch, _TRITON, head_norm_with_llvm)
-_gated = pick(gated_rms_norm_naive, gated_rms_norm_with_torch, _TRITON, gated_rms_norm_with_llvm)
-_gated_invariant = pick_invariant(gated_rms_norm_with_torch, gated_rms_norm_with_llvm)
-_group = pick(group_rms_norm_naive, group_rms_norm_with_torch, _TRITON, group_rms_norm_with_llvm)
-_group_invariant = pick_invariant(group_rms_norm_with_torch, group_rms_norm_with_llvm)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import exp, rows, run, start, vectors
 from kernels.norm import rms_norm
@@ -17,6 +17,7 @@ MOST_ROWS = 1024
 """Other rows that a row is mixed with, at most."""
 
 
+@operation(llvm=__name__)
 def mix_rows(
     x: torch.Tensor,
     others: torch.Tensor,
@@ -33,7 +34,10 @@ def mix_rows(
 
     invariant: a row of the result has the same bits whatever the other tokens are.
     """
-    return (_invariant if invariant else _run)(x, others, weight, eps)
+    rows = torch.cat((others, x[None]))
+    scores = rms_norm(rows, weight, eps).sum(-1, keepdim=True)
+    weights = pointwise(torch.exp, scores - scores.amax(0), invariant=invariant)
+    return (weights / weights.sum(0) * rows).sum(0)
 
 
 def mix_rows_naive(
@@ -43,21 +47,6 @@ def mix_rows_naive(
     rows = torch.cat((others, x[None]))
     scores = (weight * rows / ((rows**2).mean(-1, keepdim=True) + eps) ** 0.5).sum(-1)
     return (scores.softmax(0)[..., None] * rows).sum(0)
-
-
-def mix_rows_with_torch(
-    x: torch.Tensor,
-    others: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """The sums in few operations."""
-    rows = torch.cat((others, x[None]))
-    scores = rms_norm(rows, weight, eps).sum(-1, keepdim=True)
-    weights = pointwise(torch.exp, scores - scores.amax(0), invariant=invariant)
-    return (weights / weights.sum(0) * rows).sum(0)
 
 
 def mix_rows_with_llvm(
@@ -120,7 +109,3 @@ def _body(d: int, eps: float, code: Code, args: Sequence[Value], first: Value, l
                 factor = code.splat(code.load(shares + i * 4, F32))
                 mixed.set(code.fma(part, factor, mixed.value))
             code.store_first(mixed.value / whole, target + row * (4 * d) + at, count)
-
-
-_run = pick(mix_rows_naive, mix_rows_with_torch, None, mix_rows_with_llvm)
-_invariant = pick_invariant(mix_rows_with_torch, mix_rows_with_llvm)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import run, vectors
 
 
+@operation(llvm=__name__)
 def block_conv(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """y[a] = sum over taps t of (base[t] + own[a, t]) * x[a - t]; rows before the first are zero.
 
@@ -19,7 +20,12 @@ def block_conv(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.
     for d / G neighbouring channels. Any strides. Returns f32 [B, T, d]; a row's bits depend on
     itself and the K - 1 rows before it alone.
     """
-    return _run(x, base, own)
+    group = x.shape[2] // own.shape[3]
+    y = torch.zeros_like(x)
+    for tap in range(min(len(base), x.shape[1])):
+        weight = base[tap] + own[:, tap:, tap].repeat_interleave(group, -1)
+        y[:, tap:] += weight * x[:, : x.shape[1] - tap]
+    return y
 
 
 def block_conv_naive(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -33,16 +39,6 @@ def block_conv_naive(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> 
                 for j in range(d):
                     weight = base[tap, j] + own[b, a, tap, j // group]
                     y[b, a, j] += weight * x[b, a - tap, j]
-    return y
-
-
-def block_conv_with_torch(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """The convolution tap by tap."""
-    group = x.shape[2] // own.shape[3]
-    y = torch.zeros_like(x)
-    for tap in range(min(len(base), x.shape[1])):
-        weight = base[tap] + own[:, tap:, tap].repeat_interleave(group, -1)
-        y[:, tap:] += weight * x[:, : x.shape[1] - tap]
     return y
 
 
@@ -92,6 +88,3 @@ def _body(
                     values = code.load_first(x + b * x_b + (a - tap) * x_t + place, F32X16, count)
                     total.set(code.fma(weight + code.splat(mine), values, total.value))
             code.store_first(total.value, y + row * (4 * d) + place, count)
-
-
-_run = pick(block_conv_naive, block_conv_with_torch, None, block_conv_with_llvm)

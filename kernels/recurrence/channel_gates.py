@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import operation
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import rows, run, sigmoid, softplus, start, vectors
 from kernels.whole_vectors import pointwise
 
 
+@operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def channel_gates(
     decay: torch.Tensor,
     dt: torch.Tensor,
@@ -34,7 +35,10 @@ def channel_gates(
 
     invariant: each result has the same bits whatever its neighbours are.
     """
-    return (_invariant if invariant else _run)(decay, dt, a, beta, bound)
+    x, written = decay + dt, pointwise(torch.sigmoid, beta, invariant=invariant)
+    if bound is None:
+        return pointwise(functional.softplus, x, invariant=invariant) * a, written
+    return pointwise(torch.sigmoid, x * -a, invariant=invariant) * bound, written
 
 
 def channel_gates_naive(
@@ -50,22 +54,6 @@ def channel_gates_naive(
         return bound / (1 + torch.exp(x * a)), written
     # log(1 + e^x), without an e^x that overflows
     return (x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))) * a, written
-
-
-def channel_gates_with_torch(
-    decay: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    beta: torch.Tensor,
-    bound: float | None = None,
-    *,
-    invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gates in few operations."""
-    x, written = decay + dt, pointwise(torch.sigmoid, beta, invariant=invariant)
-    if bound is None:
-        return pointwise(functional.softplus, x, invariant=invariant) * a, written
-    return pointwise(torch.sigmoid, x * -a, invariant=invariant) * bound, written
 
 
 def channel_gates_with_llvm(
@@ -125,12 +113,3 @@ def _body(
         for at, count in vectors(code, n_heads):
             written = sigmoid(code, code.load_first(beta + at, F32X16, count))
             code.store_first(written, opened + row * (4 * n_heads) + at, count)
-
-
-_run = pick(
-    channel_gates_naive,
-    channel_gates_with_torch,
-    "kernels.recurrence.with_triton",
-    channel_gates_with_llvm,
-)
-_invariant = pick_invariant(channel_gates_with_torch, channel_gates_with_llvm)

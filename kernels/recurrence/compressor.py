@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.dispatch import pick, runs_llvm
+from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import exp, rows, run, start, vectors
 from kernels.llvm.values import I64
@@ -34,27 +34,29 @@ class Compressor(NamedTuple):
         return self.width * (2 if self.overlaps else 1)
 
 
+@operation(llvm=__name__)
 def add_at_places(x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """x + table[positions mod len(table)].
 
     x: f32 [B, T, C], any strides; table: f32 [n, C]; positions: int64 [B, T], not looked at by the
     host. Returns [B, T, C].
     """
-    return _add(x, table, positions)
+    return x + table[positions % len(table)]
 
 
+@operation(llvm=__name__, any_type=True)
 def first_of_block(positions: torch.Tensor, ratio: int) -> torch.Tensor:
     """positions // ratio * ratio, int64."""
-    run = first_of_block_with_llvm if runs_llvm(positions) else first_of_block_with_torch
-    return run(positions, ratio)
+    return positions // ratio * ratio
 
 
+@operation(llvm=__name__, any_type=True)
 def ring_places(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
     """Slots of a ring that tokens at positions int64 [B, T] belong to, f32 [B, T, 1]."""
-    run = ring_places_with_llvm if runs_llvm(positions) else ring_places_with_torch
-    return run(positions, n_slots)
+    return (positions % n_slots).to(torch.float32)[..., None]
 
 
+@operation(llvm=__name__)
 def compress(
     x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
 ) -> torch.Tensor:
@@ -66,9 +68,37 @@ def compress(
     the first block has none before it. Returns [B, T, width]. A token has the same bits whatever
     comes with it, but for the naive version.
     """
-    return _compress(x, positions, ring, part)
+    (n_batch, n_tokens), span, ratio = x.shape[:2], part.n_slots, part.ratio
+    first = positions[:, :1]
+    slots = torch.arange(span, device=x.device)
+    before = (first + slots) % span
+    history = torch.cat((ring.gather(1, before[..., None].expand(-1, -1, ring.shape[2])), x), 1)
+    # at most this many blocks end in the tokens; the last of them may be beyond
+    n_ends = -(-n_tokens // ratio)
+    ends = (ratio - 1 - first) % ratio + ratio * torch.arange(n_ends, device=x.device)
+    sequence = torch.arange(n_batch, device=x.device)[:, None]
+    tokens = (ends[..., None] + 1 + slots).clamp(max=n_tokens + span - 1)
+    held = history[sequence[..., None], tokens]  # oldest first
+    values, scores = held.chunk(2, -1)
+    if part.overlaps:
+        d = part.width
+        values, scores = (
+            torch.cat((h[:, :, :ratio, :d], h[:, :, ratio:, d:]), 2) for h in (values, scores)
+        )
+        is_first = ((first + ends < ratio)[..., None] & (slots < ratio))[..., None]
+        scores = scores.masked_fill(is_first, -torch.inf)
+        values = values.masked_fill(is_first, 0.0)
+    weights = torch.exp(scores - scores.amax(2, keepdim=True))
+    total, weight = torch.zeros_like(values[:, :, 0]), torch.zeros_like(values[:, :, 0])
+    for i in range(span):  # in one order, whatever else ends here
+        total = total + weights[:, :, i] * values[:, :, i]
+        weight = weight + weights[:, :, i]
+    y = x.new_zeros(n_batch, n_tokens + 1, part.width)
+    y[sequence, ends.clamp(max=n_tokens)] = total / weight
+    return y[:, :n_tokens]
 
 
+@operation(llvm=__name__)
 def compress_slots(
     x: torch.Tensor,
     positions: torch.Tensor,
@@ -83,9 +113,14 @@ def compress_slots(
     write[b, i] receives the ring i tokens before the last one. What b writes no other b' reads or
     writes; one of its rows may be read[b]. The host looks at no number.
     """
-    return _slots(x, positions, pool, read, write, part)
+    rings, n = pool[read], x.shape[1]
+    y = torch_version(compress)(x, positions, rings, part)
+    for back, numbers in enumerate(write.unbind(1)):
+        pool[numbers] = write_ring(rings, x, positions, n - back, torch.empty_like(rings))
+    return y
 
 
+@operation(llvm=__name__)
 def fold_ring(
     ring: torch.Tensor,
     x: torch.Tensor,
@@ -98,7 +133,13 @@ def fold_ring(
     ring: f32 [B, n_slots, C]; x: [B, T, C]; places: [B, T, 1] of ring_places; n_tokens: int64 [B],
     0 .. T, to which the host does not look. out: filled and returned; may be `ring` itself.
     """
-    return _fold(ring, x, places, n_tokens, out)
+    at = (n_tokens - 1).clamp(min=0)[:, None]
+    last = places[..., 0].gather(1, at)[:, 0].to(torch.int64)
+    n_slots = ring.shape[1]
+    slots = torch.arange(n_slots, device=ring.device)
+    token = n_tokens[:, None] - 1 - (last[:, None] - slots) % n_slots
+    new = x.gather(1, token.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
+    return out.copy_(torch.where((token >= 0)[..., None], new, ring))
 
 
 # Row by row, slot by slot.
@@ -180,57 +221,6 @@ def fold_ring_naive(
 # All slots at once.
 
 
-def add_at_places_with_torch(
-    x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    """See add_at_places."""
-    return x + table[positions % len(table)]
-
-
-def ring_places_with_torch(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
-    """See ring_places."""
-    return (positions % n_slots).to(torch.float32)[..., None]
-
-
-def first_of_block_with_torch(positions: torch.Tensor, ratio: int) -> torch.Tensor:
-    """See first_of_block."""
-    return positions // ratio * ratio
-
-
-def compress_with_torch(
-    x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
-) -> torch.Tensor:
-    """See compress."""
-    (n_batch, n_tokens), span, ratio = x.shape[:2], part.n_slots, part.ratio
-    first = positions[:, :1]
-    slots = torch.arange(span, device=x.device)
-    before = (first + slots) % span
-    history = torch.cat((ring.gather(1, before[..., None].expand(-1, -1, ring.shape[2])), x), 1)
-    # at most this many blocks end in the tokens; the last of them may be beyond
-    n_ends = -(-n_tokens // ratio)
-    ends = (ratio - 1 - first) % ratio + ratio * torch.arange(n_ends, device=x.device)
-    sequence = torch.arange(n_batch, device=x.device)[:, None]
-    tokens = (ends[..., None] + 1 + slots).clamp(max=n_tokens + span - 1)
-    held = history[sequence[..., None], tokens]  # oldest first
-    values, scores = held.chunk(2, -1)
-    if part.overlaps:
-        d = part.width
-        values, scores = (
-            torch.cat((h[:, :, :ratio, :d], h[:, :, ratio:, d:]), 2) for h in (values, scores)
-        )
-        is_first = ((first + ends < ratio)[..., None] & (slots < ratio))[..., None]
-        scores = scores.masked_fill(is_first, -torch.inf)
-        values = values.masked_fill(is_first, 0.0)
-    weights = torch.exp(scores - scores.amax(2, keepdim=True))
-    total, weight = torch.zeros_like(values[:, :, 0]), torch.zeros_like(values[:, :, 0])
-    for i in range(span):  # in one order, whatever else ends here
-        total = total + weights[:, :, i] * values[:, :, i]
-        weight = weight + weights[:, :, i]
-    y = x.new_zeros(n_batch, n_tokens + 1, part.width)
-    y[sequence, ends.clamp(max=n_tokens)] = total / weight
-    return y[:, :n_tokens]
-
-
 def write_ring(
     ring: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, n_tokens: int, out: torch.Tensor
 ) -> torch.Tensor:
@@ -241,39 +231,6 @@ def write_ring(
     kept = slice(max(0, n_tokens - ring.shape[1]), n_tokens)
     slots = positions[:, kept] % ring.shape[1]
     return out.scatter_(1, slots[..., None].expand(-1, -1, x.shape[2]), x[:, kept])
-
-
-def compress_slots_with_torch(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    part: Compressor,
-) -> torch.Tensor:
-    """See compress_slots."""
-    rings, n = pool[read], x.shape[1]
-    y = compress_with_torch(x, positions, rings, part)
-    for back, numbers in enumerate(write.unbind(1)):
-        pool[numbers] = write_ring(rings, x, positions, n - back, torch.empty_like(rings))
-    return y
-
-
-def fold_ring_with_torch(
-    ring: torch.Tensor,
-    x: torch.Tensor,
-    places: torch.Tensor,
-    n_tokens: torch.Tensor,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """See fold_ring."""
-    at = (n_tokens - 1).clamp(min=0)[:, None]
-    last = places[..., 0].gather(1, at)[:, 0].to(torch.int64)
-    n_slots = ring.shape[1]
-    slots = torch.arange(n_slots, device=ring.device)
-    token = n_tokens[:, None] - 1 - (last[:, None] - slots) % n_slots
-    new = x.gather(1, token.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
-    return out.copy_(torch.where((token >= 0)[..., None], new, ring))
 
 
 # On a CPU: rings are read where they are.
@@ -541,9 +498,3 @@ def _fold_program(n_slots: int, width: int) -> Program:
                 code.store_first(row, out + b * out_bytes + place + at, count)
 
     return Program(body, 9)
-
-
-_add = pick(add_at_places_naive, add_at_places_with_torch, None, add_at_places_with_llvm)
-_compress = pick(compress_naive, compress_with_torch, None, compress_with_llvm)
-_slots = pick(compress_slots_naive, compress_slots_with_torch, None, compress_slots_with_llvm)
-_fold = pick(fold_ring_naive, fold_ring_with_torch, None, fold_ring_with_llvm)

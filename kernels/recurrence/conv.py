@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import run, silu, vectors
 from kernels.llvm.values import I64
 from kernels.whole_vectors import pointwise
 
 
+@operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def causal_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -34,9 +35,17 @@ def causal_conv(
 
     invariant: a token's y has the same bits whatever other tokens and sequences there are.
     """
-    return (_invariant if invariant else _run)(x, weight, window, bias, activate=activate)
+    # keeps the dtype of its inputs
+    history = torch.cat((window, x), 1)
+    y = _sums(history, weight, bias)
+    if not activate:
+        return y, history
+    if invariant:
+        return pointwise(functional.silu, y, invariant=True), history
+    return functional.silu(y, inplace=not y.requires_grad), history
 
 
+@operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def causal_conv_slots(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -55,9 +64,13 @@ def causal_conv_slots(
     reads or writes; one of its rows may be read[b]. The host looks at no number. Returns y
     [B, T, C].
     """
-    return _slots(x, weight, pool, read, write, bias, activate=activate)
+    y, history = torch_version(causal_conv)(x, weight, pool[read], bias, activate=activate)
+    after_each = history.unfold(1, pool.shape[1], 1).transpose(2, 3)
+    pool[write] = after_each[:, -write.shape[1] :]
+    return y
 
 
+@operation(llvm=__name__)
 def fold_window(
     window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
@@ -66,7 +79,9 @@ def fold_window(
     window: f32 [B, K - 1, C]; columns: f32 [B, T, C]; n_tokens: int64 [B], 0 .. T, to which the
     host does not look. out: [B, K - 1, C], filled and returned; may be `window` itself.
     """
-    return _fold(window, columns, n_tokens, out)
+    at = n_tokens[:, None] + torch.arange(window.shape[1], device=n_tokens.device)
+    history = torch.cat((window, columns), 1)
+    return out.copy_(history.gather(1, at[..., None].expand(-1, -1, columns.shape[2])))
 
 
 # The causal convolution token by token and tap by tap.
@@ -127,25 +142,6 @@ def fold_window_naive(
 # The causal convolution as a sum of shifted rows; PyTorch's own is slower at every length.
 
 
-def causal_conv_with_torch(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    window: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    activate: bool = True,
-    invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See causal_conv. Keeps the dtype of its inputs."""
-    history = torch.cat((window, x), 1)
-    y = _sums(history, weight, bias)
-    if not activate:
-        return y, history
-    if invariant:
-        return pointwise(functional.silu, y, invariant=True), history
-    return functional.silu(y, inplace=not y.requires_grad), history
-
-
 def _sums(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The taps' products [B, T, C] and the bias, added up in one order for every row."""
     n_tokens = history.shape[1] - weight.shape[1] + 1
@@ -155,32 +151,6 @@ def _sums(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     for j, tap in enumerate(others, 1):
         y.addcmul_(history[:, j : j + n_tokens], tap)
     return y if bias is None else y.add_(bias)
-
-
-def causal_conv_slots_with_torch(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    activate: bool = True,
-) -> torch.Tensor:
-    """See causal_conv_slots."""
-    y, history = causal_conv_with_torch(x, weight, pool[read], bias, activate=activate)
-    after_each = history.unfold(1, pool.shape[1], 1).transpose(2, 3)
-    pool[write] = after_each[:, -write.shape[1] :]
-    return y
-
-
-def fold_window_with_torch(
-    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
-    """See fold_window."""
-    at = n_tokens[:, None] + torch.arange(window.shape[1], device=n_tokens.device)
-    history = torch.cat((window, columns), 1)
-    return out.copy_(history.gather(1, at[..., None].expand(-1, -1, columns.shape[2])))
 
 
 # The causal convolution on a CPU: every token from its taps, the history on the way.
@@ -376,19 +346,3 @@ def _fold_llvm(n_channels: int, width: int) -> Program:
                     code.store_first(row, to + i * out[2] + place, lanes)
 
     return Program(body, 10)
-
-
-_run = pick(
-    causal_conv_naive,
-    causal_conv_with_torch,
-    "kernels.recurrence.with_triton",
-    causal_conv_with_llvm,
-)
-_slots = pick(
-    causal_conv_slots_naive,
-    causal_conv_slots_with_torch,
-    "kernels.recurrence.with_triton",
-    causal_conv_slots_with_llvm,
-)
-_fold = pick(fold_window_naive, fold_window_with_torch, None, fold_window_with_llvm)
-_invariant = pick_invariant(causal_conv_with_torch, causal_conv_with_llvm)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import operation, pick, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import exp, vectors
 from kernels.llvm.values import I64
 from kernels.whole_vectors import pointwise
+
+_TRITON = "kernels.recurrence.with_triton"
 
 Tensor = torch.Tensor
 Slots = Sequence[Tensor]
@@ -22,6 +24,7 @@ ScanSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 """x, dt, A, B, C and D, pool, read and write."""
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def scan_into(
     x: torch.Tensor,
     dt: torch.Tensor,
@@ -45,7 +48,19 @@ def scan_into(
     All f32. Returns o [B, T, C]. invariant: outputs and states have the same bits in whatever
     portions tokens and sequences come.
     """
-    return (_invariant if invariant else _into)(x, dt, A, B, C, D, state, slots=slots)
+    n_tokens, S, outputs = x.shape[1], state, []
+    u, kept = dt * x, [*slots]
+    for t in range(n_tokens):
+        decay = pointwise(torch.exp, dt[:, t, None] * A, invariant=invariant)
+        S = torch.addcmul(decay * S, u[:, t, None], B[:, t, :, None])
+        y = D * x[:, t]
+        # in one order for every channel, which a sum of PyTorch's does not promise
+        for n in range(A.shape[0]):
+            y = torch.addcmul(y, S[:, n], C[:, t, n, None])
+        outputs.append(y)
+        if (back := n_tokens - t - 1) < len(kept):
+            kept[back].copy_(S)
+    return torch.stack(outputs, 1)
 
 
 def scan_slots(
@@ -84,37 +99,6 @@ def scan_into_naive(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
     return o
 
 
-# All channels of a token at once.
-
-
-def scan_into_with_torch(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    slots: Slots,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """See scan_into."""
-    n_tokens, S, outputs = x.shape[1], state, []
-    u, kept = dt * x, [*slots]
-    for t in range(n_tokens):
-        decay = pointwise(torch.exp, dt[:, t, None] * A, invariant=invariant)
-        S = torch.addcmul(decay * S, u[:, t, None], B[:, t, :, None])
-        y = D * x[:, t]
-        # in one order for every channel, which a sum of PyTorch's does not promise
-        for n in range(A.shape[0]):
-            y = torch.addcmul(y, S[:, n], C[:, t, n, None])
-        outputs.append(y)
-        if (back := n_tokens - t - 1) < len(kept):
-            kept[back].copy_(S)
-    return torch.stack(outputs, 1)
-
-
 def scan_slots_naive(*inputs: *ScanSlotArguments) -> torch.Tensor:
     """See scan_slots."""
     return _slots_of(scan_into_naive, *inputs)
@@ -122,7 +106,7 @@ def scan_slots_naive(*inputs: *ScanSlotArguments) -> torch.Tensor:
 
 def scan_slots_with_torch(*inputs: *ScanSlotArguments) -> torch.Tensor:
     """See scan_slots."""
-    return _slots_of(scan_into_with_torch, *inputs)
+    return _slots_of(torch_version(scan_into), *inputs)
 
 
 def _slots_of(run: Callable[..., torch.Tensor], *inputs: *ScanSlotArguments) -> torch.Tensor:
@@ -253,7 +237,4 @@ def _body(
                 code.store_first(total.value, o + (b * n_tokens + t) * row + place, count)
 
 
-_TRITON = "kernels.recurrence.with_triton"
-_into = pick(scan_into_naive, scan_into_with_torch, _TRITON, scan_into_with_llvm)
 _slots = pick(scan_slots_naive, scan_slots_with_torch, _TRITON, scan_slots_with_llvm)
-_invariant = pick_invariant(scan_into_with_torch, scan_into_with_llvm)

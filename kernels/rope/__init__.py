@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.dispatch import pick, runs_triton
+from kernels.dispatch import operation, runs_triton
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import LANES, rows, run, start, vectors
 from kernels.norm import head_norm
@@ -16,6 +16,7 @@ from kernels.norm import head_norm
 Body = Callable[..., None]
 
 
+@operation()
 def rope_table(
     positions: torch.Tensor, n_rot: int, inv_freq: torch.Tensor, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,16 +27,21 @@ def rope_table(
     a rounded frequency would lose the phase. Returns (cos, sin), each f32
     [*positions.shape, n_rot / 2].
     """
-    return _table(positions, n_rot, inv_freq, scale)
+    angle = positions.unsqueeze(-1) * inv_freq[: n_rot // 2].double()
+    return (angle.cos() * scale).float(), (angle.sin() * scale).float()
 
 
+@operation(triton="kernels.rope.with_triton", llvm=__name__)
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotates the pairs (x[j], x[j + n_rot / 2]) of every head (Su et al. 2021, arXiv 2104.09864).
 
     x: f32 [B, T, H, hd]; cos, sin: f32 [B, T, n_rot / 2] with n_rot <= hd, as from rope_table.
     Dimensions from n_rot on pass through. Returns a new [B, T, H, hd]. Differentiable in x.
     """
-    return _apply(x, cos, sin)
+    half = cos.shape[-1]
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
 def norm_and_rope(
@@ -49,6 +55,7 @@ def norm_and_rope(
     return apply_rope(head_norm(x, weight, eps), cos, sin)
 
 
+@operation(triton="kernels.rope.with_triton", llvm=__name__)
 def rope_at_end(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, back: bool = False
 ) -> torch.Tensor:
@@ -56,7 +63,11 @@ def rope_at_end(
 
     back: the other way round, which undoes it. Otherwise as apply_rope.
     """
-    return _at_end(x, cos, sin, back)
+    n_rot = 2 * cos.shape[-1]
+    cos, sin = cos.unsqueeze(2), (-sin if back else sin).unsqueeze(2)
+    a, b = x[..., -n_rot:].unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((x[..., :-n_rot], turned.flatten(-2)), -1)
 
 
 # Rotary position embedding pair by pair.
@@ -98,36 +109,6 @@ def rope_at_end_naive(
         cos_j, sin_j = cos[..., j].unsqueeze(-1), sign * sin[..., j].unsqueeze(-1)
         columns[at], columns[at + 1] = a * cos_j - b * sin_j, b * cos_j + a * sin_j
     return torch.stack(columns, -1)
-
-
-# Rotary position embedding on whole halves.
-
-
-def rope_table_with_torch(
-    positions: torch.Tensor, n_rot: int, inv_freq: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See rope_table."""
-    angle = positions.unsqueeze(-1) * inv_freq[: n_rot // 2].double()
-    return (angle.cos() * scale).float(), (angle.sin() * scale).float()
-
-
-def apply_rope_with_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See apply_rope."""
-    half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-
-
-def rope_at_end_with_torch(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
-) -> torch.Tensor:
-    """See rope_at_end."""
-    n_rot = 2 * cos.shape[-1]
-    cos, sin = cos.unsqueeze(2), (-sin if back else sin).unsqueeze(2)
-    a, b = x[..., -n_rot:].unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
-    return torch.cat((x[..., :-n_rot], turned.flatten(-2)), -1)
 
 
 def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -227,10 +208,3 @@ def _end_body(
 
 _forth_body = functools.partial(_end_body, 1)
 _back_body = functools.partial(_end_body, -1)
-_table = pick(rope_table_naive, rope_table_with_torch)
-_apply = pick(
-    apply_rope_naive, apply_rope_with_torch, "kernels.rope.with_triton", apply_rope_with_llvm
-)
-_at_end = pick(
-    rope_at_end_naive, rope_at_end_with_torch, "kernels.rope.with_triton", rope_at_end_with_llvm
-)

@@ -12,28 +12,32 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import runs_llvm
+from kernels.dispatch import operation, runs_llvm
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.functions import RowPlaces, rows, start
 from kernels.llvm.functions import run as run_rows
 from kernels.llvm.values import I64
 
 
+@operation(llvm=__name__, any_type=True)
 def take_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """table[numbers]. table: [n, *row], any dtype, any distance from row to row; numbers: int64,
     any shape, 0 .. n - 1, not looked at. Returns [*numbers.shape, *row]."""
-    return (take_rows_with_llvm if runs_llvm(table) else take_rows_with_torch)(table, numbers)
+    rows = table.index_select(0, numbers.flatten())
+    return rows.view(*numbers.shape, *table.shape[1:])
 
 
+@operation(llvm=__name__, any_type=True)
 def put_rows(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
     """table[numbers] = rows. rows: [*numbers.shape, *row]; the numbers differ. What is written must
     not overlap `rows`."""
-    (put_rows_with_llvm if runs_llvm(table) else put_rows_with_torch)(table, numbers, rows)
+    table[numbers] = rows
 
 
+@operation(llvm=__name__, any_type=True)
 def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
     """target[:] = source. f32 of one shape, not overlapping, any strides."""
-    (copy_rows_with_llvm if runs_llvm(target) else copy_rows_with_torch)(target, source)
+    target.copy_(source)
 
 
 def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -80,22 +84,6 @@ def join_naive(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 # Rows through PyTorch's own indexing.
-
-
-def take_rows_with_torch(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """See take_rows."""
-    rows = table.index_select(0, numbers.flatten())
-    return rows.view(*numbers.shape, *table.shape[1:])
-
-
-def put_rows_with_torch(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
-    """See put_rows."""
-    table[numbers] = rows
-
-
-def copy_rows_with_torch(target: torch.Tensor, source: torch.Tensor) -> None:
-    """See copy_rows."""
-    target.copy_(source)
 
 
 def join_with_torch(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.dispatch import pick, pick_invariant, runs_llvm
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import rows, run, sigmoid, start, vectors
 from kernels.llvm.values import I64
 from kernels.whole_vectors import pointwise
 
 
+@operation(llvm=__name__, any_type=True)
 def recent_tokens(tokens: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each token and those before it, newest first, and the window continued.
 
@@ -23,10 +24,12 @@ def recent_tokens(tokens: torch.Tensor, window: torch.Tensor) -> tuple[torch.Ten
     one, oldest first, 0 for none. Returns int64 [B, T, n], -1 for none, and f32 [B, n - 1 + T, 1].
     The host looks at no number.
     """
-    run = recent_tokens_with_llvm if runs_llvm(tokens) else recent_tokens_with_torch
-    return run(tokens, window)
+    history = torch.cat((window, (tokens + 1).to(torch.float32)[..., None]), 1)
+    newest_last = history[..., 0].unfold(1, window.shape[1] + 1, 1)
+    return newest_last.flip(-1).to(torch.int64) - 1, history
 
 
+@operation(llvm=__name__, any_type=True)
 def hash_rows(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
     """Numbers of the rows that the n-grams are hashed to which end at a token, shorter ones first.
 
@@ -35,10 +38,23 @@ def hash_rows(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
     the XOR of an n-gram's products. Returns int64 [..., len(hashing.sizes)]. The host looks at no
     number.
     """
-    run = hash_rows_with_llvm if runs_llvm(context) else hash_rows_with_torch
-    return run(context, hashing)
+
+    of = functools.partial(_constants, device=context.device)
+    cut = (context < 0) | (context == hashing.end_id)
+    cut[..., 0] = False  # a token that is the end itself still follows what came before it
+    tokens = torch.where(cut.cumsum(-1) > 0, hashing.end_id, context)
+    products = (tokens * of(hashing.multipliers)).unbind(-1)
+    mixed, found = products[0], []
+    for product in products[1:]:
+        mixed = mixed ^ product
+        found.extend([mixed] * hashing.n_heads)
+    sizes, numbers = of(hashing.sizes), torch.stack(found, -1)
+    # a negative number means 2^64 more
+    more = of(tuple(2**64 % size for size in hashing.sizes)) * (numbers < 0)
+    return (numbers.remainder(sizes) + more).remainder(sizes) + of(hashing.offsets)
 
 
+@operation(llvm=__name__)
 def agreeing(
     key: torch.Tensor, query: torch.Tensor, value: torch.Tensor, *, invariant: bool = False
 ) -> torch.Tensor:
@@ -48,7 +64,9 @@ def agreeing(
 
     invariant: each row has the same bits whatever the other rows are.
     """
-    return (_agreeing_invariant if invariant else _agreeing)(key, query, value)
+    score = (key * query).sum(-1, keepdim=True) / key.shape[-1] ** 0.5
+    score = score.sign() * score.abs().clamp_min(LEAST).sqrt()
+    return pointwise(torch.sigmoid, score, invariant=invariant) * value.unsqueeze(-2)
 
 
 LEAST = 1e-6
@@ -121,46 +139,10 @@ def agreeing_naive(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) 
 # The formulas on whole tensors.
 
 
-def recent_tokens_with_torch(
-    tokens: torch.Tensor, window: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See recent_tokens."""
-    history = torch.cat((window, (tokens + 1).to(torch.float32)[..., None]), 1)
-    newest_last = history[..., 0].unfold(1, window.shape[1] + 1, 1)
-    return newest_last.flip(-1).to(torch.int64) - 1, history
-
-
-def hash_rows_with_torch(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
-    """See hash_rows."""
-
-    of = functools.partial(_constants, device=context.device)
-    cut = (context < 0) | (context == hashing.end_id)
-    cut[..., 0] = False  # a token that is the end itself still follows what came before it
-    tokens = torch.where(cut.cumsum(-1) > 0, hashing.end_id, context)
-    products = (tokens * of(hashing.multipliers)).unbind(-1)
-    mixed, found = products[0], []
-    for product in products[1:]:
-        mixed = mixed ^ product
-        found.extend([mixed] * hashing.n_heads)
-    sizes, numbers = of(hashing.sizes), torch.stack(found, -1)
-    # a negative number means 2^64 more
-    more = of(tuple(2**64 % size for size in hashing.sizes)) * (numbers < 0)
-    return (numbers.remainder(sizes) + more).remainder(sizes) + of(hashing.offsets)
-
-
 @functools.cache
 def _constants(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Numbers below 2^64 as int64 with the same bits; kept, as a recorded pass uploads nothing."""
     return torch.tensor([(x ^ 2**63) - 2**63 for x in numbers]).to(device)
-
-
-def agreeing_with_torch(
-    key: torch.Tensor, query: torch.Tensor, value: torch.Tensor, *, invariant: bool = False
-) -> torch.Tensor:
-    """See agreeing."""
-    score = (key * query).sum(-1, keepdim=True) / key.shape[-1] ** 0.5
-    score = score.sign() * score.abs().clamp_min(LEAST).sqrt()
-    return pointwise(torch.sigmoid, score, invariant=invariant) * value.unsqueeze(-2)
 
 
 # N-grams on a CPU.
@@ -287,7 +269,3 @@ def _agreeing_body(
             code.store_first(
                 code.load_first(value + at, F32X16, count) * opened, target + at, count
             )
-
-
-_agreeing = pick(agreeing_naive, agreeing_with_torch, None, agreeing_with_llvm)
-_agreeing_invariant = pick_invariant(agreeing_with_torch, agreeing_with_llvm)

@@ -9,38 +9,21 @@ from collections.abc import Sequence
 import torch
 from llvmlite import ir
 
-from kernels.dispatch import pick
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
 from kernels.llvm.functions import LANES, exp, rows, run, start, vectors
 
 
+@operation()
 def top_k(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k largest values of every row, largest first, and where they stand.
 
     x: [..., n] of numbers or -inf, 1 <= k <= n. Returns values [..., k] and indices int64
     [..., k]. Of equal values any may come first, except that k = 1 gives the lowest index.
     """
-    return _run(x, k)
-
-
-def top_k_naive(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest values by sorting everything. Of equal values the lowest index comes first."""
-    values, ids = torch.sort(x, dim=-1, descending=True, stable=True)
-    return values[..., :k], ids[..., :k]
-
-
-STRETCH = 128
-# shorter rows are not worth the second step, those of which one is wanted even less
-LONG, LONG_FOR_ONE = 32 * STRETCH, 160 * STRETCH
-
-
-def top_k_with_torch(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest values in two steps: the largest of every stretch, then the best stretches alone.
-
-    The k largest values of a row lie in the k stretches with the largest maxima. PyTorch finds
-    maxima at the speed of memory, but sorts out the largest elements of a vocabulary seven times
-    slower than this.
-    """
+    # the k largest values of a row lie in the k stretches with the largest maxima: PyTorch finds
+    # maxima at the speed of memory, but sorts out the largest elements of a vocabulary seven times
+    # slower than this
     n = x.shape[-1]
     n_stretches = n // STRETCH
     if n < (LONG_FOR_ONE if k == 1 else LONG) or 8 * k > n_stretches:
@@ -58,33 +41,37 @@ def top_k_with_torch(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     return values, ids.gather(-1, where)
 
 
+def top_k_naive(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest values by sorting everything. Of equal values the lowest index comes first."""
+    values, ids = torch.sort(x, dim=-1, descending=True, stable=True)
+    return values[..., :k], ids[..., :k]
+
+
+STRETCH = 128
+# shorter rows are not worth the second step, those of which one is wanted even less
+LONG, LONG_FOR_ONE = 32 * STRETCH, 160 * STRETCH
+
+
 def _largest(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     # only max promises the first of equal values
     values, ids = x.max(-1, keepdim=True) if k == 1 else torch.topk(x, k)
     return values, ids
 
 
-_run = pick(top_k_naive, top_k_with_torch)
-
-
+@operation(llvm=__name__)
 def argmax(x: torch.Tensor) -> torch.Tensor:
     """The lowest index of the largest value of every row.
 
     x: f32 [..., d] of numbers or -inf, any strides. Returns int64 [...], always within the row.
     """
-    return _argmax(x)
+    # argmax promises no order among equal values, max does
+    return x.max(-1).indices
 
 
 def argmax_naive(x: torch.Tensor) -> torch.Tensor:
     """The largest value, looked for from the front."""
     places = [max(range(len(row)), key=row.__getitem__) for row in x.reshape(-1, x.shape[-1])]
     return torch.tensor(places, device=x.device).view(x.shape[:-1])
-
-
-def argmax_with_torch(x: torch.Tensor) -> torch.Tensor:
-    """The largest value through PyTorch."""
-    # argmax promises no order among equal values, max does
-    return x.max(-1).indices
 
 
 def argmax_with_llvm(x: torch.Tensor) -> torch.Tensor:
@@ -123,34 +110,27 @@ def _argmax_body(d: int, code: Code, args: Sequence[Value], first: Value, last: 
         code.store(place.value, args[4] + row * 8)
 
 
-_argmax = pick(argmax_naive, argmax_with_torch, None, argmax_with_llvm)
-
-
 LEAST = -1e4
 """Numbers further below the largest count as this far below: finite, and e to the power of it is
 0."""
 
 
+@operation(llvm=__name__)
 def softmax_sums(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     """Of every row the sum of e^s and that of s e^s, s = max(x - largest, LEAST).
 
     x: f32 [n, d]; largest: f32 [n]. Returns f32 [n, 2]; NaN where the row has one. A row has the
     same bits whatever the other rows are.
     """
-    return _softmax_sums(x, largest)
+    s = (x - largest.unsqueeze(1)).clamp_min_(LEAST)
+    weights = s.exp()
+    return torch.stack((weights.sum(1), torch.linalg.vecdot(weights, s)), 1)
 
 
 def softmax_sums_naive(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     """The sums of a softmax in float64."""
     s = (x - largest.unsqueeze(1)).clamp_min(LEAST).double()
     return torch.stack((s.exp().sum(1), (s * s.exp()).sum(1)), 1).float()
-
-
-def softmax_sums_with_torch(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """The sums of a softmax by operations on all rows."""
-    s = (x - largest.unsqueeze(1)).clamp_min_(LEAST)
-    weights = s.exp()
-    return torch.stack((weights.sum(1), torch.linalg.vecdot(weights, s)), 1)
 
 
 # sums added up at a time: each addition waits for the one before
@@ -192,6 +172,3 @@ def _sums_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Va
         for i, total in enumerate(totals):
             a, b, c, e = (part.value for part in total)
             code.store(code.sum((a + b) + (c + e)), sums + row * 8 + 4 * i)
-
-
-_softmax_sums = pick(softmax_sums_naive, softmax_sums_with_torch, None, softmax_sums_with_llvm)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import LANES, run
 from kernels.llvm.values import I64
 
 
+@operation(llvm=__name__)
 def shortlist(x: torch.Tensor, k: int) -> torch.Tensor:
     """The places of the k largest values of every row, the largest first; of equal ones the lowest
     index comes first.
@@ -21,7 +22,8 @@ def shortlist(x: torch.Tensor, k: int) -> torch.Tensor:
     x: f32 [..., n] of numbers, contiguous, 1 <= k <= n. Returns int64 [..., k], always within the
     row. Where a NaN or -inf is among the values, indices may come twice.
     """
-    return _run(x, k)
+    # topk promises no order among equal values
+    return torch.sort(x, dim=-1, descending=True, stable=True).indices[..., :k].contiguous()
 
 
 def shortlist_naive(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -33,12 +35,6 @@ def shortlist_naive(x: torch.Tensor, k: int) -> torch.Tensor:
 def _largest_first(row: Sequence[float]) -> list[int]:
     # a stable sort: of equal values the lowest index comes first
     return sorted(range(len(row)), key=lambda i: -row[i])
-
-
-def shortlist_with_torch(x: torch.Tensor, k: int) -> torch.Tensor:
-    """The largest values through PyTorch."""
-    # topk promises no order among equal values
-    return torch.sort(x, dim=-1, descending=True, stable=True).indices[..., :k].contiguous()
 
 
 STRETCH = 128
@@ -141,6 +137,3 @@ def _find(code: Code, numbers: Value, start: Value, last: Value, wanted: Value) 
     with code.repeat(lambda: is_another(place.value)):
         place.set(place.value + 1)
     return place
-
-
-_run = pick(shortlist_naive, shortlist_with_torch, None, shortlist_with_llvm)

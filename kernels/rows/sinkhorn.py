@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import exp, rows, run, sigmoid, start, vectors
 from kernels.whole_vectors import pointwise
+
+_TRITON = "kernels.rows.with_triton"
 
 N_STREAMS = 4
 """Streams of a token; a matrix between them then fills a vector of 16 numbers."""
@@ -27,6 +29,7 @@ class Sinkhorn(NamedTuple):
     eps: float
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def stream_gates(
     m: torch.Tensor,
     scale: torch.Tensor,
@@ -45,25 +48,48 @@ def stream_gates(
 
     invariant: each result has the same bits whatever its neighbours are.
     """
-    return (_gates_invariant if invariant else _gates)(m, scale, base, sinkhorn)
+    n, (n_rounds, eps) = N_STREAMS, sinkhorn
+
+    def opened(part: slice, factor: torch.Tensor) -> torch.Tensor:
+        return pointwise(torch.sigmoid, m[..., part] * factor + base[part], invariant=invariant)
+
+    read = opened(slice(n), scale[0]) + eps
+    if m.shape[-1] == n:
+        return read
+    gain = 2 * opened(slice(n, 2 * n), scale[1])
+    c = (m[..., 2 * n :] * scale[2] + base[2 * n :]).unflatten(-1, (n, n))
+    c = pointwise(torch.exp, c - c.amax(-1, keepdim=True), invariant=invariant)
+    c = c / _sum(c, -1) + eps
+    c = c / (_sum(c, -2) + eps)
+    for _ in range(n_rounds - 1):
+        c = c / (_sum(c, -1) + eps)
+        c = c / (_sum(c, -2) + eps)
+    return torch.cat((read, gain, c.flatten(-2)), -1)
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def weigh_streams(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """The sum of the streams, each times its gate.
 
     x: f32 [..., N_STREAMS, d], the last two axes contiguous; gates: [..., n], any strides, of which
     the first N_STREAMS count. Returns [..., d].
     """
-    return _weigh(x, gates)
+    return _sum(x * gates[..., :N_STREAMS, None], -2).squeeze(-2)
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def advance_streams(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """The streams mixed by their matrix, with y times its gain added to each.
 
     x: f32 [..., N_STREAMS, d], the last two axes contiguous; y: [..., d]; gates: [..., N_GATES] of
     stream_gates. Returns the shape of x.
     """
-    return _advance(x, y, gates)
+    n = N_STREAMS
+    total = gates[..., n : 2 * n, None] * y[..., None, :]
+    for source in range(n):
+        to = gates[..., (2 + source) * n : (3 + source) * n]
+        total = total + to[..., None] * x[..., source : source + 1, :]
+    return total
 
 
 # The formulas as they read.
@@ -102,54 +128,9 @@ def advance_streams_naive(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor)
 # The formulas with sums in one order, whatever the batch.
 
 
-def stream_gates_with_torch(
-    m: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    sinkhorn: Sinkhorn,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """See stream_gates."""
-    n, (n_rounds, eps) = N_STREAMS, sinkhorn
-
-    def opened(part: slice, factor: torch.Tensor) -> torch.Tensor:
-        return pointwise(torch.sigmoid, m[..., part] * factor + base[part], invariant=invariant)
-
-    read = opened(slice(n), scale[0]) + eps
-    if m.shape[-1] == n:
-        return read
-    gain = 2 * opened(slice(n, 2 * n), scale[1])
-    c = (m[..., 2 * n :] * scale[2] + base[2 * n :]).unflatten(-1, (n, n))
-    c = pointwise(torch.exp, c - c.amax(-1, keepdim=True), invariant=invariant)
-    c = c / _sum(c, -1) + eps
-    c = c / (_sum(c, -2) + eps)
-    for _ in range(n_rounds - 1):
-        c = c / (_sum(c, -1) + eps)
-        c = c / (_sum(c, -2) + eps)
-    return torch.cat((read, gain, c.flatten(-2)), -1)
-
-
 def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:
     a, b, c, d = x.unbind(dim)
     return ((a + b) + (c + d)).unsqueeze(dim)
-
-
-def weigh_streams_with_torch(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """See weigh_streams."""
-    return _sum(x * gates[..., :N_STREAMS, None], -2).squeeze(-2)
-
-
-def advance_streams_with_torch(
-    x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
-    """See advance_streams."""
-    n = N_STREAMS
-    total = gates[..., n : 2 * n, None] * y[..., None, :]
-    for source in range(n):
-        to = gates[..., (2 + source) * n : (3 + source) * n]
-        total = total + to[..., None] * x[..., source : source + 1, :]
-    return total
 
 
 # The formulas on a CPU: every number of the streams read once.
@@ -277,12 +258,3 @@ def _advance_body(d: int, code: Code, args: Sequence[Value], first: Value, last:
                 for source, stream in enumerate(streams):
                     total = code.fma(stream, factors[n * (1 + source) + to], total)
                 code.store_first(total, target + at + 4 * d * to, count)
-
-
-_TRITON = "kernels.rows.with_triton"
-_gates = pick(stream_gates_naive, stream_gates_with_torch, _TRITON, stream_gates_with_llvm)
-_gates_invariant = pick_invariant(stream_gates_with_torch, stream_gates_with_llvm)
-_weigh = pick(weigh_streams_naive, weigh_streams_with_torch, _TRITON, weigh_streams_with_llvm)
-_advance = pick(
-    advance_streams_naive, advance_streams_with_torch, _TRITON, advance_streams_with_llvm
-)

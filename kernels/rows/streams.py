@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import pick, pick_invariant
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import rows, run, sigmoid, silu, start, vectors
 from kernels.whole_vectors import pointwise
 
 
+@operation(llvm=__name__)
 def open_low(low: torch.Tensor, n_streams: int, *, invariant: bool = False) -> torch.Tensor:
     """silu(low / n_streams), between the two matrices of a gate.
 
@@ -22,18 +23,25 @@ def open_low(low: torch.Tensor, n_streams: int, *, invariant: bool = False) -> t
 
     invariant: each result has the same bits whatever its neighbours are.
     """
-    return (_open_invariant if invariant else _open)(low, n_streams)
+    return pointwise(functional.silu, low / n_streams, invariant=invariant)
 
 
+@operation(llvm=__name__)
 def mix_streams(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
     """The mean of x * sigmoid(gate) over the streams.
 
     x, gate: f32 [..., n_streams, d], the last two axes contiguous. Returns [..., d]. invariant: as
     above.
     """
-    return (_mix_invariant if invariant else _mix)(x, gate)
+    gate = pointwise(torch.sigmoid, gate, invariant=invariant)
+    # one after the other: a sum over them all may take another order in another batch
+    first, *others = (x * gate).unbind(-2)
+    for other in others:
+        first = first + other
+    return first / x.shape[-2]
 
 
+@operation(llvm=__name__)
 def add_to_streams(
     x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor, *, invariant: bool = False
 ) -> torch.Tensor:
@@ -42,7 +50,8 @@ def add_to_streams(
     x: f32 [..., n_streams, d]; y: [..., d]; gain: [..., n_streams], any strides. Returns the shape
     of x. invariant: as above.
     """
-    return (_add_invariant if invariant else _add)(x, y, gain)
+    gain = 2 * pointwise(torch.sigmoid, gain / x.shape[-2], invariant=invariant)
+    return x + y[..., None, :] * gain[..., None]
 
 
 # The formulas as they read.
@@ -66,36 +75,6 @@ def mix_streams_naive(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 def add_to_streams_naive(x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     """See add_to_streams."""
     return x + 2 * _sigmoid(gain / x.shape[-2])[..., None] * y[..., None, :]
-
-
-# The formulas in few operations.
-
-
-def open_low_with_torch(
-    low: torch.Tensor, n_streams: int, *, invariant: bool = False
-) -> torch.Tensor:
-    """See open_low."""
-    return pointwise(functional.silu, low / n_streams, invariant=invariant)
-
-
-def mix_streams_with_torch(
-    x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False
-) -> torch.Tensor:
-    """See mix_streams."""
-    gate = pointwise(torch.sigmoid, gate, invariant=invariant)
-    # one after the other: a sum over them all may take another order in another batch
-    first, *others = (x * gate).unbind(-2)
-    for other in others:
-        first = first + other
-    return first / x.shape[-2]
-
-
-def add_to_streams_with_torch(
-    x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor, *, invariant: bool = False
-) -> torch.Tensor:
-    """See add_to_streams."""
-    gain = 2 * pointwise(torch.sigmoid, gain / x.shape[-2], invariant=invariant)
-    return x + y[..., None, :] * gain[..., None]
 
 
 # Streams on a CPU: every number of them read once.
@@ -186,11 +165,3 @@ def _add_body(
         for at, count in vectors(code, d):
             added = code.load_first(y + at, F32X16, count) * factor
             code.store_first(code.load_first(x + at, F32X16, count) + added, target + at, count)
-
-
-_open = pick(open_low_naive, open_low_with_torch, None, open_low_with_llvm)
-_open_invariant = pick_invariant(open_low_with_torch, open_low_with_llvm)
-_mix = pick(mix_streams_naive, mix_streams_with_torch, None, mix_streams_with_llvm)
-_mix_invariant = pick_invariant(mix_streams_with_torch, mix_streams_with_llvm)
-_add = pick(add_to_streams_naive, add_to_streams_with_torch, None, add_to_streams_with_llvm)
-_add_invariant = pick_invariant(add_to_streams_with_torch, add_to_streams_with_llvm)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from kernels.dispatch import torch_version
+
 
 class Implementation:
-    """`.rms_norm` is the module's `rms_norm_with_torch`, for the suffix "with_torch"."""
+    """`.rms_norm` is the module's `rms_norm_with_llvm`, for the suffix "with_llvm"; without such a
+    function, the version in torch."""
 
     def __init__(self, module: ModuleType, suffix: str) -> None:
         self._module, self._suffix = module, suffix
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, f"{name}_{self._suffix}")
+        found = getattr(self._module, f"{name}_{self._suffix}", None)
+        return found or torch_version(getattr(self._module, name))
 
 
 def implementations(module: ModuleType, *suffixes: str) -> list[Implementation]:

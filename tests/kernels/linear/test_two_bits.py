@@ -6,8 +6,8 @@ import gguf
 import pytest
 import torch
 
-from kernels.dispatch import uses_llvm
-from kernels.linear.two_bits import two_bits, two_bits_with_torch
+from kernels.dispatch import torch_version, uses_llvm
+from kernels.linear.two_bits import two_bits
 
 
 def read_back(blocks: torch.Tensor) -> torch.Tensor:
@@ -42,4 +42,4 @@ def test_compiled_they_are_the_same_blocks() -> None:
     random = torch.Generator().manual_seed(3)
     rows = torch.randn(300, 512, generator=random) * torch.rand(300, 1, generator=random) ** 9
     rows[0], rows[1, :256], rows[2, 7] = 0, 1e-9, 1e4
-    assert torch.equal(two_bits(rows), two_bits_with_torch(rows))
+    assert torch.equal(two_bits(rows), torch_version(two_bits)(rows))

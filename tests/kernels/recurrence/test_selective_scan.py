@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.dispatch import torch_version
 from kernels.recurrence.selective_scan import (
     scan_into,
     scan_into_naive,
     scan_into_with_llvm,
-    scan_into_with_torch,
     scan_slots,
     scan_slots_naive,
     scan_slots_with_llvm,
@@ -17,7 +17,7 @@ from kernels.recurrence.selective_scan import (
 )
 
 INTO = pytest.mark.parametrize(
-    "run", [scan_into_naive, scan_into_with_torch, scan_into_with_llvm, scan_into]
+    "run", [scan_into_naive, torch_version(scan_into), scan_into_with_llvm, scan_into]
 )
 SLOTS = pytest.mark.parametrize(
     "run", [scan_slots_naive, scan_slots_with_torch, scan_slots_with_llvm, scan_slots]
@@ -92,7 +92,7 @@ def test_rows_of_a_pool(run):
 
 
 @pytest.mark.parametrize("n_channels", [21, 64])
-@pytest.mark.parametrize("run", [scan_into, scan_into_with_torch])
+@pytest.mark.parametrize("run", [scan_into, torch_version(scan_into)])
 def test_bits_do_not_depend_on_portions(run, n_channels):
     *inputs, state = _inputs(3, 6, n_channels, 4)
     x, dt, A, B, C, D = inputs
