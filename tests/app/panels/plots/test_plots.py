@@ -378,7 +378,7 @@ def test_export_as_picture_drawing_and_table(
                 write_plot(view, tmp_path / name, window.theme)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("?.*")} == before
     (tmp_path / "link.svg").symlink_to("b.svg")
-    write_plot(view, tmp_path / "link.svg", light, window.theme)
+    write_plot(view, tmp_path / "link.svg", window.theme)
     assert (tmp_path / "link.svg").is_symlink()
 
 
