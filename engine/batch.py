@@ -47,7 +47,7 @@ class UBatchPlan:
 class UBatch:
     """One forward pass: `n_seqs` sequences side by side with `n_seq_tokens` tokens each.
 
-    It lives on the host, where memory and drafters look at it; `on` puts it where the model is.
+    It lives on the host, where memory and drafters look at it; memory puts it where the model is.
     tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row indices
     (sequence-major) whose logits are wanted. seq_ids: memory sequences, in row order. n_padding:
     filler tokens among all.
@@ -68,12 +68,19 @@ class UBatch:
     def n_seq_tokens(self) -> int:
         return int(self.tokens.shape[1])
 
+    @property
+    def last_position(self) -> int:
+        """The highest position; they rise in each row."""
+        return int(max(self.positions[:, -1].tolist()))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Those of UBatchTensors, on the host."""
+        return self.tokens, self.positions, self.outputs
+
     def on(self, device: torch.device) -> UBatchTensors:
         """The ubatch's arrays on a device, all in one upload."""
-        parts = self.tokens, self.positions, self.outputs
-        if device.type == "cpu":
-            return UBatchTensors(*(torch.from_numpy(part) for part in parts))
-        return UBatchTensors(*Uploads().put(parts, device)[1])
+        return UBatchTensors(*Uploads().put(self.arrays, device)[1])
 
 
 class UBatchTensors(NamedTuple):

@@ -216,20 +216,16 @@ class Uploads:
         if is_shared:
             return place.together, place.tensors
         there = upload(place.together, device)
-        views = [
-            there[start : start + part.nbytes].view(tensor.dtype).view(part.shape)
-            for part, tensor, start in zip(place.parts, place.tensors, place.starts, strict=False)
-        ]
-        return there, views
+        return there, place.seen_in(there)
 
 
 class _Place(NamedTuple):
-    """Host memory for arrays: parts, and tensors that share it; starts: the byte of each."""
+    """Host memory for arrays: parts, and tensors that are views of it; starts: the byte of each."""
 
     together: torch.Tensor
     parts: list[np.ndarray]
-    tensors: list[torch.Tensor]
     starts: list[int]
+    tensors: list[torch.Tensor]
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray]) -> _Place:
@@ -240,8 +236,17 @@ class _Place(NamedTuple):
             np.ndarray(array.shape, array.dtype, whole, start)
             for array, start in zip(arrays, starts, strict=False)
         ]
-        tensors = [torch.from_numpy(part) for part in parts]
-        return cls(torch.from_numpy(whole), parts, tensors, starts)
+        place = cls(torch.from_numpy(whole), parts, starts, [])
+        place.tensors.extend(place.seen_in(place.together))
+        return place
+
+    def seen_in(self, there: torch.Tensor) -> list[torch.Tensor]:
+        """The parts as views of a copy of all bytes."""
+        types = [torch.from_numpy(part).dtype for part in self.parts]
+        return [
+            there[start : start + part.nbytes].view(its_type).view(part.shape)
+            for part, its_type, start in zip(self.parts, types, self.starts, strict=False)
+        ]
 
 
 def pinned(host: torch.Tensor) -> torch.Tensor:

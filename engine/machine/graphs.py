@@ -132,8 +132,9 @@ class StepGraphs:
         compute: Callable[..., PassTensors],
         is_new: bool,
     ) -> _Graph | None:
-        # arguments may be somebody's own, which no later pass may overwrite
-        mine = tuple(x.clone() for x in arguments)
+        # what is somebody's own no later pass may overwrite; what lies in an input stays there
+        held = {x.untyped_storage().data_ptr() for x in pass_inputs.inputs}
+        mine = tuple(x if x.untyped_storage().data_ptr() in held else x.clone() for x in arguments)
         try:
             outputs, replay = record(partial(compute, *mine))
         except RuntimeError as error:

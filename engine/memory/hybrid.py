@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
+from engine.batch import (
+    Span,
+    UBatch,
+    UBatchTensors,
+    make_ubatch,
+    split_equal,
+    split_seq,
+    split_simple,
+)
 from engine.errors import OptionError
 from engine.gguf.part_file import check_mapped
 from engine.machine.graphs import PassInputs, StepGraphs, graphs_for
@@ -187,12 +195,14 @@ class HybridMemory:
         `takes_parts`. Cells of tokens after them are there, but hidden."""
         self.attention.part(first, n)
 
-    def begin(self, ubatch: UBatch) -> None:
-        """Prepare one forward pass. ContextFullError leaves everything as it was."""
+    def begin(self, ubatch: UBatch) -> UBatchTensors:
+        """Prepare one forward pass; the ubatch's arrays on the device, where those of the next pass
+        may replace them. ContextFullError leaves everything as it was."""
         by_index = self._by_index(ubatch.tokens.size)
-        self.attention.begin(ubatch, by_index=by_index)
+        there = self.attention.begin(ubatch, by_index=by_index)
         if self.recurrent:
             self.recurrent.begin(ubatch, by_index=by_index)
+        return there
 
     def inputs(self, seqs: Sequence[int]) -> list[dict[StateKey, torch.Tensor]]:
         """States that a pass with one token of each of these sequences would start from

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.batch import UBatch
+from engine.batch import UBatch, UBatchTensors
 from engine.errors import OptionError
 from engine.machine.device import Uploads, upload
 from engine.machine.graphs import PassInputs
@@ -132,8 +132,9 @@ class AttentionKV:
         """Whether there are cells for these ubatches, decoded in turn; changes nothing."""
         return self._table.fits((seq, u.n_seq_tokens) for u in ubatches for seq in u.seq_ids)
 
-    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
-        """Find cells for the ubatch and build its mask. ContextFullError changes nothing.
+    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> UBatchTensors:
+        """Find cells for the ubatch and build its mask; the ubatch's arrays on the device.
+        ContextFullError changes nothing.
 
         by_index: name cells by numbers on the device, and look at all that storage has, so that
         the pass can be recorded.
@@ -156,9 +157,10 @@ class AttentionKV:
         looks = self._looks(seqs, cells, positions, n_view)
         self._fixed = self._numbers = None
         if by_index:
-            together, (stream_of, cell_of, *there) = self._uploads.put(
-                (self._stream_of, cells.ravel(), *looks), self.device
+            together, (*of_batch, stream_of, cell_of) = self._uploads.put(
+                (*looks, *ubatch.arrays, self._stream_of, cells.ravel()), self.device
             )
+            there, of_batch = of_batch[:-3], UBatchTensors(*of_batch[-3:])
             self._numbers = stream_of, cell_of
             if self._views is not None and self._gathered is None:
                 self._fixed = PassInputs(tuple(self._views.values()), (together,))
@@ -167,10 +169,11 @@ class AttentionKV:
             strided = {row: place for row, place in places.items() if place is not None}
             whole = len(strided) == len(places)
             self._place = strided if whole else storage.place(streams, cells)
-            there = [upload(look, self.device) for look in looks]
+            there, of_batch = [upload(look, self.device) for look in looks], ubatch.on(self.device)
         self._masks = dict(zip(self._windows, there, strict=False))
         self._whole = (self._numbers, self._masks) if self._numbers else None
         self._positions = there[-1] if self._tells_positions else None
+        return of_batch
 
     def part(self, first: int, n: int) -> None:
         """Have `update` take tokens first .. first + n - 1 of the ubatch alone. It must be of one

@@ -38,7 +38,7 @@ _NEWEST: tuple[str, int | None] = ("fresh", 0)
 _FOREIGN: tuple[str, int | None] = ("stale", None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
     """One forward pass between `begin` and `commit`.
 
@@ -91,6 +91,7 @@ class PlaneMemory(SnapshotPolicy):
         self._deepest = [0] * n_seqs
         self._planes = [[_FREE] * self._n_planes for _ in range(n_seqs)]
         self._step: _Step | None = None
+        self._numbered: tuple[tuple[int, ...], PoolRows | None] = (), None
 
     def _begin(self, ubatch: UBatch, by_index: bool) -> None:
         cells, seqs = self.cells, ubatch.seq_ids
@@ -251,6 +252,10 @@ class PlaneMemory(SnapshotPolicy):
         n_carried: Sequence[int],
     ) -> PoolRows:
         """A pass whose sequences stay in these cells and read these planes."""
+        # every token of plain decoding asks for the same ones
+        key = (*cells, *states, *windows, n, *n_carried)
+        if self._numbered[0] == key and self._numbered[1] is not None:
+            return self._numbered[1]
 
         def rows(planes: Iterable[int], cells: Iterable[int]) -> list[int]:
             return [plane * self.n_seqs + cell for plane, cell in zip(planes, cells, strict=True)]
@@ -262,13 +267,15 @@ class PlaneMemory(SnapshotPolicy):
             for i in range(count)
         ]
         start, to, where = zip(*carried, strict=True) if carried else ((), (), ())
-        return self._rows_in_pool(
+        found = self._rows_in_pool(
             rows(states, cells),
             rows(windows, cells),
             [rows(fresh, [cell] * len(fresh)) for cell in cells],
             rows(start, where),
             rows(to, where),
         )
+        self._numbered = key, found
+        return found
 
     def _moves(
         self, cells: RecurrentCells, slot: UBatchCells

@@ -117,12 +117,10 @@ class HybridModel:
         """
         for file in self.files:
             file.check_whole()
-        memory.begin(ubatch)
-        last = int(ubatch.positions.max())
+        there, last = memory.begin(ubatch), ubatch.last_position
         reach = self._rope.reach(last)
         if self._block_rope is not None:
             self._block_rope.reach(last)
-        there = ubatch.on(self.device)
         if tokens is not None:
             there = there._replace(tokens=tokens)
         n_layer = self.config.n_layer

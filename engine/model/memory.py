@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from engine.batch import UBatch
+from engine.batch import UBatch, UBatchTensors
 from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, StateKey
 
@@ -57,8 +57,8 @@ class ModelMemory(Protocol):
     def batch_invariant(self) -> bool:
         """Whether a token's bits must not depend on the tokens and sequences decoded with it."""
 
-    def begin(self, ubatch: UBatch) -> None:
-        """Get ready for the tokens of `ubatch`."""
+    def begin(self, ubatch: UBatch) -> UBatchTensors:
+        """Get ready for the tokens of `ubatch`; its arrays where the model is, for this pass."""
 
     def run(
         self,

@@ -71,9 +71,8 @@ class MtpHead:
         (zeros for p = 0): the trunk's (StepOutput), or this head's own while drafting.
         tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`.
         """
-        memory.begin(ubatch)
-        reach = self._rope.reach(int(ubatch.positions.max()))
-        there = ubatch.on(self._embedding.device)
+        there = memory.begin(ubatch)
+        reach = self._rope.reach(ubatch.last_position)
         if tokens is not None:
             there = there._replace(tokens=tokens)
         logits, own = memory.run((self, reach), (*there, hidden), partial(self._layers, memory))
@@ -109,9 +108,8 @@ class MtpHead:
         Returns the tokens, int64 [n_steps]; logits f32 [n_steps, n]; and of which tokens these
         are, int64 [n_steps, n], None for the whole vocabulary.
         """
-        memory.begin(ubatch)
-        reach = self._rope.reach(int(ubatch.positions.max()))
-        there = ubatch.on(self._embedding.device)
+        there = memory.begin(ubatch)
+        reach = self._rope.reach(ubatch.last_position)
         compute = partial(self._steps, memory, n_steps, head)
         found = memory.run((self, reach, n_steps, head is None), (*there, hidden), compute)
         memory.commit()

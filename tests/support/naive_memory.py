@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.batch import UBatch
+from engine.batch import UBatch, UBatchTensors
 from engine.model.config import ModelConfig
 from engine.model.mixers import layout_of
 from engine.model.parts import CellKey
@@ -113,13 +113,14 @@ class NaiveMemory:
         size = config.mtp.block.cells() if config.mtp else None
         return cls(windows={0: size.window} if size and size.window else {})
 
-    def begin(self, ubatch: UBatch) -> None:
+    def begin(self, ubatch: UBatch) -> UBatchTensors:
         self.attention.ubatch = ubatch
         for row, seq in enumerate(ubatch.seq_ids):
             held = self.attention.positions.setdefault(seq, [])
             held += ubatch.positions[row].tolist()
         if self.recurrent:
             self.recurrent.ubatch = ubatch
+        return ubatch.on(torch.device("cpu"))
 
     def run(self, key, arguments, compute):
         return compute(*arguments)

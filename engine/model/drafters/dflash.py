@@ -197,9 +197,8 @@ class DFlash:
     @inference_mode
     def inject(self, ubatch: UBatch, rows: torch.Tensor, memory: ModelMemory) -> None:
         """Leave the tokens of `ubatch` in memory. rows: [n_seqs, n_seq_tokens, …] for `fused`."""
-        memory.begin(ubatch)
-        reach = self._rope.reach(int(ubatch.positions.max()))
-        there = ubatch.on(self.device)
+        there = memory.begin(ubatch)
+        reach = self._rope.reach(ubatch.last_position)
         compute = partial(self._inject, memory)
         memory.run((self, reach, "inject"), (there.positions, rows), compute)
         memory.commit()
@@ -207,9 +206,8 @@ class DFlash:
     @inference_mode
     def block(self, ubatch: UBatch, memory: ModelMemory) -> BlockOutput:
         """Run the blocks of `ubatch`, a row of it each; they stay in memory until removed."""
-        memory.begin(ubatch)
-        reach = self._rope.reach(int(ubatch.positions.max()))
-        there = ubatch.on(self.device)
+        there = memory.begin(ubatch)
+        reach = self._rope.reach(ubatch.last_position)
         compute = partial(self._block, memory)
         out = memory.run((self, reach, "block"), (there.tokens, there.positions), compute)
         memory.commit()

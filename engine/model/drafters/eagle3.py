@@ -76,9 +76,8 @@ class Eagle3:
         device, in place of those of `ubatch`. logits [n_outputs, n_drafted] of the result are rows
         of the head; its hidden rows are the block's before the final norm.
         """
-        memory.begin(ubatch)
-        reach = self._rope.reach(int(ubatch.positions.max()))
-        there = ubatch.on(self.device)
+        there = memory.begin(ubatch)
+        reach = self._rope.reach(ubatch.last_position)
         if tokens is not None:
             there = there._replace(tokens=tokens)
         compute = partial(self._layers, memory)
