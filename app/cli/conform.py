@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.usage = "draftscope conform TARGET [--only KERNEL] [--checks A,B] [options]"
     parser.epilog = (
-        "TARGET is vllm, sglang, fla, flashinfer, causal_conv1d, mamba_ssm or draftscope, a wheel\n"
-        "or a folder of such a package, or FILE.py:FUNCTION with an adapter of your own. Kernels\n"
-        "run on CUDA where there is a device, else in Triton's interpreter; nothing of the engine\n"
-        "around them is imported.\n"
+        "TARGET is vllm, sglang, fla, flashinfer, causal_conv1d, mamba_ssm or draftscope, a\n"
+        "wheel, source archive (.tar.gz) or folder of such a package, or FILE.py:FUNCTION with an\n"
+        "adapter of your own. Kernels run on CUDA where there is a device, else in Triton's\n"
+        "interpreter; nothing of the engine around them is imported.\n"
         "`draftscope help conform` explains the checks, the causes, and adapters.\n\n"
         "exit status: 0 all checks pass, 1 a check found an error, 2 wrong usage\n\n"
         "examples:\n"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     OptionLines(parser).add(
         f"""
-        target=TARGET  package, wheel, folder or adapter
+        target=TARGET  package, wheel, source archive, folder or adapter
         --only KERNEL*  check this kernel alone; repeat it for several
         --checks A[,B]  of {", ".join(_CHECKS)} (default: all)
         --seed N  draws shapes, inputs and rounds (default 1)

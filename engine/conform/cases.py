@@ -100,6 +100,11 @@ class Rows:
         device = next(iter(self.tensors.values())).device
         return torch.tensor(total, dtype=torch.int32, device=device)
 
+    @property
+    def mixed(self) -> torch.Tensor:
+        """q, k and v of each row side by side, as a projection leaves them: [tokens, channels]."""
+        return torch.cat([t.flatten(1) for t in (self.q, self.k, self.v)], 1)
+
     def slices(self) -> list[slice]:
         """The rows of each sequence."""
         ends = self.starts.tolist()

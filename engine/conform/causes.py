@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,7 +14,14 @@ from engine.conform.cases import Shape
 from engine.conform.reference import VARIANTS, Reference, play, step
 from engine.conform.subject import Kernel
 
-_MOST_COMMITS = 12
+_MOST_COMMITS, _MOST_GROUPS = 12, 8
+# What a row brings, its gate first
+_ROW_INPUTS = {
+    "gdn": ("a", "b", "q", "k", "v"),
+    "kda": ("a", "b", "q", "k", "v"),
+    "mamba2": ("dt", "x", "B", "C"),
+    "conv": ("x",),
+}
 
 # What each cause means, for reports and `draftscope help conform`
 CAUSES = {
@@ -27,7 +35,10 @@ CAUSES = {
     "wrong-wrap": "wrong from the first pass on that crosses the end of the log",
     "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
     "gate-of-other-row": "the decay of another row is applied",
+    "other-row": "a row's input or output is that of another row",
     "head-mapping": "value heads read another key head",
+    "wrong-scale": "outputs are the right ones times a constant",
+    "wrong-tile": "only some columns of the heads are wrong",
     "wrong-parent": "a row of a tree of drafts follows another row than its parent",
     "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
     "null-slot-written": "a slot that belongs to no sequence has changed",
@@ -116,30 +127,23 @@ class Situation:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
             yield "gate-order", variant.replace("-", " "), self.tokens, variant
-        gate = "dt" if self.shape.recurrence == "mamba2" else "a"
-        if self.shape.recurrence != "conv" and len(self.tokens) > 1:
-            first = [row | {gate: self.tokens[0][gate]} for row in self.tokens]
-            yield "gate-of-other-row", "the first row's decay for all", first, ""
-            shifted = [
-                row | {gate: self.tokens[max(0, i - 1)][gate]} for i, row in enumerate(self.tokens)
-            ]
-            yield "gate-of-other-row", "the decay of the row before", shifted, ""
-        if self.shape.n_groups not in (1, self.shape.n_heads):
-            names = ("B", "C") if self.shape.recurrence == "mamba2" else ("q", "k")
-            each = self.shape.n_heads // self.shape.n_groups
-            order = torch.arange(self.shape.n_heads) % self.shape.n_groups
-            tiled = [
-                row | {n: _regrouped(row[n], order, each) for n in names} for row in self.tokens
-            ]
-            yield "head-mapping", "heads share keys in turn", tiled, "tiled"
+        gate, *others = _ROW_INPUTS[self.shape.recurrence]
+        for name in (gate, *others) if len(self.tokens) > 1 else ():
+            cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
+            words = {"a": "decay", "dt": "decay", "b": "beta"}.get(name, name)
+            first, *rest = (row[name] for row in self.tokens)
+            for which, values in (
+                ("first row", [first] * len(self.tokens)),
+                ("row before", [first, first, *rest[:-1]]),
+                ("row after", [*rest, rest[-1]]),
+            ):
+                rows = [row | {name: x} for row, x in zip(self.tokens, values, strict=True)]
+                yield cause, f"{words} of the {which}", rows, ""
 
     def _played(
         self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        shape = self.shape
-        if variant == "tiled":
-            shape, variant = replace(shape, n_groups=shape.n_heads), ""
-        return play(shape, state, tokens, variant, self.parents)
+        return play(self.shape, state, tokens, variant, self.parents)
 
     def _ways(
         self, state: torch.Tensor, count: int
@@ -147,6 +151,40 @@ class Situation:
         """Cause, sentence, outputs and states of each wrong way through the first rows."""
         for cause, sentence, tokens, variant in self.inputs():
             yield cause, sentence, self._played(state, tokens[:count], variant)
+
+    def _heads(self, seen: torch.Tensor, tokens: Sequence[Any], bound: float, last: bool) -> str:
+        """Which key heads a value head reads, where other ones than its own explain all; last:
+        seen is the last state [heads, …], else outputs [rows, heads, …]."""
+        n, groups = self.shape.n_heads, self.shape.n_groups
+        if self.shape.recurrence == "conv" or not 1 < groups <= _MOST_GROUPS:
+            return ""
+        names = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
+        of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
+        read: dict[int, tuple[int, int]] = {}
+        for keys in product(range(groups), repeat=2):
+            at = dict(zip(names, keys, strict=True))
+            rows = [row | {x: row[x][i : i + 1] for x, i in at.items()} for row in tokens]
+            start = self.reference.state(self.sequence)
+            outputs, states = play(replace(self.shape, n_groups=1), start, rows, "", self.parents)
+            for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
+                if (not last or keys[0] == keys[1]) and _same(of_heads[head], [made], bound):
+                    read.setdefault(head, keys)
+        wrong = [(h, keys) for h, keys in read.items() if set(keys) != {h // (n // groups)}]
+        if len(read) < n or not wrong:
+            return ""
+        head, keys = wrong[0]
+        return f"value head {head} reads {names[0]} of head {keys[0]}, {names[1]} of head {keys[1]}"
+
+    def _outputs_of(self, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+        """The first row that has another one's output, where every row has some row's; else ""."""
+        words = ""
+        for i, row in enumerate(seen):
+            has = [j for j, other in enumerate(wanted) if _same(row, [other], bound)]
+            if not has:
+                return ""
+            if i not in has and not words:
+                words = f"row {i} has the output of row {has[0]}"
+        return words
 
     def _parents(self, seen: torch.Tensor, bound: float) -> str:
         """Of a tree, a row whose output is right after another row than its parent, where all
@@ -213,6 +251,15 @@ class Situation:
         if rounded := self._rounded(seen, right, len(self.tokens), 0):
             return "drift", rounded
         wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
+        if heads := self._heads(seen, self.tokens, bound, last=False):
+            return "head-mapping", heads
+        if row := self._outputs_of(seen, wanted, bound):
+            return "other-row", row
+        times = float((seen * wanted).sum() / (wanted * wanted).sum())
+        if times and _same(seen / times, [wanted], bound):
+            return "wrong-scale", f"outputs are {times:.4g} times the right ones"
+        if tile := _tile(seen, wanted, bound):
+            return "wrong-tile", tile
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         chunk = self.kernel.chunk
         if chunk and len(wrong) and int(wrong[0]) >= chunk:
@@ -246,6 +293,10 @@ class Situation:
                 return cause, sentence
         if rounded := self._rounded(seen, start, count, 1):
             return "drift", rounded
+        if heads := self._heads(seen, self.tokens[:count], bound, last=True):
+            return "head-mapping", heads
+        if tile := _tile(seen, states[count - 1], bound):
+            return "wrong-tile", tile
         if 0 < self.kernel.chunk < count:  # the last chunk's outputs need the state before it
             return "wrong-chunk", f"state after {count} rows, of which all outputs are right"
         return self._unnamed("wrong-state")
@@ -261,9 +312,14 @@ def _cut(x: torch.Tensor) -> torch.Tensor:
     return (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32)
 
 
-def _regrouped(x: torch.Tensor, order: torch.Tensor, each: int) -> torch.Tensor:
-    """Keys of every head; heads that share one do it in turn."""
-    return x[order] if each else x
+def _tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """The only columns, a range of the last dimension, that are wrong; empty where it is none."""
+    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    columns = off.flatten(0, -2).any(0).nonzero().flatten().tolist()
+    n = seen.shape[-1]
+    if not columns or columns != list(range(columns[0], columns[-1] + 1)) or len(columns) > n - 8:
+        return ""
+    return f"columns {columns[0]} to {columns[-1]} of {n} are wrong, and no other"
 
 
 def _same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:

@@ -37,6 +37,13 @@ class Pass:
     parents: tuple[tuple[int, ...], ...] = ()
     padding: tuple[int, ...] = ()  # rows of sequences that the engine adds to fill the batch
 
+    def only(self, sequence: int) -> Iterator[Pass]:
+        """The pass of this sequence alone, if it is in it."""
+        for i in [i for i, s in enumerate(self.sequences) if s == sequence]:
+            at = slice(i, i + 1)
+            parts = self.sequences[at], self.lengths[at], self.accepted[at]
+            yield Pass(*parts, self.drafts, self.parents[at])
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -200,12 +207,25 @@ class Player:
         dice = random.Random(f"{check} {self.seed}")
         for empty in (False, True) if check == "prompts" else (False,):
             started = self.start(empty)
-            passes = SCRIPTS[check](self.shape, dice, self.kernel)
-            for index, one in zip(range(rounds), passes, strict=False):
-                faults = self._pass(check, index, one, *started)
-                if faults:
-                    return faults
+            played = []
+            for index, one in zip(
+                range(rounds), SCRIPTS[check](self.shape, dice, self.kernel), strict=False
+            ):
+                played.append(one)
+                if faults := self._pass(check, index, one, *started):
+                    return [self._alone(fault, played, empty) for fault in faults]
         return []
+
+    def _alone(self, fault: Fault, played: Sequence[Pass], empty: bool) -> Fault:
+        """A fault without a known cause is another sequence's where its sequence alone has none."""
+        if fault.cause not in _VAGUE[:2] or self.shape.n_sequences == 1:
+            return fault
+        started = self.start(empty)
+        for index, one in enumerate(part for p in played for part in p.only(fault.sequence)):
+            if self._pass(fault.check, index, one, *started):
+                return fault
+        words = f"sequence {fault.sequence} is right where no other is in its passes"
+        return replace(fault, cause="other-sequence", detail=words)
 
     def _pass(
         self,

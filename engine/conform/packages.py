@@ -9,10 +9,13 @@ import importlib.util
 import os
 import re
 import sys
+import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -22,6 +25,7 @@ import torch
 from engine.errors import KernelPackageError
 from engine.size_text import size_text
 
+ARCHIVES = (".whl", ".tar.gz")
 _MOST_UNPACKED = 256 * 2**20
 
 
@@ -240,13 +244,14 @@ def _late(language: ModuleType, name: str) -> Callable[..., Any]:
 
 
 def open_package(target: str, name: str) -> Package:
-    """The package from a wheel, from a folder that holds it, or as it is installed.
+    """The package from a wheel, a source archive, a folder that holds it, or as it is installed.
 
     Raises KernelPackageError with what to give instead where it is in none of these.
     """
     path = Path(target)
-    if path.suffix == ".whl" and path.is_file():
-        return Package(name, _unpacked(path, name), path.name.split("-")[1])
+    if path.name.endswith(ARCHIVES) and path.is_file():
+        version = re.search(r"-(\d[^-]*?)(-|\.tar\.gz$)", path.name)
+        return Package(name, _unpacked(path, name), version[1] if version else "")
     if path.is_dir():
         root = path if (path / name).is_dir() else path.parent
         if not (root / name).is_dir():
@@ -254,10 +259,10 @@ def open_package(target: str, name: str) -> Package:
                 f"{path} holds no package {name}.", f"Give the folder that {name}/ is in."
             )
         return Package(name, root, _version(root, name))
-    spec = importlib.util.find_spec(name)
+    spec = importlib.util.find_spec(name) if target == name else None
     if spec is None or not spec.submodule_search_locations:
         raise KernelPackageError(
-            f"{target} is neither a wheel, nor a folder, nor an installed package.",
+            f"{target} is neither a wheel, a source archive, a folder, nor an installed package.",
             f"`pip download --no-deps {name}` fetches a wheel; give its path.",
         )
     root = Path(next(iter(spec.submodule_search_locations))).parent
@@ -278,41 +283,52 @@ def _version(root: Path, name: str) -> str:
     return written[1] if written else ""
 
 
-def _unpacked(wheel: Path, name: str) -> Path:
-    """Python files of the wheel in a folder that ends with this process."""
+def _unpacked(archive: Path, name: str) -> Path:
+    """Python files of a wheel or source archive in a folder that ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="draftscope-conform-")
     _KEPT_FOLDERS.append(folder)
-    root = Path(folder.name)
+    root, total = Path(folder.name), 0
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            wanted = [
-                i
-                for i in archive.infolist()
-                if i.filename.startswith(f"{name}/") and i.filename.endswith(".py")
-            ]
-            if not wanted:
+        for file, size, read in _files(archive):
+            parts = PurePosixPath(file).parts
+            if parts[:1] != (name,) or not file.endswith(".py"):
+                continue
+            if ".." in parts:
                 raise KernelPackageError(
-                    f"{wheel} holds no package {name}.", "Give the wheel of the engine itself."
+                    f"{archive}: an entry leaves the folder: {file}.", "Download it again."
                 )
-            total = sum(i.file_size for i in wanted)
+            total += size
             if total > _MOST_UNPACKED:
                 raise KernelPackageError(
-                    f"{wheel}: its Python files would take {size_text(total)}.",
+                    f"{archive}: its Python files take more than {size_text(_MOST_UNPACKED)}.",
                     "Unpack it, and give the folder.",
                 )
-            for info in wanted:
-                parts = PurePosixPath(info.filename).parts
-                if ".." in parts:
-                    raise KernelPackageError(
-                        f"{wheel}: an entry leaves the folder: {info.filename}.",
-                        "Download the wheel again.",
-                    )
-                archive.extract(info, root)
-    except (zipfile.BadZipFile, OSError) as error:
+            place = root.joinpath(*parts)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(read())
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise KernelPackageError(
-            f"{wheel} is not a readable wheel: {error}.", "Download it again."
+            f"{archive} is not a readable wheel or source archive: {error}.", "Download it again."
         ) from error
+    if not total:
+        raise KernelPackageError(
+            f"{archive} holds no package {name}.", "Give the archive of the engine itself."
+        )
     return root
+
+
+def _files(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    """Name, size and content of each file of a wheel, or in the only folder of a source archive."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for info in wheel.infolist():
+                yield info.filename, info.file_size, partial(wheel.read, info)
+    else:
+        with tarfile.open(archive) as source:
+            for member in source:
+                content = source.extractfile(member)
+                if content is not None and not member.issym():
+                    yield member.name.partition("/")[2], member.size, content.read
 
 
 _KEPT_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import selectors
 import subprocess
 import sys
@@ -54,29 +55,28 @@ class Outcome:
 def open_target(target: str) -> tuple[str, str, str]:
     """The name of the adapter's module, the package's place, and the version.
 
-    target is a known package's name, a wheel or folder of one, or FILE.py:FUNCTION or
+    target is a known package's name, its wheel, source archive or folder, or FILE.py:FUNCTION or
     MODULE:FUNCTION, for which the first is empty. Raises KernelPackageError.
     """
     _, colon, function = target.rpartition(":")
     if colon and function.isidentifier():
         own_kernel(target)
         return "", target, ""
-    first = Path(target).name.split("-")[0].replace("_", "-").lower()
+    first = re.split(r"-(?=\d)", Path(target).name)[0].replace("_", "-").lower()
     name = next((n for n in (target.lower(), first) if n in adapters.NAMES), None)
     if name is None and Path(target).is_dir():
         name = next((n for n in adapters.NAMES if (Path(target) / n).is_dir()), None)
     if name is None:
         raise KernelPackageError(
             f"{target} is not a package with an adapter.",
-            f"Known: {', '.join(adapters.NAMES)}, wheels and folders of these; for another kernel "
-            "give FILE.py:FUNCTION (see `draftscope help conform`).",
+            f"Known: {', '.join(adapters.NAMES)}; their wheels, source archives and folders; for "
+            "another kernel give FILE.py:FUNCTION (see `draftscope help conform`).",
         )
     table = adapters.engine(name)
     if table.package == "kernels":
         return name, "", ""
-    package = packages.open_package(
-        target if Path(target).exists() else table.package, table.package
-    )
+    installed = target.lower() in adapters.NAMES and not Path(target).exists()
+    package = packages.open_package(table.package if installed else target, table.package)
     return name, str(package.root), package.version
 
 

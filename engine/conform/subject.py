@@ -113,6 +113,47 @@ class Prompts:
         return self.states[sequence]
 
 
+class RowByRow:
+    """A Subject of a kernel that takes one token a call: a pass is played row by row, and keeps a
+    copy of what the kernel holds of a sequence after each. `held` are tensors [slots, …], in which
+    slot 0 belongs to no sequence."""
+
+    held: tuple[torch.Tensor, ...] = ()
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        self.kept: dict[int, list[list[torch.Tensor]]] = {}
+
+    def step(self, rows: Rows) -> torch.Tensor:
+        """One row of each sequence, which is kept."""
+        raise NotImplementedError
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        outputs = []
+        for i, sequence in enumerate(rows.sequences):
+            one, before = rows.one(i), self._copied(sequence)
+            self.kept[sequence] = []
+            for row in range(one.lengths[0]):
+                outputs.append(self.step(one.row(row)))
+                self.kept[sequence].append(self._copied(sequence))
+            self._restore(sequence, before)
+        return torch.cat(outputs)
+
+    def _copied(self, sequence: int) -> list[torch.Tensor]:
+        return [tensor[1 + sequence].clone() for tensor in self.held]
+
+    def _restore(self, sequence: int, values: Sequence[torch.Tensor]) -> None:
+        for tensor, value in zip(self.held, values, strict=True):
+            tensor[1 + sequence] = value
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        for sequence, count in zip(sequences, counts, strict=True):
+            self._restore(sequence, self.kept[sequence][count - 1])
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        return self.step(rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel with its index rules, as an adapter plays it.

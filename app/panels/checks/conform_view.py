@@ -32,8 +32,8 @@ from engine.report.text import visible
 if TYPE_CHECKING:
     from engine.conform.runner import Outcome
 
-_HINT = "Wheel or folder of vLLM, SGLang, FLA, FlashInfer and others, or FILE.py:FUNCTION"
-_FILTER = "Packages and adapters (*.whl *.py);;All files (*)"
+_HINT = "Wheel, .tar.gz or folder of vLLM, SGLang, FLA, FlashInfer and others, or FILE.py:FUNCTION"
+_FILTER = "Packages and adapters (*.whl *.tar.gz *.py);;All files (*)"
 _CHARACTERS = 10
 """Of a target, at least."""
 _SAME = 10_000

@@ -36,8 +36,7 @@ class _PagedGates(Paged):
         kernel = self.package.module(_PAGED)._packed_sequential_kda_decode_kernel
         n, columns = table.shape
         heads, block = self.shape.n_heads, 32
-        mixed = torch.cat([t.flatten(1) for t in (rows.q, rows.k, rows.v)], 1)
-        gates, table = _bounded_gates(rows), table.contiguous()
+        mixed, gates, table = rows.mixed, _bounded_gates(rows), table.contiguous()
         out = torch.empty_like(rows.v)
         kernel[(_D // block, n * heads)](
             *(mixed, gates, rows.b, rows.A_log, rows.dt_bias, self.pool, rows.starts),
@@ -204,6 +203,10 @@ class _Mamba2(Mamba2):
         module = self.package.module("flashinfer.mamba.selective_state_update")
         options["cache_steps"] = tensors[1].shape[1]
         module.selective_state_update(*tensors, **options)
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.pool[1 + sequence] = self.buffer[1 + sequence, count - 1]
 
 
 class _Chunked(Prompts):

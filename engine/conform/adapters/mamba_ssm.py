@@ -1,36 +1,33 @@
-"""Triton kernels of mamba-ssm: selective_state_update, a token a call, so that a pass is played row
-by row and keeps a copy of the state after each; and those of a prompt in chunks."""
+"""Triton kernels of mamba-ssm: selective_state_update, a token a call, and those of a prompt in
+chunks."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory, Prompts
+from engine.conform.subject import Kernel, Memory, Prompts, RowByRow
 
 _CHUNK = 64
 _SSD = "mamba_ssm.ops.triton.ssd_"
 _MODULE = "mamba_ssm.ops.triton.selective_state_update"
 
 
-class _RowByRow:
-    """Slot 0 belongs to no sequence."""
+class _Update(RowByRow):
+    """selective_state_update."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
-        self.shape, self.memory, self.package = shape, memory, package
+        super().__init__(shape, memory, package)
         size = (shape.n_heads, shape.d_v, shape.d_k)
         self.slots = memory.empty(1 + shape.n_sequences, *size, dtype=shape.dtype)
-        self.kept: dict[int, list[torch.Tensor]] = {}
+        self.held = (self.slots,)
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.slots[1 + sequence] = state.transpose(1, 2).to(self.slots)
 
     def step(self, rows: Rows) -> torch.Tensor:
-        """One row of each sequence."""
         heads, d, n = self.shape.n_heads, self.shape.d_v, self.shape.d_k
         out = self.package.module(_MODULE).selective_state_update(
             self.slots,
@@ -46,24 +43,6 @@ class _RowByRow:
         )
         assert isinstance(out, torch.Tensor)
         return out
-
-    def verify(self, rows: Rows) -> torch.Tensor:
-        outputs = []
-        for i, sequence in enumerate(rows.sequences):
-            one, kept = rows.one(i), []
-            before = self.slots[1 + sequence].clone()
-            for row in range(one.lengths[0]):
-                outputs.append(self.step(one.row(row)))
-                kept.append(self.slots[1 + sequence].clone())
-            self.slots[1 + sequence], self.kept[sequence] = before, kept
-        return torch.cat(outputs)
-
-    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        for sequence, count in zip(sequences, counts, strict=True):
-            self.slots[1 + sequence] = self.kept[sequence][count - 1]
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        return self.step(rows)
 
     def state(self, sequence: int) -> torch.Tensor:
         return self.slots[1 + sequence].transpose(1, 2).float()
@@ -106,7 +85,7 @@ ENGINE = Engine(
     kept=("mamba_ssm.ops.triton", "mamba_ssm.utils.determinism"),
     values={},
     kernels=(
-        Kernel("selective_state_update", ("mamba2",), _RowByRow),
+        Kernel("selective_state_update", ("mamba2",), _Update),
         Kernel(
             "mamba_chunk_scan_combined", ("mamba2",), _Chunked, dtypes=("float32",), chunk=_CHUNK
         ),

@@ -12,10 +12,38 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory, Prompts
+from engine.conform.subject import Kernel, Memory, Prompts, RowByRow
 
 _OPS = "sglang.kernels.ops"
 _LINEAR = f"{_OPS}.attention.linear"
+_RECURRENT = f"{_OPS}.attention.fla.fused_recurrent"
+_SCATTER = f"{_OPS}.mamba.mamba_state_scatter_triton"
+
+
+class _OnDevice(torch.Tensor):
+    """A tensor that says that it is on a GPU, as some functions want it."""
+
+    is_cuda = True
+
+
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.unsqueeze(0).as_subclass(_OnDevice)
+
+
+def _packed_decode(package: Package, rows: Rows, pool: torch.Tensor, slots: Any) -> torch.Tensor:
+    """A step without drafts: fused_recurrent_gated_delta_rule_packed_decode, or KDA's."""
+    n, heads, d_v = rows.v.shape
+    rule = "kda" if rows.a.dim() == 3 else "gated_delta_rule"
+    out = torch.empty_like(rows.v).unsqueeze(1)
+    getattr(package.module(_RECURRENT), f"fused_recurrent_{rule}_packed_decode")(
+        *(rows.mixed, rows.a.flatten(1), rows.b, rows.A_log, rows.dt_bias.flatten()),
+        scale=pool.shape[-1] ** -0.5,
+        initial_state=pool,
+        out=out,
+        ssm_state_indices=slots,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return out.view(n, heads, d_v)
 
 
 class Snapshots:
@@ -44,8 +72,10 @@ class Snapshots:
         return self.memory.whole(flat).view(len(rows.parents), -1)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        for sequence, count in zip(sequences, counts, strict=True):
-            self.pool[1 + sequence] = self.buffer[1 + sequence, count - 1]
+        slots = self.slots(sequences)
+        self.package.module(_SCATTER).fused_mamba_state_scatter_with_mask(
+            *map(_on_device, (self.pool, self.buffer)), slots, self.memory.whole(counts) - 1, slots
+        )
 
     def state(self, sequence: int) -> torch.Tensor:
         return self.pool[1 + sequence].float().transpose(-1, -2)
@@ -64,10 +94,19 @@ class Snapshots:
 class _Delta(Snapshots):
     """fused_sigmoid_gating_delta_rule_update, as target_verify calls it."""
 
+    def kept(self, rows: Rows) -> dict[str, Any]:
+        """Where a verify pass keeps what its commit needs."""
+        return {
+            "intermediate_states_buffer": self.buffer,
+            "intermediate_state_indices": self.slots(rows.sequences),
+            "cache_steps": self.shape.n_tokens,
+            "retrieve_parent_token": self.parents(rows),
+        }
+
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
+        if not keep:
+            return _packed_decode(self.package, rows, self.pool, self.slots(rows.sequences))
         module = self.package.module(f"{_LINEAR}.fused_sigmoid_gating_recurrent")
-        per_channel = self.shape.recurrence == "kda"
-        slots = self.slots(rows.sequences)
         n = sum(rows.lengths)
         o = module.fused_sigmoid_gating_delta_rule_update(
             A_log=rows.A_log,
@@ -78,17 +117,14 @@ class _Delta(Snapshots):
             a=rows.a.reshape(n, -1),
             b=rows.b,
             initial_state_source=self.pool,
-            initial_state_indices=slots,
+            initial_state_indices=self.slots(rows.sequences),
             cu_seqlens=rows.starts,
             use_qk_l2norm_in_kernel=True,
             softplus_beta=1.0,
             softplus_threshold=20.0,
-            is_kda=per_channel,
-            disable_state_update=keep,
-            intermediate_states_buffer=self.buffer if keep else None,
-            intermediate_state_indices=slots if keep else None,
-            cache_steps=self.shape.n_tokens if keep else None,
-            retrieve_parent_token=self.parents(rows),
+            is_kda=self.shape.recurrence == "kda",
+            disable_state_update=True,
+            **self.kept(rows),
         )
         assert isinstance(o, torch.Tensor)
         return o.view(n, self.shape.n_heads, self.shape.d_v)
@@ -98,7 +134,7 @@ class _DeltaUpdate(Snapshots):
     """fused_recurrent_gated_delta_rule_update_fwd: gates computed before."""
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
-        module = self.package.module(f"{_OPS}.attention.fla.fused_recurrent")
+        module = self.package.module(_RECURRENT)
         slots = self.slots(rows.sequences)
         o = module.fused_recurrent_gated_delta_rule_update_fwd(
             *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
@@ -120,6 +156,7 @@ class _Replay:
     """gdn_replayssm_spec_decode: a circular log of inputs, cursors, and folds when it is full."""
 
     ROWS = 16
+    raw = True
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
@@ -145,11 +182,13 @@ class _Replay:
         slots = self.memory.whole([1 + s for s in rows.sequences])
         module.gdn_replayssm_spec_decode(
             *(rows.q, rows.k, rows.v, rows.a, rows.b, rows.A_log, rows.dt_bias),
-            *(self.checkpoint, self.d, self.k, self.g, self.raw_v, self.raw_k, self.beta),
+            *(self.checkpoint, self.d, self.k, self.g),
+            *((self.raw_v, self.raw_k, self.beta) if self.raw else (None,) * 3),
             *(out, rows.starts, slots, slots, self.write, self.base, self.flush),
             *(self.ROWS, self.shape.n_tokens),
             block_v=16,
             block_v_flush=16,
+            launch_mode="both" if self.raw else "verify",
             dot_precision="ieee",
         )
         return out
@@ -175,54 +214,106 @@ class _Replay:
         return None
 
 
-class _ReplayOfChannels(Snapshots):
-    """KDA's verify pass writes its inputs to a log; the commit folds the accepted ones."""
+class _CompactReplay(_Replay):
+    """gdn_replayssm_spec_decode without raw inputs; the log is folded after acceptance."""
+
+    raw = False
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        super().accept(sequences, counts)
+        module = self.package.module(f"{_LINEAR}.gdn_replayssm_spec_decode")
+        slots = self.memory.whole([1 + s for s in sequences])
+        module.commit_gdn_replayssm_circular(
+            checkpoint_state=self.checkpoint.unsqueeze(0),
+            d_cache=self.d.unsqueeze(0),
+            k_cache=self.k.unsqueeze(0),
+            g_cache=self.g.unsqueeze(0),
+            d_residual_cache=None,
+            k_residual_cache=None,
+            state_batch_indices=slots,
+            replay_indices=slots,
+            write_pos=self.write,
+            cache_base=self.base,
+            is_flush=self.flush,
+            accept_lens=self.memory.whole(counts),
+            null_block_id=0,
+        )
+
+
+class _Fold(_Delta):
+    """A verify pass writes its inputs to a log, and the commit folds the accepted ones."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
         s, slots, n = shape, 1 + shape.n_sequences, shape.n_tokens
-        self.raw_v = memory.empty(slots, s.n_heads, n, s.d_v)
-        self.raw_k = memory.empty(slots, s.n_groups, n, s.d_k)
-        self.gates = memory.empty(slots, s.n_heads, n, s.d_k)
-        self.beta = memory.empty(slots, s.n_heads, n)
+        gates = (s.d_k,) if s.recurrence == "kda" else ()
+        self.log = {
+            "rawv": memory.empty(slots, s.n_heads, n, s.d_v),
+            "rawk": memory.empty(slots, s.n_groups, n, s.d_k),
+            "g": memory.empty(slots, s.n_heads, n, *gates),
+            "beta": memory.empty(slots, s.n_heads, n),
+        }
 
-    def run(self, rows: Rows, keep: bool) -> torch.Tensor:
-        module = self.package.module(f"{_LINEAR}.fused_sigmoid_gating_recurrent")
-        n = sum(rows.lengths)
-        o = module.fused_sigmoid_gating_delta_rule_update(
-            A_log=rows.A_log,
-            dt_bias=rows.dt_bias.reshape(-1),
-            q=rows.q.unsqueeze(0),
-            k=rows.k.unsqueeze(0),
-            v=rows.v.unsqueeze(0),
-            a=rows.a.reshape(n, -1),
-            b=rows.b,
-            initial_state_source=self.pool,
-            initial_state_indices=self.slots(rows.sequences),
-            cu_seqlens=rows.starts,
-            use_qk_l2norm_in_kernel=True,
-            softplus_beta=1.0,
-            softplus_threshold=20.0,
-            is_kda=True,
-            disable_state_update=keep,
-            cache_ring=keep,
-            replayssm_rawv=self.raw_v if keep else None,
-            replayssm_rawk=self.raw_k if keep else None,
-            replayssm_g=self.gates if keep else None,
-            replayssm_beta=self.beta if keep else None,
-        )
-        assert isinstance(o, torch.Tensor)
-        return o.view(n, self.shape.n_heads, self.shape.d_v)
+    def kept(self, rows: Rows) -> dict[str, Any]:
+        return {f"replayssm_{name}": t for name, t in self.log.items()} | {"cache_ring": True}
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        module = self.package.module(f"{_LINEAR}.kda_replayssm_spec_decode")
-        module.commit_kda_replayssm_spec(
-            *(self.pool, self.raw_v, self.raw_k, self.gates, self.beta),
+        if self.shape.recurrence == "kda":
+            module = self.package.module(f"{_LINEAR}.kda_replayssm_spec_decode")
+            commit = module.commit_kda_replayssm_spec_all_layers
+        else:
+            module = self.package.module(f"{_LINEAR}.gdn_replayssm_spec_fold")
+            commit = module.commit_gdn_replayssm_fold_all_layers
+        commit(
+            *(layer.unsqueeze(0) for layer in (self.pool, *self.log.values())),
             self.slots(sequences),
             self.memory.whole(counts),
             self.shape.n_tokens,
             self.shape.n_groups,
         )
+
+
+class _Ring(RowByRow):
+    """fused_recurrent_linear_replayssm_decode, a token a call: the state is written when the log
+    is full."""
+
+    ROWS = 8
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        super().__init__(shape, memory, package)
+        s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
+        gates = (s.d_k,) if s.recurrence == "kda" else ()
+        self.pool = memory.empty(slots, s.n_heads, s.d_v, s.d_k)
+        self.logs = (
+            memory.empty(slots, s.n_heads, n, s.d_v),
+            memory.empty(slots, s.n_groups, n, s.d_k),
+            memory.empty(slots, s.n_heads, n, *gates),
+        )
+        self.taken = memory.zeros(slots, dtype=torch.int32)
+        self.held = (self.pool, *self.logs, self.taken)
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.pool[1 + sequence] = state.transpose(-1, -2)
+        self.taken[1 + sequence] = 0
+
+    def step(self, rows: Rows) -> torch.Tensor:
+        module = self.package.module(f"{_LINEAR}.fused_recurrent_linear_replayssm")
+        slots = self.memory.whole([1 + s for s in rows.sequences])
+        out = torch.empty_like(rows.v).unsqueeze(1)
+        module.fused_recurrent_linear_replayssm_decode(
+            *(rows.mixed, rows.a, rows.b, rows.A_log, rows.dt_bias, self.shape.d_k**-0.5),
+            *(self.pool, *self.logs, out, slots, self.taken[slots]),
+            use_qk_l2norm_in_kernel=True,
+            is_kda=self.shape.recurrence == "kda",
+        )
+        self.taken[slots] = (self.taken[slots] + 1) % self.ROWS
+        return out[:, 0]
+
+    def state(self, sequence: int) -> torch.Tensor | None:
+        """Known where the log is empty."""
+        if self.taken[1 + sequence]:
+            return None
+        return self.pool[1 + sequence].transpose(-1, -2)
 
 
 class Mamba2(Snapshots):
@@ -306,8 +397,11 @@ class _Conv:
         return self.run(rows, keep=False)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        for sequence, count in zip(sequences, counts, strict=True):
-            self.windows[1 + sequence] = self.buffer[1 + sequence, count - 1]
+        slots = self.memory.whole([1 + s for s in sequences])
+        self.package.module(_SCATTER).fused_conv_window_scatter_with_mask(
+            *map(_on_device, (self.windows, self.buffer)),
+            *(slots, self.memory.whole(counts) - 1, slots),
+        )
 
     def state(self, sequence: int) -> torch.Tensor:
         return self.windows[1 + sequence].float()
@@ -380,10 +474,13 @@ ENGINE = Engine(
     versions=("0.5.23",),
     kept=(
         *(f"{_OPS}.attention.fla.{name}" for name in _CHUNKS),
+        f"{_LINEAR}.fused_recurrent_linear_replayssm",
         f"{_LINEAR}.fused_sigmoid_gating_recurrent",
         f"{_LINEAR}.gdn_replayssm_spec_decode",
+        f"{_LINEAR}.gdn_replayssm_spec_fold",
         f"{_LINEAR}.kda_replayssm_spec_decode",
-        f"{_OPS}.attention.fla.fused_recurrent",
+        _RECURRENT,
+        _SCATTER,
         f"{_OPS}.attention.fla.op",
         f"{_OPS}.mamba.triton_ops.mamba_ssm",
         f"{_OPS}.mamba.causal_conv1d_triton",
@@ -393,7 +490,7 @@ ENGINE = Engine(
         f"{_OPS}.attention.fla.utils.is_tf32_supported": False,
         f"{_OPS}.attention.fla.utils.is_gather_supported": True,
     },
-    traced_ranges=(f"{_LINEAR}.kda_replayssm_spec_decode",),
+    traced_ranges=(f"{_LINEAR}.gdn_replayssm_spec_fold", f"{_LINEAR}.kda_replayssm_spec_decode"),
     kernels=(
         Kernel(
             "fused_sigmoid_gating_delta_rule_update",
@@ -417,7 +514,23 @@ ENGINE = Engine(
             least_d=32,
             dtypes=("float32",),
         ),
-        Kernel("kda_replayssm_spec", ("kda",), _ReplayOfChannels, padding=True),
+        Kernel(
+            "gdn_replayssm_circular",
+            ("gdn",),
+            _CompactReplay,
+            ring=_Replay.ROWS,
+            least_d=32,
+            dtypes=("float32",),
+        ),
+        Kernel("replayssm_fold", ("gdn", "kda"), _Fold, log=True, padding=True),
+        Kernel(
+            "fused_recurrent_linear_replayssm",
+            ("gdn", "kda"),
+            _Ring,
+            ring=_Ring.ROWS,
+            least_d=32,
+            dtypes=("float32",),
+        ),
         Kernel(
             "selective_state_update",
             ("mamba2",),

@@ -4,6 +4,8 @@ for each sequence, and the number of accepted tokens that says which column is r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 
@@ -14,7 +16,8 @@ from engine.conform.subject import Kernel, Memory, Prompts
 
 _FLA = "vllm.third_party.flash_linear_attention.ops"
 _MAMBA = "vllm.model_executor.layers.mamba.ops"
-_K3 = "vllm.models.kimi_k3.nvidia.ops.third_party.kda"
+_K3 = "vllm.models.kimi_k3.nvidia.ops"
+_K3_KDA = f"{_K3}.third_party.kda.fused_recurrent"
 
 
 class Paged:
@@ -67,9 +70,11 @@ class Paged:
 class _Delta(Paged):
     """fused_recurrent_gated_delta_rule_fwd, one gate per head."""
 
+    call = f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule_fwd"
+
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
-        module = self.package.module(f"{_FLA}.fused_recurrent")
-        o, _ = module.fused_recurrent_gated_delta_rule_fwd(
+        module, name = self.call
+        o, _ = getattr(self.package.module(module), name)(
             *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
             scale=self.shape.d_k**-0.5,
             initial_state=self.pool,
@@ -82,9 +87,19 @@ class _Delta(Paged):
 
 
 class _DeltaGates(_Delta):
-    """fused_sigmoid_gating_delta_rule_update: gates and norms inside."""
+    """fused_sigmoid_gating_delta_rule_update: gates and norms inside; a step without drafts is
+    fused_recurrent_gated_delta_rule_packed_decode."""
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+        if accepted is None:
+            out = torch.empty_like(rows.v).unsqueeze(1)
+            module = self.package.module(f"{_FLA}.fused_recurrent")
+            module.fused_recurrent_gated_delta_rule_packed_decode(
+                *(rows.mixed, rows.a, rows.b, rows.A_log, rows.dt_bias, self.shape.d_k**-0.5),
+                *(self.pool, out, table.flatten()),
+                use_qk_l2norm_in_kernel=True,
+            )
+            return out[:, 0]
         module = self.package.module(f"{_FLA}.fused_sigmoid_gating")
         o, _ = module.fused_sigmoid_gating_delta_rule_update(
             A_log=rows.A_log,
@@ -107,18 +122,66 @@ class _DeltaGates(_Delta):
 class _ChannelGates(_Delta):
     """fused_recurrent_kda_fwd, one gate per channel."""
 
+    call = f"{_FLA}.kda", "fused_recurrent_kda_fwd"
+
+
+class _K3Gates(_Delta):
+    """Kimi K3's; a step without drafts is fused_recurrent_kda_packed_decode."""
+
+    call = _K3_KDA, "fused_recurrent_kda_fwd"
+
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
-        module = self.package.module(f"{_FLA}.kda")
-        o, _ = module.fused_recurrent_kda_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
-            scale=self.shape.d_k**-0.5,
-            initial_state=self.pool,
-            inplace_final_state=True,
-            cu_seqlens=rows.starts,
-            ssm_state_indices=table,
-            num_accepted_tokens=accepted,
+        if accepted is not None:
+            return super().run(rows, table, accepted)
+        o, _ = self.package.module(_K3_KDA).fused_recurrent_kda_packed_decode(
+            *(rows.mixed, rows.a.unsqueeze(0), rows.b.unsqueeze(0), rows.A_log, rows.dt_bias),
+            *(None, self.pool, table.flatten()),
         )
         return o[0]
+
+
+class _Recovered(_K3Gates):
+    """kda_recoverssm_verify writes corrections, keys and gates to a log; the commit applies those
+    of the accepted rows to the only state of a sequence."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        super().__init__(replace(shape, n_tokens=1), memory, package)
+        self.shape, self.module = shape, package.module(f"{_K3}.recoverssm")
+        size = (shape.n_sequences + 2, shape.n_heads, shape.n_tokens)  # two of padding
+        self.records = self.module.KDARecoverSSMRecords(
+            memory.empty(*size, shape.d_v), memory.empty(*size, 2 * shape.d_k)
+        )
+        self.windows = memory.zeros(len(self.pool), shape.n_tokens, 1)
+
+    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+        if accepted is None:
+            return super().run(rows, table, accepted)
+        self.rows = rows
+        o = self.module.kda_recoverssm_verify(
+            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a, rows.b)),
+            *(rows.A_log, rows.dt_bias, None, self.pool, self.records, rows.starts),
+            *(table.flatten(), self.shape.n_tokens),
+        )
+        assert isinstance(o, torch.Tensor)
+        return o[0]
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        rows = self.rows
+        layer = SimpleNamespace(
+            kv_cache=(self.windows, self.pool),
+            recoverssm_records=self.records,
+            A_log=rows.A_log,
+            dt_bias=rows.dt_bias,
+            local_num_heads=self.shape.n_heads,
+            head_dim=self.shape.d_k,
+            gate_lower_bound=None,
+        )
+        n = len(rows.sequences)
+        context = self.module.KDARecoverSSMCommitContext.create(
+            [layer], spec_query_len=self.shape.n_tokens, max_num_reqs=n
+        )
+        padded = [*counts, *[1] * (n - len(counts))]
+        context.commit(self.memory.whole(padded), self.table[rows.sequences, 0], rows.starts)
 
 
 class _Mamba2(Paged):
@@ -229,6 +292,8 @@ ENGINE = Engine(
     versions=("0.33.0",),
     kept=(
         _FLA,
+        _K3_KDA,
+        f"{_K3}.recoverssm",
         f"{_MAMBA}.mamba_ssm",
         f"{_MAMBA}.causal_conv1d",
         f"{_MAMBA}.triton_helpers",
@@ -247,6 +312,13 @@ ENGINE = Engine(
         Kernel(
             "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True, padding=True
         ),
+        Kernel(
+            "kimi_k3.fused_recurrent_kda", ("kda",), _K3Gates, grouped=False, square=True,
+            padding=True,
+        ),
+        Kernel(
+            "kimi_k3.kda_recoverssm", ("kda",), _Recovered, grouped=False, log=True, padding=True
+        ),
         Kernel("selective_state_update", ("mamba2",), _Mamba2, padding=True),
         Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
@@ -256,4 +328,4 @@ ENGINE = Engine(
     ),
     language="vllm.triton_utils",
     traced_ranges=(f"{_FLA}.chunk_delta_h",),
-)
+)  # fmt: skip
