@@ -88,14 +88,14 @@ file.quit &Quit | Ctrl+Q
     Close the window
 run.start &Run | F5 | run
     Start a new run, or go on with the paused one
-    needs a model that is loaded and idle
+    needs a model that is loaded and idle (File, Open Model)
 run.pause &Pause | F6 | pause
     Pause before the next round
     needs a run in progress
     at servers: A server cannot be paused; Stop (Shift+F5) ends its requests
 run.step One Ro&und | F10 | step
     Draft, verify and roll back once, then pause
-    needs a model that is loaded and idle
+    needs a model that is loaded and idle (File, Open Model)
     at servers: A server does not stop between two rounds
 run.stop &Stop | Shift+F5 | stop
     End the run; what it recorded stays
@@ -114,11 +114,11 @@ run.rescore Re-score with &Model…
     needs a run on show while nothing runs
 run.compare &Compare | Ctrl+F5 | compare
     Decode the prompt in several lanes and show where they come apart
-    needs a model that is loaded and idle
+    needs a model that is loaded and idle (File, Open Model)
     at servers: A server shows no logits to compare lanes by; open its model for that
 run.check_rollback Check llama.cpp Rollbac&k
     Play every scenario of rollback on a build of llama.cpp, and show the verdicts in Gate
-    needs a model that is loaded and idle
+    needs a model that is loaded and idle (File, Open Model)
     at servers: A server shows no logits to compare lanes by; open its model for that
 run.llama_library llama.cpp &Library…
     Choose the build of llama.cpp that its lanes use
@@ -133,7 +133,7 @@ run.scenarios Sc&enarios…
     Provoke a known failure, or a sequence of memory operations, chosen by what is seen of it
 run.measure_fidelity Measure Fi&delity
     Measure the compute mode against f32, on the model's own text
-    needs a model that is loaded and idle
+    needs a model that is loaded and idle (File, Open Model)
     at servers: A server's arithmetic cannot be measured; open its model for that
 go.first_divergence F&irst Divergence | X | go-first
     Go to the first position beyond the bound, or at which two runs' texts part
@@ -357,14 +357,14 @@ class Actions:
         return iter(self._actions.values())
 
     def explain(self, *, at_server: bool) -> None:
-        """Say which actions a server in use disables, and why, in place of their tips."""
+        """Say which actions a server in use disables, and why, in place of their tips. Others say
+        what they need while they are disabled."""
         if at_server == self._at_server:
             return
         self._at_server = at_server
         for spec in SPECS:
             if spec.not_at_servers:
-                action = self._actions[spec.id]
-                action.setToolTip(self.reason(spec) or _tip(spec, action))
+                self._tell(spec)
 
     def reason(self, spec: ActionSpec) -> str:
         """Why the server in use disables an action, else empty."""
@@ -376,6 +376,10 @@ class Actions:
             if spec.icon:
                 self._actions[spec.id].setIcon(icon(spec.icon, theme))
 
+    def _tell(self, spec: ActionSpec) -> None:
+        action = self._actions[spec.id]
+        action.setToolTip(self.reason(spec) or _tip(spec, action))
+
     def _make(self, spec: ActionSpec, parent: QObject) -> QAction:
         action = QAction(parent)
         action.setText(spec.text)
@@ -383,6 +387,8 @@ class Actions:
         action.setShortcut(QKeySequence(spec.keys))
         action.setCheckable(spec.checkable)
         action.setToolTip(_tip(spec, action))
+        if spec.needs:
+            action.enabledChanged.connect(lambda _: self._tell(spec))
         if spec.group:
             if spec.group not in self._groups:
                 self._groups[spec.group] = QActionGroup(parent)
@@ -392,4 +398,5 @@ class Actions:
 
 def _tip(spec: ActionSpec, action: QAction) -> str:
     keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
-    return f"{spec.tip} ({keys})" if keys else spec.tip
+    tip = f"{spec.tip} ({keys})" if keys else spec.tip
+    return tip if action.isEnabled() or not spec.needs else f"{tip}: needs {spec.needs}"

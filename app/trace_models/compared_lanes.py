@@ -199,6 +199,11 @@ class ComparedLanes:
         known = [(i, p) for i, p in zip(ids, probs, strict=True) if i != MISSING and p == p]
         return known or None
 
+    def sentence(self, run_id: int) -> str:
+        """The verdict on a lane in words, after its name."""
+        said = _in_words(self.verdicts[run_id], self.bounds[run_id])
+        return f"{self.names[run_id]}: {said[:1].lower()}{said[1:]}"
+
     def _token_row(self, run_id: int, pos: int) -> int | None:
         """The row of the tokens table that holds what a lane thought of a chosen token."""
         index = self._token_rows.setdefault(run_id, {})
@@ -213,7 +218,7 @@ class ComparedLanes:
         return index.get(pos)
 
 
-def verdict_sentence(verdict: LaneVerdict, bound: float) -> str:
+def _in_words(verdict: LaneVerdict, bound: float) -> str:
     """The verdict in words; bound: largest NMSE that counts as the same."""
     if verdict.verdict == "failed":
         return f"The lane had to stop: {verdict.error}"

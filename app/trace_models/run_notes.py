@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from engine.conversation.turns import content_of, turn_of
 from engine.trace.facts import RunFacts, RunNotes
+from engine.trace.records import REFERENCE
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 
@@ -28,9 +29,13 @@ def notes_of(facts: RunFacts) -> RunNotes:
 
 def number_of(run: RunRef) -> int:
     """The number of a run in the list of all: it goes on from session to session. That in its trace
-    where it was given none."""
+    where it was given none, of a lane that of its comparison."""
     number = notes_of(run.facts).number
-    return run.run_id if number is None else number
+    if number is None:
+        number = run.run_id
+        while number and run.sibling(number).facts.lane not in (None, REFERENCE):
+            number -= 1
+    return number
 
 
 def run_name(run: RunRef) -> str:

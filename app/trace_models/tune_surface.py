@@ -168,6 +168,8 @@ def headline(found: TuneSurface) -> str:
     if found.current is None:
         return words if _is_shown(found) else f"No verdict, too few passes were timed. {highest}"
     now = f"{_setting(found, found.current)} → {_speed(found, found.current)}"
+    if _is_apart(found):
+        now += f" in usual rounds, {significant(found.measured)} in all"
     if _speed(found, found.current) == _speed(found, best):
         return f"None estimated faster than now: {now}"
     if found.gain is None:
@@ -199,15 +201,19 @@ def _measured(found: TuneSurface) -> str:
     """What the run itself had, where that is not what is estimated for its setting."""
     if found.request.run.facts.lane:
         return " Lanes share their drafts, so that they have no speed of their own."
-    if found.current is None or not found.is_timed or not found.measured:
-        return ""
-    estimated = float(found.surface.tokens_per_second[found.current])
-    if 1 / _APART < estimated / found.measured < _APART:
+    if not _is_apart(found):
         return ""
     return (
         f" The run itself had {significant(found.measured)} tok/s: rounds that took far longer "
         "than others are left out here."
     )
+
+
+def _is_apart(found: TuneSurface) -> bool:
+    if found.current is None or not found.is_timed or not found.measured:
+        return False
+    estimated = float(found.surface.tokens_per_second[found.current])
+    return not 1 / _APART < estimated / found.measured < _APART
 
 
 def _listed(widths: tuple[int, ...]) -> str:

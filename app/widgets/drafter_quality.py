@@ -35,8 +35,8 @@ _TREE_HEADS = {
     "tree": "Leaves of the tree: the drafted chain and single candidates next to it",
     "tok/step": "Tokens per step, 1 + accepted",
     "pass": "Time of its verify pass over that of the chain, by what passes of this run took; "
-    "≈: none was as wide",
-    "speed": "Tokens per second against the chain",
+    "–: none was as wide",
+    "speed": "Tokens per second against the chain, where a pass as wide was timed",
 }
 _CHART_STRETCH = 1000
 _UNLIMITED = 16_777_215
@@ -193,12 +193,11 @@ class _TreeTable(QWidget):
 
 
 def _cost_texts(tree: TreeEstimate) -> tuple[str, str]:
-    """The cost of its pass and its speed; "≈" where the cost is a guess."""
+    """The cost of its pass and its speed, where a pass as wide was timed."""
     cost, speed = tree.pass_cost, tree.speed
-    if cost is None or speed is None:
+    if cost is None or speed is None or not cost.is_measured:
         return NOT_OBSERVED, NOT_OBSERVED
-    sign = "" if cost.is_measured else "≈ "
-    return f"{sign}{cost.ratio:.2f}×", f"{sign}{100 * (speed - 1):+.1f} %"
+    return f"{cost.ratio:.2f}×", f"{100 * (speed - 1):+.1f} %"
 
 
 def _trust(quality: DraftQuality) -> str:

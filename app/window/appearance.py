@@ -51,7 +51,7 @@ class Appearance(QObject):
         if name != self._docks.layout_name:
             self._settings.set_layout(self._docks.layout_name, self._docks.save())
             self._docks.apply(name, self._settings.layout(name))
-            self.keep()
+            QTimer.singleShot(0, self, self.keep)  # it takes as long as the layout
         self._actions[f"view.layout_{name}"].setChecked(True)
 
     def keep(self) -> None:

@@ -284,6 +284,8 @@ class EngineNews(QObject):
             parts = [f"trace {folder}", *self._on_show(), "opened from disk"]
             if bridge.has_run:
                 parts.append(f"{bridge.live} {bridge.state.value}")
+            elif bridge.state is State.EMPTY:
+                parts.append("to run or compare, open its model (Ctrl+O)")
         elif bridge.connecting:
             parts = [f"connecting to {bridge.connecting}"]
         elif bridge.server is not None:

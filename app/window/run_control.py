@@ -23,6 +23,7 @@ from app.engine_thread.requests import (
     ChatWrap,
     CompareRequest,
     GateRequest,
+    OpenRequest,
     ScriptRequest,
     TurnRequest,
 )
@@ -57,6 +58,8 @@ class RunControl:
         self.guide = ScenarioGuide(panels)
         self._watch_at: tuple[str, int] | None = None
         """Server that is being connected to, and the port to watch it at."""
+        self._waiting: tuple[Callable[[], None], OpenRequest | None] | None = None
+        """Begins a run or comparison that was asked for while its model loads; what is in use."""
 
     def handlers(self) -> dict[str, Callable[[], object]]:
         """What the actions of the Run menu do."""
@@ -64,7 +67,7 @@ class RunControl:
             "run.start": lambda: self.run(None),
             "run.pause": self._bridge.pause,
             "run.step": lambda: self.run(1),
-            "run.stop": self._bridge.stop,
+            "run.stop": self._stop,
             "run.fork": self.ask_fork,
             "run.watch": self.watch,
             "run.rescore": self.ask_rescore,
@@ -78,23 +81,28 @@ class RunControl:
         """Which of them make sense now, with this run on show."""
         bridge, state = self._bridge, self._bridge.state
         served, can_start = bridge.server is not None, bridge.can_start
-        going = can_start or state is State.PAUSED
+        will_start = can_start or (self._is_loading and self._waiting is None)
+        going = will_start or state is State.PAUSED
         at_rest = state in (State.EMPTY, State.INSPECTED, State.READY)
         return {
             "run.start": going,
             "run.pause": state is State.RUNNING and not served and not self._bridge.pausing,
             "run.step": going and not served,
-            "run.stop": bridge.has_run,
+            "run.stop": bridge.has_run or self._waiting is not None,
             "run.fork": can_start
             and not served
             and shown is not None
             and shown.store is bridge.session_store,
             "run.watch": can_start and served,
             "run.rescore": shown is not None and at_rest,
-            "run.compare": can_start and not served,
+            "run.compare": will_start and not served,
             "run.check_rollback": can_start and not served,
             "run.measure_fidelity": can_start and not served,
         }
+
+    @property
+    def _is_loading(self) -> bool:
+        return self._bridge.state is State.LOADING and not self._bridge.connecting
 
     # -- models ----------------------------------------------------------------------------
 
@@ -186,11 +194,44 @@ class RunControl:
 
     # -- runs ------------------------------------------------------------------------------
 
+    def _wait(self, name: str, begin: Callable[[], None]) -> None:
+        """Begin something when the model that loads is in use."""
+        self._waiting = begin, self._bridge.loaded_as
+        words = f"{name} begins when the model is loaded; Stop (Shift+F5) takes it back"
+        self._panels.status.set_waiting(words)
+        self._enable()
+
+    def begin_waiting(self, state: State) -> None:
+        """Begin what waits for a model, if that one has come into use."""
+        if state is State.LOADING or self._waiting is None:
+            return
+        begin, before = self._waiting
+        self._forget_waiting()
+        if state is State.READY and self._bridge.loaded_as is not before:
+            begin()
+
+    def _forget_waiting(self) -> None:
+        self._waiting = None
+        self._panels.status.set_waiting("")
+        self._enable()
+
+    def _enable(self) -> None:
+        for name, allowed in self.allowed(self._feed.run).items():
+            self._actions[name].setEnabled(allowed)
+
+    def _stop(self) -> None:
+        if self._waiting is not None:
+            self._forget_waiting()
+        else:
+            self._bridge.stop()
+
     def run(self, rounds: int | None) -> None:
         """Start a run, or go on with the paused one, for this many rounds or to its end."""
         self._panels.banners.clear()
         if self._bridge.state is State.PAUSED:
             self._bridge.resume(rounds)
+        elif self._is_loading:
+            self._wait("The run", partial(self.run, rounds))
         elif self._options_are_sound():
             panel = self._panels.run_panel
             self._settings.run_form = panel.entries()
@@ -260,6 +301,8 @@ class RunControl:
         lanes = self._panels.divergence.chosen_lanes()
         if lanes is None:
             self._docks.reveal("divergence", "findings")
+        elif self._is_loading:
+            self._wait("The comparison", self.compare_chosen)
         elif self._options_are_sound():
             panel = self._panels.run_panel
             texts = tuple(panel.texts())

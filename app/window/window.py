@@ -241,6 +241,7 @@ class MainWindow(QMainWindow):
         self.model_map.load_asked.connect(control.reload)
         self.run_panel.loading_changed.connect(control.reload)
         self.bridge.state_changed.connect(control.begin_watching)
+        self.bridge.state_changed.connect(control.begin_waiting)
         self.run_pairs.changed.connect(self._enable_actions)
         feed.numbers_changed.connect(self.status.set_numbers)
         feed.run_shown.connect(self._enable_actions)

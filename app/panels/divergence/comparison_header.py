@@ -29,7 +29,7 @@ from app.actions.actions import Actions
 from app.looks.theme import Theme, fixed_font
 from app.panels.divergence.lane_cards import LaneCards
 from app.trace_models.column_table import ColumnTable, TableColumn
-from app.trace_models.compared_lanes import ComparedLanes, verdict_sentence
+from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import StatusMessage
@@ -121,7 +121,7 @@ class ComparisonHeader(QWidget):
             return
         self.cards.set_verdicts(lanes.verdicts)
         self._show_costs(lanes, run_id)
-        text = verdict_sentence(lanes.verdicts[run_id], lanes.bounds[run_id])
+        text = lanes.sentence(run_id)
         self.sentence.setText(text)
         self.sentence.setToolTip(plain_tip(text))
         done, total = len(lanes.positions()), max(lanes.n_predict, 0)

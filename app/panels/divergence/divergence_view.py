@@ -15,7 +15,7 @@ from app.looks.theme import Theme
 from app.panels.divergence.comparison_header import ComparisonHeader, PositionBar
 from app.panels.divergence.lane_plots import LanePlots
 from app.panels.divergence.lane_tables import LaneTables
-from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show, verdict_sentence
+from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
@@ -89,8 +89,7 @@ class DivergenceView(QWidget):
         lanes = self._lanes
         if lanes is None or self._run_id not in lanes.verdicts:
             return ""
-        sentence = verdict_sentence(lanes.verdicts[self._run_id], lanes.bounds[self._run_id])
-        return f"Lane {lanes.names[self._run_id]}: {sentence[:1].lower()}{sentence[1:]}"
+        return f"Lane {lanes.sentence(self._run_id)}"
 
     def show_triage(self, verdict: str, reason: str) -> None:
         """Say where two runs that lie over each other part, where no lanes do; empty: none do."""

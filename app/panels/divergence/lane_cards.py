@@ -11,19 +11,21 @@ from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.number_text import NOT_OBSERVED, error_text, significant
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.line_styles import lane_pen
-from engine.analysis.run_cost import RunCost
+from engine.analysis.run_cost import RunCost, is_timed
 from engine.analysis.verdict import SUSPECT, LaneVerdict
 from engine.size_text import size_text
+from engine.trace.facts import RunFacts
 from engine.trace.records import NOISE, PHASES, REFERENCE
 
 _ABOUT = {
     REFERENCE: "token by token, no drafts",
-    NOISE: "same batch widths, exact state",
+    NOISE: "same widths, exact state",
     "checkpoint": "restore, decode again",
     "planes": "partial seq_rm, planes",
-    "carry": "partial seq_rm, carried planes",
+    "carry": "partial seq_rm, carried",
     "ring": "partial seq_rm, ring",
     "replay": "partial seq_rm, log replay",
+    "forks": "each sequence copied in turn",
 }
 _CHARACTERS = 28
 """Least width of a card."""
@@ -31,6 +33,8 @@ _LINE_SAMPLE = 14
 _PAD = 7
 _ICON = 14
 _BAR_HIGH = 5
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_UNTIMED = "not timed"
 _FIGURE_SIZE = 1.3
 """Of the milliseconds of a round, next to other text."""
 
@@ -54,6 +58,13 @@ def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
     return verdict.verdict, "check", "status.ok"
 
 
+def _why_untimed(facts: RunFacts) -> str:
+    if is_timed(facts):
+        return "the trace has no times of it"
+    several = "copies of sequences do the work of several"
+    return several if facts.lane_copies is not None else "it does not do what a run does"
+
+
 class LaneCard(QAbstractButton):
     """One lane: what it is, its verdict, the time of a round by phase, what was moved and done; in
     a low view without what it is and what was done. The reference cannot be chosen."""
@@ -66,10 +77,13 @@ class LaneCard(QAbstractButton):
         self.cost: RunCost | None = None
         self._longest_ms = 0.0
         self._low = False
+        self._n_lines = 1
+        """Of what was done."""
         self._drawing: QIcon | None = None
         policy, _, settings = lanes.names[run_id].partition(",")
         told = lanes.store.runs[run_id].lane_about
-        self._title, self._about = policy, settings or told or _ABOUT.get(policy, "")
+        self._title = policy
+        self._about = _ABOUT.get(settings, settings) or told or _ABOUT.get(policy, "")
         is_reference = run_id == lanes.reference
         self.setCheckable(not is_reference)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus if is_reference else Qt.FocusPolicy.StrongFocus)
@@ -88,7 +102,7 @@ class LaneCard(QAbstractButton):
 
     @property
     def work_text(self) -> str:
-        """ "11 restores · 33 tokens replayed · 48 passes"."""
+        """ "11 restores · 33 replayed · 48 passes"."""
         cost = self.cost
         if cost is None:
             return ""
@@ -96,7 +110,7 @@ class LaneCard(QAbstractButton):
             (cost.n_restores, "restores"),
             (cost.n_removed, "seq_rm"),
             (cost.n_refused, "refused"),
-            (cost.n_replayed, "tokens replayed"),
+            (cost.n_replayed, "replayed"),
         ]
         words = [f"{n:,} {word}" for n, word in counts if n and cost.round_ms]
         if cost.n_passes is not None:
@@ -131,6 +145,8 @@ class LaneCard(QAbstractButton):
                 f"{self.time_text} ms a round: {', '.join(times)}",
                 f"{self.moved_text} moved, {self.work_text}",
             ]
+        elif self.cost is not None:
+            lines.append(f"{_UNTIMED}: {_why_untimed(self._lanes.store.runs[self.run_id])}")
         if verdict.n_positions:
             lines += [
                 f"worst NMSE {error_text(verdict.worst_nmse)} at position {verdict.worst_pos}",
@@ -146,19 +162,23 @@ class LaneCard(QAbstractButton):
 
     def sizeHint(self) -> QSize:
         metrics = self.fontMetrics()
-        n_lines, more = (2.0, 10) if self._low else (4.5, _BAR_HIGH + 18)
+        n_lines, more = (2.0, 10) if self._low else (3.5 + self._n_lines, _BAR_HIGH + 18)
         high = round(n_lines * (metrics.height() + 2)) + more
         return QSize(_CHARACTERS * metrics.averageCharWidth(), high)
 
     def minimumSizeHint(self) -> QSize:
         return self.sizeHint()
 
-    def set_low(self, low: bool) -> None:
-        """Get by with less height, or not."""
-        if low != self._low:
-            self._low = low
+    def set_height(self, *, low: bool, n_lines: int) -> None:
+        """Get by with less height, or not. n_lines: of what was done, where that is shown."""
+        if (low, n_lines) != (self._low, self._n_lines):
+            self._low, self._n_lines = low, n_lines
             self.updateGeometry()
             self.update()
+
+    def fits(self, width: int) -> bool:
+        """Whether what was done is one line of a card of this width."""
+        return self.fontMetrics().horizontalAdvance(self.work_text) <= width - 2 * _PAD
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right):
@@ -226,8 +246,10 @@ class LaneCard(QAbstractButton):
         font.setPointSizeF(plain_size * (1.0 if self._low else _FIGURE_SIZE))
         painter.setFont(font)
         painter.setPen(theme.color("ui.text"))
-        painter.drawText(third, left, self.time_text)
-        shift = painter.fontMetrics().horizontalAdvance(self.time_text) + 4
+        time = self.time_text
+        if time != NOT_OBSERVED:
+            painter.drawText(third, left, time)
+        shift = painter.fontMetrics().horizontalAdvance(time) + 4
         font.setPointSizeF(plain_size)
         painter.setFont(font)
         moved = self.moved_text
@@ -245,7 +267,9 @@ class LaneCard(QAbstractButton):
         fitting = (
             words for words in ("ms a round", "ms") if metrics.horizontalAdvance(words) < room
         )
-        if self.time_text != NOT_OBSERVED:
+        if time == NOT_OBSERVED:
+            painter.drawText(third, left, _UNTIMED if self.cost is not None else "")
+        else:
             painter.drawText(third.adjusted(shift, 0, 0, 0), left, next(fitting, ""))
         gap, high = (1, 3) if self._low else (4, _BAR_HIGH)
         bar = QRectF(third.left(), third.bottom() + gap, third.width(), high)
@@ -257,25 +281,29 @@ class LaneCard(QAbstractButton):
             x += wide
         if self._low:
             return
-        fifth = QRect(third.left(), round(bar.bottom()) + 2, third.width(), line + 2)
-        work = metrics.elidedText(self.work_text, Qt.TextElideMode.ElideRight, fifth.width())
-        painter.drawText(fifth, left, work)
+        high = self._n_lines * line + 2
+        fifth = QRect(third.left(), round(bar.bottom()) + 2, third.width(), high)
+        wrap = Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignTop
+        done = (part.replace(" ", _NO_BREAK) for part in self.work_text.split(" · "))
+        painter.drawText(fifth, wrap, " · ".join(done))
 
     def _paint_frame(self, painter: QPainter, is_bad: bool) -> None:
         theme = self._theme
         edge, width = ("status.error" if is_bad else "ui.border"), 1.0
         if self.isChecked():
             width = 2.0
-            edge = "status.error" if is_bad else "ui.accent"
-        if self.hasFocus():
-            edge, width = "ui.focus", 2.0
+            edge = "status.error" if is_bad else ""
         fill = "ui.raised" if self.isChecked() else "ui.panel"
         if self.underMouse() and self.isCheckable():
             fill = "ui.hover"
-        painter.setPen(QPen(theme.color(edge), width))
+        lane = None if edge else lane_pen(theme, self._lanes, self.run_id).color()
+        painter.setPen(QPen(lane or theme.color(edge), width))
         painter.setBrush(theme.color(fill))
         box = QRectF(self.rect()).adjusted(1, 1, -1, -1)
         painter.drawRoundedRect(box, 4, 4)
+        if self.hasFocus():
+            painter.setPen(QPen(theme.color("ui.focus"), 1.0, Qt.PenStyle.DashLine))
+            painter.drawRoundedRect(box.adjusted(2.5, 2.5, -2.5, -2.5), 3, 3)
 
 
 class LaneCards(QWidget):
@@ -305,7 +333,6 @@ class LaneCards(QWidget):
             run_id: LaneCard(self._theme, lanes, run_id) for run_id in run_ids if lanes is not None
         }
         for run_id, card in self.cards.items():
-            card.set_low(self._low)
             card.clicked.connect(lambda _=False, chosen=run_id: self.lane_chosen.emit(chosen))
         self._n_columns = 0
         self._arrange()
@@ -320,12 +347,12 @@ class LaneCards(QWidget):
         longest = max((cost.per_round() or 0.0 for cost in costs.values()), default=0.0)
         for run_id, card in self.cards.items():
             card.set_cost(costs[run_id], longest)
+        self._arrange()
 
     def set_low(self, low: bool) -> None:
         """Get by with less height, or not."""
         self._low = low
-        for card in self.cards.values():
-            card.set_low(low)
+        self._arrange()
 
     def choose(self, run_id: int) -> None:
         """Mark one lane as chosen."""
@@ -353,6 +380,11 @@ class LaneCards(QWidget):
         fit = max(1, (self.width() + 4) // (least + 4))
         rows = -(-len(self.cards) // fit)
         n_columns = -(-len(self.cards) // rows) if rows else 0  # rows of equal length
+        if n_columns:
+            width = (self.width() + 4) // n_columns - 4
+            n_lines = 1 if all(card.fits(width) for card in self.cards.values()) else 2
+            for card in self.cards.values():
+                card.set_height(low=self._low, n_lines=n_lines)
         if n_columns == self._n_columns:
             return
         self._n_columns = n_columns

@@ -35,6 +35,8 @@ _NAME_SHARE = 0.45
 """Part of the width that names take at most: what a command does comes after its name."""
 _ROWS = 14
 _ROW_PADDING = 8
+_OPENS = {"Panels": ("open",), "Layout": ("open",)}
+"""Words that are typed for the actions of a submenu, and that none of them has."""
 _LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
 
 
@@ -66,7 +68,7 @@ class Command:
         """
         found = [score(query, text) for text in {self.text, self.line}]
         letters = max((points for points in found if points is not None), default=None)
-        typed, name = _words(query), _words(self.line)
+        typed, name = _words(query), [*_words(self.line), *_OPENS.get(self.group, ())]
         if all(word in name for word in typed):
             return 3, letters or 0
         if _begin(typed, name):

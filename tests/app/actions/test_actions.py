@@ -80,6 +80,14 @@ def test_mnemonics_of_a_menu_are_unique() -> None:
 
 
 def test_tool_buttons_tell_what_they_do_and_their_key(window: MainWindow) -> None:
-    assert window.actions_by_id["run.step"].toolTip().endswith("(F10)")
+    assert "(F10)" in window.actions_by_id["run.step"].toolTip()
     for spec in SPECS:
         assert window.actions_by_id[spec.id].toolTip().startswith(spec.tip)
+
+
+def test_what_is_disabled_says_what_it_needs(window: MainWindow) -> None:
+    compare = window.actions_by_id["run.compare"]
+    assert not compare.isEnabled()
+    assert compare.toolTip().endswith(": needs a model that is loaded and idle (File, Open Model)")
+    compare.setEnabled(True)
+    assert "needs" not in compare.toolTip()

@@ -43,7 +43,7 @@ def test_every_panel_names_what_it_shows(window: MainWindow, store: TraceStore) 
     n_runs = len(store.runs)
     for run_id in (0, n_runs - 1):
         window.feed.show_run(RunRef(store, run_id))
-        name = f"run {run_id}" if run_id == 0 else f"run {run_id}, planes"
+        name = f"run {run_id}" if run_id == 0 else f"run {n_runs - 2}, planes"
         whole = name if run_id == 0 else f"run {n_runs - 2}, 2 lanes"
         assert {said(window.docks[panel]) for panel in PANELS} == {name}
         assert said(window.docks["findings"]) == said(window.docks["divergence"]) == whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
@@ -13,6 +13,13 @@ from app.window.window import MainWindow
 from engine.errors import ModelFileError
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import drop, enabled, messages, trigger, wait
+
+
+def said(window: MainWindow) -> str:
+    """The words of the status line."""
+    words = window.findChild(QWidget, "status.words")
+    assert isinstance(words, QWidget)
+    return words.accessibleName()
 
 
 def test_empty_window_offers_to_open(window: MainWindow) -> None:
@@ -30,7 +37,6 @@ def test_map_appears_before_the_weights(
     wait(qtbot, window, State.LOADING)
     assert window.model_map.facts["target"] == "model.gguf"
     qtbot.waitUntil(lambda: window.status.progress_shown)
-    assert "run.start" not in enabled(window)
     engine.gate.set()
     wait(qtbot, window, State.READY)
     assert not window.status.progress_shown
@@ -161,3 +167,43 @@ def test_compute_mode_reloads_and_a_refusal_shows_the_mode_in_use(
     qtbot.waitUntil(lambda: bool(messages(loaded)))
     wait(qtbot, loaded, State.READY)
     assert loaded.run_panel.compute.currentText() == "f32"
+
+
+@pytest.mark.parametrize("action", ["run.start", "run.compare"])
+def test_what_is_asked_while_the_model_loads_begins_when_it_is_in_use(
+    window: MainWindow, engine: FakeEngine, model_file: Path, qtbot: QtBot, action: str
+) -> None:
+    window.run_panel.prompt.setPlainText("start")
+    engine.gate.clear()
+    window.open_model(model_file)
+    wait(qtbot, window, State.LOADING)
+    trigger(window, action)
+    assert "begins when the model is loaded" in said(window)
+    assert action not in enabled(window)
+    assert "run.stop" in enabled(window)
+    engine.gate.set()
+    qtbot.waitUntil(lambda: window.bridge.live is not None)
+    assert "begins when" not in said(window)
+    wait(qtbot, window, State.READY)
+    assert bool(engine.compared) is (action == "run.compare")
+
+
+def test_a_run_that_waits_is_taken_back_by_stop_by_cancel_and_by_a_failure(
+    loaded: MainWindow, engine: FakeEngine, model_file: Path, qtbot: QtBot
+) -> None:
+    for end in ("stop", "cancel", "fail"):
+        engine.gate.clear()
+        engine.fail_load = ModelFileError("x.gguf", "blk.0", "gone", "") if end == "fail" else None
+        loaded.open_model(model_file.with_name("x.gguf"))
+        wait(qtbot, loaded, State.LOADING)
+        trigger(loaded, "run.start")
+        if end == "stop":
+            trigger(loaded, "run.stop")
+            assert {"run.start", "run.compare"} <= enabled(loaded)
+            assert "begins when" not in said(loaded)
+        elif end == "cancel":
+            loaded.bridge.cancel()
+        engine.gate.set()
+        wait(qtbot, loaded, State.READY)
+        assert "begins when" not in said(loaded)
+    assert loaded.bridge.live is None, "the model that was in use before runs nothing either"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from app.trace_models.position_detail import BAR_ROLE
 from app.trace_models.run_rows import Position
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.round_plot import RoundPlot
+from engine.analysis.run_cost import RunCost
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder, faulty_comparison
@@ -107,9 +109,30 @@ def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
     assert names[3] == "Lane ring,fault=no-conv-rollback: suspect @14"
     assert "worst NMSE 0.25 at position 15" in faulty.header.cards.cards[3].toolTip()
     assert faulty.header.sentence.text() == (
-        "Diverges first at position 14, round 2, after the rollback of round 1."
+        "ring,fault=no-conv-rollback: diverges first at position 14, round 2, after the rollback "
+        "of round 1."
     )
     assert not faulty.header.progress.isVisible()
+
+
+def test_a_card_breaks_what_a_lane_did_into_lines_rather_than_cut_it(
+    faulty: DivergenceView, qtbot: QtBot
+) -> None:
+    cards = faulty.header.cards
+    costs = {run_id: RunCost.of(lane(faulty, run_id)) for run_id in cards.cards}
+    work = {"n_passes": 755, "n_restores": 1110, "n_removed": 0, "n_replayed": 1420}
+    times = {"verify": np.ones(len(costs[3].rounds))}
+    costs[3] = replace(costs[3], round_ms=times, bytes_moved=1 << 20, **work)
+    cards.set_costs(costs)
+    assert "1,110 restores · 1,420 replayed · 755 passes" in cards.cards[3].work_text
+    metrics, heights = cards.fontMetrics(), []
+    for width in (4000, 700):
+        cards.resize(width, cards.height())
+        assert (metrics.horizontalAdvance(cards.cards[3].work_text) < width / 4) is (width == 4000)
+        heights.append({card.sizeHint().height() for card in cards.cards.values()})
+    (high,), (higher,) = heights
+    assert higher - high == metrics.height() + 2
+    assert "not timed" in cards.cards[0].toolTip() and "not timed" not in cards.cards[3].toolTip()
 
 
 def test_choosing_a_lane_changes_every_part(faulty: DivergenceView, qtbot: QtBot) -> None:
@@ -117,7 +140,9 @@ def test_choosing_a_lane_changes_every_part(faulty: DivergenceView, qtbot: QtBot
         qtbot.mouseClick(faulty.header.cards.cards[2], Qt.MouseButton.LeftButton)
     assert signal.args == [lane(faulty, 2)]
     assert faulty.header.cards.cards[2].isChecked() and not faulty.header.cards.cards[3].isChecked()
-    assert faulty.header.sentence.text().startswith("Within the bound 1.0e-09: worst NMSE 3.0e-12")
+    assert faulty.header.sentence.text().startswith(
+        "checkpoint: within the bound 1.0e-09: worst NMSE 3.0e-12"
+    )
     assert faulty.tables.position_model.data(faulty.tables.position_model.index(4, 3)) == "within"
     with qtbot.waitSignal(faulty.lane_selected) as signal:
         qtbot.keyClick(faulty.header.cards.cards[2], Qt.Key.Key_Right)
@@ -152,7 +177,7 @@ def test_progress_while_it_runs(view: DivergenceView) -> None:
     planes = builder.lane("planes", ())
     view.show_run(RunRef(builder.store, 0))
     assert view.header.progress.isVisible()
-    assert "Nothing is compared yet." in view.header.sentence.text()
+    assert "planes: nothing is compared yet." in view.header.sentence.text()
     for index in range(3):
         builder.row(planes, "planes", index, 0.0)
     view.refresh()

@@ -101,10 +101,8 @@ def test_what_is_shown_is_what_was_drafted(view: DrafterView, qtbot: QtBot) -> N
     # 40 tokens of .95 accepted, 20 of 40 of .45: |.05| and |.05| apart
     assert view.quality.reliability_part.figure == "ECE 0.050 · 80 tokens · too unsure by 0.050"
     assert view.quality.ranks.accessibleDescription().startswith("2nd: 0, 3rd: 20, 4th: 0")
-    # 20 of 40 steps would have emitted one token more; 1 token takes 7 ms, 3 take 9: 4 take 10
-    row = view.quality.trees.rows()[0]
-    assert row[:3] == ["2 leaves", "3.00", "≈ 1.11×"]
-    assert row[3] == f"≈ {100 * (3 / 2.5 / (1 + 1 / 10) - 1):+.1f} %"
+    # 20 of 40 steps would have emitted one token more; no pass of 4 tokens was timed
+    assert view.quality.trees.rows()[0] == ["2 leaves", "3.00", "–", "–"]
     names, rows = view.table()
     assert rows[9] == pytest.approx([0.9, 1.0, 40, 40, 0.95])
     assert rows[0][names.index("mean_confidence")] is None

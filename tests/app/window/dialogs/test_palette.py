@@ -103,11 +103,26 @@ def test_disabled_ones_say_what_they_need_and_do_nothing(
 ) -> None:
     qtbot.keyClicks(palette.field, "one round")
     assert palette.lines[0] == "One Round"
-    assert text(palette, 1) == "needs a model that is loaded and idle"
+    assert text(palette, 1) == "needs a model that is loaded and idle (File, Open Model)"
     muted = palette.list.palette().placeholderText().color()
     assert palette.list.currentItem().foreground(0).color() == muted
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
     assert palette.isVisible()
+
+
+def test_what_opens_comes_before_what_only_speaks_of_it(
+    palette: CommandPalette, qtbot: QtBot
+) -> None:
+    for typed, first in (
+        ("open runs", "Panels: Runs"),
+        ("open plots", "Layout: Plots"),
+        ("open model", "Open Model…"),
+        ("share runs", "Share"),
+        ("measure plain", "Measure Plain"),
+    ):
+        palette.field.clear()
+        qtbot.keyClicks(palette.field, typed)
+        assert palette.lines[0] == first
 
 
 def test_nothing_that_fits_is_no_trap(palette: CommandPalette, qtbot: QtBot) -> None:
