@@ -59,9 +59,10 @@ class _Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Showing:
+class Showing:
     """How drafters are shown a text. rejected: with the drafted tokens in place of the accepted
-    ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends."""
+    ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends;
+    no_prompt: they do not see the prompt."""
 
     what: str = ""
     about: str = ""
@@ -69,13 +70,14 @@ class _Showing:
     n_lost: int = 0
     stale: bool = False
     forgets: bool = True
+    no_prompt: bool = False
 
 
-_SHOWINGS = (
-    _Showing(KEPT, "it learned rejected tokens", rejected=True),
-    _Showing(BEHIND, "it misses the newest token of each round", n_lost=1),
-    _Showing(BEHIND, "it goes on from the token before the newest", stale=True),
-    _Showing(OTHER, "it has the text of the sequence before in its slot", forgets=False),
+SHOWINGS = (
+    Showing(KEPT, "it learned rejected tokens", rejected=True),
+    Showing(BEHIND, "it misses the newest token of each round", n_lost=1),
+    Showing(BEHIND, "it goes on from the token before the newest", stale=True),
+    Showing(OTHER, "it has the text of the sequence before in its slot", forgets=False),
 )
 
 
@@ -99,18 +101,18 @@ def audit_lookups(
     spec = replace(options.spec, types=tuple(names))
     its_options = replace(options, spec=spec, faults=())
 
-    def shown(showing: _Showing) -> dict[tuple[str, int], int]:
+    def shown(showing: Showing) -> dict[tuple[str, int], int]:
         drafters = session.make_drafters(its_options, len(texts), rounds.n_ctx)
         return _Play(drafters, options, rounds, texts, showing).wrong()
 
-    wrong = shown(_Showing())
+    wrong = shown(Showing())
     foreign = _foreign(rounds, options, texts)
     found = []
     for key in {**foreign, **wrong}:
         about = "new drafters that are shown the text draft otherwise"
         number, what, about = foreign.get(key, (wrong.get(key, 0), DIFFERS, about))
         if key in wrong:
-            fits = (showing for showing in _SHOWINGS if key not in shown(showing))
+            fits = (showing for showing in SHOWINGS if key not in shown(showing))
             if showing := next(fits, None):
                 what, about = showing.what, showing.about
         found.append(DraftAudit(key[1], min(number, wrong.get(key, number)), key[0], what, about))
@@ -170,7 +172,7 @@ class _Play:
         options: RunOptions,
         rounds: _Rounds,
         texts: Mapping[int, Sequence[int]],
-        showing: _Showing,
+        showing: Showing,
     ) -> None:
         self._drafters, self._options, self._rounds = drafters, options, rounds
         self._texts, self._showing = texts, showing

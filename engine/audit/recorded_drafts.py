@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -78,6 +78,11 @@ class RecordedDrafts:
     @property
     def n_rounds(self) -> int:
         return int((~self._is_prompt).sum())
+
+    @property
+    def n_drafted(self) -> int:
+        """Rounds with a draft, and those of which it is not known."""
+        return int((self._rounds["num_draft_tokens"][~self._is_prompt] != 0).sum())
 
     def of(self, drafter: str | None) -> dict[int, list[RecordedDraft]]:
         """The drafts of a drafter that were verified, by sequence. None: of every drafter, those of
@@ -280,11 +285,13 @@ class Replay:
         deviation: Deviation,
         other: DraftedText | None = None,
         distance: Distance | None = None,
+        left: Mapping[int, Entries] | None = None,
     ) -> None:
-        """distance: None = shares_apart."""
+        """distance: None = shares_apart. left: entries that are in memory with a draft, too, by its
+        round."""
         self._model, self._text, self._deviation = model, text, deviation
         self._other, self._offset = other, 0
-        self._apart = distance or shares_apart
+        self._apart, self._left = distance or shares_apart, left or {}
 
     def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
         """Distances by round, until their sum is more than `most`."""
@@ -314,6 +321,8 @@ class Replay:
         newest = newest.moved(how.place)
         if how.newest:
             newest = newest._replace(tokens=[self._text.tokens[draft.pos0 + how.newest]])
+        if draft.round in self._left:
+            model.write(self._left[draft.round])
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, how.n_kept is None
         in_place |= bool(how.n_kept) and model.can_cut
         rows = model.draft(

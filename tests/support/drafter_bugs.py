@@ -86,42 +86,42 @@ def _other_cut(session: Session, prompt: Prompt) -> Prompt:
 # -- rows --------------------------------------------------------------------------------------
 
 
-def _alone(patch: Patch) -> None:
+def alone(patch: Patch) -> None:
     """Drafts step by step, which the bugs patch."""
     patch.setattr(DraftMtp, "_at_once", lambda self, request: None)
 
 
 def _before_norm(patch: Patch, session: Session) -> None:
     norm, _ = session.model.final_norm
-    _alone(patch)
+    alone(patch)
     patch.setattr(DraftMtp, "_taken", lambda self, rows: rows.hidden / norm)
 
 
 def _rolled_rows(patch: Patch, session: Session) -> None:
-    _alone(patch)
+    alone(patch)
     taken = {kind: kind._taken for kind in (DraftMtp, DraftEagle3)}
     for kind, own in taken.items():
         patch.setattr(kind, "_taken", lambda self, rows, own=own: torch.roll(own(self, rows), 1, 0))
 
 
 def _zero_rows(patch: Patch, session: Session) -> None:
-    _alone(patch)
+    alone(patch)
     for kind in (DraftMtp, DraftEagle3):
         own = kind._taken
         patch.setattr(
-            kind, "_taken", lambda self, rows, own=own: own(self, _each(rows, torch.zeros_like))
+            kind, "_taken", lambda self, rows, own=own: own(self, each(rows, torch.zeros_like))
         )
     observe = BlockDrafter.observe
     patch.setattr(
         BlockDrafter,
         "observe",
         lambda self, seq, pos0, tokens, rows: observe(
-            self, seq, pos0, tokens, _each(rows, torch.zeros_like)
+            self, seq, pos0, tokens, each(rows, torch.zeros_like)
         ),
     )
 
 
-def _each(rows: TargetRows, change: Callable[[torch.Tensor], torch.Tensor]) -> TargetRows:
+def each(rows: TargetRows, change: Callable[[torch.Tensor], torch.Tensor]) -> TargetRows:
     return TargetRows(change(rows.hidden), {i: change(x) for i, x in rows.taps.items()})
 
 
@@ -144,7 +144,7 @@ def _reversed_layers(patch: Patch, session: Session) -> None:
 
 def _stale_last(patch: Patch, session: Session) -> None:
     """After a rejection the newest row is that of the last token of the verify batch."""
-    _alone(patch)
+    alone(patch)
     decoded, write = RowDrafter.decoded, PairedRows.write
     latest: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -166,7 +166,7 @@ def _stale_last(patch: Patch, session: Session) -> None:
 
 def _not_updated(patch: Patch, session: Session) -> None:
     """After a rejection the newest row is that of the round before."""
-    _alone(patch)
+    alone(patch)
     decoded, write = RowDrafter.decoded, PairedRows.write
     width: dict[int, int] = {}
 
@@ -187,7 +187,7 @@ def _not_updated(patch: Patch, session: Session) -> None:
 
 def _one_token(patch: Patch, session: Session) -> None:
     """What logits that are NaN come to where they are not looked at."""
-    _alone(patch)
+    alone(patch)
     patch.setattr(ModelDrafter, "_ids", lambda self, rows: torch.zeros_like(rows))
     patch.setattr(DraftEagle3, "_ids", lambda self, rows: torch.zeros_like(rows))
 
@@ -196,7 +196,7 @@ def _one_token(patch: Patch, session: Session) -> None:
 
 
 def _too_far(patch: Patch, session: Session) -> None:
-    _alone(patch)
+    alone(patch)
     own = row_drafter.single_tokens
     for module in (row_drafter, draft_simple_module()):
         patch.setattr(module, "single_tokens", lambda requests, n: own(requests, n + 1))
@@ -323,7 +323,7 @@ def _next_row(patch: Patch, session: Session) -> None:
 
 def _unmapped(patch: Patch, session: Session) -> None:
     patch.setattr(DraftEagle3, "_ids", lambda self, rows: rows)
-    _map_blocks(patch, lambda ids: torch.arange(len(ids), device=ids.device))
+    map_blocks(patch, lambda ids: torch.arange(len(ids), device=ids.device))
 
 
 def _added_twice(patch: Patch, session: Session) -> None:
@@ -332,10 +332,10 @@ def _added_twice(patch: Patch, session: Session) -> None:
 
     patch.setattr(DraftEagle3, "_ids", twice)
     n = session.config.n_vocab - 1
-    _map_blocks(patch, lambda ids: (ids + torch.arange(len(ids), device=ids.device)).clamp(max=n))
+    map_blocks(patch, lambda ids: (ids + torch.arange(len(ids), device=ids.device)).clamp(max=n))
 
 
-def _map_blocks(patch: Patch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def map_blocks(patch: Patch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     best = BlockDrafter._best
 
     def mapped(self: BlockDrafter, logits: torch.Tensor) -> Any:
@@ -352,7 +352,7 @@ def _map_blocks(patch: Patch, change: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def _second_best(patch: Patch, session: Session) -> None:
-    _alone(patch)
+    alone(patch)
     step = ModelDrafter._step
 
     def second(self: ModelDrafter, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
@@ -363,7 +363,7 @@ def _second_best(patch: Patch, session: Session) -> None:
 
 
 def _cut_head(patch: Patch, session: Session) -> None:
-    _alone(patch)
+    alone(patch)
     step = ModelDrafter._step
     n = session.config.n_vocab // 2
 
@@ -383,7 +383,7 @@ def _drawn(patch: Patch, session: Session) -> None:
             self._draws = TokenDraws(1.5, 3)
 
         patch.setattr(kind, "__init__", drawing)
-    _alone(patch)
+    alone(patch)
 
 
 # -- rule and counts ---------------------------------------------------------------------------

@@ -16,6 +16,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.ngram_mod import NgramModOptions
+from engine.draft.registry import DRAFTERS
 from engine.observe.drafter_diff.diff import DrafterDiff, drafter_diff
 from engine.observe.drafter_diff.records import n_equal, same_contexts
 from engine.observe.drafter_diff.sides import sides_of
@@ -25,9 +28,11 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 from tests.support.clean_settings import TEXTS
-from tests.support.drafter_bugs import BUGS, Bug, without_rejected, without_tops
+from tests.support.drafter_bugs import BUGS as FIRST_BUGS
+from tests.support.drafter_bugs import Bug, without_rejected, without_tops
 from tests.support.golden_drafters import TARGETS, drafter_file, there
 from tests.support.golden_files import golden_file
+from tests.support.more_drafter_bugs import MORE_BUGS
 
 _GOLDEN = {
     "dflash": ("dflash-a-mrope", "draft-dflash"),
@@ -38,7 +43,10 @@ _GOLDEN = {
 }
 _TRIES, _LEAST_APART = 6, 5
 """Prompts tried until a bug shows in this many rounds: on easy text it may change nothing."""
-_TYPES = {"mtp": "draft-mtp", "simple": "draft-simple", "eagle3": "draft-eagle3"}
+_TYPES = {"mtp": "draft-mtp", "simple": "draft-simple", "eagle3": "draft-eagle3"} | {
+    name: name for name in ("ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "suffix")
+}
+BUGS = FIRST_BUGS | MORE_BUGS
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,8 @@ def _prompt(kind: str, random: np.random.Generator) -> Prompt:
     if kind in _GOLDEN:
         n = int(random.integers(6, 20))
         return Prompt(tuple(random.integers(3, 376, n).tolist()))
-    return session.prompt(TEXTS[int(random.integers(len(TEXTS)))])
+    text = TEXTS[int(random.integers(len(TEXTS)))]
+    return session.prompt(3 * f"{text} x\n" if kind in DRAFTERS else text)
 
 
 def _run(session: Session, prompt: Prompt, options: RunOptions, bug: Bug | None = None) -> RunRef:
@@ -123,7 +132,14 @@ def _n_apart(a: RunRef, b: RunRef) -> int:
 def _options(kind: str, random: np.random.Generator) -> RunOptions:
     drafter = _TYPES.get(kind) or _GOLDEN[kind][1]
     n = 40 if kind in _GOLDEN else 96
-    spec = SpecOptions(types=(drafter,), n_max=int(random.integers(3, 5)))
+    sizes = NgramSizes(size_n=3, size_m=int(random.integers(4, 8)))
+    spec = SpecOptions(
+        types=(drafter,),
+        n_max=int(random.integers(3, 5)),
+        ngram_simple=sizes,
+        ngram_map_k=sizes,
+        ngram_mod=NgramModOptions(n_match=4, n_min=0, n_max=6),
+    )
     return RunOptions(n_predict=n, n_ctx=640, spec=spec, ignore_eos=True)
 
 

@@ -24,6 +24,7 @@ from engine.observe.drafter_diff.records import (
     rule_cause,
     same_contexts,
     sampler_cause,
+    settings_cause,
 )
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, paired, sides_of
 from engine.trace.run_ref import RunRef
@@ -106,6 +107,8 @@ def _pair(
     if session is not None:
         for side, rows in zip((a, b), handed, strict=True):
             if side.prompt is not None and side.has_ids and side.n_prompt < LONGEST_TEXT:
+                if side.looks_up:
+                    continue
                 if side.draws:
                     missing.append(_DRAWN._replace(fact=_DRAWN.fact.format(side.name)))
                     continue
@@ -119,7 +122,18 @@ def _pair(
                 found = redrafter.cause()
                 if rows is not None and (found is None or found.stage != ROWS):
                     causes += filter(None, [redrafter.rows_cause(rows)])
-                causes += filter(None, (found, redrafter.lossy_rule()))
+                causes += filter(None, (found, redrafter.lossy_rule(), redrafter.stale_choice()))
+    for side, other in ((a, b), (b, a)):
+        if side.looks_up and side.prompt is not None:
+            from engine.observe.drafter_diff.looked_up import LookedUp
+
+            options = side.run.facts.options or other.run.facts.options
+            if options is None:
+                missing.append(_SETTINGS._replace(fact=_SETTINGS.fact.format(side.name)))
+            elif not options.spec.tree:
+                judged.append(side.name)
+                causes += filter(None, [LookedUp(side, options, cancelled).cause()])
+    causes += filter(None, [settings_cause(a, b)])
     if len(judged) < 2:
         by_ids = list(draft_causes(a, b, contexts))
         causes += [one for one in by_ids if not any(one.stage == known.stage for known in causes)]
@@ -145,6 +159,10 @@ def _pair(
     )
 
 
+_SETTINGS = Missing(
+    "What the look-ups of {} are set to is not known, so its drafts are not made again.",
+    "Compare it with a run of this engine that is set alike (`run` with its options).",
+)
 _DRAWN = Missing(
     "The drafter of {} draws its tokens, so they cannot be made again.",
     "Have it take the best ones: --spec-draft-sampling greedy, or temperature 0.",

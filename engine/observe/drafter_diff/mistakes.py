@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
 import torch
 
-from engine.audit.draft_models import BlockModel, Candidates, DraftModel
+from engine.audit.draft_models import BlockModel, Candidates, DraftModel, Entries
 from engine.audit.recorded_drafts import (
     CLEAN,
     DEVIATIONS,
@@ -31,7 +32,7 @@ Change = Callable[[Candidates], Candidates]
 @dataclass(frozen=True, slots=True)
 class Guess:
     """A known mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
-    candidates, None for none; takes: rank of the candidate that is taken, from 0."""
+    candidates, None for none; left: what is in memory with a draft beyond the text's, by round."""
 
     stage: str
     about: str
@@ -39,7 +40,7 @@ class Guess:
     text: DraftedText
     model: DraftModel
     change: Change | None = None
-    other: DraftedText | None = None
+    left: Mapping[int, Entries] = field(default_factory=dict)
 
 
 class Mistakes:
@@ -63,7 +64,7 @@ class Mistakes:
         yield from self._of_rows()
         yield from self._of_blocks()
         yield from self._of_state()
-        yield from self._of_stale_rows(window)
+        yield from self._of_rejected(window)
 
     def _of_state(self) -> Iterator[Guess]:
         missing = Deviation("", "the drafter has not seen the prompt", since_prompt=True)
@@ -109,6 +110,8 @@ class Mistakes:
             again = _mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps), last)
             about = "the target's final norm is applied twice"
             yield self._guess(ROWS, about, text=self._with_table(model.table(again)))
+        if not self._target.taps and norm is not None:
+            yield from self._of_layers(norm, eps)
         if self._target.taps and norm is not None:
             normed = _mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps))
             about = "rows of its layers are normed by the target's final norm"
@@ -123,6 +126,17 @@ class Mistakes:
             about = f"rows of layers {', '.join(map(str, order))}, not {self._listed}"
             yield self._guess(ROWS, about, text=self._with_table(model.table(rows, order)))
 
+    def _of_layers(self, norm: torch.Tensor, eps: float) -> Iterator[Guess]:
+        """Rows of other layers than the last one, normed as its are, or as they are."""
+        for layer, raw in sorted(self._target.rows.taps.items(), reverse=True):
+            if raw.shape != self._target.rows.hidden.shape:
+                continue
+            what = f"layer {layer - 1}" if layer else "the embedding"
+            for how, x in (("", rms_norm(raw.contiguous(), norm, eps)), (" without a norm", raw)):
+                table = self._model.table(TargetRows(x))
+                about = f"rows are of {what}{how}, not of the last layer"
+                yield self._guess(ROWS, about, text=self._with_table(table))
+
     @property
     def _listed(self) -> str:
         return ", ".join(map(str, self._target.taps))
@@ -130,7 +144,7 @@ class Mistakes:
     def _norm(self) -> tuple[torch.Tensor | None, float]:
         return self._session.model.final_norm
 
-    def _of_stale_rows(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
+    def _of_rejected(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
         table = self._text.table
         if table is None:
             return
@@ -176,6 +190,20 @@ class Mistakes:
             stale[model.newest_row(later.pos0)] = stale[model.newest_row(last.pos0)]
         about = "after a rejection the row of the round before stays"
         yield self._guess(ROWS, about, text=self._with_table(stale))
+        left = {}
+        for last, later in partial:
+            if (own := rejected.get(last.round)) is not None:
+                entries = model.table(own)
+                assert entries is not None
+                known = [self._text.tokens[last.pos0], *last.tokens]
+                places = range(last.n_accepted + 1 - model.ahead, len(known) - model.ahead)
+                left[later.round] = Entries(
+                    [last.pos0 + i for i in places],
+                    [known[i + model.ahead] for i in places],
+                    entries[places.start : places.stop],
+                )
+        about = "rows of rejected tokens stay in its memory for the next draft"
+        yield replace(self._guess(STATE, about), left=left)
 
     def _of_blocks(self) -> Iterator[Guess]:
         if not isinstance(self._model, BlockModel):
@@ -234,6 +262,14 @@ class Mistakes:
                     lambda t: t - row_of[t],
                 ),
                 ("the map of draft ids (d2t) is added twice", lambda t: min(t + row_of[t], last)),
+                (
+                    "the map of draft ids (d2t) is read one row on",
+                    lambda t: own[min(row_of[t] + 1, len(own) - 1)],
+                ),
+                (
+                    "the map of draft ids (d2t) is read one row before",
+                    lambda t: own[max(row_of[t] - 1, 0)],
+                ),
             ):
                 yield self._guess(
                     CANDIDATES, about, change=partial(_renamed, {t: wrong(t) for t in own})
@@ -256,6 +292,19 @@ class Mistakes:
         if beyond >= FEW:
             about = f"only ids up to {most} are ever drafted: the output head is cut"
             yield self._guess(CANDIDATES, about, change=partial(_cut_at, most))
+        drafted = {token for draft in self._text.drafts for token in draft.tokens}
+        wanted = Counter(token for draft in window for token in {*best.get(draft.round, ())})
+        never = {token for token, n in wanted.items() if n >= FEW and token not in drafted}
+        if never:
+            token = max(never, key=lambda token: wanted[token])
+            more = f" and {len(never) - 1} others are" if len(never) > 1 else " is"
+            about = f"token {self._shown(token)}{more} never drafted: left out of the candidates"
+            yield self._guess(CANDIDATES, about, change=partial(_without, never))
+        if names := _names(window, best):
+            about = (
+                "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
+            )
+            yield self._guess(CANDIDATES, about, change=partial(_renamed, names))
         if drawn:
             about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
             yield self._guess(CANDIDATES, about, change=_any_of_ten)
@@ -275,6 +324,25 @@ def _renamed(names: dict[int, int], row: Candidates) -> Candidates:
         if token in names:
             found.setdefault(names[token], value)
     return found
+
+
+def _without(tokens: Collection[int], row: Candidates) -> Candidates:
+    return {token: value for token, value in row.items() if token not in tokens}
+
+
+def _names(window: Sequence[RecordedDraft], best: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Of each id of right drafts the one that was drafted in its place; empty where it is not
+    always the same one."""
+    found: dict[int, set[int]] = {}
+    n = 0
+    for draft in window:
+        for own, token in zip(best.get(draft.round, ()), draft.tokens, strict=False):
+            found.setdefault(own, set()).add(token)
+            n += 1
+    names = {own: min(tokens) for own, tokens in found.items()}
+    is_map = all(len(tokens) == 1 for tokens in found.values()) and n > 2 * len(names)
+    changed = sum(own != token for own, token in names.items())
+    return names if is_map and changed >= FEW else {}
 
 
 def _from_rank(rank: int, row: Candidates) -> Candidates:

@@ -7,12 +7,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from engine.analysis.acceptance.counts import fisher_less
 from engine.audit.recorded_drafts import RecordedDraft
+from engine.draft.registry import DRAFTERS
 from engine.observe.drafter_diff.sides import DraftSide
 
 (TEXT, TOKENS, SPECIAL, POSITIONS, ROWS, BLOCK, STATE, CANDIDATES, RULE, COUNTING, UNEXPLAINED) = (
@@ -141,6 +142,8 @@ def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
     shown = [repr(text[at : at + _SHOWN].decode("utf-8", "replace")) for text in texts]
     if a.asked.messages and a.asked.messages == b.asked.messages:
         what = "The messages are equal and the chat template made another prompt of them"
+    elif texts[0].endswith(texts[1]) or texts[1].endswith(texts[0]):
+        what = "One prompt is the end of the other: its beginning is cut off"
     elif at == min(map(len, texts)):
         what = "One prompt goes on where the other ends, as with another generation prompt"
     elif _SPECIAL.search(texts[0]) and any(_SPECIAL.sub(b"", one) != one for one in texts):
@@ -196,7 +199,7 @@ def draft_causes(
     recorded = [_sums(draft for pair in known for draft in pair[i : i + 1]) for i in (0, 1)]
     low = 0 if recorded[0][0] * recorded[1][1] < recorded[1][0] * recorded[0][1] else 1
     side = (a, b)[low]
-    stage, about = _signature(side, differ, known, low)
+    stage, about = signature(side, differ, known, low)
     first = differ[0][low]
     yield Cause(
         stage,
@@ -209,7 +212,7 @@ def draft_causes(
     )
 
 
-def _signature(
+def signature(
     side: DraftSide,
     differ: Sequence[tuple[RecordedDraft, RecordedDraft]],
     known: Sequence[tuple[RecordedDraft, RecordedDraft]],
@@ -286,6 +289,35 @@ def _by_map(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> s
     if len(found) >= FEW and n == len(found) and len(mine) > 2 * n:
         return "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
     return ""
+
+
+def settings_cause(a: DraftSide, b: DraftSide) -> Cause | None:
+    """Whether look-ups are set otherwise in two runs of this engine, and draft otherwise after the
+    same text."""
+    options = [side.run.facts.options for side in (a, b)]
+    if a.drafters != b.drafters or not a.looks_up or None in options:
+        return None
+    spec = DRAFTERS[a.drafters[0]]
+    own = [spec.options_of(one.spec) for one in options if one is not None]
+    names = [one.name for one in fields(own[0])]
+    said = [
+        f"{name} {getattr(own[0], name)} in A, {getattr(own[1], name)} in B"
+        for name in names
+        if getattr(own[0], name) != getattr(own[1], name)
+    ]
+    n_same = _n_same(a.text, b.text)
+    both = sorted(at for at in {*a.starts} & {*b.starts} if at < n_same)
+    tokens = [{draft.pos0: draft.tokens for draft in side.drafts} for side in (a, b)]
+    wrong = [at for at in both if tokens[0].get(at) != tokens[1].get(at)]
+    if not said or len(wrong) < FEW:
+        return None
+    return Cause(
+        CANDIDATES,
+        "",
+        f"{spec.name} is set otherwise: {'; '.join(said)}.",
+        f"position {wrong[0]}",
+        f"{len(wrong)} of {len(both)} rounds after the same text draft otherwise",
+    )
 
 
 def length_causes(

@@ -10,14 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from typing import Any
 
 import numpy as np
 import torch
 
 from engine.audit.draft_models import Candidates, candidates, draft_model
-from engine.audit.recorded_drafts import CLEAN, DraftedText, RecordedDraft, Replay, shares_apart
+from engine.audit.recorded_drafts import (
+    CLEAN,
+    DraftedText,
+    RecordedDraft,
+    RecordedDrafts,
+    Replay,
+    shares_apart,
+)
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
@@ -41,10 +48,12 @@ in all; of runs of this engine in modes that round alike, less."""
 _EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
-_LEAST_OWN = 0.8
-"""Of the target's own tokens, those that have to be its choice for the text to be this model's."""
-_EXPLAINS = 0.34
-"""Of the distance from right drafts, what a mistake may leave to be taken for the cause."""
+_LEAST_OWN, _FEW_OWN = 0.8, 8
+"""Of the target's own tokens, those that have to be its choice for the text to be this model's, and
+how many have to be known."""
+_EXPLAINS, _EXPLAINS_VAGUE = 0.34, 0.1
+"""Of the distance from right drafts, what a mistake may leave to be taken for the cause; one that
+gives a part of anything may leave less."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
 _TINY = 1e-30
@@ -63,9 +72,15 @@ class Redrafter:
         is_exact = not is_observed(facts) and {facts.compute, session.compute} <= {*_EXACT}
         self._tie = _EXACT_TIE if is_exact else _TIE
         self._share = _SHARE if is_exact else _SHARE_ROUNDED
-        side = replace(side, text=side.text[:LONGEST_TEXT])
+        drafts = side.drafts
+        if len(side.drafters) > 1:
+            store, number = side.run.store, side.run.run_id
+            own = RecordedDrafts(store, number).of(self.drafter).get(side.seq_id, ())
+            mine = {draft.round for draft in own}
+            drafts = [draft for draft in drafts if draft.round in mine]
+        side = replace(side, text=side.text[:LONGEST_TEXT], drafts=drafts)
         self._side = side
-        longest = min(64, max(draft.n_drafted for draft in side.drafts))
+        longest = min(64, max((draft.n_drafted for draft in side.drafts), default=1))
         recorded = side.run.facts.options
         n_max = max(longest, recorded.spec.n_max if recorded else 0)
         self._options = RunOptions(spec=SpecOptions(types=(self.drafter,), n_max=min(n_max, 64)))
@@ -122,9 +137,8 @@ class Redrafter:
     @property
     def other_model(self) -> Missing | None:
         """What to say where the text is not the target's; None where it may be."""
-        drafted = self._accepted_places()
-        own = [chosen for i, chosen in enumerate(self._chosen) if i not in drafted]
-        if len(own) < 8 or sum(own) >= _LEAST_OWN * len(own):
+        _, own = self._own_tokens()
+        if len(own) < _FEW_OWN or sum(own) >= _LEAST_OWN * len(own):
             return None
         return Missing(
             f"The text of {self._side.name} is not this model's: {sum(own)} of {len(own)} of the "
@@ -154,6 +168,31 @@ class Redrafter:
             f"position {wrong[0]}",
             f"{len(wrong)} of {len(own)} rows",
         )
+
+    def stale_choice(self) -> Cause | None:
+        """Whether the target's tokens after a rejection are not its choice where others are."""
+        after, others = self._own_tokens()
+        wrong = [place for place, chosen in after.items() if not chosen]
+        if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
+            return None
+        return Cause(
+            RULE,
+            self._side.name,
+            "Tokens after a rejection are not the target's choice: its logits are those of another "
+            "row, or its sampler was not set back.",
+            f"position {self._side.n_prompt + wrong[0]}",
+            f"{len(wrong)} of {len(after)} rejections",
+        )
+
+    def _own_tokens(self) -> tuple[dict[int, bool], list[bool]]:
+        """Of the tokens that were not drafted, whether the target may have chosen them: those after
+        a rejection, by place, and the others; all as others where these are few."""
+        drafted, drafts, n = self._accepted_places(), self._side.drafts, self._side.n_prompt
+        rejected = {d.pos0 + 1 + d.n_accepted - n for d in drafts if d.n_accepted < d.n_drafted}
+        own = {i: chosen for i, chosen in enumerate(self._chosen) if i not in drafted}
+        after = {i: chosen for i, chosen in own.items() if i in rejected}
+        others = [chosen for i, chosen in own.items() if i not in rejected]
+        return (after, others) if len(others) >= _FEW_OWN else ({}, [*own.values()])
 
     def lossy_rule(self) -> Cause | None:
         """Whether drafted tokens were accepted that the target does not choose."""
@@ -328,16 +367,19 @@ class Redrafter:
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        for guess in chain(
-            self._mistakes.all(window), self._mistakes.vague(window, self._best, drawn=vague)
+        vague_ones = self._mistakes.vague(window, self._best, drawn=vague)
+        for guess, share in chain(
+            zip(self._mistakes.all(window), repeat(_EXPLAINS)),
+            zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
+            most = min(most, share * clean)
             replay = Replay(
                 guess.model,
                 guess.text,
                 guess.deviation,
-                guess.other,
                 distance=self._apart(guess.change),
+                left=guess.left,
             )
             found = replay.of(window, most)
             total = sum(found.values())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
+from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.observe.rescoring.texts import Asked, asked_of, rows_by_sequence
 from engine.trace.records import EMITTED_KINDS, MISSING
@@ -50,6 +51,12 @@ class DraftSide:
     def has_ids(self) -> bool:
         """Whether any drafted token is known."""
         return any(draft.tokens for draft in self.drafts)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether one drafter without a model made all its drafts."""
+        names = self.drafters
+        return len(names) == 1 and names[0] in DRAFTERS and not DRAFTERS[names[0]].needs
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -156,6 +163,11 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
                 _told(run, seq_id),
                 session,
             )
+        )
+    if not found and recorded.n_rounds and not recorded.n_drafted:
+        raise OptionError(
+            f"{name} never drafted in its {recorded.n_rounds} rounds.",
+            "See what `draftscope acceptance` says of it, or record it with its drafter on.",
         )
     if not found:
         raise OptionError(

@@ -17,7 +17,8 @@ PASS = 256
 
 
 class TextRows:
-    """`rows` of a text, with the layers in `taps` and those next to them."""
+    """`rows` of a text, with the layers in `taps` and those next to them; without taps, the
+    embedding and the layers before the last one."""
 
     def __init__(
         self,
@@ -31,8 +32,9 @@ class TextRows:
         self.rows = self._forward(memory, 0, text)
 
     def _all_taps(self) -> tuple[int, ...]:
-        near = {tap + i for tap in self.taps for i in (-1, 0, 1)}
-        return tuple(sorted(tap for tap in near if 0 <= tap <= self._model.config.n_layer))
+        n_layer = self._model.config.n_layer
+        near = {tap + i for tap in self.taps for i in (-1, 0, 1)} or {0, n_layer - 2, n_layer - 1}
+        return tuple(sorted(tap for tap in near if 0 <= tap <= n_layer))
 
     def of_rejected(self, drafts: Sequence[RecordedDraft]) -> dict[int, TargetRows]:
         """Rows of the whole verify batch of drafts that were accepted in part, by round."""

@@ -1,0 +1,133 @@
+"""Drafts that were looked up, made again: a new drafter is shown the text of a side round by round,
+rightly and then with one known mistake after the other. No model is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engine.audit.lookups import SHOWINGS, Showing
+from engine.audit.recorded_drafts import BEHIND, RecordedDraft
+from engine.draft.drafter import DraftRequest
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import DrafterInputs
+from engine.gguf.binary import check_cancelled, never
+from engine.memory.reuse import LentMemories
+from engine.model.taps import TargetRows
+from engine.observe.drafter_diff.records import FEW, STATE, UNEXPLAINED, Cause, signature
+from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
+from engine.options import RunOptions
+
+_SHOWINGS = (
+    *(showing for showing in SHOWINGS if showing.forgets),
+    Showing(BEHIND, "it has not seen the prompt", no_prompt=True),
+)
+_MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
+_NO_ROWS = TargetRows(torch.empty(0))
+_Made = tuple[RecordedDraft, RecordedDraft]
+"""A draft as recorded, and as it is made again; of no tokens where there was none."""
+
+
+class LookedUp:
+    """The drafts of a side whose drafter looks up. options: of the run, as far as known."""
+
+    def __init__(
+        self, side: DraftSide, options: RunOptions, cancelled: Callable[[], bool] = never
+    ) -> None:
+        self._side, self._options, self._cancelled = side, options, cancelled
+        self._name = side.drafters[0]
+
+    def cause(self) -> Cause | None:
+        """Why recorded drafts are not the drafter's own; None where they are."""
+        made = self._made(Showing())
+        wrong = _apart(made)
+        if len(wrong) < FEW or len(wrong) < _SHARE * len(made):
+            return None
+        found = None
+        for showing in _SHOWINGS:
+            left = len(_apart(self._made(showing)))
+            if left < _EXPLAINS * len(wrong):
+                found = f"{showing.about[0].upper()}{showing.about[1:]}."
+                break
+        stage = STATE
+        if found is None:
+            stage, found = signature(self._side, wrong, made, 0)
+            if stage == UNEXPLAINED:
+                found = f"Its drafts are not those of {self._name} in its text, by its settings."
+        first = wrong[0][0]
+        return Cause(
+            stage,
+            self._side.name,
+            found,
+            f"round {first.round} at position {first.pos0}",
+            f"{len(wrong)} of {len(made)} drafts are not those of {self._name}",
+            self._counts(one for one, _ in made),
+            self._counts(other for _, other in made),
+        )
+
+    @property
+    def _may_be_cut(self) -> bool:
+        """Whether a draft may be shorter than its drafter made it."""
+        spec = self._options.spec
+        return spec.verify_max is not None or spec.adapt != "none"
+
+    def _counts(self, drafts: Any) -> tuple[int, int]:
+        """Tokens that the text confirms, and all, at the same contexts."""
+        accepted = drafted = 0
+        for draft in drafts:
+            drafted += len(draft.tokens)
+            accepted += self._side.n_confirmed(draft) or 0
+        return accepted, drafted
+
+    def _made(self, how: Showing) -> list[_Made]:
+        """Drafts of rounds as recorded and made again, as far as rounds follow each other."""
+        side, text = self._side, self._side.text[:LONGEST_TEXT]
+        recorded = {draft.pos0: draft for draft in side.drafts}
+        spec = DRAFTERS[self._name]
+        longest = spec.longest(spec.options_of(self._options.spec))
+        own = replace(self._options, faults=())
+        drafter = spec.make(
+            DrafterInputs(
+                None,  # type: ignore[arg-type]
+                None,
+                spec.options_of(own.spec),
+                1,
+                len(text),
+                own.n_ubatch,
+                False,
+                None,
+                LentMemories(),
+            )
+        )
+        before = side.n_prompt if how.no_prompt else 0
+        drafter.begin(0, text[before : side.n_prompt])
+        found: list[_Made] = []
+        starts = [at for at in side.starts if side.n_prompt <= at < len(text)]
+        for number, pos in enumerate(starts):
+            check_cancelled(self._cancelled)
+            if len(found) == _MOST or (number and pos <= starts[number - 1]):
+                break
+            draft = recorded.get(pos) or RecordedDraft(-1, pos, [], [], 0, 0, 0.0, 0)
+            last = text[max(side.n_prompt, pos - how.stale)]
+            (made,) = drafter.draft([DraftRequest(0, pos - before, last, longest)])
+            tokens = made.tokens[:longest]
+            if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
+                tokens = tokens[: len(draft.tokens)]
+            if pos + longest + 1 < len(text):
+                again = draft._replace(tokens=tokens, n_drafted=len(tokens), tops=[])
+                found.append((draft._replace(tops=[]), again))
+            if draft.n_drafted:
+                drafter.accept(0, draft.n_accepted, is_other=False)
+            stop = pos + draft.n_accepted + 1 - how.n_lost
+            kept = text[pos : max(pos, stop)]
+            if how.rejected:
+                kept = [text[pos], *draft.tokens]
+            drafter.observe(0, pos - before, kept, _NO_ROWS)
+        return found
+
+
+def _apart(made: Sequence[_Made]) -> list[_Made]:
+    return [pair for pair in made if pair[0].tokens != pair[1].tokens]

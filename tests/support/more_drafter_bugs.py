@@ -1,0 +1,293 @@
+"""Further mistakes of engines, as in tests.support.drafter_bugs: those that were invented after the
+comparison was written, in look-ups too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engine.batch import UBatch
+from engine.decode import acceptance
+from engine.draft import suffix
+from engine.draft.block_drafter import BlockDrafter
+from engine.draft.draft_eagle3 import DraftEagle3
+from engine.draft.draft_mtp import DraftMtp
+from engine.draft.model_drafter import ModelDrafter
+from engine.draft.ngram_drafter import History, NgramDrafter
+from engine.draft.ngram_simple import NgramSimple
+from engine.draft.row_drafter import RowDrafter
+from engine.model.taps import TargetRows
+from engine.options import Prompt, RunOptions
+from engine.session import Session
+from engine.trace.run_ref import RunRef
+from kernels.norm import rms_norm
+from tests.support.drafter_bugs import Bug, Patch, alone, each, map_blocks, with_first
+
+_MODEL, _ROW = ("mtp", "simple", "eagle3"), ("mtp", "eagle3")
+_BLOCKS, _COPIES = ("dflash", "dspark", "dflash2"), ("ngram-simple", "ngram-map-k")
+
+# -- prompts -----------------------------------------------------------------------------------
+
+
+def _twice_first(session: Session, prompt: Prompt) -> Prompt:
+    return with_first(session, with_first(session, prompt))
+
+
+def _cut_left(session: Session, prompt: Prompt) -> Prompt:
+    """As a server does that keeps the end of what is too long."""
+    return Prompt(prompt.tokens[max(1, len(prompt.tokens) // 3) :], prompt.text)
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def _normed(session: Session, rows: torch.Tensor) -> torch.Tensor:
+    norm, eps = session.model.final_norm
+    return rms_norm(rows.contiguous(), norm, eps)
+
+
+def _layer_before(patch: Patch, session: Session) -> None:
+    """An MTP block reads what the layer before the last one gives."""
+    alone(patch)
+    layer = session.config.n_layer - 1
+    patch.setattr(DraftMtp, "taps", property(lambda self: (layer,)), raising=False)
+    patch.setattr(DraftMtp, "_taken", lambda self, rows: _normed(session, rows.taps[layer]))
+
+
+def _normed_taps(patch: Patch, session: Session) -> None:
+    taken, observe = DraftEagle3._taken, BlockDrafter.observe
+
+    def norm(rows: TargetRows) -> TargetRows:
+        return each(rows, lambda x: _normed(session, x))
+
+    patch.setattr(DraftEagle3, "_taken", lambda self, rows: taken(self, norm(rows)))
+    patch.setattr(
+        BlockDrafter,
+        "observe",
+        lambda self, seq, pos0, tokens, rows: observe(self, seq, pos0, tokens, norm(rows)),
+    )
+
+
+def _steady_row(patch: Patch, session: Session) -> None:
+    """Every step of a draft reads the target's row, not the drafter's own."""
+    alone(patch)
+    own = RowDrafter._next
+
+    def steady(self: RowDrafter, *args: Any) -> torch.Tensor:
+        rows = self._own
+        logits = own(self, *args)
+        self._own = rows
+        return logits
+
+    patch.setattr(RowDrafter, "_next", steady)
+
+
+# -- positions and state -----------------------------------------------------------------------
+
+
+def _blocks_too_far(patch: Patch, session: Session) -> None:
+    blocks = BlockDrafter._blocks
+
+    def moved(self: BlockDrafter, requests: Any) -> UBatch:
+        ubatch = blocks(self, requests)
+        ubatch.positions[:] += 1
+        return ubatch
+
+    patch.setattr(BlockDrafter, "_blocks", moved)
+
+
+def _cells_stay(patch: Patch, session: Session) -> None:
+    """Cells of drafted tokens stay, next to those of the text."""
+    alone(patch)
+
+    def keeping(self: RowDrafter, seq: int, pos0: int, tokens: Any, rows: TargetRows) -> None:
+        self._of(seq).write(pos0, tokens, self._taken(rows), rows.hidden)
+
+    patch.setattr(RowDrafter, "observe", keeping)
+
+
+def _rejected_rows_stay(patch: Patch, session: Session) -> None:
+    """Rows of rejected tokens are put into the memory of blocks too, and are never removed."""
+    observe, decoded, inject = BlockDrafter.observe, BlockDrafter.decoded, BlockDrafter._inject
+    batch: dict[int, tuple[int, torch.Tensor, list[int]]] = {}
+    waiting: dict[int, tuple[int, torch.Tensor, list[int]]] = {}
+
+    def remember(self: BlockDrafter, ubatch: UBatch, rows: TargetRows) -> None:
+        decoded(self, ubatch, rows)
+        for i, seq in enumerate(ubatch.seq_ids):
+            own = rows.side_by_side(self.taps)[i]
+            batch[seq] = int(ubatch.positions[i, 0]), own, ubatch.tokens[i].tolist()
+
+    def observed(self: BlockDrafter, seq: int, pos0: int, tokens: Any, rows: TargetRows) -> None:
+        observe(self, seq, pos0, tokens, rows)
+        start, own, known = batch[seq]
+        n = len(tokens)
+        if start == pos0 and len(known) > n:
+            waiting[seq] = pos0 + n, own[n:], known[n:]
+
+    def put(self: BlockDrafter, seqs: Any) -> None:
+        inject(self, seqs)
+        for seq in seqs:
+            if seq in waiting:
+                pos, own, known = waiting.pop(seq)
+                places = torch.arange(pos, pos + len(known))[None].numpy()
+                tokens = torch.tensor([known]).numpy()
+                self._model.inject(
+                    UBatch(tokens, places, (seq,), places[0, :0]), own[None], self._memory
+                )
+
+    patch.setattr(BlockDrafter, "decoded", remember)
+    patch.setattr(BlockDrafter, "observe", observed)
+    patch.setattr(BlockDrafter, "_inject", put)
+
+
+# -- candidates --------------------------------------------------------------------------------
+
+
+def _next_ids(patch: Patch, session: Session) -> None:
+    """The map of draft ids is read from one row on."""
+    last = session.config.n_vocab - 1
+
+    def moved(self: DraftEagle3, rows: torch.Tensor) -> torch.Tensor:
+        n = len(self._vocabulary.ids)
+        return self._vocabulary.of_target((rows + 1).clamp(max=n - 1)).clamp(max=last)
+
+    patch.setattr(DraftEagle3, "_ids", moved)
+    map_blocks(patch, lambda ids: torch.cat((ids[1:], ids[-1:])))
+
+
+def _never_one(patch: Patch, session: Session) -> None:
+    """One token, which is frequent, is left out of what is drafted."""
+    alone(patch)
+    step = ModelDrafter._step
+    newline = session.tokenizer.encode("\n")[-1]
+
+    def without(self: ModelDrafter, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
+        logits = logits.clone()
+        logits[..., newline] = -1e9
+        return step(self, requests, logits, of)
+
+    patch.setattr(ModelDrafter, "_step", without)
+
+
+# -- look-ups ----------------------------------------------------------------------------------
+
+
+def _learns_rejected(patch: Patch, session: Session) -> None:
+    observe, batch = NgramDrafter.observe, {}
+
+    def remember(self: Any, ubatch: UBatch, rows: TargetRows) -> None:
+        for i, seq in enumerate(ubatch.seq_ids):
+            batch[seq] = int(ubatch.positions[i, 0]), ubatch.tokens[i].tolist()
+
+    def whole(self: Any, seq: int, pos0: int, tokens: Any, rows: TargetRows) -> None:
+        start, known = batch.get(seq, (-1, tokens))
+        observe(self, seq, pos0, known if start == pos0 else tokens, rows)
+
+    patch.setattr(NgramDrafter, "decoded", remember)
+    patch.setattr(NgramDrafter, "observe", whole)
+
+
+def _newest_left_out(patch: Patch, session: Session) -> None:
+    """What is looked up ends before the newest token."""
+    look_up = NgramSimple._look_up
+
+    def late(self: Any, seq: int, history: History, last: int) -> Any:
+        n = len(history) - 1
+        return look_up(self, seq, History(history.part(0, n)), history.part(n)[0])
+
+    patch.setattr(NgramSimple, "_look_up", late)
+
+
+def _copies_too_far(patch: Patch, session: Session) -> None:
+    """What is copied begins one token too far."""
+    look_up = NgramSimple._look_up
+
+    def far(self: Any, seq: int, history: History, last: int) -> Any:
+        draft = look_up(self, seq, history, last)
+        if draft.tokens:
+            start = draft.match_pos + self._n + 1
+            draft.tokens = history.part(start, start + self.n_max)
+        return draft
+
+    patch.setattr(NgramSimple, "_look_up", far)
+
+
+def _no_prompt(patch: Patch, session: Session) -> None:
+    """The tree has nothing of the prompt."""
+    start = suffix.SuffixTexts.start
+
+    def without(self: Any, request: int, prompt: Any) -> None:
+        start(self, request, ())
+        self._requests[request].text.tokens.extend(prompt)
+
+    patch.setattr(suffix.SuffixTexts, "start", without)
+
+
+# -- rule and counts ---------------------------------------------------------------------------
+
+
+def _first_always(patch: Patch, session: Session) -> None:
+    """The first token of a draft is accepted unseen."""
+
+    def lossy(draft: Any, rows: Any, sampler: Any, end_tokens: Any) -> list[int]:
+        if len(draft.tokens) < 2 or draft.tokens[0] in end_tokens:
+            return acceptance.match(draft, rows, sampler, end_tokens)
+        sampler.accept(draft.tokens[0])
+        accepted = [draft.tokens[0]]
+        for i, drafted in enumerate(draft.tokens[1:], start=1):
+            accepted.append(sampler.draw(rows(i)))
+            if accepted[-1] != drafted or acceptance.closes(i, drafted, draft, end_tokens):
+                return accepted
+        return acceptance.with_bonus(accepted, rows, sampler)
+
+    patch.setitem(acceptance.RULES, "match", lossy)
+
+
+def _rounds_counted(run: RunRef) -> None:
+    """Its counter of accepted tokens counts rounds with any."""
+    rounds = run.store.rounds
+    accepted, drafted = (
+        rounds.column(f"num_{name}_tokens").copy() for name in ("accepted_draft", "draft")
+    )
+    mine = drafted > 0
+    told = {
+        "draft_n": int(drafted[mine].sum()),
+        "draft_n_accepted": int((accepted[mine] > 0).sum()),
+    }
+    run.facts["requests"] = [{"seq_ids": [0], "told": told}]
+
+
+def _stale(options: RunOptions) -> RunOptions:
+    return replace(options, faults=("stale-logits",))
+
+
+def _longer_ngram(options: RunOptions) -> RunOptions:
+    sizes = replace(options.spec.ngram_simple, size_n=4)
+    return replace(options, spec=replace(options.spec, ngram_simple=sizes))
+
+
+MORE_BUGS: dict[str, Bug] = {
+    "first token twice": Bug(
+        "special tokens", "lacks special", _MODEL, prompt=_twice_first, good_prompt=with_first
+    ),
+    "cut on the left": Bug("text", "end of the other", _MODEL, prompt=_cut_left),
+    "layer before the last": Bug("target rows", "layer", ("mtp",), _layer_before),
+    "normed layers": Bug("target rows", "normed", ("eagle3", "dflash", "dflash2"), _normed_taps),
+    "steady row": Bug("target rows", "same row", _ROW, _steady_row),
+    "blocks too far": Bug("positions", "too far", _BLOCKS, _blocks_too_far),
+    "cells stay": Bug("drafter state", "stay", _ROW, _cells_stay),
+    "rejected rows stay": Bug("drafter state", "stay", _BLOCKS, _rejected_rows_stay),
+    "next ids": Bug("candidates", "d2t", ("eagle3-d2t", "dflash-d2t"), _next_ids),
+    "one token never": Bug("candidates", "never drafted", _MODEL, _never_one),
+    "learns rejected": Bug("drafter state", "rejected", _COPIES, _learns_rejected),
+    "newest left out": Bug("drafter state", "late", ("ngram-simple",), _newest_left_out),
+    "copies too far": Bug("drafter state", "ahead", ("ngram-simple",), _copies_too_far),
+    "no prompt looked up": Bug("drafter state", "prompt", ("suffix",), _no_prompt),
+    "longer n-gram": Bug("candidates", "size_n", ("ngram-simple",), options=_longer_ngram),
+    "first always": Bug("acceptance rule", "lossy", _MODEL, _first_always),
+    "stale logits": Bug("acceptance rule", "after a rejection", _MODEL, options=_stale),
+    "rounds counted": Bug("counting", "counters", (*_MODEL, "suffix"), edit=_rounds_counted),
+}
