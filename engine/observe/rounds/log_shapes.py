@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.observe.rounds.log_words import CHUNK, Saying, Value
+from kernels.lines import scanned
 
 Place: TypeAlias = tuple[int, int]
 """Of a byte: the last number that ends before it, -1 for none, and bytes from there on; -2 and
@@ -31,7 +32,6 @@ _AT_END = -2
 _MOST_MINUTES = 7
 """Digits, of a time: 19 years."""
 _NUMBER = re.compile(rb"[0-9]+")
-_ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
 _SAYS = re.compile(
     rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
@@ -144,6 +144,11 @@ class Reading:
         return end is not None
 
 
+def shape_of(line: str) -> bytes:
+    """The shape of a line."""
+    return _NUMBER.sub(b"0", line.encode("utf-8", "surrogatepass"))
+
+
 def read_as(shape: bytes) -> bytes:
     """A shape whose lines are read as those of another: the text of a token, as far as it has
     neither numbers nor quotes, is any."""
@@ -217,38 +222,30 @@ class LightRows:
 
 
 class Block:
-    """Lines that came together, their shapes and the numbers in them."""
+    """Lines that came together, and the numbers in them."""
 
-    def __init__(self, lines: list[str]) -> None:
-        self._data = "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
-        text = np.frombuffer(self._data, np.uint8)
-        is_digit = (text - np.uint8(48)) < 10
-        edges = np.flatnonzero(is_digit[1:] != is_digit[:-1]) + 1  # no line end is a digit
-        if is_digit[0]:
-            edges = np.concatenate([np.zeros(1, np.int64), edges])
-        self._begins, self._ends = edges[::2], edges[1::2]
-        is_kept = ~is_digit
-        is_kept[self._begins] = True
-        shaped = text[is_kept].tobytes().translate(_ANY_DIGIT)
-        self.shapes = shaped.split(b"\n")[:-1]
-        self._text = np.concatenate([text, np.zeros(_MOST_DIGITS, np.uint8)])
-        self._line_ends = np.flatnonzero(text == 10)
-        self._lines = np.concatenate([[0], self._line_ends[:-1] + 1])
-        self._first = np.searchsorted(self._begins, self._lines)
+    def __init__(self, data: bytes) -> None:
+        """data: whole lines, each with its end."""
+        self._data = data
+        self._scanned = found = scanned(data)
+        self.n_lines = len(found.ends)
+        self.shape_of, self.hashes = found.shape_of, found.hashes.tolist()
+        self._begins, self._ends, self._first = found.begins, found.stops, found.first
+        self._line_ends = found.ends
+        self._lines = np.concatenate([np.zeros(1, np.int64), found.ends[:-1] + 1])
+
+    def line(self, number: int) -> str:
+        """A line, without its end."""
+        begin, end = int(self._lines[number]), int(self._line_ends[number])
+        return self._data[begin:end].decode("utf-8", "surrogatepass")
+
+    def example(self, shape: int) -> str:
+        """The first line of a shape."""
+        return self.line(int(self._scanned.first_of[shape]))
 
     def _whole(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values of numbers, int64, and how many digits they have; wrong for more than 15."""
-        begin = self._begins[numbers]
-        n = self._ends[numbers] - begin
-        value = np.zeros(len(begin), np.int64)
-        least, most = int(n.min()), min(int(n.max()), _MOST_DIGITS)
-        for i in range(most):
-            digit = self._text[begin + i] - np.int64(48)
-            if i < least:
-                value = value * 10 + digit
-            else:
-                value = np.where(i < n, value * 10 + digit, value)
-        return value, n
+        return self._scanned.values[numbers], self._ends[numbers] - self._begins[numbers]
 
     def _places(self, rows: np.ndarray, place: Place) -> np.ndarray:
         number, after = place
