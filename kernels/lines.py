@@ -25,16 +25,17 @@ _NEW_LINE, _ZERO = 10, 48
 class ScannedLines(NamedTuple):
     """ends: of each line, where its line end is. first: of each line, the next number in it or
     after it. shape_of: of each line, the number of its shape; first_of, hashes: of each shape, its
-    first line, and 64 bits that no other shape has in this process. begins, stops, values: of each
-    number of ASCII digits, its bytes and what it is, modulo 2^64. All int64."""
+    first line, and 64 bits that no other shape has in this process. stops, lengths, values: of each
+    number of ASCII digits, where it ends, how many digits it has and what it is, modulo 2^64. All
+    int64."""
 
     ends: np.ndarray
     first: np.ndarray
     shape_of: np.ndarray
     first_of: np.ndarray
     hashes: np.ndarray
-    begins: np.ndarray
     stops: np.ndarray
+    lengths: np.ndarray
     values: np.ndarray
 
 
@@ -52,9 +53,9 @@ def scanned(data: bytes) -> ScannedLines:
     )
     n_shapes, n_numbers = counts.tolist()
     ends, first, shape_of, first_of, hashes = lines
-    begins, stops, values = (one[:n_numbers] for one in numbers)
+    stops, lengths, values = (one[:n_numbers] for one in numbers)
     shapes = first_of[:n_shapes], hashes[:n_shapes]
-    return ScannedLines(ends, first, shape_of, *shapes, begins, stops, values)
+    return ScannedLines(ends, first, shape_of, *shapes, stops, lengths, values)
 
 
 @functools.cache
@@ -74,9 +75,9 @@ def _scan() -> Callable[..., None]:
 def _write(code: Code, args: Sequence[Value]) -> None:
     """The loop over all bytes."""
     text, n_bytes, n_lines, key, shift, ends, first, shape_of, first_of, hashes, *rest = args
-    begins, stops, values, table, counts = rest
-    zero, one = code.integer(0), code.integer(1)
-    line, n_shapes, number, value, inside = (code.variable(zero) for _ in range(5))
+    stops, lengths, values, table, counts = rest
+    zero = code.integer(0)
+    line, n_shapes, number, value, length = (code.variable(zero) for _ in range(5))
     state = code.variable(key)
     slot, found = code.variable(zero), code.variable(zero)
 
@@ -95,18 +96,17 @@ def _write(code: Code, args: Sequence[Value]) -> None:
         digit, byte = (byte - _ZERO).resize(I64), byte.resize(I64)
         with code.builder.if_else(digit.less(10).ir) as (is_digit, is_none):
             with is_digit:
-                with code.when(inside.value.equal(0)):
-                    code.store(at, begins + number.value * 8)
+                with code.when(length.value.equal(0)):
                     mix(_ZERO)
                     value.set(zero)
                 value.set(value.value * 10 + digit)
-                inside.set(one)
+                length.set(length.value + 1)
             with is_none:
-                with code.when(inside.value.equal(1)):
-                    code.store(at, stops + number.value * 8)
-                    code.store(value.value, values + number.value * 8)
+                with code.when(zero.less(length.value)):
+                    for array, one in ((stops, at), (lengths, length.value), (values, value.value)):
+                        code.store(one, array + number.value * 8)
                     number.set(number.value + 1)
-                    inside.set(zero)
+                    length.set(zero)
                 mix(byte)
                 with code.when(byte.equal(_NEW_LINE)):
                     state.set(state.value | 1)  # an empty place of the table is 0

@@ -28,11 +28,12 @@ def test_lines_numbers_and_shapes(seed: int) -> None:
     assert found.first_of.tolist() == [shapes.index(one) for one in known]
     assert len(set(found.hashes.tolist())) == len(known)
     numbers = list(re.finditer(rb"[0-9]+", data))
-    assert list(zip(found.begins, found.stops, strict=True)) == [one.span() for one in numbers]
+    spans = zip(found.stops - found.lengths, found.stops, strict=True)
+    assert list(spans) == [one.span() for one in numbers]
     values = np.array([int(one[0]) % 2**64 for one in numbers], np.uint64).astype(np.int64)
     assert (found.values == values).all()
     begins = [0, *(ends[:-1] + 1)]
-    assert found.first.tolist() == np.searchsorted(found.begins, begins).tolist()
+    assert found.first.tolist() == np.searchsorted(found.stops, begins).tolist()
 
 
 def test_hashes_of_shapes_are_the_same_in_every_text() -> None:

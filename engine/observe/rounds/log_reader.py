@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import OutOfRangeError
-from engine.observe.rounds.log_lines import LogLines, OtherLines, Time
+from engine.observe.rounds.log_lines import LogLines, OtherLines, Time, unwrapped
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
@@ -152,7 +152,9 @@ class LogReader(LogServers):
         of_line = shape_of(line)
         key = read_as(of_line)
         found = self._readings.get(key)
-        if found is None and not self._lines.is_json and self._is_quiet(of_line, line):
+        if found is None and (
+            self._is_quiet_object(line) if self._lines.is_json else self._is_quiet(of_line, line)
+        ):
             found = _QUIET
         if found is not None:
             if len(self._by_hash) >= _MOST_HASHES:
@@ -174,6 +176,14 @@ class LogReader(LogServers):
         if start and (server is None or not server.has_times):
             return False  # the first line with a time says that there are some
         return says_nothing(shape, len(_NUMBERS.sub("0", line[:start]).encode()))
+
+    def _is_quiet_object(self, line: str) -> bool:
+        """The same of a line of JSON."""
+        text, name, time = unwrapped(line) or ("", "", None)
+        server, said = self._by_stream.get(name), text.rstrip("\n")
+        if not said or "\n" in said or (time is not None and not (server and server.has_times)):
+            return False
+        return len(said) < LONGEST_SHAPE and says_nothing(shape_of(said), 0)
 
     def _columns(
         self, block: Block, known: list[Reading | None]

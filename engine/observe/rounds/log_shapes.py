@@ -17,8 +17,8 @@ from engine.observe.rounds.log_words import CHUNK, Saying, Value
 from kernels.lines import scanned
 
 Place: TypeAlias = tuple[int, int]
-"""Of a byte: the last number that ends before it, -1 for none, and bytes from there on; -2 and
-bytes before the end of the line."""
+"""Of a byte: the last number that ends before it, -1 for none, and bytes from there on; the next
+number and minus the bytes up to it; -2 and bytes before the end of the line."""
 _Column: TypeAlias = tuple[tuple[int, ...], Place, Place, float | None]
 """The numbers of a value, where it begins and ends if it is a text, and the most that it may be."""
 MOST_SHAPES = 1 << 16
@@ -104,8 +104,11 @@ class Reading:
             inside = tuple(range(first[0] + 1, last[0] + 1))
             if most is None:
                 inside = ()
-                if last[0] == len(self.numbers) - 1:  # alike, whatever numbers are in the text
-                    last = _AT_END, len(line.encode()) - len(line[: at + end].encode())
+                byte = len(line[: at + end].encode())  # alike, whatever is in the text
+                if last[0] == len(self.numbers) - 1:
+                    last = _AT_END, len(line.encode()) - byte
+                elif (before := byte - self.numbers[last[0] + 1][0]) < 0:
+                    last = last[0] + 1, before
             else:
                 text = line[at + begin : at + end]
                 is_plain = re.fullmatch(
@@ -152,11 +155,13 @@ def shape_of(line: str) -> bytes:
 def read_as(shape: bytes) -> bytes:
     """A shape whose lines are read as those of another: the text of a token, as far as it has
     neither numbers nor quotes, is any."""
-    if shape[-1:] != b"'" or not (b"next token:" in shape or b"draft candidate" in shape):
+    if not (b"next token:" in shape or b"draft candidate" in shape):
         return shape
-    head, quote, text = shape[:-1].partition(b" '")
-    is_any = text and not any(one in text for one in (b"0", b"'", b"\\u", b"\x1b"))
-    return head + quote + b"x'" if is_any else shape
+    head, quote, rest = shape.partition(b" '")
+    text, _, tail = rest.rpartition(b"'")
+    other = (b"0", b"'", b"\\u", b"\x1b", b"\\") if tail else (b"0", b"'", b"\\u", b"\x1b")
+    is_any = text and tail[:1] in (b"", b'"', b"\\") and not any(one in text for one in other)
+    return head + quote + b"x'" + tail if is_any else shape
 
 
 def says_nothing(shape: bytes, start: int) -> bool:
@@ -230,7 +235,7 @@ class Block:
         self._scanned = found = scanned(data)
         self.n_lines = len(found.ends)
         self.shape_of, self.hashes = found.shape_of, found.hashes.tolist()
-        self._begins, self._ends, self._first = found.begins, found.stops, found.first
+        self._ends, self._lengths, self._first = found.stops, found.lengths, found.first
         self._line_ends = found.ends
         self._lines = np.concatenate([np.zeros(1, np.int64), found.ends[:-1] + 1])
 
@@ -245,13 +250,16 @@ class Block:
 
     def _whole(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values of numbers, int64, and how many digits they have; wrong for more than 15."""
-        return self._scanned.values[numbers], self._ends[numbers] - self._begins[numbers]
+        return self._scanned.values[numbers], self._lengths[numbers]
 
     def _places(self, rows: np.ndarray, place: Place) -> np.ndarray:
         number, after = place
         if number == _AT_END:
             return self._line_ends[rows] - after
-        return (self._lines[rows] if number < 0 else self._ends[self._first[rows] + number]) + after
+        if number < 0:
+            return self._lines[rows] + after
+        numbers = self._first[rows] + number
+        return self._ends[numbers] + after - (self._lengths[numbers] if after < 0 else 0)
 
     def times(self, reading: Reading, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Microseconds of lines, -1 without a time, and which lines have one as it has to be."""
@@ -317,7 +325,7 @@ class Block:
         if not n_numbers:
             return reading.stream
         numbers = self._first[rows][:, None] + np.arange(n_numbers)
-        lengths = np.minimum(self._ends[numbers] - self._begins[numbers], 99)
+        lengths = np.minimum(self._lengths[numbers], 99)
         ends = self._places(rows, end)
         begins = self._lines[rows]
 
