@@ -84,8 +84,10 @@ class RoundRows:
         if seq_id is not None:
             chosen &= table.column("seq_id", 0, n) == seq_id
 
+        rows: slice | np.ndarray = slice(None) if chosen.all() else chosen
+
         def pick(name: str) -> np.ndarray:
-            return table.column(name, 0, n)[chosen]
+            return table.column(name, 0, n)[rows]
 
         def milliseconds(name: str) -> np.ndarray:
             return np.nan_to_num(pick(name), posinf=0.0, neginf=0.0)

@@ -6,7 +6,6 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from kernels import processor
-from kernels.dispatch import gnu_openmp
 
 
 def compiled(module: ir.Module) -> bytes:
@@ -25,11 +24,15 @@ def compiled(module: ir.Module) -> bytes:
     return code
 
 
-def loaded(code: bytes) -> llvm.ExecutionEngine:
-    """An engine that holds object code, its functions ready to be called."""
+def loaded(code: bytes, *, has_threads: bool = True) -> llvm.ExecutionEngine:
+    """An engine that holds object code, its functions ready to be called. has_threads: whether
+    they call torch's, which is loaded for that."""
     machine = _machine()
-    # its threads are waiting already, warm, for the next job
-    llvm.load_library_permanently(str(gnu_openmp()))
+    if has_threads:
+        from kernels.dispatch import gnu_openmp
+
+        # its threads are waiting already, warm, for the next job
+        llvm.load_library_permanently(str(gnu_openmp()))
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()

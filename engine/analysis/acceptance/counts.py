@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,7 +216,8 @@ def _of_sums(
     known: Mapping[str, int],
     unit: str,
 ) -> DraftCounts | None:
-    rows, reached, passed = [], np.zeros(0, np.int64), np.zeros(0, np.int64)
+    rows: list[tuple[int, ...]] = []
+    sums: tuple[list[int], list[int]] = [], []
     for number, one in enumerate(requests):
         told = one.get("told")
         seq = next(iter(_seq_ids(one)), number)
@@ -236,12 +238,15 @@ def _of_sums(
             offered = offered or _least_offered(drafted, steps, len(per_pos))
             came = [steps, *per_pos]
             lost = [max(steps - offer, 0) for offer in offered[: len(per_pos)]]
-            reached = _added(reached, [max(c - m, 0) for c, m in zip(came, lost, strict=False)])
-            passed = _added(passed, per_pos)
+            left = [max(c - m, 0) for c, m in zip(came, lost, strict=False)]
+            sums = _added(sums[0], left), _added(sums[1], per_pos)
     if not rows:
         return None
     n, first, drafts, taken, seqs, slot, at, at_pos, which = np.array(rows, np.int64).T
-    reached, passed = reached[: len(passed)], passed[: len(reached)]
+    reached, passed = (
+        np.array([min(one, _MOST_SUM) for one in part[: min(map(len, sums))]], np.int64)
+        for part in sums
+    )
     return DraftCounts(
         drafter,
         n,
@@ -260,6 +265,7 @@ def _of_sums(
     )
 
 
+_MOST_SUM = 2**62
 _DRAFTED = ("num_draft_tokens", "draft_n")
 _ACCEPTED = ("num_accepted_draft_tokens", "draft_n_accepted")
 
@@ -333,9 +339,5 @@ def _mapped(seq: np.ndarray, names: Mapping[int, int]) -> np.ndarray:
     return np.array([names.get(one, one) for one in ids.tolist()], np.int64)[at]
 
 
-def _added(one: np.ndarray, other: list[int]) -> np.ndarray:
-    size = max(len(one), len(other))
-    total = np.zeros(size, np.int64)
-    total[: len(one)] += one
-    total[: len(other)] += np.array(other, np.int64)
-    return total
+def _added(one: list[int], other: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

@@ -165,10 +165,25 @@ def _zero_from(counts: DraftCounts) -> Iterator[Shape]:
         yield _zero_from_shape(counts, order, best[0], kind, None)
         return
     n_sequences = len(np.unique(counts.seq))
-    for mine in counts.by_sequence(2 * _least(counts)) if n_sequences > 1 else ():
+    if n_sequences == 1:
+        return
+    order = np.argsort(counts.seq, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(counts.seq[order])), len(order) - 1)
+    failing = counts.seq[order[_may_fail(counts, order, ends)]]
+    for mine in counts.only(np.isin(counts.seq, failing)).by_sequence(2 * _least(counts)):
         order = np.arange(len(mine.n))
         if start := _change(mine, order, n_sequences)[0]:
             yield _zero_from_shape(mine, order, start, "round", int(mine.seq[0]))
+
+
+def _may_fail(counts: DraftCounts, order: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """After which rows in this order drafts are at chance up to the end of their part, as far as
+    there are enough. ends: the last row of each part."""
+    n, k = counts.n[order].cumsum(), counts.first[order].cumsum()
+    lengths = np.diff(ends, prepend=-1)
+    n_after = np.repeat(n[ends], lengths) - n
+    k_after = np.repeat(k[ends], lengths) - k
+    return np.flatnonzero((n_after >= LEAST) & (k_after <= _CHANCE * n_after))
 
 
 def _least(counts: DraftCounts) -> int:
@@ -180,7 +195,7 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
     """Where in this order drafts begin to fail, and by how much that explains them better than one
     share for all; 0 for nowhere."""
     least = _least(counts)
-    if len(order) < 2 * least:
+    if len(order) < 2 * least or not _may_fail(counts, order, np.array([len(order) - 1])).size:
         return 0, 0.0
     n, k = counts.n[order].cumsum(), counts.first[order].cumsum()
     n_all, k_all = int(n[-1]), int(k[-1])

@@ -37,6 +37,9 @@ def _ends(run: ExaminedRun) -> tuple[np.ndarray, np.ndarray]:
     """By how many positions attention cells and recurrent state end beyond the last accepted token
     of a round: int [n] each. 0 where that is not known; where only one part is, both are that."""
     rounds = run.rounds
+    columns = [rounds[f"{part}_pos_max"] for part in ("attention", "recurrent")]
+    if all(column.max(initial=-1) < 0 for column in columns):
+        return np.zeros(rounds.n, np.int64), np.zeros(rounds.n, np.int64)
     own = np.maximum(rounds["num_target_tokens"], 1)
     end = rounds["pos0"] + rounds["num_accepted_draft_tokens"] + own - 1
     judged = run.is_later & observed(rounds["num_accepted_draft_tokens"])
@@ -44,7 +47,6 @@ def _ends(run: ExaminedRun) -> tuple[np.ndarray, np.ndarray]:
     judged &= ~rounds.is_text("rollback_path", "", "refused")
     # what goes back beyond its batch was not undone by a round
     judged &= rounds["rollback_depth"] <= rounds["verify_width"]
-    columns = [rounds[f"{part}_pos_max"] for part in ("attention", "recurrent")]
     known = [judged & observed(column) & (column >= 0) for column in columns]
     cells, state = (
         np.where(mine, column - end, 0) for mine, column in zip(known, columns, strict=True)

@@ -260,41 +260,45 @@ class LogLines:
     def feed(self, text: str) -> Iterator[LogLine]:
         """More of the log, cut anywhere: the lines that this completes. Raises TraceFileError for
         a line of JSON that is too long."""
-        for line in self.lines(text):
+        for line in self.lines(text).split("\n")[:-1]:
             yield from self.placed(line)
 
     def end(self) -> Iterator[LogLine]:
         """The line that was still open."""
-        for line in self.last_lines():
+        for line in self.last_lines().split("\n")[:-1]:
             yield from self.placed(line)
 
-    def lines(self, text: str) -> list[str]:
-        """The same lines as they are, without colours. Raises what `feed` does."""
+    def lines(self, text: str) -> str:
+        """The same lines as they are, without colours, each with a line feed. Raises what `feed`
+        does."""
         if not text:
-            return []
+            return ""
         self.is_cut = not text.endswith("\n")
         if self._is_json is None and (begin := text.lstrip()[:1]):
             self._is_json = begin == "{"
         if self._end != "\r" and "\n" in text:
-            *lines, rest = "".join((*self._rest, text)).split("\n")
+            end = text.rfind("\n") + 1
+            whole, rest = "".join((*self._rest, text[:end])), text[end:]
         elif self._end == "\r" or (not self._end and self._n_rest > LONGEST_LINE // 2):
             self._end = "\r"  # of old systems; what has no ends at all is one line as before
-            *lines, rest = re.split(r"\r\n|\r|\n", "".join((*self._rest, text)))
+            text = re.sub(r"\r\n|\r", "\n", "".join((*self._rest, text)))
+            end = text.rfind("\n") + 1
+            whole, rest = text[:end], text[end:]
         else:
             self._keep(text)
-            return []
+            return ""
         if not self._end:
-            self._end = "\r\n" if lines[0].endswith("\r") else "\n"
+            self._end = "\r\n" if whole[: whole.find("\n")].endswith("\r") else "\n"
         self._rest, self._n_rest = [], 0
         self._keep(rest)
-        return self._cut(lines)
+        return self._clean(whole)
 
-    def last_lines(self) -> list[str]:
+    def last_lines(self) -> str:
         """The line that was still open."""
         if not self._rest:
-            return []
-        last, self._rest = "".join(self._rest), []
-        return self._cut(last.split("\r") if not self._end else [last])
+            return ""
+        last, self._rest = "".join(self._rest) + "\n", []
+        return self._clean(last if self._end else last.replace("\r", "\n"))
 
     def _keep(self, rest: str) -> None:
         most = _MOST_JSON if self._is_json else LONGEST_LINE
@@ -307,15 +311,14 @@ class LogLines:
                 "Name the log that a server wrote.",
             )
 
-    def _cut(self, lines: list[str]) -> list[str]:
-        whole = "\n".join(lines)
-        if "\x1b" in whole or "[0m" in whole or "\xa0" in whole:
-            lines = [without_colours(line) for line in lines]
-        if self._end == "\r\n" and "\r" in whole:
-            lines = [line.removesuffix("\r") for line in lines]
+    def _clean(self, text: str) -> str:
+        if "\x1b" in text or "[0m" in text or "\xa0" in text:
+            text = "\n".join(map(without_colours, text.split("\n")))
+        if self._end == "\r\n":
+            text = text.replace("\r\n", "\n")
         if not self._has_learned:
-            self._learn(lines)
-        return lines
+            self._learn(text[:-1].split("\n", 1000)[:1000])
+        return text
 
     def placed(self, line: str) -> Iterator[LogLine]:
         """The next line with the server that it is of; several where it wraps them, none where
@@ -440,7 +443,7 @@ class LogLines:
 
     def _learn(self, lines: list[str]) -> None:
         """See in the first lines whether numbers in prefixes name servers: `grep -n` counts."""
-        heads = [(line, self._head(line)) for line in lines[:1000] if STAMP.match(line) is None]
+        heads = [(line, self._head(line)) for line in lines if STAMP.match(line) is None]
         prefixes = [line[: head.start()] for line, head in heads if head is not None]
         if len(prefixes) > 1:
             self._has_learned = True

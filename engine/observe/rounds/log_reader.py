@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import OutOfRangeError
-from engine.observe.rounds.log_lines import LogLines, OtherLines, Time
+from engine.observe.rounds.log_lines import LogLines, OtherLines, Time, unwrapped
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
@@ -23,6 +23,7 @@ from engine.observe.rounds.log_shapes import (
     Reading,
     read_as,
     says_nothing,
+    shape_of,
 )
 from engine.observe.rounds.log_words import Saying
 from engine.observe.rounds.server_log import LogServers, Read, ServerLog
@@ -31,8 +32,9 @@ from engine.observe.rounds.server_state import Slot
 MOST_ROUNDS = 1 << 22
 _FEW_LINES = 64
 """Of which the shapes are not looked for."""
-_MOST_LINES = 1 << 16
-"""Of a block."""
+_FIRST_BYTES, _MOST_BYTES = 1 << 13, 1 << 22
+"""Of the first block, since none of its shapes is known, and of the longest."""
+_MOST_HASHES = 1 << 18
 _NUMBERS = re.compile("[0-9]+")
 _QUIET = Reading("", "nothing", None, "", is_own=False)
 """Of lines that have no word that any reader looks for."""
@@ -57,8 +59,9 @@ class LogReader(LogServers):
         self._by_stream: dict[str, ServerLog] = {}
         self._waiting: set[str] = set()
         """Servers whose newest line may go on in the next one."""
-        self._n_block = _FEW_LINES
-        """Lines that are looked at together; few at first, since none of their shapes is known."""
+        self._n_block = _FIRST_BYTES
+        self._by_hash: dict[int, Reading] = {}
+        """By the hash of a shape."""
         self._readings: dict[bytes, Reading] = {}
         """By shape."""
         self._kinds: dict[tuple[Any, ...], Reading] = {}
@@ -77,46 +80,39 @@ class LogReader(LogServers):
             if self._lines.is_cut and server in known:
                 server.known_unread = known[server]
 
-    def _take(self, lines: list[str]) -> None:
-        at = 0
-        while at < len(lines):
-            if self._is_waiting:
-                self._place(lines[at])
-                at += 1
-                continue
-            block = lines[at : at + self._n_block]
-            at += len(block)
-            if len(block) < _FEW_LINES:
-                for line in block:
+    def _take(self, text: str) -> None:
+        """Whole lines."""
+        data, at = text.encode("utf-8", "surrogatepass"), 0
+        while at < len(data):
+            end = data.find(b"\n", at if self._is_waiting else at + self._n_block) + 1 or len(data)
+            lines, at = data[at:end], end
+            if self._is_waiting or lines.count(b"\n") < _FEW_LINES:
+                for line in lines.decode("utf-8", "surrogatepass").split("\n")[:-1]:
                     self._place(line)
             else:
-                self._take_block(block)
-                self._n_block = min(2 * self._n_block, _MOST_LINES)
+                self._take_block(Block(lines))
+            self._n_block = min(2 * self._n_block, _MOST_BYTES)
         if sum(server.n_rounds for server in self.servers) > MOST_ROUNDS:
             raise TraceFileError(
                 f"The log has more than {MOST_ROUNDS:,} rounds.", "Cut it into several files."
             )
 
-    def _take_block(self, lines: list[str]) -> None:
+    def _take_block(self, block: Block) -> None:
         """Many lines: those of known shapes by columns, the others one by one. Lines that say
         nothing are passed over."""
-        before, block = self._lines.number, Block(lines)
-        numbers = {shape: i for i, shape in enumerate(dict.fromkeys(block.shapes))}
-        of_line = np.fromiter(map(numbers.__getitem__, block.shapes), np.int64, len(lines))
-        known = [self._readings.get(read_as(shape)) for shape in numbers]
-        if not self._lines.is_json:
-            firsts = dict(zip(reversed(of_line.tolist()), reversed(lines), strict=True))
-            for shape, i in numbers.items():
-                if known[i] is None and self._is_quiet(shape, firsts[i]):
-                    known[i] = _QUIET
-        readings = list(map(known.__getitem__, of_line.tolist()))
-        values, light, whose = self._columns(block, known, of_line)
+        before, unknown = self._lines.number, {}
+        known = list(map(self._by_hash.get, block.hashes))
+        for i, reading in enumerate(known):
+            if reading is None:
+                known[i], unknown[i] = self._known(block, i)
+        of_line = block.shape_of
+        values, light, whose = self._columns(block, known)
         says_more = np.array([one is None or one.whose != "nothing" for one in known])
         is_silent = np.array([one is not None and one.handler is None for one in known])
         todo, goes_on = self._without_repeats(
             whose, is_silent[of_line], np.flatnonzero(says_more[of_line])
         )
-        runs = light.runs(todo)
+        runs, shapes = light.runs(todo), of_line[todo].tolist()
         n_learned, at, placed = self._lines.n_learned, 0, -1
         slot: tuple[ServerLog, Slot] | None = None
         while at < len(todo):
@@ -125,7 +121,7 @@ class LogReader(LogServers):
                 at += n
                 slot = None
                 continue
-            reading, row = readings[i], values[i] or light.row(i)
+            reading, row = known[shapes[at]], values[i] or light.row(i)
             if reading is not None and row is not None:
                 if slot is None or not goes_on[at]:
                     is_said, slot = self._say(reading, before + i + 1, row)
@@ -135,20 +131,41 @@ class LogReader(LogServers):
                     at += 1
                     continue
             slot = None
-            self._lines.last = self._stream_before(block, lines, readings, i, placed)
+            self._lines.last = self._stream_before(block, known, i, placed)
             self._lines.number = before + i
-            self._place(lines[i], None if reading is not None else read_as(block.shapes[i]))
-            while self._is_waiting and i + 1 < len(lines):
+            self._place(block.line(i), unknown.get(shapes[at]))
+            while self._is_waiting and i + 1 < block.n_lines:
                 i += 1
-                self._place(lines[i], None)
+                self._place(block.line(i), None)
             if self._lines.n_learned != n_learned:  # what was learned is of other prefixes
-                self._readings.clear()
-                self._kinds.clear()
+                self._forget()
                 n_learned = self._lines.n_learned
             placed = i
             at = bisect_right(todo, i, at)
-        self._lines.last = self._stream_before(block, lines, readings, len(lines), placed)
-        self._lines.number = before + len(lines)
+        self._lines.last = self._stream_before(block, known, block.n_lines, placed)
+        self._lines.number = before + block.n_lines
+
+    def _known(self, block: Block, shape: int) -> tuple[Reading | None, bytes]:
+        """How lines of a shape that is new to this block are read, if that is known, and the shape
+        that they are read as."""
+        line = block.example(shape)
+        of_line = shape_of(line)
+        key = read_as(of_line)
+        found = self._readings.get(key)
+        if found is None and (
+            self._is_quiet_object(line) if self._lines.is_json else self._is_quiet(of_line, line)
+        ):
+            found = _QUIET
+        if found is not None:
+            if len(self._by_hash) >= _MOST_HASHES:
+                self._by_hash.clear()
+            self._by_hash[block.hashes[shape]] = found
+        return found, key
+
+    def _forget(self) -> None:
+        self._readings.clear()
+        self._kinds.clear()
+        self._by_hash.clear()
 
     def _is_quiet(self, shape: bytes, line: str) -> bool:
         """Whether lines of an unknown shape can be passed over. line: one of them."""
@@ -160,12 +177,21 @@ class LogReader(LogServers):
             return False  # the first line with a time says that there are some
         return says_nothing(shape, len(_NUMBERS.sub("0", line[:start]).encode()))
 
+    def _is_quiet_object(self, line: str) -> bool:
+        """The same of a line of JSON."""
+        text, name, time = unwrapped(line) or ("", "", None)
+        server, said = self._by_stream.get(name), text.rstrip("\n")
+        if not said or "\n" in said or (time is not None and not (server and server.has_times)):
+            return False
+        return len(said) < LONGEST_SHAPE and says_nothing(shape_of(said), 0)
+
     def _columns(
-        self, block: Block, known: list[Reading | None], of_line: np.ndarray
+        self, block: Block, known: list[Reading | None]
     ) -> tuple[list[tuple[Any, ...] | None], LightRows, np.ndarray]:
         """Values of lines, None for those that have to be looked at; and server, slot, task and
         time of those that have a slot, int64 [4, n], -1 for what there is not. known: how lines of
-        each shape are read; of_line: the shape of each line."""
+        each shape are read."""
+        of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
         order = np.argsort(kind, kind="stable")
@@ -277,13 +303,11 @@ class LogReader(LogServers):
         server.has_times |= bool(rows[0, -1] >= 0)
         return server.takes_light(rows)
 
-    def _stream_before(
-        self, block: Block, lines: list[str], readings: list[Reading | None], i: int, placed: int
-    ) -> str:
+    def _stream_before(self, block: Block, known: list[Reading | None], i: int, placed: int) -> str:
         """The server that the line before is of. placed: the newest line that was placed."""
         for at in range(i - 1, placed, -1):
-            one = readings[at]
-            if one is _QUIET and (source := self._lines.own_source(lines[at])[0]) is not None:
+            one = known[block.shape_of[at]]
+            if one is _QUIET and (source := self._lines.own_source(block.line(at))[0]) is not None:
                 return source
             if one is not None and one.is_own:
                 return block.stream(one, at, self._lines.source)
@@ -311,8 +335,7 @@ class LogReader(LogServers):
             reading = self._reading(line, stream, time, message, after.last_read)
         if reading is not None:
             if len(self._readings) >= MOST_SHAPES:
-                self._readings.clear()
-                self._kinds.clear()
+                self._forget()
             self._readings[shape] = self._kinds.setdefault(reading.key, reading)
 
     def _other_reading(self, line: str, saying: Saying, said: str, source: str) -> Reading | None:

@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.observe.rounds.log_words import CHUNK, Saying, Value
+from kernels.lines import scanned
 
 Place: TypeAlias = tuple[int, int]
-"""Of a byte: the last number that ends before it, -1 for none, and bytes from there on; -2 and
-bytes before the end of the line."""
+"""Of a byte: the last number that ends before it, -1 for none, and bytes from there on; the next
+number and minus the bytes up to it; -2 and bytes before the end of the line."""
 _Column: TypeAlias = tuple[tuple[int, ...], Place, Place, float | None]
 """The numbers of a value, where it begins and ends if it is a text, and the most that it may be."""
 MOST_SHAPES = 1 << 16
@@ -31,7 +32,6 @@ _AT_END = -2
 _MOST_MINUTES = 7
 """Digits, of a time: 19 years."""
 _NUMBER = re.compile(rb"[0-9]+")
-_ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
 _SAYS = re.compile(
     rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
@@ -104,8 +104,11 @@ class Reading:
             inside = tuple(range(first[0] + 1, last[0] + 1))
             if most is None:
                 inside = ()
-                if last[0] == len(self.numbers) - 1:  # alike, whatever numbers are in the text
-                    last = _AT_END, len(line.encode()) - len(line[: at + end].encode())
+                byte = len(line[: at + end].encode())  # alike, whatever is in the text
+                if last[0] == len(self.numbers) - 1:
+                    last = _AT_END, len(line.encode()) - byte
+                elif (before := byte - self.numbers[last[0] + 1][0]) < 0:
+                    last = last[0] + 1, before
             else:
                 text = line[at + begin : at + end]
                 is_plain = re.fullmatch(
@@ -144,14 +147,21 @@ class Reading:
         return end is not None
 
 
+def shape_of(line: str) -> bytes:
+    """The shape of a line."""
+    return _NUMBER.sub(b"0", line.encode("utf-8", "surrogatepass"))
+
+
 def read_as(shape: bytes) -> bytes:
     """A shape whose lines are read as those of another: the text of a token, as far as it has
     neither numbers nor quotes, is any."""
-    if shape[-1:] != b"'" or not (b"next token:" in shape or b"draft candidate" in shape):
+    if not (b"next token:" in shape or b"draft candidate" in shape):
         return shape
-    head, quote, text = shape[:-1].partition(b" '")
-    is_any = text and not any(one in text for one in (b"0", b"'", b"\\u", b"\x1b"))
-    return head + quote + b"x'" if is_any else shape
+    head, quote, rest = shape.partition(b" '")
+    text, _, tail = rest.rpartition(b"'")
+    other = (b"0", b"'", b"\\u", b"\x1b", b"\\") if tail else (b"0", b"'", b"\\u", b"\x1b")
+    is_any = text and tail[:1] in (b"", b'"', b"\\") and not any(one in text for one in other)
+    return head + quote + b"x'" + tail if is_any else shape
 
 
 def says_nothing(shape: bytes, start: int) -> bool:
@@ -217,44 +227,39 @@ class LightRows:
 
 
 class Block:
-    """Lines that came together, their shapes and the numbers in them."""
+    """Lines that came together, and the numbers in them."""
 
-    def __init__(self, lines: list[str]) -> None:
-        self._data = "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
-        text = np.frombuffer(self._data, np.uint8)
-        is_digit = (text - np.uint8(48)) < 10
-        edges = np.flatnonzero(is_digit[1:] != is_digit[:-1]) + 1  # no line end is a digit
-        if is_digit[0]:
-            edges = np.concatenate([np.zeros(1, np.int64), edges])
-        self._begins, self._ends = edges[::2], edges[1::2]
-        is_kept = ~is_digit
-        is_kept[self._begins] = True
-        shaped = text[is_kept].tobytes().translate(_ANY_DIGIT)
-        self.shapes = shaped.split(b"\n")[:-1]
-        self._text = np.concatenate([text, np.zeros(_MOST_DIGITS, np.uint8)])
-        self._line_ends = np.flatnonzero(text == 10)
-        self._lines = np.concatenate([[0], self._line_ends[:-1] + 1])
-        self._first = np.searchsorted(self._begins, self._lines)
+    def __init__(self, data: bytes) -> None:
+        """data: whole lines, each with its end."""
+        self._data = data
+        self._scanned = found = scanned(data)
+        self.n_lines = len(found.ends)
+        self.shape_of, self.hashes = found.shape_of, found.hashes.tolist()
+        self._ends, self._lengths, self._first = found.stops, found.lengths, found.first
+        self._line_ends = found.ends
+        self._lines = np.concatenate([np.zeros(1, np.int64), found.ends[:-1] + 1])
+
+    def line(self, number: int) -> str:
+        """A line, without its end."""
+        begin, end = int(self._lines[number]), int(self._line_ends[number])
+        return self._data[begin:end].decode("utf-8", "surrogatepass")
+
+    def example(self, shape: int) -> str:
+        """The first line of a shape."""
+        return self.line(int(self._scanned.first_of[shape]))
 
     def _whole(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values of numbers, int64, and how many digits they have; wrong for more than 15."""
-        begin = self._begins[numbers]
-        n = self._ends[numbers] - begin
-        value = np.zeros(len(begin), np.int64)
-        least, most = int(n.min()), min(int(n.max()), _MOST_DIGITS)
-        for i in range(most):
-            digit = self._text[begin + i] - np.int64(48)
-            if i < least:
-                value = value * 10 + digit
-            else:
-                value = np.where(i < n, value * 10 + digit, value)
-        return value, n
+        return self._scanned.values[numbers], self._lengths[numbers]
 
     def _places(self, rows: np.ndarray, place: Place) -> np.ndarray:
         number, after = place
         if number == _AT_END:
             return self._line_ends[rows] - after
-        return (self._lines[rows] if number < 0 else self._ends[self._first[rows] + number]) + after
+        if number < 0:
+            return self._lines[rows] + after
+        numbers = self._first[rows] + number
+        return self._ends[numbers] + after - (self._lengths[numbers] if after < 0 else 0)
 
     def times(self, reading: Reading, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Microseconds of lines, -1 without a time, and which lines have one as it has to be."""
@@ -320,7 +325,7 @@ class Block:
         if not n_numbers:
             return reading.stream
         numbers = self._first[rows][:, None] + np.arange(n_numbers)
-        lengths = np.minimum(self._ends[numbers] - self._begins[numbers], 99)
+        lengths = np.minimum(self._lengths[numbers], 99)
         ends = self._places(rows, end)
         begins = self._lines[rows]
 

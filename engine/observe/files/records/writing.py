@@ -239,6 +239,8 @@ def _write_plain_tokens(
 ) -> None:
     """Prompt and output of a request whose tokens are of unknown rounds."""
     prompt, tokens = request.prompt_ids, request.tokens
+    if not prompt and not tokens:
+        return
     n_prompt = request.prompt_tokens
     if n_prompt is not None and len(prompt) != n_prompt:
         prompt = ()
