@@ -15,6 +15,7 @@ from app.looks.theme import Theme, figures_font
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import RunRows
+from app.widgets.build import made
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
 from app.widgets.reliability_chart import RateChart, ReliabilityChart
@@ -122,11 +123,7 @@ class _Part(QWidget):
 
     def __init__(self, title: str, *drawings: QWidget) -> None:
         super().__init__()
-        name, self._figure = ElidedLabel(title), ElidedLabel()
-        font = name.font()
-        font.setBold(True)
-        name.setFont(font)
-        self._figure.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        name, self._figure = made(ElidedLabel, title, bold=True), made(ElidedLabel, muted=True)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
@@ -156,8 +153,7 @@ class _TreeTable(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.setAccessibleName("Estimated gain of trees")
-        self._title = QLabel("Trees in its place, estimated")
-        self._title.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self._title = made(QLabel, "Trees in its place, estimated", muted=True)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 4, 0, 0)
         grid.setHorizontalSpacing(14)
