@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, QResizeEvent
-from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QToolTip, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme, figures_font
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import RunRows
-from app.widgets.build import made
+from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
 from app.widgets.reliability_chart import RateChart, ReliabilityChart
@@ -62,10 +62,8 @@ class DrafterQuality(QWidget):
         self._grid.setContentsMargins(8, 4, 8, 4)
         self._grid.setSpacing(10)
         self._n_columns = 0
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
         self._page = ScrollPage(self._grid)
-        column.addWidget(self._page)
+        vbox(self._page, of=self, margins=(0, 0, 0, 0))
         self._arrange(2)
 
     def show_facts(self, facts: DrafterFacts, name: str = "") -> None:
@@ -124,11 +122,7 @@ class _Part(QWidget):
     def __init__(self, title: str, *drawings: QWidget) -> None:
         super().__init__()
         name, self._figure = made(ElidedLabel, title, bold=True), made(ElidedLabel, muted=True)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(2)
-        column.addWidget(name)
-        column.addWidget(self._figure)
+        column = vbox(name, self._figure, of=self, margins=(0, 0, 0, 0), spacing=2)
         for drawing in drawings:
             is_chart = isinstance(drawing, RateChart)
             column.addWidget(drawing, 1 if is_chart else 0)

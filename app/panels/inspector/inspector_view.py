@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QSizePolicy,
     QStackedWidget,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -185,15 +184,8 @@ class InspectorView(QStackedWidget):
         most = _FACT_CHARACTERS * self.facts.fontMetrics().averageCharWidth()
         self.facts.setMaximumWidth(most)
         facts = hbox((self.facts, 1), 0)
-        page = QWidget()
-        column = QVBoxLayout(page)
-        column.setContentsMargins(8, 4, 8, 8)
-        column.setSpacing(6)
-        column.addLayout(head)
-        for widget in (self.sentence, self.tokens, self._tops_title, self.rest, self.tops):
-            column.addWidget(widget)
-        column.addLayout(facts)
-        column.addStretch(1)
+        parts = head, self.sentence, self.tokens, self._tops_title, self.rest, self.tops, facts
+        vbox(*parts, 1, of=(page := QWidget()), margins=(8, 4, 8, 8), spacing=6)
         scroll = QScrollArea()
         scroll.setAccessibleName("Round in full")
         scroll.setFrameShape(QFrame.Shape.NoFrame)

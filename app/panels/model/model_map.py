@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QRect, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
-    QFormLayout,
     QFrame,
     QGridLayout,
     QLabel,
@@ -26,6 +25,7 @@ from app.panels.model.server_page import ServerPage
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.build import made, vbox, words
 from app.widgets.empty_state import EmptyState
+from app.widgets.fields import new_form
 from engine.machine.host_memory import available_memory
 from engine.memory.policies import POLICIES
 from engine.memory_need import MemoryEstimate, PolicyCost, estimate, fits_text, server_estimate
@@ -181,11 +181,8 @@ class ModelMapView(QStackedWidget):
 
     def _make_page(self) -> QWidget:
         page = QWidget()
-        form = QFormLayout()
-        form.setContentsMargins(0, 0, 0, 0)
-        form.setHorizontalSpacing(10)
+        form = new_form()
         form.setVerticalSpacing(2)
-        form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
         for name, label in self._labels.items():
             heading = made(QLabel, name, muted=True, alignment=Qt.AlignmentFlag.AlignTop)
             form.addRow(heading, label)

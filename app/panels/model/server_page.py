@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QFormLayout, QFrame, QLabel, QScrollArea, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QWidget
 
 from app.engine_thread.events import ServerConnected, ServerSeen
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.server_facts import counted_since, known_facts, slot_lines
 from app.widgets.build import vbox, words
+from app.widgets.fields import new_form
 
 _FACTS = ("server", "build", "model", "parameters", "context", "slots", "drafting", "key")
 _COUNTS = {
@@ -38,11 +39,8 @@ class ServerPage(QScrollArea):
         """The first of the store's runs since the connection."""
         self._labels = {name: words(selectable=True) for name in _FACTS}
         self._slots, self._counters = words(selectable=True), words(selectable=True)
-        form = QFormLayout()
-        form.setContentsMargins(0, 0, 0, 0)
-        form.setHorizontalSpacing(10)
+        form = new_form()
         form.setVerticalSpacing(2)
-        form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
         for name, label in self._labels.items():
             form.addRow(_muted(name), label)
         counted = _muted("Counted by the server since the connection, all its clients")
