@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, SignalInstance
 from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -28,9 +28,14 @@ _L = TypeVar("_L", bound=QBoxLayout)
 def made(
     kind: Callable[..., _W], *args: Any, bold: bool = False, muted: bool = False, **properties: Any
 ) -> _W:
-    """A widget with these of Qt's properties; the name of a signal connects it. muted: in the
-    colour of what can be overlooked. Raises AttributeError for a name that is neither."""
-    widget = kind(*args, **properties)
+    """A widget with these of Qt's properties; the name of a signal connects it, to a function or
+    another signal. muted: in the colour of what can be overlooked. Raises AttributeError for a name
+    that is neither."""
+    # PySide would call a signal that is given as a keyword, which cannot be called
+    signals = {k: v for k, v in properties.items() if isinstance(v, SignalInstance)}
+    widget = kind(*args, **{k: v for k, v in properties.items() if k not in signals})
+    for name, signal in signals.items():
+        getattr(widget, name).connect(signal)
     if muted:
         widget.setForegroundRole(QPalette.ColorRole.PlaceholderText)
     if bold:
