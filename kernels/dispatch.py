@@ -62,14 +62,14 @@ def pick(
     return _by_device(with_torch, triton, llvm, name == "triton", any_type)
 
 
-def pick_invariant(with_torch: F, llvm: F | str | None) -> F:
+def pick_invariant(with_torch: F, llvm: F | str | None, *, any_type: bool = False) -> F:
     """`pick` for calls whose results have the same bits whatever numbers are next to them.
 
     with_torch has a keyword `invariant` for that, which the function returned sets. The naive
     version and the one for a GPU do not promise it; LLVM's always has it.
     """
     run = cast(F, functools.wraps(with_torch)(functools.partial(with_torch, invariant=True)))
-    return pick(run, run, None, llvm)
+    return pick(run, run, None, llvm, any_type=any_type)
 
 
 def operation(
@@ -89,7 +89,7 @@ def operation(
         usual = pick(cast(F, naive), with_torch, triton, on_cpu, any_type=any_type)
         if "invariant" not in inspect.signature(with_torch).parameters:
             return usual
-        steady = pick_invariant(with_torch, on_cpu)
+        steady = pick_invariant(with_torch, on_cpu, any_type=any_type)
 
         @functools.wraps(with_torch)
         def run(*args: Any, invariant: bool = False, **kwargs: Any) -> object:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, SignalInstance
+from PySide6.QtGui import QPalette
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
 
 Part = QWidget | QLayout | int | tuple[Any, ...]
 """What lies in a row or column: a widget, a layout, a stretch, or the arguments of addWidget."""
@@ -15,15 +25,41 @@ _W = TypeVar("_W", bound=QWidget)
 _L = TypeVar("_L", bound=QBoxLayout)
 
 
-def made(kind: Callable[..., _W], *args: Any, bold: bool = False, **properties: Any) -> _W:
-    """A widget with these of Qt's properties; the name of a signal connects it. Raises
-    AttributeError for a name that is neither."""
-    widget = kind(*args, **properties)
+def made(
+    kind: Callable[..., _W], *args: Any, bold: bool = False, muted: bool = False, **properties: Any
+) -> _W:
+    """A widget with these of Qt's properties; the name of a signal connects it, to a function or
+    another signal. muted: in the colour of what can be overlooked. Raises AttributeError for a name
+    that is neither."""
+    # PySide would call a signal that is given as a keyword, which cannot be called
+    signals = {k: v for k, v in properties.items() if isinstance(v, SignalInstance)}
+    widget = kind(*args, **{k: v for k, v in properties.items() if k not in signals})
+    for name, signal in signals.items():
+        getattr(widget, name).connect(signal)
+    if muted:
+        widget.setForegroundRole(QPalette.ColorRole.PlaceholderText)
     if bold:
         font = widget.font()
         font.setBold(True)
         widget.setFont(font)
     return widget
+
+
+def words(
+    text: str = "",
+    *,
+    wraps: bool = True,
+    shrinks: bool = False,
+    selectable: bool = False,
+    **more: Any,
+) -> QLabel:
+    """A label of plain text. shrinks: it asks for no width. more: as for made()."""
+    label = made(QLabel, text, textFormat=Qt.TextFormat.PlainText, wordWrap=wraps, **more)
+    if shrinks:
+        label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    if selectable:
+        label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label
 
 
 def hbox(

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, QResizeEvent
-from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QToolTip, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme, figures_font
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import RunRows
+from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
 from app.widgets.reliability_chart import RateChart, ReliabilityChart
@@ -61,10 +62,8 @@ class DrafterQuality(QWidget):
         self._grid.setContentsMargins(8, 4, 8, 4)
         self._grid.setSpacing(10)
         self._n_columns = 0
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
         self._page = ScrollPage(self._grid)
-        column.addWidget(self._page)
+        vbox(self._page, of=self, margins=(0, 0, 0, 0))
         self._arrange(2)
 
     def show_facts(self, facts: DrafterFacts, name: str = "") -> None:
@@ -122,16 +121,8 @@ class _Part(QWidget):
 
     def __init__(self, title: str, *drawings: QWidget) -> None:
         super().__init__()
-        name, self._figure = ElidedLabel(title), ElidedLabel()
-        font = name.font()
-        font.setBold(True)
-        name.setFont(font)
-        self._figure.setForegroundRole(QPalette.ColorRole.PlaceholderText)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(2)
-        column.addWidget(name)
-        column.addWidget(self._figure)
+        name, self._figure = made(ElidedLabel, title, bold=True), made(ElidedLabel, muted=True)
+        column = vbox(name, self._figure, of=self, margins=(0, 0, 0, 0), spacing=2)
         for drawing in drawings:
             is_chart = isinstance(drawing, RateChart)
             column.addWidget(drawing, 1 if is_chart else 0)
@@ -156,8 +147,7 @@ class _TreeTable(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.setAccessibleName("Estimated gain of trees")
-        self._title = QLabel("Trees in its place, estimated")
-        self._title.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self._title = made(QLabel, "Trees in its place, estimated", muted=True)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 4, 0, 0)
         grid.setHorizontalSpacing(14)

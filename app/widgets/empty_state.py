@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from app.looks.theme import Theme, icon
-from app.widgets.build import vbox
+from app.widgets.build import hbox, vbox, words
 from engine.report.text import visible
 
 _HEADING_FROM, _BUTTONS_FROM, _ROW = 4, 7, 2
@@ -42,16 +42,11 @@ class EmptyState(QWidget):
         self._buttons.setContentsMargins(0, 0, 0, 0)
         self._offered: list[QPushButton] = []
         self._first = title, text
-        self._heading, self._body = heading, body = QLabel(title), QLabel(text)
-        font = heading.font()
-        font.setBold(True)
-        heading.setFont(font)
-        body.setWordWrap(True)
-        body.setForegroundRole(body.palette().ColorRole.PlaceholderText)
+        middle = Qt.AlignmentFlag.AlignHCenter
+        self._heading = heading = words(title, wraps=False, bold=True, alignment=middle)
+        self._body = body = words(text, muted=True, alignment=middle)
         column = vbox(2, of=self, spacing=8)
         for label in (heading, body):
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
             column.addWidget(label)
         column.addWidget(self._actions, 0, Qt.AlignmentFlag.AlignHCenter)
         column.addStretch(3)
@@ -143,14 +138,9 @@ class StatusMessage(QWidget):
         super().__init__()
         self._theme = theme
         self._said: tuple[str, str, str, float] | None = None
-        self._icon, self._label = QLabel(), QLabel()
-        self._label.setWordWrap(True)
-        self._label.setTextFormat(Qt.TextFormat.PlainText)
-        self._label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.addWidget(self._icon, 0, Qt.AlignmentFlag.AlignTop)
-        row.addWidget(self._label, 1)
+        self._icon, self._label = QLabel(), words(shrinks=True)
+        parts = (self._icon, 0, Qt.AlignmentFlag.AlignTop), (self._label, 1)
+        hbox(*parts, of=self, margins=(0, 0, 0, 0))
 
     @property
     def text(self) -> str:

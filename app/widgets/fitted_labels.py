@@ -3,6 +3,8 @@ up and down."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QTextLayout, QTextOption
 from PySide6.QtWidgets import QFrame, QLabel, QLayout, QScrollArea, QSizePolicy, QWidget
@@ -15,8 +17,8 @@ class ElidedLabel(QLabel):
     """A label that asks for no width and shows its text as it is written; on more lines than one
     only while it wraps words."""
 
-    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, text: str = "", parent: QWidget | None = None, **properties: Any) -> None:
+        super().__init__(parent, **properties)
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setText(text)
 

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.widgets.build import hbox, vbox
+from app.widgets.build import hbox, made, vbox
 from app.widgets.fields import (
     NamesChoice,
     add_row,
@@ -57,16 +57,17 @@ class FormGroup(QWidget):
         self._relevant: dict[QWidget, bool] = {}
         self._first: dict[QWidget, tuple[str, str]] = {}
         self._gone = False
-        self.header = QToolButton()
-        self.header.setText(title)
-        self.header.setAutoRaise(True)
-        self.header.setArrowType(Qt.ArrowType.RightArrow)
-        self.header.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self.header.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.header.clicked.connect(self._toggle)
+        self.header = made(
+            QToolButton,
+            text=title,
+            autoRaise=True,
+            arrowType=Qt.ArrowType.RightArrow,
+            toolButtonStyle=Qt.ToolButtonStyle.ToolButtonTextBesideIcon,
+            focusPolicy=Qt.FocusPolicy.StrongFocus,
+            clicked=self._toggle,
+        )
         self._summary = ElidedLabel()
         self._summary.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self._summary.setTextFormat(Qt.TextFormat.PlainText)
         self._body = QWidget()
         self._form = new_form()
         self._form.setContentsMargins(12, 0, 0, 4)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.trace.records import EMITTED_KINDS, MISSING, N_TOP
+from engine.trace.run_columns import paired, places_of
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import joint_counts
 
@@ -33,8 +34,6 @@ ACCEPTED, REJECTED, NOT_JUDGED = 0, 1, 2
 and accepted here; after a rejected token none is judged."""
 BEYOND, UNKNOWN = 0, -1
 """Ranks of a target's token that is not among the candidates, and of one without candidates."""
-
-_LOW_BITS = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,8 @@ class DraftReader:
         )
         if not steps.size:
             return None
-        keys = _keys(of_round("round")[steps], of_round("seq_id")[steps])
-        order = np.argsort(keys, kind="stable")
-        tokens = _Tokens(self._run, self._tokens_read, stop_tokens, keys[order], order)
+        keys = paired(of_round("round")[steps], of_round("seq_id")[steps])
+        tokens = _Tokens(self._run, self._tokens_read, stop_tokens, keys)
         self._tokens_read = tokens.end
         n_drafted = drafted[steps]
         index = tokens.column("draft_index")
@@ -123,21 +121,16 @@ class DraftReader:
 
 
 class _Tokens:
-    """Rows start .. stop of `tokens` that belong to steps, [n], and which step each belongs to.
+    """Rows start .. stop of `tokens` that belong to steps with these keys, [n], and which step each
+    belongs to."""
 
-    keys: ascending, of the steps `order`.
-    """
-
-    def __init__(
-        self, run: RunRef, start: int, stop: int, keys: np.ndarray, order: np.ndarray
-    ) -> None:
+    def __init__(self, run: RunRef, start: int, stop: int, keys: np.ndarray) -> None:
         self._table, self._pool = run.store.tokens, run.store.text_pool
         mine = np.flatnonzero(self._table.column("run_id", start, stop) == run.run_id) + start
-        of = _keys(*(self._table.column(name, 0, stop)[mine] for name in ("round", "seq_id")))
-        at = np.minimum(np.searchsorted(keys, of), len(keys) - 1)
-        found = keys[at] == of
-        self._rows, self._stop = mine[found], stop
-        self.step: np.ndarray = order[at[found]]
+        of = paired(*(self._table.column(name, 0, stop)[mine] for name in ("round", "seq_id")))
+        step = places_of(keys, of)
+        self._rows, self._stop = mine[step >= 0], stop
+        self.step = step[step >= 0]
         self.end = int(self._rows[-1]) + 1 if len(self._rows) else start
         """After the last of them."""
 
@@ -156,24 +149,15 @@ class _Tokens:
 
     def ranks(self, rejected: np.ndarray) -> np.ndarray:
         """Rank of the target's token among the candidates of rejected tokens, int64 [m]."""
-        ids, places = self.column("token_id"), _keys(self.column("pos"), self.step)
+        ids, places = self.column("token_id"), paired(self.column("pos"), self.step)
         replacing = np.flatnonzero(self.is_kind("replacement"))
-        replacing = replacing[np.argsort(places[replacing], kind="stable")]
-        if not len(replacing):
-            return np.full(len(rejected), UNKNOWN)
-        at = np.searchsorted(places[replacing], places[rejected])
-        own = replacing[np.minimum(at, len(replacing) - 1)]
-        chosen = np.where(places[own] == places[rejected], ids[own], MISSING)
+        at = places_of(places[replacing], places[rejected])
+        chosen = np.append(ids[replacing], MISSING)[at]  # at -1: there is none
         candidates = self._table.column("draft_top_id", 0, self._stop)[self._rows[rejected]]
         is_there = candidates == chosen[:, None]
         rank = np.where(is_there.any(axis=1), 1 + is_there.argmax(axis=1), BEYOND)
         known = (chosen != MISSING) & (candidates != MISSING).any(axis=1)
         return np.where(known, rank, UNKNOWN)
-
-
-def _keys(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """One number for a pair, int64 [n]; low: below 2 ** 31."""
-    return (high << _LOW_BITS) + low
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,25 @@ class RunColumns:
             yield int(self["seq_id"][part[0]]), part
 
 
+def paired(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """One number for each pair, int64 [n]; low: below 2 ** 31."""
+    return (high.astype(np.int64) << 31) + low
+
+
+def round_keys(rows: RunColumns) -> np.ndarray:
+    """One number for the round and the sequence of each row, int64 [n]."""
+    return paired(rows["round"], rows["seq_id"])
+
+
+def places_of(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Index of the first key that equals each wanted number, int64; -1 where none does."""
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    order = np.argsort(keys, kind="stable")
+    at = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+    return np.where(keys[at] == wanted, at, -1)
+
+
 @dataclass(frozen=True, slots=True)
 class RoundRows:
     """The chosen rows of `rounds`, [n] each, in the order they were written.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.attention.block_choice import threshold
-from kernels.dispatch import runs_llvm
+from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import vectors
 from kernels.llvm.values import I8, I32, I64
@@ -30,6 +30,7 @@ class BlockScores(NamedTuple):
     n_best: int
 
 
+@operation(llvm=__name__, any_type=True)
 def see_blocks(
     window: torch.Tensor,
     seen: torch.Tensor,
@@ -48,9 +49,17 @@ def see_blocks(
 
     invariant: a token's choice is the same whatever the other tokens are.
     """
-    if runs_llvm(window):
-        return see_blocks_with_llvm(window, seen, positions, ratio, scores)
-    return see_blocks_with_torch(window, seen, positions, ratio, scores, invariant=invariant)
+    blocks = seen & (positions % ratio == ratio - 1)[:, None]
+    if scores is not None and scores.n_best < seen.shape[2]:
+        q, weights, keys, n_best = scores
+        if invariant:  # the order of sums differs between batches by less than float32 keeps
+            q, weights, keys = q.double(), weights.double(), keys.double()
+        products = torch.einsum("bthd,bnd->bthn", q, keys).relu()
+        found = torch.einsum("bthn,bth->btn", products, weights).float()
+        found = found.masked_fill(~blocks, -torch.inf)
+        order = found.sort(dim=-1, descending=True, stable=True).indices[..., :n_best]
+        blocks &= torch.zeros_like(blocks).scatter_(-1, order, True)
+    return torch.cat((window, blocks), 2)
 
 
 def see_blocks_naive(
@@ -73,29 +82,6 @@ def see_blocks_naive(
             found = {cell: weights[b, t] @ (q[b, t] @ keys[b, cell]).clamp(min=0) for cell in cells}
             cells = sorted(cells, key=lambda cell: -float(found[cell]))[:n_best]
         blocks[b, t, cells] = True
-    return torch.cat((window, blocks), 2)
-
-
-def see_blocks_with_torch(
-    window: torch.Tensor,
-    seen: torch.Tensor,
-    positions: torch.Tensor,
-    ratio: int,
-    scores: BlockScores | None = None,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """The choice of all queries at once."""
-    blocks = seen & (positions % ratio == ratio - 1)[:, None]
-    if scores is not None and scores.n_best < seen.shape[2]:
-        q, weights, keys, n_best = scores
-        if invariant:  # the order of sums differs between batches by less than float32 keeps
-            q, weights, keys = q.double(), weights.double(), keys.double()
-        products = torch.einsum("bthd,bnd->bthn", q, keys).relu()
-        found = torch.einsum("bthn,bth->btn", products, weights).float()
-        found = found.masked_fill(~blocks, -torch.inf)
-        order = found.sort(dim=-1, descending=True, stable=True).indices[..., :n_best]
-        blocks &= torch.zeros_like(blocks).scatter_(-1, order, True)
     return torch.cat((window, blocks), 2)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick
+from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import rows, run, start, vectors
 from kernels.llvm.values import I64
@@ -61,19 +61,24 @@ def _f16(number: float) -> float:
 _TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
-def rounded_with_torch(x: torch.Tensor, type: str) -> torch.Tensor:
-    """See rounded."""
+@operation(llvm=__name__)
+def rounded(x: torch.Tensor, type: str) -> torch.Tensor:
+    """x f32 [..., d], any strides, as the numbers that `type`, "bf16" or "f16", holds: f32, new
+    memory of the same shape."""
     return x.to(_TYPES[type]).to(x.dtype)
 
 
-def round_in_place_with_torch(x: torch.Tensor, type: str) -> None:
-    """See round_in_place."""
-    x.copy_(rounded_with_torch(x, type))
+@operation(llvm=__name__)
+def round_in_place(x: torch.Tensor, type: str) -> None:
+    """`rounded` in the memory of x."""
+    x.copy_(torch_version(rounded)(x, type))
 
 
-def round_rows_with_torch(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
-    """See round_rows."""
-    table[numbers] = rounded_with_torch(table[numbers], type)
+@operation(llvm=__name__)
+def round_rows(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
+    """`rounded` for rows of a table f32 [n, *row], each contiguous. numbers: int64, any shape,
+    0 .. n - 1, not looked at by the host. The other rows keep their bits."""
+    table[numbers] = torch_version(rounded)(table[numbers], type)
 
 
 # Rounding on a CPU: a task rounds one row.
@@ -137,15 +142,3 @@ def _round(code: Code, width: int, type: str, source: Value, target: Value) -> N
     for at, count in vectors(code, width):
         x = code.load_first(source + at, F32X16, count)
         code.store_first(_ROUND[type](x), target + at, count)
-
-
-rounded = pick(rounded_naive, rounded_with_torch, None, rounded_with_llvm)
-"""(x, type): x f32 [..., d], any strides, as the numbers that `type`, "bf16" or "f16", holds: f32,
-new memory of the same shape."""
-round_in_place = pick(
-    round_in_place_naive, round_in_place_with_torch, None, round_in_place_with_llvm
-)
-"""(x, type): the same in the memory of x."""
-round_rows = pick(round_rows_naive, round_rows_with_torch, None, round_rows_with_llvm)
-"""(table, numbers, type): the same for rows of a table f32 [n, *row], each contiguous. numbers:
-int64, any shape, 0 .. n - 1, not looked at by the host. The other rows keep their bits."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.dispatch import operation, pick, torch_version
+from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import exp, vectors
 from kernels.llvm.values import I64
@@ -63,6 +63,7 @@ def scan_into(
     return torch.stack(outputs, 1)
 
 
+@operation(triton=_TRITON, llvm=__name__)
 def scan_slots(
     x: torch.Tensor,
     dt: torch.Tensor,
@@ -76,7 +77,7 @@ def scan_slots(
 ) -> torch.Tensor:
     """scan_into from and to rows of a pool [n_rows, N, C], each contiguous: see
     kernels.recurrence.ssd.ssd_slots, whose promises hold here too."""
-    return _slots(x, dt, A, B, C, D, pool, read, write)
+    return _slots_of(torch_version(scan_into), x, dt, A, B, C, D, pool, read, write)
 
 
 # Channel by channel.
@@ -102,11 +103,6 @@ def scan_into_naive(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
 def scan_slots_naive(*inputs: *ScanSlotArguments) -> torch.Tensor:
     """See scan_slots."""
     return _slots_of(scan_into_naive, *inputs)
-
-
-def scan_slots_with_torch(*inputs: *ScanSlotArguments) -> torch.Tensor:
-    """See scan_slots."""
-    return _slots_of(torch_version(scan_into), *inputs)
 
 
 def _slots_of(run: Callable[..., torch.Tensor], *inputs: *ScanSlotArguments) -> torch.Tensor:
@@ -235,6 +231,3 @@ def _body(
                     total.set(code.fma(s, read_by, total.value))
                 source.set(target)
                 code.store_first(total.value, o + (b * n_tokens + t) * row + place, count)
-
-
-_slots = pick(scan_slots_naive, scan_slots_with_torch, _TRITON, scan_slots_with_llvm)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import pick, runs_triton
+from kernels.dispatch import operation, runs_triton
 from kernels.llvm import Code, Program, Value
 from kernels.llvm.functions import rows as in_rows
 from kernels.llvm.functions import run, start
 from kernels.llvm.values import I64
 
 
+@operation(triton="kernels.rows.with_triton", llvm=__name__)
 def write_cells(
     storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
 ) -> None:
@@ -22,7 +23,7 @@ def write_cells(
     storage: f32 [n_streams, H, n_cells, d], contiguous. rows: f32 [B, T, H, d], any strides.
     streams, cells: int64 [B * T], in memory: the host looks at none of them. No cell comes twice.
     """
-    _run(storage, rows, streams, cells)
+    storage.transpose(1, 2)[streams, cells] = rows.flatten(0, 1)
 
 
 def write_keys_and_values(
@@ -50,13 +51,6 @@ def write_cells_naive(
     n_tokens = rows.shape[1]
     for i, (stream, cell) in enumerate(zip(streams.tolist(), cells.tolist(), strict=True)):
         storage[stream, :, cell] = rows[i // n_tokens, i % n_tokens]
-
-
-def write_cells_with_torch(
-    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
-) -> None:
-    """Cells by index."""
-    storage.transpose(1, 2)[streams, cells] = rows.flatten(0, 1)
 
 
 def write_cells_with_llvm(
@@ -93,8 +87,3 @@ def _body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
         stream, cell = (code.load(numbers + token * 8, I64) for numbers in (streams, cells))
         place = ((stream * n_heads + head) * n_cells + cell) * n_bytes
         code.copy(storage + place, start(args[1:5], row), n_bytes)
-
-
-_run = pick(
-    write_cells_naive, write_cells_with_torch, "kernels.rows.with_triton", write_cells_with_llvm
-)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from kernels import dispatch
-from kernels.dispatch import VARIABLE, pick
+from kernels.dispatch import VARIABLE, operation, pick, torch_version
 
 MODULE = "tests.support.recorded_kernel"
 LLVM_MODULE = "tests.support.llvm_kernel"
@@ -143,3 +145,59 @@ def test_llvm_that_is_not_there_is_refused(machine, monkeypatch):
     monkeypatch.setenv(VARIABLE, "llvm")
     with pytest.raises(ValueError, match="=llvm needs the package llvmlite and"):
         pick(naive, implementation)
+
+
+def whole(x: torch.Tensor, *, invariant: bool = False) -> str:
+    """The torch version."""
+    return "torch, invariant" if invariant else "torch"
+
+
+def whole_naive(x: torch.Tensor) -> str:
+    return "naive"
+
+
+def whole_with_llvm(x: torch.Tensor) -> str:
+    return "llvm"
+
+
+@pytest.mark.parametrize(
+    ("value", "usual", "steady"),
+    [
+        (None, "llvm", "llvm"),
+        ("llvm", "llvm", "llvm"),
+        ("torch", "torch", "torch, invariant"),
+        ("naive", "naive", "torch, invariant"),
+    ],
+)
+def test_an_operation_finds_its_versions_by_name(machine, monkeypatch, value, usual, steady):
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value)
+    run, x = operation(llvm=__name__)(whole), torch.ones(1)
+    assert (run(x), run(x, invariant=True), run.__doc__) == (usual, steady, whole.__doc__)
+    assert torch_version(run)(x) == "torch"
+
+
+def test_an_operation_on_any_type(machine):
+    whole_numbers = torch.ones(1, dtype=torch.int64)
+    assert operation(llvm=__name__)(whole)(whole_numbers) == "torch"
+    assert operation(llvm=__name__, any_type=True)(whole)(whole_numbers) == "llvm"
+
+
+def test_every_operation_has_the_versions_that_it_speaks_of():
+    root, n_found = Path(dispatch.__file__).parent, 0
+    for path in root.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for call in node.decorator_list:
+                if not ast.unparse(call).startswith("operation("):
+                    continue
+                n_found += 1
+                given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+                if given.get("llvm") == "__name__":
+                    assert f"def {node.name}_with_llvm(" in text, f"{path}: {node.name}"
+                if "triton" in given:
+                    on_gpu = (path.parent / "with_triton.py").read_text(encoding="utf-8")
+                    assert f"def {node.name}(" in on_gpu, f"{path}: {node.name}"
+    assert n_found > 40

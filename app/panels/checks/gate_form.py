@@ -9,14 +9,13 @@ from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QComboBox,
     QGridLayout,
-    QHBoxLayout,
     QLabel,
     QPushButton,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
+from app.widgets.build import hbox, made, vbox
 from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import make_field, tip, value_of
@@ -38,22 +37,18 @@ class GateForm(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._kept: list[GateOptions] = []
-        self.unfold = QToolButton()
-        self.unfold.setText("Settings")
-        self.unfold.setAutoRaise(True)
-        self.unfold.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self.unfold.clicked.connect(self._toggle)
+        self.unfold = made(
+            QToolButton,
+            text="Settings",
+            autoRaise=True,
+            toolButtonStyle=Qt.ToolButtonStyle.ToolButtonTextBesideIcon,
+            clicked=self._toggle,
+        )
         self.words = ElidedLabel()
-        self.keep = QPushButton("&Keep")
-        self.keep.setToolTip("Keep these settings: they are checked with those chosen after them")
-        self.keep.clicked.connect(self._keep)
-        self.check = QPushButton("Chec&k")
-        self.check.clicked.connect(self.ask)
-        top = QHBoxLayout()
-        top.addWidget(self.unfold)
-        top.addWidget(self.words, 1)
-        top.addWidget(self.keep)
-        top.addWidget(self.check)
+        about = "Keep these settings: they are checked with those chosen after them"
+        self.keep = made(QPushButton, "&Keep", toolTip=about, clicked=self._keep)
+        self.check = made(QPushButton, "Chec&k", clicked=self.ask)
+        top = hbox(self.unfold, (self.words, 1), self.keep, self.check)
         self.body = QWidget()
         grid = QGridLayout(self.body)
         grid.setContentsMargins(12, 0, 0, 4)
@@ -79,15 +74,8 @@ class GateForm(QWidget):
             grid.addWidget(field, row, 2 * column + 1)
         for column in range(_PER_ROW):
             grid.setColumnStretch(2 * column + 1, 1)
-        self.chips = QHBoxLayout()
-        self.chips.setSpacing(4)
-        self.chips.addStretch(1)
-        lines = QVBoxLayout(self)
-        lines.setContentsMargins(0, 0, 0, 0)
-        lines.setSpacing(2)
-        lines.addLayout(top)
-        lines.addWidget(self.body)
-        lines.addLayout(self.chips)
+        self.chips = hbox(1, spacing=4)
+        vbox(top, self.body, self.chips, of=self, margins=(0, 0, 0, 0), spacing=2)
         WheelGuard(self)
         self.set_open(True)
         self._tell()
@@ -125,8 +113,7 @@ class GateForm(QWidget):
         if options in self._kept:
             return
         self._kept.append(options)
-        chip = QPushButton(f"{_text(options)} ✕")
-        chip.setToolTip("No longer check at these settings")
+        chip = made(QPushButton, f"{_text(options)} ✕", toolTip="No longer check at these settings")
         chip.clicked.connect(lambda: self._drop(options, chip))
         self.chips.insertWidget(self.chips.count() - 1, chip)
         self._tell()

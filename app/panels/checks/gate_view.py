@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QHideEvent, QPalette, QShowEvent
-from PySide6.QtWidgets import QLabel, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.checks.gate_form import GateForm
 from app.trace_models.tune_surface import HeatMap
+from app.widgets.build import made, vbox, words
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.whole_run_view import WholeRunView
@@ -74,41 +75,24 @@ class GateView(WholeRunView):
         """Checks of a cell, the worst first."""
         self._found: list[Check] = []
         self.form = GateForm()
-        self.headline = QLabel()
-        self.headline.setTextFormat(Qt.TextFormat.PlainText)
-        font = self.headline.font()
-        font.setBold(True)
-        self.headline.setFont(font)
+        self.headline = words(wraps=False, bold=True)
         self.grid = HeatGrid(theme, "Verdicts by scenario and way of rolling back")
         self.grid.pointed.connect(self._tell)
         self.grid.tip = lambda row, column: self._words_of((row, column))
         self.grid.chosen.connect(self._choose)
-        self.bisect = QLabel()
-        self.bisect.setTextFormat(Qt.TextFormat.PlainText)
-        self.bisect.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.bisect.setAccessibleName("Bisect")
+        self.bisect = words(wraps=False, shrinks=True, accessibleName="Bisect")
         self.bisect.hide()
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.look)
-        self.readout = ElidedLabel()
-        self.readout.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.readout = made(ElidedLabel, muted=True)
         first = QWidget()
         self.removeWidget(self.empty)
         self.insertWidget(0, first)
-        above = QVBoxLayout(first)
-        above.setContentsMargins(8, 4, 8, 4)
-        above.addWidget(self.form)
-        above.addWidget(self.empty, 1)
+        above = vbox(self.form, (self.empty, 1), of=first, margins=(8, 4, 8, 4))
         self.empty.show()  # a stack hides what it gives away
         self.setCurrentIndex(0)
-        column = QVBoxLayout(self.page)
-        column.setContentsMargins(8, 4, 8, 4)
-        column.setSpacing(4)
-        column.addWidget(self.headline)
-        column.addWidget(self.grid, 1)
-        column.addWidget(self.readout)
-        column.addWidget(self.bisect)
-        column.addStretch(0)
+        parts = self.headline, (self.grid, 1), self.readout, self.bisect, 0
+        column = vbox(*parts, of=self.page, margins=(8, 4, 8, 4), spacing=4)
         self.currentChanged.connect(lambda at: (above, column)[at].insertWidget(0, self.form))
 
     def table(self) -> tuple[list[str], list[list[object]]]:

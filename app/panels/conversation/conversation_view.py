@@ -7,12 +7,10 @@ from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QShowEvent, QTe
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
-    QHBoxLayout,
     QLabel,
     QPlainTextEdit,
     QPushButton,
     QScrollArea,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -28,7 +26,7 @@ from app.panels.conversation.turn_card import (
     said_text,
 )
 from app.trace_models.run_rows import Position
-from app.widgets.build import made, vbox
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup
@@ -228,18 +226,15 @@ class ConversationView(QWidget):
             "it reused and what it processed again.",
         )
         self.cards: list[TurnCard] = []
-        self.earlier = QLabel()
-        self.earlier.setForegroundRole(self.earlier.palette().ColorRole.PlaceholderText)
+        self.earlier = made(QLabel, muted=True)
         self.strip = CheckpointStrip(self._theme)
-        self.summary = ElidedLabel()
-        self.summary.setForegroundRole(self.summary.palette().ColorRole.PlaceholderText)
+        self.summary = made(ElidedLabel, muted=True)
         self.checkpoints = OptionGroup(
             "Context checkpoints",
             options_in(CacheOptions),
             plain=f"{CacheOptions().ctx_checkpoints} at most",
         )
-        self.how = made(QLabel, textFormat=Qt.TextFormat.PlainText, wordWrap=True)
-        self.how.setForegroundRole(self.how.palette().ColorRole.PlaceholderText)
+        self.how = words(muted=True)
         self.cancel = QPushButton("Cancel edit")
         self.cancel.hide()
         self.box = QPlainTextEdit()
@@ -254,13 +249,11 @@ class ConversationView(QWidget):
         self.say = QPushButton("Send")
 
     def _lay_out(self) -> None:
-        top, below = QHBoxLayout(), QHBoxLayout()
         self.choice.setSizeAdjustPolicy(
             self.choice.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
         )
         self.choice.setMinimumContentsLength(_CHOICE_CHARACTERS)
-        top.addWidget(self.choice, 1)
-        top.addWidget(self.new)
+        top = hbox((self.choice, 1), self.new)
         page = QWidget()
         self._column = vbox(
             self.earlier, (self.empty, 1), 1, of=page, margins=(0, 0, 4, 0), spacing=6
@@ -271,23 +264,11 @@ class ConversationView(QWidget):
         self.area.setMinimumHeight(_LEAST_LINES * self.fontMetrics().lineSpacing())
         self.area.setWidget(page)
         self._memory = QWidget()
-        memory = QVBoxLayout(self._memory)
-        memory.setContentsMargins(0, 0, 0, 0)
-        memory.setSpacing(_SPACING)
-        for part in (self.strip, self.summary, self.checkpoints):
-            memory.addWidget(part)
-        below.addWidget(self.chat)
-        below.addStretch(1)
-        below.addWidget(self.cancel)
-        below.addWidget(self.say)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(8, 6, 8, 6)
-        column.setSpacing(_SPACING)
-        column.addLayout(top)
-        column.addWidget(self.area, 1)
-        column.addWidget(self._memory)
-        column.addWidget(self.box)
-        column.addWidget(self.how)
+        memory = self.strip, self.summary, self.checkpoints
+        vbox(*memory, of=self._memory, margins=(0, 0, 0, 0), spacing=_SPACING)
+        below = hbox(self.chat, 1, self.cancel, self.say)
+        parts = top, (self.area, 1), self._memory, self.box, self.how
+        column = vbox(*parts, of=self, margins=(8, 6, 8, 6), spacing=_SPACING)
         column.addLayout(below)
 
     def minimumSizeHint(self) -> QSize:

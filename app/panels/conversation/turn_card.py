@@ -5,18 +5,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPalette, QPen, QPolygonF
-from PySide6.QtWidgets import (
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QSizePolicy,
-    QToolButton,
-    QToolTip,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton, QToolTip, QWidget
 
 from app.looks.theme import Theme, fixed_font
-from app.widgets.build import made, vbox
+from app.widgets.build import hbox, made, vbox, words
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
 from engine.size_text import size_text
 from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
@@ -38,22 +30,15 @@ class TurnCard(QFrame):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.title = made(QLabel, bold=True)
+        self.title = words(wraps=False, bold=True)
         self.earlier = _button("‹", "The earlier version of this turn")
         self.later = _button("›", "The later version of this turn")
-        self.place = QLabel()
+        self.place = words(wraps=False)
         self.edit = _button("Edit", "Say something else in place of this turn, as a branch")
         self.branch = _button("Branch", "Continue from this turn with another one")
         self.run = _button("Show run", "Show this turn's run in all panels")
-        self.said, self.answer, self.facts = QLabel(), QLabel(), QLabel()
-        for label in (self.title, self.place, self.said, self.answer, self.facts):
-            label.setTextFormat(Qt.TextFormat.PlainText)
-        for label in (self.said, self.answer, self.facts):
-            label.setWordWrap(True)
-            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        for label in (self.said, self.answer):
-            label.setFont(fixed_font())
-        self.facts.setForegroundRole(self.facts.palette().ColorRole.PlaceholderText)
+        self.said, self.answer = (words(selectable=True, font=fixed_font()) for _ in range(2))
+        self.facts = words(selectable=True, muted=True)
         self._lay_out()
         self._connect()
         self._theme = theme
@@ -86,13 +71,8 @@ class TurnCard(QFrame):
     def _lay_out(self) -> None:
         # as narrow as its panel: what is long wraps
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        top = QHBoxLayout()
-        top.setSpacing(4)
-        for widget in (self.title, self.earlier, self.place, self.later):
-            top.addWidget(widget)
-        top.addStretch(1)
-        for button in (self.edit, self.branch, self.run):
-            top.addWidget(button)
+        which = self.title, self.earlier, self.place, self.later
+        top = hbox(*which, 1, self.edit, self.branch, self.run, spacing=4)
         vbox(top, self.said, self.answer, self.facts, of=self, margins=(8, 6, 8, 6), spacing=4)
         self.facts.setContentsMargins(0, _GAP, 0, 0)
 

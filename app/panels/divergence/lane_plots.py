@@ -9,13 +9,13 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QSplitter, QWidget
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QSplitter, QWidget
 
 from app.looks.theme import Theme
 from app.panels.divergence.state_map import PARTS, LogAxis, LogScale, StateMap
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.number_text import error_text
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.line_styles import (
     draw_bar,
@@ -65,14 +65,9 @@ class LanePlots(QSplitter):
         self.scale = LogScale(theme)
         self.head = QHBoxLayout()
         """The row over the first plot, for what else belongs there."""
-        self._lane_name = QLabel()
-        self._note = QLabel(_NO_STATES)
-        self._lane_name.setTextFormat(Qt.TextFormat.PlainText)
-        for label in (self._lane_name, self._note):
-            label.setForegroundRole(label.palette().ColorRole.PlaceholderText)
-        self._note.setWordWrap(True)
-        self._note.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self._note.setMinimumWidth(1)
+        self._lane_name = words(wraps=False, muted=True)
+        middle = Qt.AlignmentFlag.AlignCenter
+        self._note = words(_NO_STATES, muted=True, alignment=middle, minimumWidth=1)
         self.legend.set_column(True)
         side = max(
             *(self.legend.column_width(label) for label in self.legend.labels),

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
-from PySide6.QtWidgets import QLabel, QSplitter, QStackedWidget, QWidget
+from PySide6.QtWidgets import QSplitter, QStackedWidget, QWidget
 
 from app.looks.theme import Theme, icon
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.plain_tip import in_window
 from app.trace_models.run_rows import Position
+from app.widgets.build import words
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import plain_table
 from engine.analysis.findings.check import recorded, with_consequences
@@ -44,12 +45,8 @@ class FindingsView(QStackedWidget):
         self.table = plain_table(self.model, "Findings")
         self.table.selectionModel().selectionChanged.connect(self._on_selected)
         self._set_up_headers()
-        self.detail = QLabel()
-        self.detail.setAccessibleName("The chosen finding")
-        self.detail.setWordWrap(True)
-        self.detail.setTextFormat(Qt.TextFormat.PlainText)
-        self.detail.setAlignment(Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
-        self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        side = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft
+        self.detail = words(selectable=True, accessibleName="The chosen finding", alignment=side)
         self.detail.setContentsMargins(8, 4, 8, 4)
         both = QSplitter(Qt.Orientation.Vertical)
         both.addWidget(self.table)

@@ -11,12 +11,10 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
     QHeaderView,
-    QLabel,
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -39,7 +37,7 @@ from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
-from app.widgets.build import hbox, vbox
+from app.widgets.build import hbox, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.plain_table import FittedColumns, ProbabilityDelegate, fit_height, plain_table
@@ -81,9 +79,12 @@ class InspectorView(QStackedWidget):
         self.tops = plain_table(self.tops_model, "Most probable tokens at the chosen position")
         self.facts = plain_table(self.facts_model, "Facts about the round")
         self._delegate = ProbabilityDelegate(theme, self)
-        self.title, self.sentence, self._tops_title = QLabel(), QLabel(), QLabel()
+        self.title, self._tops_title = (
+            words(wraps=False, shrinks=True, bold=True) for _ in range(2)
+        )
+        self.sentence = words(shrinks=True, selectable=True)
         self.range = RangeView()
-        self.rest = QLabel()
+        self.rest = words(shrinks=True, selectable=True)
         """What the table has no room for, of the chosen row."""
         self._build(actions)
         self.tokens.selectionModel().selectionChanged.connect(self._on_selected)
@@ -156,16 +157,6 @@ class InspectorView(QStackedWidget):
     # -- building --------------------------------------------------------------------------
 
     def _build(self, actions: Actions) -> None:
-        bold = self.title.font()
-        bold.setBold(True)
-        for label in (self.title, self._tops_title):
-            label.setFont(bold)
-        for label in (self.title, self.sentence, self._tops_title, self.rest):
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        for label in (self.sentence, self.rest):
-            label.setWordWrap(True)
-            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         head = hbox((self.title, 1), spacing=0)
         for action_id in _TOOLS:
             button = QToolButton()
@@ -193,15 +184,8 @@ class InspectorView(QStackedWidget):
         most = _FACT_CHARACTERS * self.facts.fontMetrics().averageCharWidth()
         self.facts.setMaximumWidth(most)
         facts = hbox((self.facts, 1), 0)
-        page = QWidget()
-        column = QVBoxLayout(page)
-        column.setContentsMargins(8, 4, 8, 8)
-        column.setSpacing(6)
-        column.addLayout(head)
-        for widget in (self.sentence, self.tokens, self._tops_title, self.rest, self.tops):
-            column.addWidget(widget)
-        column.addLayout(facts)
-        column.addStretch(1)
+        parts = head, self.sentence, self.tokens, self._tops_title, self.rest, self.tops, facts
+        vbox(*parts, 1, of=(page := QWidget()), margins=(8, 4, 8, 8), spacing=6)
         scroll = QScrollArea()
         scroll.setAccessibleName("Round in full")
         scroll.setFrameShape(QFrame.Shape.NoFrame)

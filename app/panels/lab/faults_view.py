@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtGui import QAction, QPalette
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
 from app.widgets.build import made, vbox
@@ -34,8 +34,7 @@ class FaultsView(QWidget):
         self.button.clicked.connect(scenarios.trigger)
         column = vbox(margins=(8, 6, 8, 6))
         for text, parts in ((_SCENARIOS, [self.button]), (_ABOUT, groups)):
-            said = made(QLabel, text, wordWrap=True)
-            said.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+            said = made(QLabel, text, wordWrap=True, muted=True)
             column.addWidget(said)
             for part in parts:
                 column.addWidget(part)

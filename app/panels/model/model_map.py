@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QRect, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
-    QFormLayout,
     QFrame,
     QGridLayout,
     QLabel,
@@ -24,8 +23,9 @@ from app.looks.theme import Theme, figures_font
 from app.panels.model.layer_strip import LAYER_KINDS, LayerStrip
 from app.panels.model.server_page import ServerPage
 from app.trace_models.plain_tip import plain_tip
-from app.widgets.build import made, vbox
+from app.widgets.build import made, vbox, words
 from app.widgets.empty_state import EmptyState
+from app.widgets.fields import new_form
 from engine.machine.host_memory import available_memory
 from engine.memory.policies import POLICIES
 from engine.memory_need import MemoryEstimate, PolicyCost, estimate, fits_text, server_estimate
@@ -64,17 +64,12 @@ class ModelMapView(QStackedWidget):
         self._compute = ""
         self._memory: DeviceMemory | None = None
         self._options, self._n_slots = RunOptions(), 1
-        self._labels = {name: _fact_label() for name in _FACTS}
+        self._labels = {name: words(shrinks=True, selectable=True) for name in _FACTS}
         self._strip = LayerStrip(theme)
-        self._legend = _muted("")
-        self._legend.setWordWrap(True)
-        self._memory_title = _muted("")
-        self._memory_title.setWordWrap(True)
+        self._legend, self._memory_title = words(muted=True), words(muted=True)
         self._bars = SizeBars(theme)
-        self._fits = _muted("")
-        self._fits.setWordWrap(True)
-        self._costs_title = _muted("To undo: bytes × snapshots × sequences")
-        self._costs_title.setWordWrap(True)
+        self._fits = words(muted=True)
+        self._costs_title = words("To undo: bytes × snapshots × sequences", muted=True)
         self.costs = PolicyCosts()
         self._load = made(QPushButton, "Load weights", clicked=self.load_asked)
         self.addWidget(
@@ -186,26 +181,15 @@ class ModelMapView(QStackedWidget):
 
     def _make_page(self) -> QWidget:
         page = QWidget()
-        form = QFormLayout()
-        form.setContentsMargins(0, 0, 0, 0)
-        form.setHorizontalSpacing(10)
+        form = new_form()
         form.setVerticalSpacing(2)
-        form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
         for name, label in self._labels.items():
-            heading = _muted(name)
-            heading.setAlignment(Qt.AlignmentFlag.AlignTop)
+            heading = made(QLabel, name, muted=True, alignment=Qt.AlignmentFlag.AlignTop)
             form.addRow(heading, label)
-        column = vbox(form, of=page, margins=(6, 6, 6, 6), spacing=4)
-        column.addSpacing(2)
-        column.addWidget(self._strip)
-        column.addWidget(self._legend)
-        column.addWidget(self._memory_title)
-        column.addWidget(self._bars)
-        column.addWidget(self._fits)
-        column.addWidget(self._costs_title)
-        column.addWidget(self.costs)
-        column.addWidget(self._load)
-        column.addStretch(1)
+        below = self._strip, self._legend, self._memory_title, self._bars, self._fits
+        undo = self._costs_title, self.costs, self._load
+        column = vbox(form, *below, *undo, 1, of=page, margins=(6, 6, 6, 6), spacing=4)
+        column.insertSpacing(1, 2)
         area = QScrollArea()
         area.setAccessibleName("Model in full")
         area.setFrameShape(QFrame.Shape.NoFrame)
@@ -255,21 +239,6 @@ def _estimate_tip(server: MemoryEstimate) -> str:
         f"llama-server with the same flags, {server.n_seqs} × {server.n_ctx:,} cells in f16:\n"
         + "\n".join(lines)
     )
-
-
-def _fact_label() -> QLabel:
-    label = QLabel()
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setWordWrap(True)
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-    return label
-
-
-def _muted(text: str) -> QLabel:
-    label = QLabel(text)
-    label.setForegroundRole(label.palette().ColorRole.PlaceholderText)
-    return label
 
 
 _NAME, _PRODUCT, _TOTAL = range(3)

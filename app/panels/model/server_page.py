@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QFormLayout, QFrame, QLabel, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QWidget
 
 from app.engine_thread.events import ServerConnected, ServerSeen
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.server_facts import counted_since, known_facts, slot_lines
-from app.widgets.build import made
+from app.widgets.build import vbox, words
+from app.widgets.fields import new_form
 
 _FACTS = ("server", "build", "model", "parameters", "context", "slots", "drafting", "key")
 _COUNTS = {
@@ -36,24 +37,15 @@ class ServerPage(QScrollArea):
         self._status = ServerSeen()
         self._first_run = 0
         """The first of the store's runs since the connection."""
-        self._labels = {name: _value() for name in _FACTS}
-        self._slots, self._counters = _value(), _value()
-        form = QFormLayout()
-        form.setContentsMargins(0, 0, 0, 0)
-        form.setHorizontalSpacing(10)
+        self._labels = {name: words(selectable=True) for name in _FACTS}
+        self._slots, self._counters = words(selectable=True), words(selectable=True)
+        form = new_form()
         form.setVerticalSpacing(2)
-        form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
         for name, label in self._labels.items():
             form.addRow(_muted(name), label)
-        column = QVBoxLayout(page := QWidget())
-        column.setContentsMargins(6, 6, 6, 6)
-        column.setSpacing(4)
-        column.addLayout(form)
-        column.addWidget(_muted("Slots"))
-        column.addWidget(self._slots)
-        column.addWidget(_muted("Counted by the server since the connection, all its clients"))
-        column.addWidget(self._counters)
-        column.addStretch(1)
+        counted = _muted("Counted by the server since the connection, all its clients")
+        parts = form, _muted("Slots"), self._slots, counted, self._counters, 1
+        vbox(*parts, of=(page := QWidget()), margins=(6, 6, 6, 6), spacing=4)
         self.setWidget(page)
 
     @property
@@ -114,15 +106,5 @@ def _role(alarming: bool) -> QPalette.ColorRole:
     return QPalette.ColorRole.BrightText if alarming else QPalette.ColorRole.WindowText
 
 
-def _value() -> QLabel:
-    label = QLabel()
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setWordWrap(True)
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return label
-
-
 def _muted(text: str) -> QLabel:
-    label = made(QLabel, text, wordWrap=True, alignment=Qt.AlignmentFlag.AlignTop)
-    label.setForegroundRole(QPalette.ColorRole.PlaceholderText)
-    return label
+    return words(text, muted=True, alignment=Qt.AlignmentFlag.AlignTop)

@@ -238,8 +238,7 @@ class RunPanel(QWidget):
         about = "--device: where models are; reloads. CUDA devices are listed after the first one"
         add_row(self._form, "device", self.device, about)
         add_row(self._form, "mmap", self.mmap, f"--mmap: {MMAP_ABOUT}; reloads")
-        self.note = made(QLabel, _SERVER_NOTE, wordWrap=True)
-        self.note.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.note = made(QLabel, _SERVER_NOTE, wordWrap=True, muted=True)
         self.note.hide()
         self.message = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
         self.message.setForegroundRole(QPalette.ColorRole.BrightText)

@@ -12,13 +12,11 @@ from PySide6.QtGui import (
     QKeyEvent,
     QKeySequence,
     QMouseEvent,
-    QPalette,
     QResizeEvent,
     QShortcut,
     QShowEvent,
 )
 from PySide6.QtWidgets import (
-    QHBoxLayout,
     QLabel,
     QLineEdit,
     QMenu,
@@ -26,7 +24,6 @@ from PySide6.QtWidgets import (
     QStackedWidget,
     QStyle,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -37,6 +34,7 @@ from app.panels.runs.run_table import RunTable
 from app.trace_models.run_facts import ModelRuns, effective
 from app.trace_models.run_notes import notes_of
 from app.trace_models.run_rows import Position, RunOverlay
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
@@ -109,28 +107,16 @@ class RunsView(QStackedWidget):
         self.search = RunSearch()
         self.search.changed.connect(self._search)
         self.pair = RunPair()
-        self.hint = ElidedLabel("Ctrl+click another run, or press O on it, to compare up to four.")
-        self.hint.setWordWrap(True)
-        self.hint.setForegroundRole(self.hint.palette().ColorRole.PlaceholderText)
+        hint = "Ctrl+click another run, or press O on it, to compare up to four."
+        self.hint = made(ElidedLabel, hint, wordWrap=True, muted=True)
         self.hint.setContentsMargins(8, 4, 8, 0)
-        self.detail = QLabel()
-        self.detail.setAccessibleName("Parameters in effect")
-        self.detail.setWordWrap(True)
-        self.detail.setTextFormat(Qt.TextFormat.PlainText)
-        self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.detail = words(selectable=True, accessibleName="Parameters in effect")
         self.detail.setContentsMargins(8, 4, 8, 4)
-        self.undo = QPushButton("Undo")
+        self.undo = made(QPushButton, "Undo", clicked=self.undo_asked)
         self.undo.hide()
-        self.undo.clicked.connect(self.undo_asked)
-        column = QVBoxLayout(page := QWidget())
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.search)
-        column.addWidget(self.table, 1)
-        column.addWidget(self.undo, 0, Qt.AlignmentFlag.AlignLeft)
-        column.addWidget(self.pair, 2)
-        column.addWidget(self.hint)
-        column.addWidget(self.detail)
+        page, low = QWidget(), (self.undo, 0, Qt.AlignmentFlag.AlignLeft)
+        parts = self.search, (self.table, 1), low, (self.pair, 2), self.hint, self.detail
+        vbox(*parts, of=page, margins=(0, 0, 0, 0), spacing=0)
         self.addWidget(
             EmptyState(
                 "No run yet", "Runs are kept and listed here. Press Run (F5).", waits_for_run=True
@@ -376,25 +362,19 @@ class RunSearch(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.field = QLineEdit()
-        self.field.setPlaceholderText("Name, prompt, model or drafter")
-        self.field.setAccessibleName("Search runs")
-        self.field.setClearButtonEnabled(True)
-        self.field.textChanged.connect(self.changed)
-        self.stars = QToolButton()
-        self.stars.setText("★")
-        self.stars.setCheckable(True)
-        self.stars.setToolTip("List starred runs alone")
+        self.field = made(
+            QLineEdit,
+            placeholderText="Name, prompt, model or drafter",
+            accessibleName="Search runs",
+            clearButtonEnabled=True,
+            textChanged=self.changed,
+        )
+        tip = "List starred runs alone"
+        self.stars = made(QToolButton, text="★", checkable=True, toolTip=tip, toggled=self.changed)
         self.stars.setAccessibleName("Starred runs alone")
-        self.stars.toggled.connect(self.changed)
-        self._count = QLabel()
-        self._count.setForegroundRole(QPalette.ColorRole.PlaceholderText)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(6, 4, 8, 4)
-        row.setSpacing(6)
-        row.addWidget(self.field, 1)
-        row.addWidget(self.stars)
-        row.addWidget(self._count)
+        self._count = made(QLabel, muted=True)
+        parts = (self.field, 1), self.stars, self._count
+        hbox(*parts, of=self, margins=(6, 4, 8, 4), spacing=6)
 
     @property
     def words(self) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton
+from PySide6.QtWidgets import QFrame, QPushButton, QToolButton
 
 from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_facts import is_ours
-from app.widgets.build import made, vbox
+from app.widgets.build import hbox, made, vbox, words
 from engine.analysis.audit_text import audit_sentence
 from engine.analysis.baseline import LEAST_PAIRS, MOST_PAIRS, PlainRatio
 from engine.trace.records import EMITTED_KINDS
@@ -182,42 +182,28 @@ class EndCard(QFrame):
         self.setFrameShape(QFrame.Shape.StyledPanel)
         self.setAutoFillBackground(True)
         self.setBackgroundRole(QPalette.ColorRole.AlternateBase)
-        self.reason, self.figures, self.audit, self.why = (_text() for _ in range(4))
-        bold = self.reason.font()
-        bold.setBold(True)
-        self.reason.setFont(bold)
-        self.why.setForegroundRole(QPalette.ColorRole.PlaceholderText)
-        self.plain = QPushButton("Measure plain")
-        self.plain.setToolTip(
+        self.reason = words(selectable=True, bold=True)
+        self.figures, self.audit = words(selectable=True), words(selectable=True)
+        self.why = words(selectable=True, muted=True)
+        about = (
             f"Run the same request with drafts and without, {LEAST_PAIRS} to {MOST_PAIRS} times in "
             "alternation: the lowest and the highest ratio of their speeds"
         )
-        self.plain.clicked.connect(self.plain_asked)
+        self.plain = made(QPushButton, "Measure plain", toolTip=about, clicked=self.plain_asked)
         self.step = made(QPushButton, _STEPS[COMPARE][0], clicked=self._take_step)
-        self._close = QToolButton()
-        self._close.setText("✕")
-        self._close.setAutoRaise(True)
-        self._close.setToolTip("Close")
-        self._close.setAccessibleName("Close this card")
+        called, top = "Close this card", Qt.AlignmentFlag.AlignTop
+        self._close = made(
+            QToolButton, text="✕", autoRaise=True, toolTip="Close", accessibleName=called
+        )
         self._close.clicked.connect(self.hide)
-        self._head, self._measured, self._next = QHBoxLayout(), QHBoxLayout(), QHBoxLayout()
-        self._head.addWidget(self.reason, 1)
-        self._head.addStretch()
-        self._head.addWidget(self._close, 0, Qt.AlignmentFlag.AlignTop)
-        self._measured.addWidget(self.figures, 1)
-        self._measured.addWidget(self.plain)
-        self._measured.addStretch()
-        self._next.addWidget(self.why, 1)
-        self._next.addWidget(self.step)
-        self._next.addStretch()
-        column = vbox(of=self, margins=(10, 4, 6, 6), spacing=2)
+        self._head = hbox((self.reason, 1), 0, (self._close, 0, top), spacing=8)
+        self._measured = hbox((self.figures, 1), self.plain, 0, spacing=8)
+        self._next = hbox((self.why, 1), self.step, 0, spacing=8)
+        rows = self._head, self._measured, self.audit, self._next
+        vbox(*rows, of=self, margins=(10, 4, 6, 6), spacing=2)
         most = _MOST_CHARACTERS * self.fontMetrics().averageCharWidth()
         for text in (self.reason, self.figures, self.audit, self.why):
             text.setMaximumWidth(most)
-        for row in (self._head, self._measured, self._next):
-            row.setSpacing(8)
-            column.addLayout(row)
-        column.insertWidget(2, self.audit)
         self.hide()
 
     @property
@@ -290,9 +276,9 @@ class EndCard(QFrame):
             return
         taken = [self.plain, self.step] if self._low else []
         room = self.width() - sum(part.sizeHint().width() for part in (*taken, self._close))
-        words = f"{self._end.reason} {self._end.audit}" if self._end.audit else ""
-        fits = self.reason.fontMetrics().horizontalAdvance(words) < room - _MARGINS
-        self.reason.setText(words if self._low and words and fits else self._end.reason)
+        both = f"{self._end.reason} {self._end.audit}" if self._end.audit else ""
+        fits = self.reason.fontMetrics().horizontalAdvance(both) < room - _MARGINS
+        self.reason.setText(both if self._low and both and fits else self._end.reason)
 
     def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
         """The figures, and the speed relative to plain decoding or the button that measures it."""
@@ -308,11 +294,3 @@ class EndCard(QFrame):
         step: NextStep | None = self._end.next_step if self._end is not None else None
         if step is not None:
             self.step_asked.emit(step)
-
-
-def _text() -> QLabel:
-    label = QLabel()
-    label.setWordWrap(True)
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return label

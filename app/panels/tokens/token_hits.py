@@ -26,7 +26,7 @@ from PySide6.QtWidgets import QLabel, QLineEdit, QToolButton, QWidget
 
 from app.looks.theme import Theme, icon
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, vbox, words
 from engine.trace.records import MISSING, ROLLBACK_PATHS, TOKEN_KINDS
 from engine.trace.token_text import pieces_at
 
@@ -352,10 +352,7 @@ class FindBar(QWidget):
         self.line.setToolTip(_HELP)
         self.line.textChanged.connect(self._on_text)
         self.count = made(QLabel, accessibleName="Hits")
-        self.error = QLabel()
-        self.error.setTextFormat(Qt.TextFormat.PlainText)
-        self.error.setWordWrap(True)
-        self.error.setAccessibleName("What is wrong with the query")
+        self.error = words(accessibleName="What is wrong with the query")
         self.error.hide()
         self.previous_button, self.next_button, self.close_button = (
             QToolButton(),

@@ -19,7 +19,7 @@ from app.trace_models.run_facts import engine_name, is_ours
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import RunStreams, TokenStream
-from app.widgets.build import vbox
+from app.widgets.build import made, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend
 from engine.trace.run_ref import RunRef
@@ -81,9 +81,8 @@ class TokensView(QStackedWidget):
         self._late.timeout.connect(self._say_what_it_waits_for)
         page = QWidget()
         column = vbox(self.find_bar, (self._places, 1), of=page, margins=(0, 0, 0, 4), spacing=4)
-        self._more = QLabel()
+        self._more = made(QLabel, muted=True)
         self._more.setContentsMargins(10, 0, 10, 0)
-        self._more.setForegroundRole(self._more.palette().ColorRole.PlaceholderText)
         self._more.hide()
         column.addWidget(self._more)
         self.end_card = EndCard()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QWidget
 
 from app.looks.theme import Theme
+from app.widgets.build import hbox, made, vbox
 from app.widgets.drafter_quality import DrafterFacts, DrafterQuality
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.whole_run_view import WholeRunView
@@ -28,22 +29,16 @@ class DrafterView(WholeRunView):
             parent,
         )
         self._facts: DrafterFacts | None = None
-        self.choice = QComboBox()
-        self.choice.setAccessibleName("Drafter on show")
-        self.choice.setToolTip("Drafter whose drafts are counted")
-        self.choice.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.choice.activated.connect(lambda _: self._show())
-        self.headline = ElidedLabel()
-        self.quality = DrafterQuality(theme)
-        head = QHBoxLayout()
-        head.setContentsMargins(8, 4, 8, 0)
-        head.addWidget(self.headline, 1)
-        head.addWidget(self.choice)
-        column = QVBoxLayout(self.page)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(2)
-        column.addLayout(head)
-        column.addWidget(self.quality, 1)
+        self.choice = made(
+            QComboBox,
+            accessibleName="Drafter on show",
+            toolTip="Drafter whose drafts are counted",
+            focusPolicy=Qt.FocusPolicy.StrongFocus,
+            activated=lambda _: self._show(),
+        )
+        self.headline, self.quality = ElidedLabel(), DrafterQuality(theme)
+        head = hbox((self.headline, 1), self.choice, margins=(8, 4, 8, 0))
+        vbox(head, (self.quality, 1), of=self.page, margins=(0, 0, 0, 0), spacing=2)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """The bins of confidence."""

@@ -35,6 +35,7 @@ from app.looks.theme import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
+from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
@@ -75,11 +76,13 @@ class ResultsView(QStackedWidget):
         self.table.setSortingEnabled(True)
         self.table.activated.connect(lambda index: self._ask_trace(index))
         self.table.selectionModel().selectionChanged.connect(lambda *_: self._mark_selected())
-        self.headline, self.note = ElidedLabel(), ElidedLabel()
-        self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
-        self.again = QPushButton("Read &Again")
-        self.again.setToolTip("Read the file again: a sweep may have added rows")
-        self.again.clicked.connect(lambda: self.again_asked.emit(self._results))
+        self.headline, self.note = ElidedLabel(), made(ElidedLabel, muted=True)
+        self.again = made(
+            QPushButton,
+            "Read &Again",
+            toolTip="Read the file again: a sweep may have added rows",
+            clicked=lambda: self.again_asked.emit(self._results),
+        )
         self.grid = HeatGrid(theme, "Mean of a figure by two settings")
         self.grid.chosen.connect(self._select_cell)
         self.grid.tip = self._cell_words
@@ -106,10 +109,7 @@ class ResultsView(QStackedWidget):
         theme.apply(self._recolour)
 
     def _page(self) -> QWidget:
-        head = self._head = QHBoxLayout()
-        head.addWidget(self.headline)
-        head.addWidget(self.note, 1)
-        head.addWidget(self.again)
+        self._head = hbox(self.headline, (self.note, 1), self.again)
         choices = (self.map_figure, "by", self.map_x, "and", self.map_y)
         self._map_part = _plot_part(self.grid, choices)
         self._pareto_part = _plot_part(self.pareto, (self.pareto_y, "over", self.pareto_x))
@@ -122,11 +122,8 @@ class ResultsView(QStackedWidget):
         for splitter in (plots, parts):
             splitter.setChildrenCollapsible(False)
             splitter.setSizes([_SAME, _SAME])
-        column = QVBoxLayout(page := QWidget())
-        column.setContentsMargins(_MARGIN, _SPACING, _MARGIN, _SPACING)
-        column.setSpacing(_SPACING)
-        column.addLayout(head)
-        column.addWidget(parts, 1)
+        margins = _MARGIN, _SPACING, _MARGIN, _SPACING
+        vbox(self._head, (parts, 1), of=(page := QWidget()), margins=margins, spacing=_SPACING)
         return page
 
     def minimumSizeHint(self) -> QSize:

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import (
-    QBoxLayout,
-    QComboBox,
-    QHBoxLayout,
-    QLabel,
-    QSizePolicy,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks.theme import Theme
 from app.trace_models.tune_surface import (
@@ -25,6 +17,7 @@ from app.trace_models.tune_surface import (
     readout,
     rows,
 )
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.drafter_quality import DrafterFacts, DrafterQuality
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
@@ -74,13 +67,7 @@ class TuneView(WholeRunView):
         self._waits: SurfaceRequest | None = None
         self._is_stale = False
         self._drafter_runs: list[RunRef] = []
-        self.headline = QLabel()
-        self.headline.setTextFormat(Qt.TextFormat.PlainText)
-        self.headline.setWordWrap(True)
-        self.headline.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        font = self.headline.font()
-        font.setBold(True)
-        self.headline.setFont(font)
+        self.headline = words(bold=True, shrinks=True)
         self.rule = _choice("Rule of draft lengths")
         for name, spec in RULES.items():
             self.rule.addItem(name)
@@ -95,8 +82,7 @@ class TuneView(WholeRunView):
         self.grid.pointed.connect(self._tell)
         self.grid.tip = self._words_of
         self.grid.chosen.connect(self._choose)
-        self.readout, self.note = ElidedLabel(), ElidedLabel()
-        self.note.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.readout, self.note = ElidedLabel(), made(ElidedLabel, muted=True)
         self.quality = DrafterQuality(theme)
         self.quality.hide()  # until there is room for it, for which it does not ask
         self.quality.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -110,32 +96,16 @@ class TuneView(WholeRunView):
         for name, field in (("rule", self.rule), ("drafter", self.drafter)):
             label = self._labels[name] = QLabel(name)
             label.setBuddy(field)
-            named = QHBoxLayout()
-            named.setSpacing(6)
-            named.addWidget(label)
-            named.addWidget(field)
-            named.addStretch(1)
+            named = hbox(label, field, 1, spacing=6)
             fields.addLayout(named)
             self._named.append(named)
         self._head = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._head.setSpacing(6)
         self._head.addWidget(self.headline, 1)
         self._head.addLayout(fields)
-        left = QVBoxLayout()
-        left.setSpacing(_SPACING)
-        left.addWidget(self.grid, 1)
-        left.addWidget(self.readout)
-        left.addWidget(self.note)
-        left.addStretch(0)
-        body = QHBoxLayout()
-        body.setSpacing(10)
-        body.addLayout(left, 5)
-        body.addWidget(self.quality, 4)
-        column = self._column = QVBoxLayout(self.page)
-        column.setContentsMargins(8, 4, 8, 4)
-        column.setSpacing(4)
-        column.addLayout(self._head)
-        column.addLayout(body, 1)
+        left = vbox((self.grid, 1), self.readout, self.note, 0, spacing=_SPACING)
+        body = hbox((left, 5), (self.quality, 4), spacing=10)
+        self._column = vbox(self._head, (body, 1), of=self.page, margins=(8, 4, 8, 4), spacing=4)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """Every cell of the heat map."""

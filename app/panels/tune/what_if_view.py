@@ -12,7 +12,6 @@ from PySide6.QtWidgets import (
     QHeaderView,
     QTableWidget,
     QTableWidgetItem,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -20,6 +19,7 @@ from app.looks.theme import Theme, figures_font
 from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import RunRows
+from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
@@ -70,10 +70,8 @@ class WhatIfView(WholeRunView):
         )
         self._rows: RunRows | None = None
         self._has_drafts = False
-        self.headline = ElidedLabel()
-        self.headline.setWordWrap(True)
-        self.note = ElidedLabel()
-        self.note.setForegroundRole(self.note.palette().ColorRole.PlaceholderText)
+        self.headline = made(ElidedLabel, wordWrap=True)
+        self.note = made(ElidedLabel, muted=True)
         self.table_widget = _table()
         head = self.table_widget.horizontalHeader()
         self._widest_head = max(head.sectionSizeHint(at) for at in range(head.count()))
@@ -82,12 +80,8 @@ class WhatIfView(WholeRunView):
         self._parts.setSpacing(8)
         self._parts.addWidget(self.table_widget, _TABLE_SHARE)
         self._parts.addWidget(self.plot, _PLOT_SHARE)
-        column = QVBoxLayout(self.page)
-        column.setContentsMargins(_MARGIN, 4, _MARGIN, 4)
-        column.setSpacing(_SPACING)
-        column.addWidget(self.headline)
-        column.addLayout(self._parts, 1)
-        column.addWidget(self.note)
+        parts = self.headline, (self._parts, 1), self.note
+        vbox(*parts, of=self.page, margins=(_MARGIN, 4, _MARGIN, 4), spacing=_SPACING)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """The estimates as numbers; None is not observed."""

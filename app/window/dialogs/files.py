@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 from app.saved.settings import Settings, unwritable
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import notes_of, run_name
-from app.widgets.build import hbox, vbox
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fields import add_row, file_path, new_form
 from engine.trace.export import SESSION_FILE
 from engine.trace.run_ref import RunRef
@@ -54,22 +54,17 @@ class ExportDialog(QDialog):
         if runs:
             lanes = f" and the {len(runs) - 1} lanes next to it" if len(runs) > 1 else ""
             rows = f"those rows alone that belong to {run_name(runs[0])}{lanes}"
-        about = QLabel(f"A new folder with one CSV file per table: {rows}.")
-        about.setTextFormat(Qt.TextFormat.PlainText)
-        about.setWordWrap(True)
+        about = words(f"A new folder with one CSV file per table: {rows}.")
         self.folder = QLineEdit(str(settings.folder("export")))
         self.folder.setAccessibleName("Folder that the new one is made in")
         self.folder.setMinimumWidth(60 * self.fontMetrics().averageCharWidth())
         label = QLabel("&Into")
         label.setBuddy(self.folder)
-        browse = QPushButton("&Browse…")
-        browse.setToolTip("Choose the folder")
+        browse = made(QPushButton, "&Browse…", toolTip="Choose the folder", clicked=self._browse)
         browse.setAutoDefault(False)  # Return in the field exports
-        browse.clicked.connect(self._browse)
         row = hbox(label, self.folder, browse)
-        self.excel = QCheckBox("Safe for &spreadsheets (Excel)")
-        self.excel.setToolTip(_EXCEL_TIP)
-        self.excel.setChecked(settings.excel_safe)
+        name = "Safe for &spreadsheets (Excel)"
+        self.excel = made(QCheckBox, name, toolTip=_EXCEL_TIP, checked=settings.excel_safe)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         export = buttons.addButton("&Export", QDialogButtonBox.ButtonRole.AcceptRole)
         self.folder.textChanged.connect(lambda text: export.setEnabled(os.path.isdir(text)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QComboBox, QDialog, QDialogButtonBox, QLabel, QWidget
+from PySide6.QtWidgets import QComboBox, QDialog, QDialogButtonBox, QWidget
 
-from app.widgets.build import vbox
+from app.widgets.build import vbox, words
 from app.widgets.fields import add_row, new_form, whole
 
 _OPTIONS = ("those of Run Settings", "those that the run had")
@@ -29,10 +29,7 @@ class ForkDialog(QDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Continue from here")
-        where, about = QLabel(f"From {place}."), QLabel(_ABOUT)
-        for label in (where, about):
-            label.setWordWrap(True)
-            label.setTextFormat(Qt.TextFormat.PlainText)
+        where, about = words(f"From {place}."), words(_ABOUT)
         self.options = QComboBox()
         self.options.addItems(_OPTIONS)
         self.token = whole(-1, _MOST, -1, "none")

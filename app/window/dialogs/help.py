@@ -217,14 +217,10 @@ class HelpPages(QDialog):
 
     def _lay_out(self) -> None:
         side = QWidget()
-        column = vbox(self.field, self.list, self.count, of=side, margins=(0, 0, 0, 0))
         row = hbox(self.previous, self.next)
-        column.addLayout(row)
-        page = QWidget()
-        column = vbox(of=page, margins=(0, 0, 0, 0))
-        row = hbox(self.back, self.forward, 0)
-        column.addLayout(row)
-        column.addWidget(self.browser)
+        vbox(self.field, self.list, self.count, row, of=side, margins=(0, 0, 0, 0))
+        page, row = QWidget(), hbox(self.back, self.forward, 0)
+        vbox(row, self.browser, of=page, margins=(0, 0, 0, 0))
         splitter = QSplitter()
         splitter.addWidget(side)
         splitter.addWidget(page)

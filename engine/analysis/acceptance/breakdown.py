@@ -16,7 +16,7 @@ import numpy as np
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.analysis.acceptance.counts import Logistic, fisher_less, logistic, wilson
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_columns import RoundRows, RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns, paired, places_of
 from engine.trace.run_ref import RunRef
 
 INDEX, DEPTH, CATEGORY, CLASS, AFTER, ENTROPY, SEQUENCE = BY = (
@@ -108,18 +108,9 @@ def _at_places(run: RunRef, seq: np.ndarray, pos: np.ndarray) -> tuple[np.ndarra
     """Id and entropy at places of the text, of the tokens that were emitted there."""
     rows = RunColumns(run.store, "tokens", run.run_id)
     mine = np.flatnonzero(rows.is_text("kind", *EMITTED_KINDS))
-    keys = (rows["seq_id"][mine].astype(np.int64) << 32) + rows["pos"][mine]
-    by_key = np.argsort(keys, kind="stable")
-    wanted = (seq << 32) + pos
-    if not len(keys):
-        return np.full(len(pos), MISSING), np.full(len(pos), np.nan)
-    at = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
-    row = mine[by_key[at]]
-    there = keys[by_key[at]] == wanted
-    return (
-        np.where(there, rows["token_id"][row], MISSING),
-        np.where(there, rows["target_entropy"][row], np.nan),
-    )
+    at = places_of(paired(rows["seq_id"][mine], rows["pos"][mine]), paired(seq, pos))
+    ids = np.append(rows["token_id"][mine], MISSING)  # at -1: not there
+    return ids[at], np.append(rows["target_entropy"][mine], np.nan)[at]
 
 
 def _expected(run: RunRef, seq: np.ndarray, round_: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -127,15 +118,11 @@ def _expected(run: RunRef, seq: np.ndarray, round_: np.ndarray, index: np.ndarra
     rows = RunColumns(run.store, "tokens", run.run_id)
     drafted = (rows["draft_index"] >= 0) & ~rows.is_text("kind", "replayed")
     mine = np.flatnonzero(drafted & np.isfinite(rows["rule_p"]))
-    keys = _keys(rows["seq_id"][mine], rows["round"][mine], rows["draft_index"][mine])
-    if not len(keys):
-        return np.full(len(seq), np.nan)
-    by_key, wanted = np.argsort(keys, kind="stable"), _keys(seq, round_, index)
-    at = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
-    row = mine[by_key[at]]
+    of, place = rows["seq_id"][mine], rows["draft_index"][mine]
+    at = places_of(_keys(of, rows["round"][mine], place), _keys(seq, round_, index))
     rule = rule_of(run.facts) or AcceptRule()
-    chance = rule.chance(rows["rule_p"][row], rows["rule_q"][row], index)
-    return np.where(keys[by_key[at]] == wanted, chance, np.nan)
+    chance = rule.chance(rows["rule_p"][mine], rows["rule_q"][mine], place)
+    return np.append(chance, np.nan)[at]
 
 
 def _keys(seq: np.ndarray, round_: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
+from engine.analysis.findings.run_rows import ExaminedRun, observed, rounds_text
 from engine.analysis.noise_ceiling import rows_beyond
 from engine.analysis.verdict import failed_checks, first_row
 from engine.options import RunOptions, SamplerOptions
 from engine.trace.records import EMITTED_KINDS
+from engine.trace.run_columns import round_keys
 from engine.trace.run_ref import same_model
 
 _KNOWN = ("temp", "top_k", "top_p", "min_p", "seed")

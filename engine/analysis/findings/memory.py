@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, observed, round_keys, rounds_text
+from engine.analysis.findings.run_rows import ExaminedRun, observed, rounds_text
 from engine.options import MAX_REPLAYS
 from engine.trace.facts import FailureFacts, HeldFacts
+from engine.trace.run_columns import places_of, round_keys
 
 
 def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -245,13 +246,9 @@ def _stale_plane(run: ExaminedRun) -> Iterator[RuleHit]:
     pending = np.flatnonzero(memory.is_text("state", "pending"))
     if not pending.size:
         return
-    keys = round_keys(memory)[pending]
-    order = np.argsort(keys, kind="stable")
-    keys, ages = keys[order], memory["age"][pending][order]
-    wanted = round_keys(rounds)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    age, depth = ages[at], rounds["memory_rollback"]
-    stale = _partial(run) & ~_wrong_index(run) & (keys[at] == wanted) & (age != depth)
+    at = places_of(round_keys(memory)[pending], round_keys(rounds))
+    age, depth = memory["age"][pending][at], rounds["memory_rollback"]
+    stale = _partial(run) & ~_wrong_index(run) & (at >= 0) & (age != depth)
     for seq, rows in rounds.by_sequence(stale):
         first = rows[0]
         found = "of rejected tokens or another sequence"

@@ -227,11 +227,6 @@ def observed(values: np.ndarray) -> np.ndarray:
     return values != MISSING
 
 
-def round_keys(rows: RunColumns) -> np.ndarray:
-    """A number for each row's round and sequence, to find them in another table: int64 [n]."""
-    return (rows["round"] << 16) | rows["seq_id"]
-
-
 def rounds_text(rounds: np.ndarray) -> str:
     """A list of round numbers [n] as short text, for a finding's evidence."""
     first, last = int(rounds[0]), int(rounds[-1])

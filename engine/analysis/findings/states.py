@@ -9,8 +9,9 @@ import numpy as np
 
 from engine.analysis.findings.memory import NAMES_STATES
 from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, round_keys, rounds_text
+from engine.analysis.findings.run_rows import ExaminedRun, rounds_text
 from engine.trace.facts import CopyFacts, StateOriginFacts
+from engine.trace.run_columns import round_keys
 
 _ROUNDING = 1e-2
 """Relative error of a state that rounding may come to at once; other content is off by more."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
-from engine.trace.run_columns import RoundRows, RunColumns
+from engine.trace.run_columns import RoundRows, RunColumns, paired, places_of, round_keys
 from engine.trace.run_ref import RunRef
 
 
@@ -287,14 +287,7 @@ def rows_of(
     rounds: RunColumns, order: np.ndarray, round_: np.ndarray, seq_id: np.ndarray
 ) -> np.ndarray:
     """Index into `order` of each round of a sequence, -1 where it is not among them."""
-    keys = (rounds["seq_id"][order].astype(np.int64) << 32) + rounds["round"][order]
-    by_key = np.argsort(keys)
-    wanted = (seq_id.astype(np.int64) << 32) + round_
-    if not len(keys):
-        return np.full(len(wanted), -1)
-    place = np.minimum(np.searchsorted(keys[by_key], wanted), len(keys) - 1)
-    found = by_key[place]
-    return np.where(keys[found] == wanted, found, -1)
+    return places_of(round_keys(rounds)[order], paired(round_, seq_id))
 
 
 SEEN = 2

@@ -13,14 +13,13 @@ from kernels.recurrence.selective_scan import (
     scan_slots,
     scan_slots_naive,
     scan_slots_with_llvm,
-    scan_slots_with_torch,
 )
 
 INTO = pytest.mark.parametrize(
     "run", [scan_into_naive, torch_version(scan_into), scan_into_with_llvm, scan_into]
 )
 SLOTS = pytest.mark.parametrize(
-    "run", [scan_slots_naive, scan_slots_with_torch, scan_slots_with_llvm, scan_slots]
+    "run", [scan_slots_naive, torch_version(scan_slots), scan_slots_with_llvm, scan_slots]
 )
 
 

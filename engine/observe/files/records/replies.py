@@ -55,11 +55,6 @@ class KeptReply:
     _n_tokens: dict[int, int] = field(default_factory=dict)
 
     @property
-    def has_timings(self) -> bool:
-        """Whether llama-server's counters are in it."""
-        return any(_timings_of(event) for event in self.events)
-
-    @property
     def is_over(self) -> bool:
         """Whether each of its answers has ended."""
         return bool(self._done) and self._done.issuperset(self._n_tokens)
