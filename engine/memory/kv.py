@@ -159,8 +159,8 @@ class AttentionKV:
         if by_index:
             arrays = (*ubatch.arrays, self._stream_of, cells.ravel(), *looks)
             together, views = self._uploads.put(arrays, self.device)
-            tokens, positions, outputs, stream_of, cell_of, *there = views
-            of_batch = UBatchTensors(tokens, positions, outputs)
+            of_batch = UBatchTensors(*views[:3])
+            stream_of, cell_of, *there = views[3:]
             self._numbers = stream_of, cell_of
             if self._views is not None and self._gathered is None:
                 self._fixed = PassInputs(tuple(self._views.values()), (together,))
