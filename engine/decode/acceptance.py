@@ -99,6 +99,7 @@ def with_bonus(accepted: list[int], rows: RowDistribution, sampler: Sampler) -> 
     return [*accepted, sampler.draw(rows(len(accepted)))]
 
 
+_NO_DRAFT = Draft()
 RULES: dict[str, AcceptanceRule] = {"match": match, "rejection": reject}
 """The keys are those of engine.options.ACCEPT_RULES."""
 
@@ -180,7 +181,7 @@ class Judge:
 
     def accept(self, round_: Round) -> None:
         """Judge the draft of a round by its logits, or choose the first token after a prompt."""
-        draft, sampler = round_.draft or Draft(), self._samplers[round_.seq_id]
+        draft, sampler = round_.draft or _NO_DRAFT, self._samplers[round_.seq_id]
         if draft.tokens and self.judges_replays:  # only drafts are replayed
             round_.before = sampler.clone()
         seen, row = self._rows(round_)

@@ -157,7 +157,8 @@ class Recorder:
             self._files.note(self.facts, number)
         self._last_round = number
         ubatch_ids, self._round_ubatches = self._round_ubatches, []
-        phase_ms = [sum(clock.columns(round_.seq, n).values()) for round_ in rounds]
+        phases = [clock.columns(round_.seq, n) for round_ in rounds]
+        phase_ms = [sum(one.values()) for one in phases]
         rest_ms = max(0.0, elapsed_ms - sum(phase_ms)) / n
         traffic = self._traffic(memory.recurrent, n) if memory else []
         self._unanswered.extend(rounds)
@@ -168,13 +169,14 @@ class Recorder:
                 "round": number,
                 "t_ms": self._elapsed_ms,
                 "total_ms": phase_ms[i] + rest_ms,
+                **phases[i],
                 **(told or {}),
             }
             slots: Sequence[SnapshotSlot] = ()
             if memory:
                 columns |= traffic[i]
                 slots = _look(memory, round_.seq, columns)
-            self._record(partial(self._round, round_, columns, slots, ubatch_ids, clock, n))
+            self._record(partial(self._round, round_, columns, slots, ubatch_ids))
 
     def close(self) -> None:
         """Write what waits. The run has ended: whether its model files have changed since the last
@@ -233,11 +235,9 @@ class Recorder:
         columns: Mapping[str, Any],
         slots: Sequence[SnapshotSlot],
         ubatch_ids: Sequence[int],
-        clock: PhaseClock,
-        n: int,
         rows: NewRows,
     ) -> None:
-        """The rows of one sequence, out of n in this round. columns: others of its round row."""
+        """The rows of one sequence. columns: others of its round row."""
         ids = {"round": round_.number, "seq_id": round_.seq_id}
         self._learn(round_)
         rows["tokens"] += ({**ids, **row} for row in _token_rows(round_))
@@ -271,7 +271,6 @@ class Recorder:
             sampler_draws=round_.sampler_draws,
             ubatch_ids=" ".join(map(str, ubatch_ids)),
             **columns,
-            **clock.columns(round_.seq, n),
         )
         rows["rounds"].append(row)
 

@@ -100,7 +100,7 @@ class StepGraphs:
         It must not wait for the device, nor change anything on the host. What it returns is
         copied, so that the next pass does not overwrite it.
         """
-        shapes = tuple((x.shape, x.dtype) for x in arguments)
+        shapes = tuple([(x.shape, x.dtype) for x in arguments])
         # kernels on the processor are shared out to threads beforehand
         key = pass_inputs.key, shapes, torch.get_num_threads()
         graph = self._graphs.get(key)

@@ -157,10 +157,10 @@ class AttentionKV:
         looks = self._looks(seqs, cells, positions, n_view)
         self._fixed = self._numbers = None
         if by_index:
-            together, (*of_batch, stream_of, cell_of) = self._uploads.put(
-                (*looks, *ubatch.arrays, self._stream_of, cells.ravel()), self.device
-            )
-            there, of_batch = of_batch[:-3], UBatchTensors(*of_batch[-3:])
+            arrays = (*ubatch.arrays, self._stream_of, cells.ravel(), *looks)
+            together, views = self._uploads.put(arrays, self.device)
+            of_batch = UBatchTensors(*views[:3])
+            stream_of, cell_of, *there = views[3:]
             self._numbers = stream_of, cell_of
             if self._views is not None and self._gathered is None:
                 self._fixed = PassInputs(tuple(self._views.values()), (together,))
