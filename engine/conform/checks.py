@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -207,22 +209,23 @@ class Player:
         dice = random.Random(f"{check} {self.seed}")
         for empty in (False, True) if check == "prompts" else (False,):
             started = self.start(empty)
-            played = []
-            for index, one in zip(
-                range(rounds), SCRIPTS[check](self.shape, dice, self.kernel), strict=False
-            ):
-                played.append(one)
-                if faults := self._pass(check, index, one, *started):
-                    return [self._alone(fault, played, empty) for fault in faults]
+            passes = SCRIPTS[check](self.shape, dice, self.kernel)
+            for index, one in zip(range(1 if empty else rounds), passes, strict=False):
+                faults = self._pass(check, index, one, *started)
+                if faults:
+                    return faults
         return []
 
-    def _alone(self, fault: Fault, played: Sequence[Pass], empty: bool) -> Fault:
+    def alone(self, fault: Fault) -> Fault:
         """A fault without a known cause is another sequence's where its sequence alone has none."""
         if fault.cause not in _VAGUE[:2] or self.shape.n_sequences == 1:
             return fault
-        started = self.start(empty)
-        for index, one in enumerate(part for p in played for part in p.only(fault.sequence)):
-            if self._pass(fault.check, index, one, *started):
+        dice = random.Random(f"{fault.check} {self.seed}")
+        for empty in (False, True) if fault.check == "prompts" else (False,):
+            started = self.start(empty)
+            passes = islice(SCRIPTS[fault.check](self.shape, dice, self.kernel), fault.round + 1)
+            alone = (part for one in passes for part in one.only(fault.sequence))
+            if any(self._pass(fault.check, i, one, *started) for i, one in enumerate(alone)):
                 return fault
         words = f"sequence {fault.sequence} is right where no other is in its passes"
         return replace(fault, cause="other-sequence", detail=words)
@@ -248,11 +251,15 @@ class Player:
         kept = [len(t[-1]) if t else 0 for t in reference.tokens]
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: _copy(subject.state(s)) for s in others}
-        if one.drafts:
-            seen = subject.verify(rows).double().cpu()
-        else:
-            seen = subject.decode(rows).double().cpu()
+        outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
         wanted = reference.verify(rows)
+        if one.padding and isinstance(outputs, torch.Tensor):
+            outputs = outputs[: len(wanted)]  # those of padding may be left out
+        size = list(wanted.shape)
+        if words := _unlike(outputs, size, getattr(torch, self.kernel.rows_dtype)):
+            words = f"{'verify' if one.drafts else 'decode'} {words}"
+            return [fault("wrong-return", words, one.sequences[0], -1, math.inf)]
+        seen = outputs.double().cpu()
         faults = []
         situations = {}
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
@@ -277,12 +284,15 @@ class Player:
         if faults:
             return faults
         for cause, words in self.memory.changed():
-            faults.append(fault(cause, words, one.sequences[0], -1, float("inf")))
+            faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
         for sequence, count in zip(one.sequences, one.accepted, strict=True):
-            state = _copy(subject.state(sequence))
+            made = subject.state(sequence)
             right = reference.depths(sequence)[count - 1]
-            if state is None:
+            if made is None:
                 continue
+            if words := _unlike(made, list(self.shape.state), self.shape.dtype):
+                return [fault("wrong-return", f"state {words}", sequence, -1, math.inf)]
+            state = made.double().cpu()
             error, _ = _worst(state.unsqueeze(0), right.unsqueeze(0))
             if error > self.bound:
                 cause, detail = situations[sequence].explain_state(state, count, self.bound)
@@ -370,6 +380,18 @@ class Player:
         return _worst(state.unsqueeze(0), reference.state(0).unsqueeze(0))[0]
 
 
+def _unlike(made: object, size: list[int], least: torch.dtype) -> str:
+    """What an adapter returned, where it is no tensor of this size and precision."""
+    precision = str(least).removeprefix("torch.")
+    wanted = f"a tensor of {size} in {precision} or finer"
+    if not isinstance(made, torch.Tensor):
+        return f"returned {type(made).__name__}, not {wanted}"
+    exact = made.is_floating_point() and torch.finfo(made.dtype).eps <= torch.finfo(least).eps
+    if exact and list(made.shape) == size:
+        return ""
+    return f"returned {list(made.shape)} in {str(made.dtype).removeprefix('torch.')}, not {wanted}"
+
+
 def _copy(state: torch.Tensor | None) -> torch.Tensor | None:
     return None if state is None else state.detach().double().cpu().clone()
 
@@ -378,7 +400,7 @@ def _worst(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, int]:
     """Largest difference relative to the largest value (1 at least), and its row."""
     difference = (seen - wanted).abs().flatten(1)
     if seen.isnan().any():
-        return float("inf"), int(seen.flatten(1).isnan().any(1).nonzero()[0])
+        return math.inf, int(seen.flatten(1).isnan().any(1).nonzero()[0])
     scale = max(1.0, float(wanted.abs().max()))
     return float(difference.max()) / scale, int(difference.max(1).values.argmax())
 
@@ -415,7 +437,7 @@ def check(
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
         words = f"{type(error).__name__}: {error}"[:300]
         words += f" ({Path(last.filename).name}, line {last.lineno})"
-        return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, float("inf"))]
+        return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, math.inf)]
 
 
 def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
