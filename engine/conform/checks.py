@@ -381,7 +381,7 @@ class Player:
 
 
 def _unlike(made: object, size: list[int], least: torch.dtype) -> str:
-    """What an adapter returned, where it is no tensor of this size and precision."""
+    """What an adapter returned, where it is not a tensor of this size and precision."""
     precision = str(least).removeprefix("torch.")
     wanted = f"a tensor of {size} in {precision} or finer"
     if not isinstance(made, torch.Tensor):
