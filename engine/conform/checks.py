@@ -46,6 +46,13 @@ class Pass:
             parts = self.sequences[at], self.lengths[at], self.accepted[at]
             yield Pass(*parts, self.drafts, self.parents[at])
 
+    def whole(self, n: int) -> Iterator[Pass]:
+        """The pass with all of n sequences in their order; those added are like the first."""
+        at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
+        parts = ([part[i] for i in at] for part in (self.lengths, self.accepted))
+        parents = tuple(self.parents[i] for i in at) if self.parents else ()
+        yield Pass(tuple(range(n)), *map(tuple, parts), drafts=self.drafts, parents=parents)
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -217,18 +224,27 @@ class Player:
         return []
 
     def alone(self, fault: Fault) -> Fault:
-        """A fault without a known cause is another sequence's where its sequence alone has none."""
-        if fault.cause not in _VAGUE[:2] or self.shape.n_sequences == 1:
+        """A fault without a known cause is another sequence's where its passes are right with its
+        sequence alone, or with all of them in their order."""
+        n = self.shape.n_sequences
+        if fault.cause not in _VAGUE[:2] or n == 1:
             return fault
-        dice = random.Random(f"{fault.check} {self.seed}")
-        for empty in (False, True) if fault.check == "prompts" else (False,):
-            started = self.start(empty)
-            passes = islice(SCRIPTS[fault.check](self.shape, dice, self.kernel), fault.round + 1)
-            alone = (part for one in passes for part in one.only(fault.sequence))
-            if any(self._pass(fault.check, i, one, *started) for i, one in enumerate(alone)):
-                return fault
-        words = f"sequence {fault.sequence} is right where no other is in its passes"
-        return replace(fault, cause="other-sequence", detail=words)
+        ways: dict[str, Callable[[Pass], Iterator[Pass]]] = {
+            "no other sequence is": lambda one: one.only(fault.sequence),
+            "all sequences are": lambda one: one.whole(n),
+        }
+        for words, changed in ways.items():
+            wrong = False
+            dice = random.Random(f"{fault.check} {self.seed}")
+            for empty in (False, True) if fault.check == "prompts" else (False,):
+                started = self.start(empty)
+                script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
+                played = (p for one in islice(script, fault.round + 1) for p in changed(one))
+                wrong |= any(self._pass(fault.check, i, p, *started) for i, p in enumerate(played))
+            if not wrong:
+                detail = f"sequence {fault.sequence} is right where {words} in its passes"
+                return replace(fault, cause="other-sequence", detail=detail)
+        return fault
 
     def _pass(
         self,
