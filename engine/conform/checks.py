@@ -49,9 +49,9 @@ class Pass:
     def whole(self, n: int) -> Iterator[Pass]:
         """The pass with all of n sequences in their order; those added are like the first."""
         at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
-        parts = ([part[i] for i in at] for part in (self.lengths, self.accepted))
+        lengths, accepted = (tuple(x[i] for i in at) for x in (self.lengths, self.accepted))
         parents = tuple(self.parents[i] for i in at) if self.parents else ()
-        yield Pass(tuple(range(n)), *map(tuple, parts), drafts=self.drafts, parents=parents)
+        yield Pass(tuple(range(n)), lengths, accepted, self.drafts, parents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,13 +302,13 @@ class Player:
         for cause, words in self.memory.changed():
             faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
         for sequence, count in zip(one.sequences, one.accepted, strict=True):
-            made = subject.state(sequence)
+            held = subject.state(sequence)
             right = reference.depths(sequence)[count - 1]
-            if made is None:
+            if held is None:
                 continue
-            if words := _unlike(made, list(self.shape.state), self.shape.dtype):
+            if words := _unlike(held, list(self.shape.state), self.shape.dtype):
                 return [fault("wrong-return", f"state {words}", sequence, -1, math.inf)]
-            state = made.double().cpu()
+            state = held.double().cpu()
             error, _ = _worst(state.unsqueeze(0), right.unsqueeze(0))
             if error > self.bound:
                 cause, detail = situations[sequence].explain_state(state, count, self.bound)
