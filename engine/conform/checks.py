@@ -316,10 +316,10 @@ class Player:
                 each = _each(state.expand_as(depths), depths)
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
-        for sequence, state in still.items():
+        for sequence, first in still.items():
             after = _copy(subject.state(sequence))
-            if state is not None and after is not None and not torch.equal(state, after):
-                error = float((state - after).abs().max())
+            if first is not None and after is not None and not torch.equal(first, after):
+                error = float((first - after).abs().max())
                 faults.append(fault("other-sequence-written", "", sequence, -1, error))
         reference.accept(one.sequences, one.accepted)
         return faults
