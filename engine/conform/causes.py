@@ -4,17 +4,16 @@ with what the kernel gave."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.reference import VARIANTS, Reference, play, step
+from engine.conform.reference import VARIANTS, Reference, gate, play, step
 from engine.conform.subject import Kernel
 
-_MOST_COMMITS, _MOST_GROUPS = 12, 8
+_MOST_COMMITS, _MOST_HEADS = 12, 16
 # What a row brings, its gate first
 _ROW_INPUTS = {
     "gdn": ("a", "b", "q", "k", "v"),
@@ -36,7 +35,7 @@ CAUSES = {
     "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
     "gate-of-other-row": "the decay of another row is applied",
     "other-row": "a row's input or output is that of another row",
-    "head-mapping": "value heads read another key head",
+    "head-mapping": "heads read the input of another head",
     "wrong-scale": "outputs are the right ones times a constant",
     "wrong-tile": "only some columns of the heads are wrong",
     "wrong-parent": "a row of a tree of drafts follows another row than its parent",
@@ -44,6 +43,7 @@ CAUSES = {
     "null-slot-written": "a slot that belongs to no sequence has changed",
     "padding-written": "memory outside of the tensors has changed",
     "signature": "the kernel takes other arguments than in the versions that were tried",
+    "wrong-return": "the adapter returned no tensor of the wanted shape and precision",
     "unused-memory": "a value comes from memory that was never written",
     "not-repeatable": "the same calls give other bits",
     "bits-depend-on-batch": "a row's bits depend on the rows that come with it",
@@ -93,7 +93,7 @@ class Situation:
     def _columns(self, age: int) -> Iterator[tuple[str, str, torch.Tensor]]:
         """States after the rows of the last pass (age 0), of the one before it (1), and so on."""
         for count, state in enumerate(self.before[-1 - age] if self.before else (), 1):
-            if not age and count == self.accepted:
+            if (not age and count == self.accepted) or count % max(1, self.kernel.chunk):
                 continue
             cause = "stale-column"
             if not age and count > self.accepted and self.shape.recurrence == "conv":
@@ -122,6 +122,10 @@ class Situation:
                     state = play(self.shape, state, tokens)[1][-1]
                 missing = sum(len(commit) for commit in rows[kept:resumed])
                 yield "lost-fold", f"{missing} accepted rows missing", state
+            tokens = [row for commit in rows[kept:] for row in commit]
+            states = play(self.shape, commits[kept], tokens)[1]
+            for words, state in self._refolded(commits[kept], tokens, states):
+                yield "gate-order", f"{words}, {len(tokens)} rows of the log", state
 
     def inputs(self) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
@@ -156,24 +160,48 @@ class Situation:
         """Which key heads a value head reads, where other ones than its own explain all; last:
         seen is the last state [heads, …], else outputs [rows, heads, …]."""
         n, groups = self.shape.n_heads, self.shape.n_groups
-        if self.shape.recurrence == "conv" or not 1 < groups <= _MOST_GROUPS:
+        if self.shape.recurrence == "conv" or n > _MOST_HEADS:
             return ""
-        names = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
         of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
-        read: dict[int, tuple[int, int]] = {}
-        for keys in product(range(groups), repeat=2):
-            at = dict(zip(names, keys, strict=True))
-            rows = [row | {x: row[x][i : i + 1] for x, i in at.items()} for row in tokens]
-            start = self.reference.state(self.sequence)
-            outputs, states = play(replace(self.shape, n_groups=1), start, rows, "", self.parents)
-            for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
-                if (not last or keys[0] == keys[1]) and _same(of_heads[head], [made], bound):
-                    read.setdefault(head, keys)
-        wrong = [(h, keys) for h, keys in read.items() if set(keys) != {h // (n // groups)}]
-        if len(read) < n or not wrong:
-            return ""
-        head, keys = wrong[0]
-        return f"value head {head} reads {names[0]} of head {keys[0]}, {names[1]} of head {keys[1]}"
+        start = self.reference.state(self.sequence)
+        shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
+        others = (x for x in _ROW_INPUTS[self.shape.recurrence] if x not in shared)
+        for names, count in ((shared, groups), *(((x,), n) for x in others)):
+            read: dict[int, tuple[int, ...]] = {}
+            for heads in product(range(count), repeat=len(names)):
+                if last and len(set(heads)) > 1:
+                    continue  # states do not depend on q
+                at = dict(zip(names, heads, strict=True))
+                rows = [
+                    row | {x: row[x][i : i + 1].expand_as(row[x]) for x, i in at.items()}
+                    for row in tokens
+                ]
+                outputs, states = self._played(start, rows)
+                for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
+                    if _same(of_heads[head], [made], bound):
+                        read.setdefault(head, heads)
+            wrong = [(h, at) for h, at in read.items() if set(at) != {h // (n // count)}]
+            if len(read) == n and wrong:
+                head, heads = wrong[0]
+                words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
+                return f"value head {head} reads {', '.join(words)}"
+        return ""
+
+    def _refolded(
+        self, state: torch.Tensor, tokens: Sequence[Any], states: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the right writes of rows, of which `states` are the states after each, give where
+        the decays are others: sentence and last state."""
+        if self.shape.recurrence == "conv":
+            return
+        once = plain = state
+        for row, before, after in zip(tokens, [state, *states], states, strict=False):
+            decay = gate(self.shape, row)
+            write = after - decay * before
+            once, plain = decay * (once + write), decay * plain
+        yield "a row's own decay is applied to what it writes", once
+        total = states[-1] - plain  # of all writes
+        yield "the state before them is not decayed", state + total
 
     def _outputs_of(self, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
         """The first row that has another one's output, where every row has some row's; else ""."""
@@ -241,7 +269,8 @@ class Situation:
             return "unused-memory", "NaN in an output"
         right = self.reference.state(self.sequence)
         for cause, sentence, state in self.starts():
-            if _same(seen, self._played(state, self.tokens)[0], bound):
+            ends = (1, len(self.tokens))  # most are wrong in the first row
+            if all(_same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
         for cause, sentence, played in self._ways(right, len(self.tokens)):
             if _same(seen, played[0], bound):
@@ -288,6 +317,9 @@ class Situation:
                 return cause, sentence
             if cause == "other-sequence" and _same(seen, [state], bound):
                 return cause, sentence
+        for sentence, state in self._refolded(start, self.tokens[:count], states[:count]):
+            if _same(seen, [state], bound):
+                return "gate-order", sentence
         for cause, sentence, played in self._ways(start, count):
             if _same(seen, [played[1][-1]], bound):
                 return cause, sentence

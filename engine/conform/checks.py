@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -43,6 +45,13 @@ class Pass:
             at = slice(i, i + 1)
             parts = self.sequences[at], self.lengths[at], self.accepted[at]
             yield Pass(*parts, self.drafts, self.parents[at])
+
+    def whole(self, n: int) -> Iterator[Pass]:
+        """The pass with all of n sequences in their order; those added are like the first."""
+        at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
+        lengths, accepted = (tuple(x[i] for i in at) for x in (self.lengths, self.accepted))
+        parents = tuple(self.parents[i] for i in at) if self.parents else ()
+        yield Pass(tuple(range(n)), lengths, accepted, self.drafts, parents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,25 +216,35 @@ class Player:
         dice = random.Random(f"{check} {self.seed}")
         for empty in (False, True) if check == "prompts" else (False,):
             started = self.start(empty)
-            played = []
-            for index, one in zip(
-                range(rounds), SCRIPTS[check](self.shape, dice, self.kernel), strict=False
-            ):
-                played.append(one)
-                if faults := self._pass(check, index, one, *started):
-                    return [self._alone(fault, played, empty) for fault in faults]
+            passes = SCRIPTS[check](self.shape, dice, self.kernel)
+            for index, one in zip(range(1 if empty else rounds), passes, strict=False):
+                faults = self._pass(check, index, one, *started)
+                if faults:
+                    return faults
         return []
 
-    def _alone(self, fault: Fault, played: Sequence[Pass], empty: bool) -> Fault:
-        """A fault without a known cause is another sequence's where its sequence alone has none."""
-        if fault.cause not in _VAGUE[:2] or self.shape.n_sequences == 1:
+    def alone(self, fault: Fault) -> Fault:
+        """A fault without a known cause is another sequence's where its passes are right with its
+        sequence alone, or with all of them in their order."""
+        n = self.shape.n_sequences
+        if fault.cause not in _VAGUE[:2] or n == 1:
             return fault
-        started = self.start(empty)
-        for index, one in enumerate(part for p in played for part in p.only(fault.sequence)):
-            if self._pass(fault.check, index, one, *started):
-                return fault
-        words = f"sequence {fault.sequence} is right where no other is in its passes"
-        return replace(fault, cause="other-sequence", detail=words)
+        ways: dict[str, Callable[[Pass], Iterator[Pass]]] = {
+            "no other sequence is": lambda one: one.only(fault.sequence),
+            "all sequences are": lambda one: one.whole(n),
+        }
+        for words, changed in ways.items():
+            wrong = False
+            dice = random.Random(f"{fault.check} {self.seed}")
+            for empty in (False, True) if fault.check == "prompts" else (False,):
+                started = self.start(empty)
+                script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
+                played = (p for one in islice(script, fault.round + 1) for p in changed(one))
+                wrong |= any(self._pass(fault.check, i, p, *started) for i, p in enumerate(played))
+            if not wrong:
+                detail = f"sequence {fault.sequence} is right where {words} in its passes"
+                return replace(fault, cause="other-sequence", detail=detail)
+        return fault
 
     def _pass(
         self,
@@ -248,11 +267,15 @@ class Player:
         kept = [len(t[-1]) if t else 0 for t in reference.tokens]
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: _copy(subject.state(s)) for s in others}
-        if one.drafts:
-            seen = subject.verify(rows).double().cpu()
-        else:
-            seen = subject.decode(rows).double().cpu()
+        outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
         wanted = reference.verify(rows)
+        if one.padding and isinstance(outputs, torch.Tensor):
+            outputs = outputs[: len(wanted)]  # those of padding may be left out
+        size = list(wanted.shape)
+        if words := _unlike(outputs, size, getattr(torch, self.kernel.rows_dtype)):
+            words = f"{'verify' if one.drafts else 'decode'} {words}"
+            return [fault("wrong-return", words, one.sequences[0], -1, math.inf)]
+        seen = outputs.double().cpu()
         faults = []
         situations = {}
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
@@ -277,12 +300,15 @@ class Player:
         if faults:
             return faults
         for cause, words in self.memory.changed():
-            faults.append(fault(cause, words, one.sequences[0], -1, float("inf")))
+            faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
         for sequence, count in zip(one.sequences, one.accepted, strict=True):
-            state = _copy(subject.state(sequence))
+            held = subject.state(sequence)
             right = reference.depths(sequence)[count - 1]
-            if state is None:
+            if held is None:
                 continue
+            if words := _unlike(held, list(self.shape.state), self.shape.dtype):
+                return [fault("wrong-return", f"state {words}", sequence, -1, math.inf)]
+            state = held.double().cpu()
             error, _ = _worst(state.unsqueeze(0), right.unsqueeze(0))
             if error > self.bound:
                 cause, detail = situations[sequence].explain_state(state, count, self.bound)
@@ -290,10 +316,10 @@ class Player:
                 each = _each(state.expand_as(depths), depths)
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
-        for sequence, state in still.items():
+        for sequence, first in still.items():
             after = _copy(subject.state(sequence))
-            if state is not None and after is not None and not torch.equal(state, after):
-                error = float((state - after).abs().max())
+            if first is not None and after is not None and not torch.equal(first, after):
+                error = float((first - after).abs().max())
                 faults.append(fault("other-sequence-written", "", sequence, -1, error))
         reference.accept(one.sequences, one.accepted)
         return faults
@@ -370,6 +396,18 @@ class Player:
         return _worst(state.unsqueeze(0), reference.state(0).unsqueeze(0))[0]
 
 
+def _unlike(made: object, size: list[int], least: torch.dtype) -> str:
+    """What an adapter returned, where it is not a tensor of this size and precision."""
+    precision = str(least).removeprefix("torch.")
+    wanted = f"a tensor of {size} in {precision} or finer"
+    if not isinstance(made, torch.Tensor):
+        return f"returned {type(made).__name__}, not {wanted}"
+    exact = made.is_floating_point() and torch.finfo(made.dtype).eps <= torch.finfo(least).eps
+    if exact and list(made.shape) == size:
+        return ""
+    return f"returned {list(made.shape)} in {str(made.dtype).removeprefix('torch.')}, not {wanted}"
+
+
 def _copy(state: torch.Tensor | None) -> torch.Tensor | None:
     return None if state is None else state.detach().double().cpu().clone()
 
@@ -378,7 +416,7 @@ def _worst(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, int]:
     """Largest difference relative to the largest value (1 at least), and its row."""
     difference = (seen - wanted).abs().flatten(1)
     if seen.isnan().any():
-        return float("inf"), int(seen.flatten(1).isnan().any(1).nonzero()[0])
+        return math.inf, int(seen.flatten(1).isnan().any(1).nonzero()[0])
     scale = max(1.0, float(wanted.abs().max()))
     return float(difference.max()) / scale, int(difference.max(1).values.argmax())
 
@@ -415,7 +453,7 @@ def check(
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
         words = f"{type(error).__name__}: {error}"[:300]
         words += f" ({Path(last.filename).name}, line {last.lineno})"
-        return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, float("inf"))]
+        return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, math.inf)]
 
 
 def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:

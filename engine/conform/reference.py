@@ -18,6 +18,16 @@ VARIANTS = {
 }
 
 
+def gate(shape: Shape, row: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What a row's state is multiplied by: [heads, 1, 1], or [heads, d_k, 1] of KDA."""
+    if shape.recurrence == "mamba2":
+        dt = torch.nn.functional.softplus(row["dt"] + row["dt_bias"])
+        return torch.exp(row["A"] * dt)[:, None, None]
+    decay = torch.nn.functional.softplus(row["a"] + row["dt_bias"])
+    g = -torch.exp(row["A_log"]).view(-1, *[1] * (decay.dim() - 1)) * decay
+    return torch.exp(g).view(shape.n_heads, -1, 1)
+
+
 def step(
     shape: Shape, state: torch.Tensor, row: dict[str, torch.Tensor], variant: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,27 +42,24 @@ def step(
         y = (window * row["weight"]).sum(-1) + row["bias"]
         return y * torch.sigmoid(y), window[:, 1:]
     per_group = shape.n_heads // shape.n_groups
+    decay = gate(shape, row) ** (variant != "no-gate")
     if shape.recurrence == "mamba2":
         dt = torch.nn.functional.softplus(row["dt"] + row["dt_bias"])
         B, C = (row[n].repeat_interleave(per_group, 0) for n in "BC")
-        gate = torch.exp(row["A"] * dt * (variant != "no-gate"))[:, None, None]
         write = (dt[:, None] * B)[:, :, None] * row["x"][:, None, :]
-        after = gate * (state + write) if variant == "gate-last" else gate * state + write
-        read = gate * state if variant == "output-before-update" else after
+        after = decay * (state + write) if variant == "gate-last" else decay * state + write
+        read = decay * state if variant == "output-before-update" else after
         y = (C[:, :, None] * read).sum(1) + row["D"][:, None] * row["x"]
         return y, after
     q, k = (normed(row[n]).repeat_interleave(per_group, 0) for n in "qk")
-    decay = torch.nn.functional.softplus(row["a"] + row["dt_bias"])
-    g = -torch.exp(row["A_log"]).view(-1, *[1] * (decay.dim() - 1)) * decay
-    gate = torch.exp(g * (variant != "no-gate")).view(shape.n_heads, -1, 1)
     beta = torch.sigmoid(row["b"])[:, None]
-    decayed = state if variant in ("gate-after-delta", "gate-last") else gate * state
+    decayed = state if variant in ("gate-after-delta", "gate-last") else decay * state
     write = k[:, :, None] * (beta * (row["v"] - (k[:, :, None] * decayed).sum(1)))[:, None, :]
     if variant == "gate-last":
-        after = gate * (state + write)
+        after = decay * (state + write)
     else:
-        after = gate * state + write
-    read = gate * state if variant == "output-before-update" else after
+        after = decay * state + write
+    read = decay * state if variant == "output-before-update" else after
     return (q[:, :, None] * read).sum(1) * shape.d_k**-0.5, after
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import CHECKS, Fault, check, has_check, smallest
+from engine.conform.checks import CHECKS, Fault, Player, check, has_check, smallest
 from engine.conform.cost import measure
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel
@@ -30,7 +31,7 @@ COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
-_MOST_SHRINK_S = 20.0
+_MOST_SHRINK_S, _MOST_START_S, _MOST_END_S = 20.0, 300.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,10 @@ def own_kernel(target: str) -> Kernel:
 
 
 def _imported(place: str) -> ModuleType:
+    """The adapter's module, which may import others of its folder."""
+    folder = str(Path(place).parent.absolute()) if place.endswith(".py") else os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)
     if not place.endswith(".py"):
         return importlib.import_module(place)
     spec = importlib.util.spec_from_file_location(Path(place).stem, place)
@@ -174,7 +179,8 @@ def run(
 ) -> Iterator[Outcome]:
     """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in."""
     waiting = []
-    for kernel in kernels(name, place):
+    # those of prompts take longest: first, so that the last to end is short
+    for kernel in sorted(kernels(name, place), key=lambda kernel: not kernel.chunk):
         played = tuple(c for c in checks if c == COST or has_check(kernel, c))
         needs = _needs(kernel, name, place, device)
         for recurrence in kernel.recurrences if not only or kernel.name in only else ():
@@ -258,7 +264,7 @@ class _Child:
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
-        self._buffer, self._ended = b"", False
+        self._buffer, self._ended, self._started = b"", False, False
         self._since = time.monotonic()
 
     def read(self) -> None:
@@ -270,31 +276,41 @@ class _Child:
         """The checks that have ended since the last call."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
+            self._since, self._started = time.monotonic(), True
+            if not line:
+                continue
             answer = json.loads(line)
             faults = tuple(map(_fault, answer["faults"]))
             self.left.remove(answer["check"])
-            self._since = time.monotonic()
             yield Outcome(
                 self.kernel, self.recurrence, answer["check"], faults, answer["seconds"],
                 answer["figures"],
             )  # fmt: skip
 
     def over(self) -> bool:
-        """Whether the process has ended or is past its limit."""
-        return self._ended or time.monotonic() - self._since > self.limit_s
+        """Whether the process has ended or is past its limit; imports do not count to a check's."""
+        limit_s = self.limit_s if self._started else max(self.limit_s, _MOST_START_S)
+        return self._ended or time.monotonic() - self._since > limit_s
 
     def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
         """The check that was lost with the process, if any, and those not started."""
         late = not self._ended
-        self.process.kill()
-        _, errors = self.process.communicate()
+        if late:
+            self.process.kill()
+        try:
+            _, errors = self.process.communicate(timeout=_MOST_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            _, errors = self.process.communicate()
+        code = self.process.returncode
         if not self.left:
             return None, ()
         lost, *rest = self.left
         words = errors.decode(errors="replace").strip().splitlines()
-        detail = (
-            f"more than {self.limit_s:g} s" if late else (words[-1:] or ["no message"])[0][:300]
-        )
+        ended = f"the process ended with exit status {code}"
+        if code < 0:
+            ended = f"the process ended with signal {signal.Signals(-code).name}"
+        detail = f"more than {self.limit_s:g} s" if late else (words[-1:] or [ended])[0][:300]
         shape = Shape(self.recurrence, 1, 1, 16, 16, 1, 1)
         fault = Fault(
             self.kernel, lost, "hang" if late else "crash", detail, shape, self.seed, 0, 0, -1,
@@ -320,6 +336,8 @@ def _in_child(
     torch.set_num_threads(1)
     found = next(k for k in kernels(name, place) if k.name == kernel)
     with _imports(name, place, found) as package:
+        answers.write("\n")  # a check's limit of time runs from here
+        answers.flush()
         for one in checks.split(","):
             began = time.monotonic()
             faults, figures = [], {}
@@ -384,6 +402,8 @@ def _checked(
         shape = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
         if recurrence == "conv":
             shape = sizes[0]
+    if kernel.chunk and name != "prompts":  # bits, for which a whole chunk and a row do
+        shape = replace(shape, n_tokens=kernel.chunk + 1)
     if name == "trees":  # of two rows there is one tree alone
         shape = replace(shape, n_tokens=max(4, shape.n_tokens))
     rounds = _rounds(name, device)
@@ -400,7 +420,8 @@ def _checked(
         tried.add(smaller)
         return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
 
-    return [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
+    found = [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
+    return [Player(kernel, package, f.shape, seed, device).alone(f) for f in found]
 
 
 if __name__ == "__main__":

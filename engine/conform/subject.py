@@ -110,7 +110,7 @@ class Prompts:
     decode = verify
 
     def state(self, sequence: int) -> torch.Tensor | None:
-        return self.states[sequence]
+        return self.states.get(sequence)
 
 
 class RowByRow:

@@ -10,7 +10,7 @@ import torch
 
 from engine.conform.adapters import own
 from engine.conform.cases import Rows, Shape
-from engine.conform.checks import CHECKS, Fault, check, has_check, smallest
+from engine.conform.checks import CHECKS, Fault, Player, check, has_check, smallest
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel, Prompts
 
@@ -392,7 +392,65 @@ class RoundsEach(own._Slots):
         return torch.cat(outs, 1)
 
 
+class FirstBeta(own._Slots):
+    """The first row's beta is applied to all."""
+
+    def _run(self, parts, read, write):
+        for p in parts:
+            p.tensors["beta"] = p.beta[:1].expand_as(p.beta).contiguous()
+        return super()._run(parts, read, write)
+
+
+class NextHead(own._Slots):
+    """The last value head reads the first head's query, and its own key."""
+
+    def _run(self, parts, read, write):
+        each = self.shape.n_heads // self.shape.n_groups
+        for p in parts:
+            q, k = (x.repeat_interleave(each, 1) for x in (p.q_normed, p.k_normed))
+            q[:, -1] = q[:, 0]
+            p.tensors |= {"q_normed": q, "k_normed": k}
+        return super()._run(parts, read, write)
+
+
+class Unscaled(own._Slots):
+    """Queries are not divided by the root of their size."""
+
+    def verify(self, rows):
+        return super().verify(rows) * self.shape.d_k**0.5
+
+
+class Shuffled(own._Slots):
+    """Outputs of the first two rows are exchanged."""
+
+    def verify(self, rows):
+        out = super().verify(rows)
+        for part in rows.slices():
+            out[part] = out[part].roll(1, 0)
+        return out
+
+
+class Mixed(own._Slots):
+    """A pass of several sequences adds a bit of each to the others."""
+
+    def verify(self, rows):
+        out = super().verify(rows)
+        return out + 0.01 * (out.sum() if len(rows.sequences) > 1 else 0.0)
+
+
+class Rounded(own._Slots):
+    """Outputs of less precision than the rows."""
+
+    def verify(self, rows):
+        return super().verify(rows).bfloat16()
+
+
 PLANTED = [
+    (FirstBeta, "kda", "other-row"),
+    (Shuffled, "gdn", "other-row"),
+    (NextHead, "gdn", "head-mapping"),
+    (Unscaled, "kda", "wrong-scale"),
+    (Rounded, "gdn", "wrong-return"),
     (FirstColumn, "gdn", "stale-column"),
     (FirstColumn, "kda", "stale-column"),
     (NewestColumn, "gdn", "stale-column"),
@@ -456,6 +514,14 @@ def test_a_planted_mistake_is_named(adapter, recurrence, cause):
     found = planted(adapter, recurrence)
     assert found
     assert found[0].cause == cause
+
+
+def test_a_fault_that_a_sequence_alone_has_not_is_of_another():
+    kernel = Kernel("planted", ("gdn",), Mixed, dtypes=("float32",))
+    fault = faults(kernel, SHAPES["gdn"], ["depths"])[0]
+    assert fault.cause == "wrong-output"
+    player = Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu")
+    assert player.alone(fault).cause == "other-sequence"
 
 
 def test_the_smallest_shape_keeps_the_cause():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -76,6 +77,15 @@ def test_a_wheel_is_unpacked(folder, tmp_path):
     assert loaded(package).four() == 4
 
 
+@pytest.mark.parametrize("name", ["toyengine-1.2.3.tar.gz", "toy-engine-1.2.3.tar.gz"])
+def test_a_source_archive_is_unpacked(folder, name):
+    with tarfile.open(folder / name, "w:gz") as archive:
+        archive.add(folder / "toyengine", f"{name.removesuffix('.tar.gz')}/toyengine")
+    package = open_package(str(folder / name), "toyengine")
+    assert package.version == "1.2.3"
+    assert loaded(package).four() == 4
+
+
 def test_a_moved_kernel_is_an_error_with_a_remedy(folder):
     package = open_package(str(folder), "toyengine")
     with pytest.raises(KernelPackageError, match=r"has no toyengine\.ops\.moved"):
@@ -93,6 +103,13 @@ def test_a_damaged_wheel_is_an_error(tmp_path, damage):
     with pytest.raises(KernelPackageError):
         open_package(str(wheel), "toyengine")
     assert not (tmp_path.parent / "x.py").exists()
+
+
+def test_a_damaged_source_archive_is_an_error(tmp_path):
+    archive = tmp_path / "toyengine-1.0.tar.gz"
+    archive.write_bytes(b"\x1f\x8b\x08 no archive")
+    with pytest.raises(KernelPackageError, match="not a readable"):
+        open_package(str(archive), "toyengine")
 
 
 def test_what_is_nowhere_names_the_remedy():

@@ -111,6 +111,12 @@ def test_a_kernel_that_hangs_costs_its_check(tmp_path):
     assert [f.cause for o in seen for f in o.faults] == ["hang"]
 
 
+def test_an_adapter_imports_from_its_folder(tmp_path):
+    (tmp_path / "kernel_of_mine.py").write_text("def adapter(shape, memory): pass")
+    (tmp_path / "adapter_of_mine.py").write_text("from kernel_of_mine import adapter")
+    assert runner.own_kernel(f"{tmp_path}/adapter_of_mine.py:adapter").name == "adapter"
+
+
 def test_the_adapter_of_the_help_page_passes(tmp_path):
     code = help_page("conform").split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 32
