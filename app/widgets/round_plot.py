@@ -406,7 +406,7 @@ class RoundPlot(PlotSurface):
         self._place_chip()
 
     def _bounded(self, left: float, right: float) -> tuple[float, float]:
-        """The nearest part of the axis that is no wider than the run and does not leave it."""
+        """The nearest part of the axis within the run, and as wide as the run at most."""
         axis = self.run_axis
         n_rounds = max(self._n_rounds, *(plot.n_rounds for plot in self._linked), 0)
         if not n_rounds:
