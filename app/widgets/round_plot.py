@@ -390,7 +390,10 @@ class RoundPlot(PlotSurface):
             self.x_changed.emit(left, right)
 
     def _on_moved_by_hand(self) -> None:
-        left, right = self.x_range
+        before = self.x_range
+        left, right = self._bounded(*before)
+        if (left, right) != before:
+            self._set_x(left, right)
         for plot in (self, *self._linked):
             plot._span = max(right - left, _LEAST_SPAN * self.run_axis.round_width)
         newest = self.run_axis.centre(self._n_rounds - 1)
@@ -399,6 +402,19 @@ class RoundPlot(PlotSurface):
             self._follow = follow
             self.follow_changed.emit(follow)
         self._place_chip()
+
+    def _bounded(self, left: float, right: float) -> tuple[float, float]:
+        """The nearest part of the axis within the run, and as wide as the run at most."""
+        axis = self.run_axis
+        n_rounds = max(self._n_rounds, *(plot.n_rounds for plot in self._linked), 0)
+        if not n_rounds:
+            return left, right
+        start, stop = axis.start(self._first), axis.start(n_rounds)
+        if self.overlay is not None:
+            stop = max(stop, self.overlay.end(axis.unit))
+        wide = min(right - left, max(stop - start, self._first_span * axis.round_width))
+        left = min(max((left + right - wide) / 2, start), max(stop - wide, start))
+        return left, left + wide
 
     def _place_chip(self) -> None:
         newest = self.run_axis.centre(self._n_rounds - 1)

@@ -71,8 +71,6 @@ class EngineNews(QObject):
             panels.model_map.server.refresh()  # its counters may have come before the last rounds
         self._end_progress()
         panels.run_panel.set_devices(self._bridge.devices)
-        if state is State.READY and (how := self._bridge.loaded_as) is not None:
-            panels.run_panel.set_loading(how.compute, how.mmap, how.device)
         panels.model_map.set_memory(self._bridge.memory)
         panels.model_map.set_loadable(state is State.INSPECTED)
         panels.run_panel.set_loading_enabled(
@@ -274,6 +272,8 @@ class EngineNews(QObject):
         bridge = self._bridge
         if bridge.state is not State.LOADING and not bridge.exporting and not bridge.reading:
             self._panels.status.hide_progress()
+        if bridge.state is State.READY and (how := bridge.loaded_as) is not None:
+            self._panels.run_panel.set_loading(how.compute, how.mmap, how.device)
         self.changed.emit()
 
     def _show_model_text(self, *_: object) -> None:

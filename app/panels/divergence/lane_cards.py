@@ -220,7 +220,8 @@ class LaneCard(QAbstractButton):
         painter.setFont(font)
         painter.setPen(theme.color("ui.text"))
         room = first.right() - chip - 5 - start
-        title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, room)
+        title = self._lanes.names[self.run_id] if self._low else self._title
+        title = painter.fontMetrics().elidedText(title, Qt.TextElideMode.ElideRight, room)
         painter.drawText(first.adjusted(start - first.left(), 0, 0, 0), left, title)
         font.setBold(False)
         painter.setFont(font)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
@@ -20,15 +21,15 @@ from engine.trace.store import TraceStore
 
 _COLUMNS = (
     TableColumn("run", "run", "What you call the run (F2), else its number", True),
-    TableColumn("star", "★", "Starred runs; a click puts a star or takes it off", True),
     TableColumn("drafter", "lane or drafters", "Lane of a comparison, else what drafts", True),
-    TableColumn("acceptance", "acceptance", "Accepted / drafted"),
+    TableColumn("acceptance", "accept.", "Acceptance: accepted / drafted"),
     TableColumn(
         "speed",
         "tok/s",
         "Tokens generated a second, prompts left out; lanes share their drafts and have none",
     ),
-    TableColumn("started", "started", "When the run began", True),
+    TableColumn("started", "started", "When the run began: today the time, else the day", True),
+    TableColumn("star", "★", "Starred runs; a click puts a star or takes it off", True),
     TableColumn("prompt", "prompt", "How the first prompt begins", True),
     TableColumn("policy", "rollback", "Rollback policy of a run that drafts", True),
     TableColumn("n_max", "n_max", "Longest draft"),
@@ -274,7 +275,7 @@ def _text(row: RunRow, name: str) -> str:
         "tokens": NOT_OBSERVED if row.tokens is None else f"{row.tokens:,}",
         "acceptance": significant(row.acceptance),
         "speed": significant(row.tokens_per_second),
-        "started": "" if row.started is None else f"{row.started:%b %d %H:%M}",
+        "started": "" if row.started is None else _when(row.started),
         "stop": row.stop,
         "marks": ", ".join(row.marks),
     }[name]
@@ -286,3 +287,8 @@ def _tip(row: RunRow, name: str) -> str:
     if name == "run":
         return f"{called(row)}: {row.run} of its trace"
     return _text(row, name)
+
+
+def _when(started: datetime) -> str:
+    today = datetime.now(started.tzinfo).date()
+    return f"{started:%H:%M}" if started.date() == today else f"{started:%b %d}"

@@ -41,19 +41,19 @@ from app.widgets.plain_table import plain_table
 from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {
-    "run": 12,
-    "star": 3,
-    "drafter": 21,
-    "acceptance": 8,
+    "run": 11,
+    "drafter": 18,
+    "acceptance": 6,
     "speed": 6,
     "started": 0,
+    "star": 3,
     "prompt": 20,
     "policy": 10,
     "n_max": 7,
     "tokens": 7,
     "stop": 12,
 }
-_SAMPLES = {"policy": "checkpoint", "started": "Mmm 00 00:00"}
+_SAMPLES = {"policy": "checkpoint", "started": "Mmm 00"}
 _PAD = 12
 _GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
 """Columns with texts that may be longer: their share of the room that is left in a wide view, and

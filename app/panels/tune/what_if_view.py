@@ -214,7 +214,7 @@ def _headline(result: WhatIf) -> str:
         return f"Lengths only, without times of its own · estimate from {_steps(result)}"
     words = f"n_max {best.n_max}: {_speed(best)}"
     if best.n_max == recorded.n_max:
-        words = f"None estimated faster than {words}, as recorded"
+        words = f"None estimated faster than the recorded {words} in usual rounds"
     elif result.gain is None:
         words = f"Highest estimate, no verdict: {words}"
     else:

@@ -167,6 +167,10 @@ def test_compute_mode_reloads_and_a_refusal_shows_the_mode_in_use(
     qtbot.waitUntil(lambda: bool(messages(loaded)))
     wait(qtbot, loaded, State.READY)
     assert loaded.run_panel.compute.currentText() == "f32"
+    engine.fail_at["inspect"] = ModelFileError("x.gguf", "path", "no such file", "Check it.")
+    loaded.run_panel.compute.setCurrentText("int8")
+    qtbot.waitUntil(lambda: "no such file" in " ".join(messages(loaded)))
+    qtbot.waitUntil(lambda: loaded.run_panel.compute.currentText() == "f32")
 
 
 @pytest.mark.parametrize("action", ["run.start", "run.compare"])

@@ -193,24 +193,41 @@ def test_the_newest_round_stays_in_sight_until_scrolled(view: RollbackView, qtbo
     assert not view.plot._chip.isVisible()
 
 
-def test_the_wheel_zooms_at_the_cursor(view: RollbackView) -> None:
-    builder = sample_trace(rounds=300)
-    view.show_run(builder.run)
-    QApplication.processEvents()
-    before, y_before = view.plot.x_range, view.plot.box.viewRange()[1]
+def turn_wheel(view: RollbackView, by: int) -> None:
     place = QPointF(pixel_of(view, 250.0, 1.0))
     viewport = view.plot.viewport()
     wheel = QWheelEvent(
         place,
         viewport.mapToGlobal(place),
         QPoint(0, 0),
-        QPoint(0, 120),
+        QPoint(0, by),
         Qt.MouseButton.NoButton,
         Qt.KeyboardModifier.NoModifier,
         Qt.ScrollPhase.NoScrollPhase,
         False,
     )
     QApplication.sendEvent(viewport, wheel)
+
+
+def test_neither_the_wheel_nor_keys_leave_the_run(view: RollbackView, qtbot: QtBot) -> None:
+    builder = sample_trace(rounds=300)
+    view.show_run(builder.run)
+    QApplication.processEvents()
+    for _ in range(9):
+        turn_wheel(view, -120 * 4)
+    assert view.plot.x_range == pytest.approx((-0.5, view.plot.n_rounds - 0.5))
+    qtbot.keyClick(view.plot, Qt.Key.Key_W)
+    for _ in range(30):
+        qtbot.keyClick(view.plot, Qt.Key.Key_A)
+    assert view.plot.x_range[0] == pytest.approx(-0.5)
+
+
+def test_the_wheel_zooms_at_the_cursor(view: RollbackView) -> None:
+    builder = sample_trace(rounds=300)
+    view.show_run(builder.run)
+    QApplication.processEvents()
+    before, y_before = view.plot.x_range, view.plot.box.viewRange()[1]
+    turn_wheel(view, 120)
     after = view.plot.x_range
     assert after[1] - after[0] < before[1] - before[0]
     share = (250 - before[0]) / (before[1] - before[0])

@@ -140,6 +140,7 @@ def test_models_and_scenarios_are_folders(window: MainWindow, qtbot: QtBot) -> N
 def test_figures_are_in_sight_in_a_small_window(window: MainWindow, store: TraceStore) -> None:
     window.resize(1280, 800)
     window.docks.reset()
+    window.docks.reveal("inspector")  # which needs less width, and shares its place
     window.docks.reveal("runs")
     QApplication.processEvents()
     table, model = window.runs.table, window.runs.model
