@@ -130,7 +130,7 @@ def _pair(
             options = side.run.facts.options or other.run.facts.options
             if options is None:
                 missing.append(_SETTINGS._replace(fact=_SETTINGS.fact.format(side.name)))
-            elif not options.spec.tree:
+            elif not options.spec.tree and (session or side.drafters != ["ngram-cache"]):
                 judged.append(side.name)
                 causes += filter(None, [LookedUp(side, options, cancelled).cause()])
     causes += filter(None, [settings_cause(a, b)])

@@ -143,7 +143,7 @@ def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
     if a.asked.messages and a.asked.messages == b.asked.messages:
         what = "The messages are equal and the chat template made another prompt of them"
     elif texts[0].endswith(texts[1]) or texts[1].endswith(texts[0]):
-        what = "One prompt is the end of the other: its beginning is cut off"
+        what = "One prompt is the end of the other: its beginning is cut off, or text put before it"
     elif at == min(map(len, texts)):
         what = "One prompt goes on where the other ends, as with another generation prompt"
     elif _SPECIAL.search(texts[0]) and any(_SPECIAL.sub(b"", one) != one for one in texts):
