@@ -40,8 +40,9 @@ _WORTH = 1.02
 """How much faster than the best one a length has to be able to be."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
-_SHARE = 0.9
-"""Of the seconds left, those that are planned with."""
+_SHARE, _PAIRS = 0.9, 0.5
+"""Of the seconds left, those that are planned with: for each setting once, for all pairs of all
+finalists."""
 _ENOUGH_TOKENS = 64
 """Of an answer, below which a pair has fewer prompts instead."""
 _SCREENING = 0.5
@@ -207,7 +208,7 @@ class _Tuner:
         """Prompts of a pair and tokens of an answer: as many as what is left of the time allows at
         the speeds that were measured, which other work on the machine may have changed."""
         if self.kept.in_pairs is None:
-            left = _SHARE * (self.until - time.monotonic()) - self.start_s * len(names)
+            left = _PAIRS * (self.until - time.monotonic()) - self.start_s * len(names)
             each = sum(1 / max(self.screened[name][0], 1e-3) for name in names)
             for n_prompts in range(len(self.plan.prompts), 0, -1):
                 of_prompt = left / (self.plan.pairs * n_prompts) - self.prompt_s * len(names)
