@@ -74,8 +74,7 @@ def drafted_run(path: Path, run_id: int | None, option: str) -> RunRef:
     if not known and n and (store.rounds.column("num_draft_tokens", 0, n) == 0).any():
         raise OptionError(
             f"{path} has no draft in any of its rounds.",
-            "Record a longer text with a drafter (--spec-type), or see with `draftscope why` why "
-            "none drafted.",
+            "Record it with a drafter (--spec-type); a longer text where that found nothing.",
         )
     if not known or (run_id is not None and run_id not in known):
         raise OptionError(
