@@ -233,8 +233,8 @@ class _Tuner:
                 began = time.monotonic()
                 if number >= self.plan.pairs:
                     racing = self._undecided(racing, speeds)
-                    known = all((name, number) in self.kept.pairs for name in racing)
-                    if not racing or not (known or began + _MARGIN * took_s < self.until):
+                    is_kept = all((name, number) in self.kept.pairs for name in racing)
+                    if not racing or not (is_kept or began + _MARGIN * took_s < self.until):
                         break
                 first, start = number % len(racing), number * n_prompts % len(self.plan.prompts)
                 prompts = around[start : start + n_prompts]
