@@ -71,6 +71,11 @@ def drafted_run(path: Path, run_id: int | None, option: str) -> RunRef:
     n = len(store.rounds)
     drafted = store.rounds.column("num_draft_tokens", 0, n) > 0
     known = sorted(set(store.rounds.column("run_id", 0, n)[drafted].tolist()))
+    if not known and n and (store.rounds.column("num_draft_tokens", 0, n) == 0).any():
+        raise OptionError(
+            f"{path} has no draft in any of its rounds.",
+            "Record it with a drafter (--spec-type); a longer text where that found nothing.",
+        )
     if not known or (run_id is not None and run_id not in known):
         raise OptionError(
             f"{path} has no rounds with drafts, only sums or plain text.",

@@ -26,7 +26,7 @@ from kernels.norm import rms_norm
 from tests.support.drafter_bugs import Bug, Patch, alone, each, map_blocks, with_first
 
 _MODEL, _ROW = ("mtp", "simple", "eagle3"), ("mtp", "eagle3")
-_BLOCKS, _COPIES = ("dflash", "dspark", "dflash2"), ("ngram-simple", "ngram-map-k")
+_BLOCKS = ("dflash", "dspark", "dflash2")
 
 # -- prompts -----------------------------------------------------------------------------------
 
@@ -176,18 +176,30 @@ def _never_one(patch: Patch, session: Session) -> None:
 
 
 def _learns_rejected(patch: Patch, session: Session) -> None:
-    observe, batch = NgramDrafter.observe, {}
+    for kind in (NgramDrafter, suffix.SuffixDrafter):
+        drafted: dict[int, list[int]] = {}
 
-    def remember(self: Any, ubatch: UBatch, rows: TargetRows) -> None:
-        for i, seq in enumerate(ubatch.seq_ids):
-            batch[seq] = int(ubatch.positions[i, 0]), ubatch.tokens[i].tolist()
+        def draft(self: Any, requests: Any, own: Any = kind.draft, drafted: Any = drafted) -> Any:
+            found = own(self, requests)
+            drafted.update(
+                (one.seq, list(x.tokens)) for one, x in zip(requests, found, strict=True)
+            )
+            return found
 
-    def whole(self: Any, seq: int, pos0: int, tokens: Any, rows: TargetRows) -> None:
-        start, known = batch.get(seq, (-1, tokens))
-        observe(self, seq, pos0, known if start == pos0 else tokens, rows)
+        def observe(
+            self: Any,
+            seq: int,
+            pos0: int,
+            tokens: Any,
+            rows: Any,
+            own: Any = kind.observe,
+            drafted: Any = drafted,
+        ) -> None:
+            batch = drafted.pop(seq, [])
+            own(self, seq, pos0, [tokens[0], *batch] if batch else tokens, rows)
 
-    patch.setattr(NgramDrafter, "decoded", remember)
-    patch.setattr(NgramDrafter, "observe", whole)
+        patch.setattr(kind, "draft", draft)
+        patch.setattr(kind, "observe", observe)
 
 
 def _newest_left_out(patch: Patch, session: Session) -> None:
@@ -282,7 +294,7 @@ MORE_BUGS: dict[str, Bug] = {
     "rejected rows stay": Bug("drafter state", "stay", _BLOCKS, _rejected_rows_stay),
     "next ids": Bug("candidates", "d2t", ("eagle3-d2t", "dflash-d2t"), _next_ids),
     "one token never": Bug("candidates", "never drafted", _MODEL, _never_one),
-    "learns rejected": Bug("drafter state", "rejected", _COPIES, _learns_rejected),
+    "learns rejected": Bug("drafter state", "rejected", ("suffix", "ngram-mod"), _learns_rejected),
     "newest left out": Bug("drafter state", "late", ("ngram-simple",), _newest_left_out),
     "copies too far": Bug("drafter state", "ahead", ("ngram-simple",), _copies_too_far),
     "no prompt looked up": Bug("drafter state", "prompt", ("suffix",), _no_prompt),

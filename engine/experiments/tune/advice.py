@@ -47,9 +47,12 @@ class Verdict:
 
 
 def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
-    """confirmed: the plain one and others."""
+    """confirmed: the plain one and others; one that was measured in more pairs was the fastest."""
     plain = next(one for one in confirmed if one.name == PLAIN)
-    others = sorted((one for one in confirmed if one is not plain), key=lambda one: -one.median)
+    others = sorted(
+        (one for one in confirmed if one is not plain),
+        key=lambda one: (-len(one.speeds), -one.median),
+    )
     if not others:
         return Verdict(PLAIN, PLAIN, None, ())
     fastest, *rest = others

@@ -153,9 +153,9 @@ def _confirmed(name: str, runs: Sequence[TimedRun], plain: Sequence[tuple[int, .
 
 def compare(a: Confirmed, b: Confirmed) -> SpeedComparison:
     """Round by round, as many as both have; ties count for neither."""
-    pairs = [(x, y) for x, y in zip(a.speeds, b.speeds, strict=True) if x != y]
+    pairs = [(x, y) for x, y in zip(a.speeds, b.speeds, strict=False) if x != y]
     wins = sum(x > y for x, y in pairs)
-    ratios = [x / y for x, y in zip(a.speeds, b.speeds, strict=True) if y]
+    ratios = [x / y for x, y in zip(a.speeds, b.speeds, strict=False) if y]
     ratio = statistics.median(ratios) if ratios else float("nan")
     return SpeedComparison(a.name, b.name, wins, len(pairs), sign_test(wins, len(pairs)), ratio)
 

@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,15 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.analysis.what_if.recorded import RecordedRounds
 from engine.errors import OptionError, PeerLibraryError
 from engine.experiments.bench.llama_programs import free_port, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict
-from engine.experiments.tune.confirm import Confirmed
+from engine.experiments.tune.confirm import SIGNIFICANT, Confirmed, sign_test
 from engine.experiments.tune.lengths import DraftSetting, has_floor
-from engine.experiments.tune.proposed import ServerRounds, at_best, recorded
-from engine.experiments.tune.server_speed import TimedServer
+from engine.experiments.tune.proposed import ServerRounds, TokensPerRound, at_best, recorded
+from engine.experiments.tune.server_speed import ServerPass, TimedServer
 
 _AGAIN_S = 0.1
 _LEAST_TOKENS = 16
@@ -40,12 +40,20 @@ _WORTH = 1.02
 """How much faster than the best one a length has to be able to be."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
-_SHARE = 0.9
-"""Of the seconds left, those that are planned with."""
+_SHARE, _PAIRS = 0.9, 0.5
+"""Of the seconds left, those that are planned with: for each setting once, for all pairs of all
+finalists."""
 _ENOUGH_TOKENS = 64
 """Of an answer, below which a pair has fewer prompts instead."""
 _SCREENING = 0.5
 """Of the seconds given, when no further setting is tried."""
+_MOST_PAIRS = 4
+"""Times the pairs that were asked for, that those go on that are not decided."""
+_SURE = 0.01
+"""Probability below which they end before that: looked at after each pair, it is met by chance more
+often than a probability says."""
+_MARGIN = 1.2
+"""Of the time of a pair, what has to be left for one more."""
 _FAMILIES = ("vllm", "sglang")
 
 
@@ -129,7 +137,7 @@ class _Tuner:
         answers = self.kept.rounds.get(longest, ())
         rounds = recorded(
             [[one for one in of if 0 <= one[1] <= one[0] <= lengths[-1]] for of in answers],
-            is_synthetic=bool(self.plan.rates),
+            self.plan.rates,
         )
         worse = 0
         while left := [n_max for n_max in lengths if n_max not in found]:
@@ -147,12 +155,12 @@ class _Tuner:
                         self._screen(self._name(DraftSetting(drafter, n_max, floor)))
 
     def _promising(
-        self, rounds: RecordedRounds, found: Mapping[int, float], lengths: Sequence[int]
+        self, per_round: TokensPerRound, found: Mapping[int, float], lengths: Sequence[int]
     ) -> int | None:
         """The next length to measure: the middle one of those that may be worth it; None where no
         other can be clearly faster than the best."""
         plain = {0: self.screened[PLAIN][0]} if PLAIN in self.screened else {}
-        speeds = at_best(rounds, {**plain, **found}, lengths)
+        speeds = at_best(per_round, {**plain, **found}, lengths)
         best = max(found.values())
         worth = [n for n in lengths if n not in found and speeds[n] > _WORTH * best]
         return worth[len(worth) // 2] if worth else None
@@ -172,11 +180,9 @@ class _Tuner:
                 if not self.screened:
                     self._choose_n_predict(server, start_s)
                 plan = self.plan
-                done = server.ask(
-                    plan.prompts, self.n_predict, ignore_eos=plan.ignore_eos, by_round=by_round
-                )
+                done = self._ask(server, plan.prompts, self.n_predict, by_round=by_round)
             self.start_s, self.prompt_s = max(self.start_s, start_s), done.prompt_s
-            known = done.speed, done.acceptance
+            known = done.speed(plan.rates), done.acceptance
             if by_round:
                 self.kept.keep_rounds(name, [one.rounds for one in done.answers])
             self.kept.add({"screened": name, "speed": known[0], "acceptance": known[1]})
@@ -193,7 +199,7 @@ class _Tuner:
         )
         left = _SHARE * max(0.0, self.screen_until - time.monotonic()) / n_settings
         each = (left - start_s) / len(plan.prompts) - tried.prompt_s
-        fits = int(max(0.0, each) * (tried.speed or 1.0))
+        fits = int(max(0.0, each) * (tried.speed() or 1.0))
         self.n_predict = max(_LEAST_TOKENS, min(plan.n_predict, fits))
         self.kept.add({"n_predict": self.n_predict})
         self.report(f"{len(plan.prompts)} prompts, {self.n_predict} tokens each")
@@ -202,7 +208,7 @@ class _Tuner:
         """Prompts of a pair and tokens of an answer: as many as what is left of the time allows at
         the speeds that were measured, which other work on the machine may have changed."""
         if self.kept.in_pairs is None:
-            left = _SHARE * (self.until - time.monotonic()) - self.start_s * len(names)
+            left = _PAIRS * (self.until - time.monotonic()) - self.start_s * len(names)
             each = sum(1 / max(self.screened[name][0], 1e-3) for name in names)
             for n_prompts in range(len(self.plan.prompts), 0, -1):
                 of_prompt = left / (self.plan.pairs * n_prompts) - self.prompt_s * len(names)
@@ -214,18 +220,25 @@ class _Tuner:
         return self.kept.in_pairs
 
     def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
-        """The finalists in alternation, all servers running at once where memory allows it."""
+        """The finalists in alternation, all servers running at once where memory allows it. Where
+        the pairs do not show whether the fastest beats plain decoding, these two go on."""
         texts: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in names}
         speeds: dict[str, list[float]] = {name: [] for name in names}
         n_prompts, n_predict = self._in_pairs(names)
         around = [*self.plan.prompts, *self.plan.prompts]
         with ExitStack() as stack:
             servers: dict[str, TimedServer] = {}
-            together = True
-            for number in range(self.plan.pairs):
-                first, start = number % len(names), number * n_prompts % len(self.plan.prompts)
+            together, racing, took_s = True, list(names), 0.0
+            for number in range(_MOST_PAIRS * self.plan.pairs):
+                began = time.monotonic()
+                if number >= self.plan.pairs:
+                    racing = self._undecided(racing, speeds)
+                    is_kept = all((name, number) in self.kept.pairs for name in racing)
+                    if not racing or not (is_kept or began + _MARGIN * took_s < self.until):
+                        break
+                first, start = number % len(racing), number * n_prompts % len(self.plan.prompts)
                 prompts = around[start : start + n_prompts]
-                for name in [*names[first:], *names[:first]]:
+                for name in [*racing[first:], *racing[:first]]:
                     known = self.kept.pairs.get((name, number))
                     if known is not None:
                         speeds[name].append(known)
@@ -240,10 +253,12 @@ class _Tuner:
                             servers, together = {}, False
                     with ExitStack() as alone:
                         server = servers.get(name) or alone.enter_context(self._server(name))
-                        done = server.ask(prompts, n_predict, ignore_eos=self.plan.ignore_eos)
+                        done = self._ask(server, prompts, n_predict)
                     texts[name][number] = done.texts
-                    speeds[name].append(done.speed)
-                    self.kept.add({"pair": number, "name": name, "speed": done.speed})
+                    speed = done.speed(self.plan.rates)
+                    speeds[name].append(speed)
+                    self.kept.add({"pair": number, "name": name, "speed": speed})
+                took_s = time.monotonic() - began
                 self.report(f"real runs: {number + 1} of {self.plan.pairs} pairs")
         plain = texts.get(PLAIN, {})
         found = []
@@ -253,6 +268,17 @@ class _Tuner:
             same = sum(mine == other for mine, other in pairs)
             found.append(Confirmed(name, tuple(speeds[name]), same, len(pairs), ()))
         return found
+
+    def _undecided(self, racing: Sequence[str], speeds: Mapping[str, Sequence[float]]) -> list[str]:
+        """Plain decoding and the fastest other one, where pairs do not show which is faster."""
+        drafting = [name for name in racing if name != PLAIN]
+        if PLAIN not in racing or not drafting:
+            return []
+        fastest = max(drafting, key=lambda name: statistics.median(speeds[name]))
+        pairs = list(zip(speeds[fastest], speeds[PLAIN], strict=True))
+        p = sign_test(sum(a > b for a, b in pairs), sum(a != b for a, b in pairs))
+        is_last = len(pairs) == self.plan.pairs
+        return [] if p < (SIGNIFICANT if is_last else _SURE) else [PLAIN, fastest]
 
     @contextmanager
     def _server(self, name: str) -> Iterator[TimedServer]:
@@ -275,6 +301,13 @@ class _Tuner:
             _wait(server, check, self.plan.most_s)
             self._warm(server)
             yield server
+
+    def _ask(
+        self, server: TimedServer, prompts: Sequence[str], n: int, *, by_round: bool = False
+    ) -> ServerPass:
+        """by_round: with rounds, which acceptance by chance needs anyway to leave luck out."""
+        by_round = by_round or bool(self.plan.rates)
+        return server.ask(prompts, n, ignore_eos=self.plan.ignore_eos, by_round=by_round)
 
     def _warm(self, server: TimedServer) -> None:
         """What a server does for the first time takes longer."""

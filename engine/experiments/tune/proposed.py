@@ -4,7 +4,7 @@ run and the speeds measured so far."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED
@@ -20,12 +20,19 @@ _FEW = 24
 """Drafts below which a run says too little."""
 
 
-def recorded(answers: ServerRounds, *, is_synthetic: bool) -> RecordedRounds | None:
-    """The rounds of a run as the simulator takes them; None where they are too few."""
+TokensPerRound = Callable[[Sequence[int]], Sequence[float]]
+"""Tokens that a round brings on average at each n_max, 0 for plain decoding."""
+
+
+def recorded(answers: ServerRounds, rates: Sequence[float] = ()) -> TokensPerRound | None:
+    """What the simulator makes of the rounds of a run; None where they are too few. rates: of
+    synthetic acceptance, by which it is known."""
+    if rates:
+        return lambda lengths: [1 + sum(rates[:n]) for n in lengths]
     if sum(drafted > 0 for rounds in answers for drafted, _ in rounds) < _FEW:
         return None
     store = TraceStore()
-    writer = TraceWriter.begin(store, SourceFacts("server", ""), {"synthetic": is_synthetic})
+    writer = TraceWriter.begin(store, SourceFacts("server", ""), {})
     number = 0
     for seq_id, rounds in enumerate(answers):
         writer.append("rounds", round=number, seq_id=seq_id, num_emitted=1)
@@ -42,19 +49,25 @@ def recorded(answers: ServerRounds, *, is_synthetic: bool) -> RecordedRounds | N
             )
         number += 1
     writer.end(["end"] * len(answers))
-    return RecordedRounds.of(RunRef(store, writer.run_id))
+    known = RecordedRounds.of(RunRef(store, writer.run_id))
+
+    def played(lengths: Sequence[int]) -> Sequence[float]:
+        settings = [{"n_max": n} for n in lengths]
+        found: list[float] = simulate(known, None, FIXED, settings).tokens_per_round().tolist()
+        return found
+
+    return played
 
 
 def at_best(
-    rounds: RecordedRounds, measured: Mapping[int, float], lengths: Iterable[int]
+    tokens_per_round: TokensPerRound, measured: Mapping[int, float], lengths: Iterable[int]
 ) -> dict[int, float]:
     """Tokens per second that each n_max can have at most. measured: speeds known, by n_max, 0 for
     plain decoding. What a round costs follows from them by the width of its verification; where it
     was not measured it costs no less than the nearest narrower one: kernels for few rows end at
     some width (8 with llama.cpp's MMVQ), so between two measured ones it may jump anywhere."""
     wanted = sorted({*lengths, *measured})
-    played = simulate(rounds, None, FIXED, [{"n_max": n} for n in wanted])
-    per_round = dict(zip(wanted, played.tokens_per_round().tolist(), strict=True))
+    per_round = dict(zip(wanted, tokens_per_round(wanted), strict=True))
     found, least_ms = {}, 0.0
     for n in wanted:
         if speed := measured.get(n):

@@ -46,11 +46,14 @@ class ServerPass:
         generating = sum(one.seconds for one in self.answers)
         return max(0.0, self.took_s - generating) / max(1, len(self.answers))
 
-    @property
-    def speed(self) -> float:
-        """Tokens per second over all of them, 0 where nothing was timed."""
+    def speed(self, rates: Sequence[float] = ()) -> float:
+        """Tokens per second over all of them, 0 where nothing was timed. rates: probabilities by
+        which drafted tokens are accepted up to each place; what these give on average counts then,
+        not what was accepted by luck, where rounds are known."""
         seconds = sum(one.seconds for one in self.answers)
-        return sum(one.n_tokens for one in self.answers) / seconds if seconds > 0 else 0.0
+        luck = sum(a - sum(rates[:n]) for one in self.answers for n, a in one.rounds if rates)
+        n_tokens = sum(one.n_tokens for one in self.answers) - luck
+        return n_tokens / seconds if seconds > 0 else 0.0
 
     @property
     def texts(self) -> tuple[str, ...]:

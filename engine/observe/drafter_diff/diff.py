@@ -123,14 +123,14 @@ def _pair(
                 if rows is not None and (found is None or found.stage != ROWS):
                     causes += filter(None, [redrafter.rows_cause(rows)])
                 causes += filter(None, (found, redrafter.lossy_rule(), redrafter.stale_choice()))
-    for side, other in ((a, b), (b, a)):
+    for side, partner in ((a, b), (b, a)):
         if side.looks_up and side.prompt is not None:
             from engine.observe.drafter_diff.looked_up import LookedUp
 
-            options = side.run.facts.options or other.run.facts.options
+            options = side.run.facts.options or partner.run.facts.options
             if options is None:
                 missing.append(_SETTINGS._replace(fact=_SETTINGS.fact.format(side.name)))
-            elif not options.spec.tree:
+            elif not options.spec.tree and (session or side.drafters != ["ngram-cache"]):
                 judged.append(side.name)
                 causes += filter(None, [LookedUp(side, options, cancelled).cause()])
     causes += filter(None, [settings_cause(a, b)])

@@ -54,7 +54,10 @@ class LookedUp:
                 break
         stage = STATE
         if found is None:
-            stage, found = signature(self._side, wrong, made, 0)
+            drafted = [pair for pair in wrong if pair[0].tokens and pair[1].tokens]
+            stage, found = UNEXPLAINED, ""
+            if len(drafted) >= FEW:
+                stage, found = signature(self._side, drafted, made, 0)
             if stage == UNEXPLAINED:
                 found = f"Its drafts are not those of {self._name} in its text, by its settings."
         first = wrong[0][0]
@@ -91,7 +94,7 @@ class LookedUp:
         own = replace(self._options, faults=())
         drafter = spec.make(
             DrafterInputs(
-                None,  # type: ignore[arg-type]
+                side.session.model if side.session else None,  # type: ignore[arg-type]
                 None,
                 spec.options_of(own.spec),
                 1,

@@ -36,6 +36,9 @@ from engine.observe.drafter_diff.sides import DraftSide
 FEW = 3
 """Drafts, or rounds, that have to show a cause."""
 _SHARE = 0.05
+_SHOWS_LENGTH = 8
+"""Drafts, most of which are as long as the longest one, that show what n_max is."""
+_OTHER_N_MAX = "The longest draft of A has {} tokens, of B {}: another n_max."
 _SPECIAL = re.compile(rb"<\|[^<>]{1,64}\|?>|</?s>|<(?:bos|eos|unk|pad|mask|/?think|\w*_of_\w+)>|")
 _SHOWN = 32
 
@@ -143,7 +146,7 @@ def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
     if a.asked.messages and a.asked.messages == b.asked.messages:
         what = "The messages are equal and the chat template made another prompt of them"
     elif texts[0].endswith(texts[1]) or texts[1].endswith(texts[0]):
-        what = "One prompt is the end of the other: its beginning is cut off"
+        what = "One prompt is the end of the other: its beginning is cut off, or text put before it"
     elif at == min(map(len, texts)):
         what = "One prompt goes on where the other ends, as with another generation prompt"
     elif _SPECIAL.search(texts[0]) and any(_SPECIAL.sub(b"", one) != one for one in texts):
@@ -173,9 +176,17 @@ def _n_same(a: Sequence[object], b: Sequence[object]) -> int:
 # -- drafts at the same contexts ---------------------------------------------------------------
 
 
+def _n_common(a: DraftSide, b: DraftSide) -> int:
+    """Tokens of the text that both begin with. A prompt that one of them does not know is taken for
+    the other's if it is as long."""
+    if a.n_prompt == b.n_prompt and None in (a.prompt, b.prompt):
+        return a.n_prompt + _n_same(a.text[a.n_prompt :], b.text[b.n_prompt :])
+    return _n_same(a.text, b.text)
+
+
 def same_contexts(a: DraftSide, b: DraftSide) -> list[tuple[RecordedDraft, RecordedDraft]]:
     """Drafts that both made after the same tokens."""
-    n_same = _n_same(a.text, b.text)
+    n_same = _n_common(a, b)
     mine = {draft.pos0: draft for draft in a.drafts if draft.pos0 < n_same}
     return [(mine[draft.pos0], draft) for draft in b.drafts if draft.pos0 in mine]
 
@@ -305,7 +316,7 @@ def settings_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         for name in names
         if getattr(own[0], name) != getattr(own[1], name)
     ]
-    n_same = _n_same(a.text, b.text)
+    n_same = _n_common(a, b)
     both = sorted(at for at in {*a.starts} & {*b.starts} if at < n_same)
     tokens = [{draft.pos0: draft.tokens for draft in side.drafts} for side in (a, b)]
     wrong = [at for at in both if tokens[0].get(at) != tokens[1].get(at)]
@@ -329,10 +340,22 @@ def length_causes(
     end = min(len(a.text) - longest[0], len(b.text) - longest[1]) - 2
     whole = [pair for pair in pairs if pair[0].n_drafted != pair[1].n_drafted]
     whole = [pair for pair in whole if pair[0].pos0 < end]
-    if len(whole) < FEW or len(whole) < _SHARE * len(pairs):
+    n_full = [
+        [draft.n_drafted for draft in side.drafts].count(n)
+        for side, n in zip((a, b), longest, strict=True)
+    ]
+    is_set = all(
+        2 * n > len(side.drafts) >= _SHOWS_LENGTH and not side.looks_up
+        for n, side in zip(n_full, (a, b), strict=True)
+    )
+    if len(whole) < max(FEW, _SHARE * len(pairs)):
+        if is_set and longest[0] != longest[1]:
+            about = _OTHER_N_MAX.format(*longest)
+            size = f"{n_full[0]} and {n_full[1]} drafts are as long"
+            yield Cause(CANDIDATES, "", about, "", size)
         return
     if longest[0] != longest[1]:
-        about = f"The longest draft of A has {longest[0]} tokens, of B {longest[1]}: another n_max."
+        about = _OTHER_N_MAX.format(*longest)
     else:
         short = [sum(pair[i].n_drafted < pair[1 - i].n_drafted for pair in whole) for i in (0, 1)]
         which = 0 if short[0] >= short[1] else 1
@@ -414,7 +437,7 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         said.append(f"rule {rules[0]} in A, {rules[1]} in B")
     if not said:
         return None
-    at = _n_same(a.text, b.text)
+    at = _n_common(a, b)
     place = f"the texts part at position {at}" if at < min(len(a.text), len(b.text)) else ""
     return Cause(RULE, "", f"The sampler or the rule differs: {'; '.join(said)}.", place)
 

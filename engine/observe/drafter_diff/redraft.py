@@ -186,12 +186,15 @@ class Redrafter:
 
     def _own_tokens(self) -> tuple[dict[int, bool], list[bool]]:
         """Of the tokens that were not drafted, whether the target may have chosen them: those after
-        a rejection, by place, and the others; all as others where these are few."""
+        a rejection, by place, and the others, with accepted ones where they are few; all as others
+        where these are few, too."""
         drafted, drafts, n = self._accepted_places(), self._side.drafts, self._side.n_prompt
         rejected = {d.pos0 + 1 + d.n_accepted - n for d in drafts if d.n_accepted < d.n_drafted}
         own = {i: chosen for i, chosen in enumerate(self._chosen) if i not in drafted}
         after = {i: chosen for i, chosen in own.items() if i in rejected}
         others = [chosen for i, chosen in own.items() if i not in rejected]
+        if len(others) < _FEW_OWN:
+            others += [chosen for i, chosen in enumerate(self._chosen) if i in drafted]
         return (after, others) if len(others) >= _FEW_OWN else ({}, [*own.values()])
 
     def lossy_rule(self) -> Cause | None:

@@ -137,8 +137,8 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
         mine = prompts.get(seq_id)
         if mine is not None and len(mine) == pos[0]:
             prompt = tuple(table.column("token_id", 0, n)[mine].tolist())
-        if (text := texts.get(seq_id)) is not None:
-            prompt, kept = text.prompt if len(text.ids) else None, text.ids.tolist()
+        if (text := texts.get(seq_id)) is not None and len(text.ids):
+            prompt, kept = text.prompt, text.ids.tolist()
         if prompt is not None and MISSING in prompt:
             prompt = None
         if pos[0] > _LONGEST_PROMPT:

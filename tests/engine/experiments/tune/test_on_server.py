@@ -76,7 +76,7 @@ def test_a_recorded_run_says_which_lengths_are_worth_measuring(
 def test_no_length_is_faster_than_it_is_said_to_be_at_best() -> None:
     dice = random.Random(1)
     answers = [[(8, k) for k in drawn_rounds(0.8, 1.0, 8, 4000, dice)]]
-    rounds = recorded(answers, is_synthetic=True)
+    rounds = recorded(answers)
     assert rounds is not None
     for jump_at in (3, 6, 99):
         speeds = {
@@ -86,7 +86,7 @@ def test_no_length_is_faster_than_it_is_said_to_be_at_best() -> None:
             most = at_best(rounds, {n: speeds[n] for n in known}, range(9))
             assert all(most[n] >= 0.98 * speeds[n] for n in range(9))
             assert all(most[n] == speeds[n] for n in known)
-    assert recorded([[(8, 3)] * 5], is_synthetic=False) is None
+    assert recorded([[(8, 3)] * 5]) is None
 
 
 def test_where_drafts_do_not_pay_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
