@@ -206,3 +206,12 @@ def gnu_openmp() -> Path | None:
     """GNU's OpenMP, as torch brings it on Linux; None where it uses another."""
     libraries = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))
     return libraries[0] if libraries else None
+
+
+COUNTERS = 4096
+
+
+@functools.cache
+def counters(device: torch.device) -> torch.Tensor:
+    """int32 zeros, which a launch counts its programs in and leaves as zeros: of one at a time."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)

@@ -24,7 +24,9 @@ from kernels.moe import (
     RELU2,
     SWIGLU,
     Activation,
+    Added,
     Choice,
+    add_to_experts,
     clamped_swiglu_activation,
     experts,
     route,
@@ -34,7 +36,7 @@ from kernels.moe import (
     swiglu_within,
 )
 from kernels.norm import rms_norm
-from kernels.pointwise import add, clamped_swiglu, geglu, output_gate, relu2, situ, swiglu
+from kernels.pointwise import clamped_swiglu, geglu, relu2, situ, swiglu
 from kernels.rows import take_rows
 
 
@@ -58,6 +60,8 @@ class MixtureOfExperts:
         )
         self._shared = _shared(part.shared, weights) if part.shared else None
         self.reads: tuple[PackedWeight, ...] = self._shared.reads if self._shared else ()
+        if self._latent is None:
+            self.reads += self._experts.reads
 
     def __call__(
         self,
@@ -77,19 +81,17 @@ class MixtureOfExperts:
         routing = self._router(rows, invariant=invariant)
         logits, *shared_gate = routing.split(self._router_sizes, -1)
         weights, ids = self._route(logits, tokens)
+        shared = None if self._shared is None else self._shared(flat, invariant=invariant)
+        gate = shared_gate[0] if shared_gate else None
+        added: Added = shared, gate, None if residual is None else residual.flatten(0, 1)
         if self._latent is None:
-            y = experts(rows, weights, ids, self._experts, invariant=invariant)
+            y = experts(flat, weights, ids, self._experts, invariant=invariant, added=added)
         else:
             inner = self._latent.open(rows, invariant=invariant)
             inner = experts(inner, weights, ids, self._experts, invariant=invariant)
             y = self._latent.close(inner, invariant=invariant)
-        if self._shared is not None:
-            shared = self._shared(flat, invariant=invariant, residual=None if shared_gate else y)
-            for gate in shared_gate:
-                shared = add(y, output_gate(shared, gate, invariant=invariant))
-            y = shared
-        y = y.view(shape)
-        return y if residual is None else add(residual, y)
+            y = add_to_experts(y, added, invariant=invariant)
+        return y.view(shape)
 
 
 class _Router:

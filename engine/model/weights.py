@@ -25,7 +25,15 @@ from kernels.linear import (
     stays_in_blocks,
 )
 from kernels.linear.dequant import dequantise
-from kernels.moe import SWIGLU, Activation, PackedExperts, pack_experts, put_together
+from kernels.linear.packed import BlockData
+from kernels.moe import (
+    SWIGLU,
+    Activation,
+    PackedExperts,
+    pack_expert_blocks,
+    pack_experts,
+    put_together,
+)
 from kernels.pointwise import add
 from kernels.rows import take_rows
 
@@ -292,9 +300,12 @@ class Weights:
             names[:2] = ["ffn_gate_up_exps.weight"]
         elif not activation.gated:
             del names[0]
-        # a GPU takes all experts of a layer in one call, which has no product with blocks
-        apart = self._as_llama_cpp or all(self.in_blocks(name) for name in names)
-        if self.device.type == "cpu" and apart:
+        in_blocks = all(self.in_blocks(name) for name in names)
+        if self.device.type != "cpu" and in_blocks:
+            rows = [self.rows(name) for name in names]
+            parts = [BlockData(part.data.to(self.device), part.type or "") for part in rows]
+            packed = pack_expert_blocks(parts, self.compute, activation)
+        elif self.device.type == "cpu" and (self._as_llama_cpp or in_blocks):
             packed = put_together(self._experts_apart(names), self.compute, activation)
         else:
             *first, down = (self._each(name) for name in names)

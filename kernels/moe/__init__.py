@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
@@ -10,12 +10,21 @@ from itertools import chain, groupby
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import operation, pick
-from kernels.linear import MODES, PackedWeight, finish_rows, linear, multiply_rows, prepare_rows
+from kernels.dispatch import operation, pick, runs_triton
+from kernels.linear import (
+    MODES,
+    PackedWeight,
+    PreparedRows,
+    Rows,
+    finish_rows,
+    linear,
+    multiply_rows,
+    prepare_rows,
+)
 from kernels.linear import naive as linear_naive
 from kernels.linear import with_torch as linear_with_torch
-from kernels.linear.blocks import takes_any_rows
-from kernels.linear.packed import WEIGHT_LEVELS
+from kernels.linear.blocks import pack_blocks, stack_weights, takes_any_rows
+from kernels.linear.packed import WEIGHT_LEVELS, BlockData
 from kernels.moe.packed import (
     RELU2,
     SWIGLU,
@@ -28,18 +37,23 @@ from kernels.moe.packed import (
     situ_activation,
     swiglu_within,
 )
+from kernels.pointwise import add, output_gate
 from kernels.whole_vectors import pointwise
 
 _TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
 
 __all__ = [
+    "NOTHING",
     "RELU2",
     "SWIGLU",
     "Activation",
+    "Added",
     "Choice",
     "PackedExperts",
+    "add_to_experts",
     "clamped_swiglu_activation",
     "experts",
+    "pack_expert_blocks",
     "pack_experts",
     "put_together",
     "route",
@@ -48,6 +62,11 @@ __all__ = [
     "situ_activation",
     "swiglu_within",
 ]
+
+Added = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""What a layer adds to the sums over experts: the shared expert's result f32 [n, d], its gate f32
+[n, 1], and a residual f32 [n, d]."""
+NOTHING: Added = (None, None, None)
 
 
 @operation(triton=_TRITON, llvm=_LLVM)
@@ -122,23 +141,60 @@ def pack_experts(
     return _pack(first[0], chain([first], pairs), mode, activation=activation)
 
 
+def pack_expert_blocks(
+    parts: Sequence[BlockData], mode: str, activation: Activation = SWIGLU
+) -> PackedExperts:
+    """Experts that stay in the blocks of their file, for a GPU: in mode "q8" or "blocks".
+
+    parts: gate and up, or gate above up in one, or up alone; and down; uint8 [E, out, bytes of a
+    row], kept where they are."""
+    n_bytes, (*first, down) = sum(part.bytes.numel() for part in parts), parts
+    if not runs_triton(down.bytes):
+        of_each = [[pack_blocks(one, part.type, mode) for one in part.bytes] for part in parts]
+        pairs = ((stack_weights(inner), last) for *inner, last in zip(*of_each, strict=True))
+        return put_together(pairs, mode, activation)
+    if activation.gated and len(first) == 1:
+        first = [BlockData(half, first[0].type) for half in first[0].bytes.chunk(2, 1)]
+    n_experts, width = first[0].bytes.shape[:2]
+    shape = n_experts, width, down.bytes.shape[1]
+    return PackedExperts(mode, shape, n_bytes, (*first, down), activation)
+
+
 def experts(
-    x: torch.Tensor,
+    x: Rows,
     weights: torch.Tensor,
     ids: torch.Tensor,
     packed: PackedExperts,
     *,
     invariant: bool = False,
+    added: Added = NOTHING,
 ) -> torch.Tensor:
     """Weighted sum of down(activation(gate x, up x)) over each row's experts, in order of `ids`.
 
     x: f32 [n, d]; weights, ids: [n, k] as from route. Returns f32 [n, d].
 
-    invariant: a row of the result has the same bits whatever the other rows are.
+    invariant: a row of the result has the same bits whatever the other rows are. added: see
+    add_to_experts.
     """
-    if invariant and packed.places is None:
-        return _experts_invariant(x, weights, ids, packed)
-    return _experts(x, weights, ids, packed)
+    numbers = x.numbers if isinstance(x, PreparedRows) else x
+    if runs_triton(x):
+        from kernels.moe import blocks_with_triton, with_triton
+
+        if packed.mode == "q8":
+            return blocks_with_triton.experts(x, weights, ids, packed, added)
+        run = with_triton.experts_invariant if invariant else with_triton.experts
+        return run(numbers, weights, ids, packed, added)
+    run_all = _experts_invariant if invariant and packed.places is None else _experts
+    return add_to_experts(run_all(numbers, weights, ids, packed), added, invariant=invariant)
+
+
+def add_to_experts(y: torch.Tensor, added: Added, *, invariant: bool = False) -> torch.Tensor:
+    """residual + (y + shared * sigmoid(gate)), with what there is of them."""
+    shared, gate, residual = added
+    if shared is not None and gate is not None:
+        shared = output_gate(shared, gate, invariant=invariant)
+    y = y if shared is None else add(y, shared)
+    return y if residual is None else add(residual, y)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,5 +385,5 @@ def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch
 
 
 _pack = pick(pack_naive, pack_with_torch, _TRITON)
-_experts = pick(experts_naive, experts_with_torch, _TRITON, _LLVM)
-_experts_invariant = pick(experts_invariant_with_torch, experts_invariant_with_torch, _TRITON)
+_experts = pick(experts_naive, experts_with_torch, None, _LLVM)
+_experts_invariant = experts_invariant_with_torch

@@ -156,6 +156,18 @@ class PackedExperts:
     activation: Activation = SWIGLU
     places: LayerPlaces | None = None
 
+    @property
+    def reads(self) -> tuple[PackedWeight, ...]:
+        """Of blocks on a GPU the matrices of one expert that rows meet (rms_norm_rows)."""
+        if self.mode != "q8" or not isinstance(self.data, tuple):
+            return ()
+        return tuple(
+            PackedWeight(
+                "q8", (self.shape[1], self.shape[2]), 0, part._replace(bytes=part.bytes[0])
+            )
+            for part in self.data[:-1]
+        )
+
 
 def pack_each(
     pack: Callable[[torch.Tensor, str], PackedWeight],

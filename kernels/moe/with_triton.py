@@ -12,17 +12,19 @@ import triton.language as tl
 
 from kernels import moe
 from kernels.dispatch import torch_version
-from kernels.moe import Choice
+from kernels.linear.block_linear.with_triton import decode
+from kernels.linear.packed import BlockData
+from kernels.moe import NOTHING, Added, Choice
 from kernels.moe.packed import SWIGLU, Activation, Matrices, PackedExperts
-from kernels.pointwise.with_triton import softplus, tanh
-from kernels.triton_setup import cdiv, jit, power_of_2
+from kernels.pointwise.with_triton import EXPRESSIONS, softplus
+from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 # of a tile, the least to fill a tensor core
 MIN_ROWS = 16
 FEW_CHOICES = 128
 """Choices of experts that one program sorts."""
-KINDS = ("swiglu", "clamped_swiglu", "situ", "relu2")
+_GATED = EXPRESSIONS["output_gate"]
 
 
 @jit
@@ -99,7 +101,7 @@ def _sort(ids, order, ends, n_choices, n_experts, BC: tl.constexpr, BE: tl.const
 
 
 @jit
-def _tile(ends, n_experts, tile, BM: tl.constexpr, BE: tl.constexpr):
+def tile_of(ends, n_experts, tile, BM: tl.constexpr, BE: tl.constexpr):
     """Expert, first row and end of the rows of a tile; none where there is no such tile."""
     e = tl.arange(0, BE)
     stop = tl.load(ends + e, e < n_experts, 0).to(tl.int32)
@@ -115,16 +117,31 @@ def _tile(ends, n_experts, tile, BM: tl.constexpr, BE: tl.constexpr):
 
 
 @jit
+def _factors(matrices, row_size, n, k, at, n_rows, n_in, TYPE: tl.constexpr, BN: tl.constexpr):
+    """Of BN rows of a matrix the numbers from `at` on, [k, BN]: as they are, or decoded from the 32
+    that a block or a part of one has. row_size: in numbers, of blocks in words of 16 bits."""
+    known = k < n_in - at
+    if TYPE is None:
+        rows = matrices + n.to(tl.int64)[None, :] * row_size + k[:, None]
+        factors = tl.load(rows + at, (n < n_rows)[None, :] & known[:, None], 0.0)
+    else:
+        group, pair = at // 32 + tl.arange(0, 1)[None, :, None], tl.arange(0, 16)[None, None, :]
+        rows = matrices + n.to(tl.int64)[:, None, None] * row_size
+        inside = (n < n_rows)[:, None, None] & (group < n_in // 32)
+        even, odd = decode(rows, group, pair, inside, TYPE)
+        factors = tl.trans(tl.reshape(tl.join(even, odd), (BN, 32)))
+    return factors
+
+
+@jit
 def _open(
-    x, matrices, order, ends, hidden, n_experts, n_used, n_in, width, x_stride,
-    first_number, second_number,
-    KIND: tl.constexpr, BOUNDED: tl.constexpr,
+    x, matrices, order, ends, hidden, n_experts, n_used, n_in, width, x_stride, numbers,
+    TYPES: tl.constexpr, EXPRESSION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """The activation of gate x and up x, or of up x, for the rows of a tile and BN columns, in
-    sorted order. first_number, second_number: of its formula; BOUNDED: whether it has a limit."""
-    GATED: tl.constexpr = KIND != "relu2"
-    expert, first, end = _tile(ends, n_experts, tl.program_id(1), BM, BE)
+    sorted order. matrices: of gate and up the first expert's, and the sizes of one and of a row."""
+    expert, first, end = tile_of(ends, n_experts, tl.program_id(1), BM, BE)
     if first >= end:
         return
     place = first + tl.arange(0, BM)
@@ -133,37 +150,21 @@ def _open(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     x += source[:, None] * x_stride + k[None, :]
-    matrices += expert.to(tl.int64) * (2 if GATED else 1) * width * n_in
-    gates = matrices + n.to(tl.int64)[None, :] * n_in + k[:, None]
+    gates, size, row_size = matrices[0]
+    gates += expert.to(tl.int64) * size
     gate = tl.zeros((BM, BN), tl.float32)
     up = tl.zeros((BM, BN), tl.float32)
     for at in range(0, n_in, BK):
-        known = k < n_in - at
-        rows = tl.load(x + at, inside[:, None] & known[None, :], 0.0)
-        rows = rows.to(matrices.dtype.element_ty)
-        used = (n < width)[None, :] & known[:, None]
-        part = tl.load(gates + at, used, 0.0)
+        rows = tl.load(x + at, inside[:, None] & (k < n_in - at)[None, :], 0.0)
+        rows = rows.to(hidden.dtype.element_ty)
+        part = _factors(gates, row_size, n, k, at, width, n_in, TYPES[0], BN)
         gate = tl.dot(rows, part, gate, input_precision="ieee")
-        if GATED:
-            part = tl.load(gates + width * n_in + at, used, 0.0)
+        if len(TYPES) == 2:
+            ups, up_size, up_row = matrices[1]
+            ups += expert.to(tl.int64) * up_size
+            part = _factors(ups, up_row, n, k, at, width, n_in, TYPES[1], BN)
             up = tl.dot(rows, part, up, input_precision="ieee")
-    if KIND == "situ":
-        if BOUNDED:
-            up = tanh(up / second_number) * second_number
-        opened = tanh(gate / first_number) * first_number * tl.sigmoid(gate) * up
-    elif KIND == "clamped_swiglu":
-        gate = tl.where(gate > first_number, first_number, gate)
-        up = tl.where(up > first_number, first_number, up)
-        opened = gate * tl.sigmoid(gate) * tl.where(up < -first_number, -first_number, up)
-    elif KIND == "swiglu":
-        opened = gate * tl.sigmoid(gate)
-        if BOUNDED:
-            opened = tl.where(opened > first_number, first_number, opened)
-            up = tl.where(up > first_number, first_number, up)
-            up = tl.where(up < -first_number, -first_number, up)
-        opened *= up
-    else:
-        opened = tl.maximum(gate, 0.0) * gate
+    opened = EXPRESSION(gate, up, *numbers) if len(TYPES) == 2 else EXPRESSION(gate)
     address = hidden + place.to(tl.int64)[:, None] * width + n[None, :]
     kept = inside[:, None] & (n < width)[None, :]
     tl.store(address, opened.to(hidden.dtype.element_ty), kept)
@@ -171,11 +172,11 @@ def _open(
 
 @jit
 def _close(
-    hidden, matrices, order, ends, lines, n_experts, width, n_out,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
+    hidden, matrices, size, row_size, order, ends, lines, n_experts, width, n_out,
+    TYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """down of the rows of a tile and BN columns, back in the order of rows and choices."""
-    expert, first, end = _tile(ends, n_experts, tl.program_id(1), BM, BE)
+    expert, first, end = tile_of(ends, n_experts, tl.program_id(1), BM, BE)
     if first >= end:
         return
     place = first + tl.arange(0, BM)
@@ -183,13 +184,11 @@ def _close(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     hidden += place.to(tl.int64)[:, None] * width + k[None, :]
-    matrices += expert.to(tl.int64) * n_out * width
-    matrices += n.to(tl.int64)[None, :] * width + k[:, None]
+    matrices += expert.to(tl.int64) * size
     total = tl.zeros((BM, BN), tl.float32)
     for at in range(0, width, BK):
-        known = k < width - at
-        rows = tl.load(hidden + at, inside[:, None] & known[None, :], 0.0)
-        part = tl.load(matrices + at, (n < n_out)[None, :] & known[:, None], 0.0)
+        rows = tl.load(hidden + at, inside[:, None] & (k < width - at)[None, :], 0.0)
+        part = _factors(matrices, row_size, n, k, at, n_out, width, TYPE, BN)
         total = tl.dot(rows, part, total, input_precision="ieee")
     line = tl.load(order + place, inside, 0)
     kept = inside[:, None] & (n < n_out)[None, :]
@@ -197,14 +196,28 @@ def _close(
 
 
 @jit
-def _combine(lines, weights, y, d, stride, N_USED: tl.constexpr, BD: tl.constexpr):
+def added_to(total, added, row, column, inside):
+    """Sums over experts, and what a layer adds to them (`places_of`)."""
+    shared, shared_row, gate, gate_row, residual, residual_row = added
+    if shared is not None:
+        other = tl.load(shared + row * shared_row + column, inside, 0.0)
+        if gate is not None:
+            other = _GATED(other, tl.load(gate + row * gate_row))
+        total += other
+    if residual is not None:
+        total = tl.load(residual + row * residual_row + column, inside, 0.0) + total
+    return total
+
+
+@jit
+def _combine(lines, weights, y, added, d, stride, N_USED: tl.constexpr, BD: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BD + tl.arange(0, BD)
     total = tl.zeros((BD,), tl.float32)
     for i in tl.static_range(N_USED):
         line = tl.load(lines + (row * N_USED + i) * d + c, c < d, 0.0)
         total += tl.load(weights + row * stride + i) * line
-    tl.store(y + row * d + c, total, c < d)
+    tl.store(y + row * d + c, added_to(total, added, row, c, c < d), c < d)
 
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,13 +249,13 @@ def route_biased(
     return weights, ids
 
 
-def _in_order(ids: torch.Tensor, n_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def in_order(ids: torch.Tensor, n_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The numbers of choices by expert, int64 [n], and where those of each expert end."""
     n_choices = ids.numel()
     if n_choices > FEW_CHOICES:
-        in_order, order = torch.sort(ids.flatten(), stable=True)
+        by_expert, order = torch.sort(ids.flatten(), stable=True)
         every = torch.arange(n_experts, device=ids.device)
-        return order, torch.searchsorted(in_order, every, right=True)
+        return order, torch.searchsorted(by_expert, every, right=True)
     order, ends = ids.new_empty(n_choices), ids.new_empty(n_experts)
     _sort[(1,)](
         ids.contiguous(), order, ends, n_choices, n_experts,
@@ -261,7 +274,7 @@ def pack(
     """
     if mode not in DTYPES:
         raise ValueError("int8 experts are for processors: choose f32 or bf16 on a GPU")
-    if activation.kind not in KINDS:
+    if activation.kind not in EXPRESSIONS:
         raise ValueError(f"experts with {activation.name} have no kernel for a GPU")
     dtype = DTYPES[mode]
     pairs = [(gate_up.to(dtype), down.to(dtype)) for gate_up, down in matrices]
@@ -272,10 +285,14 @@ def pack(
 
 
 def experts_invariant(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    packed: PackedExperts,
+    added: Added = NOTHING,
 ) -> torch.Tensor:
     """See kernels.moe.experts with `invariant`: tiles of one size, a row at any place of them."""
-    return experts(x, weights, ids, packed, tile_sides(1, packed.shape[0], packed.mode))
+    return experts(x, weights, ids, packed, added, tile_sides(1, packed.shape[0], packed.mode))
 
 
 def experts(
@@ -283,47 +300,72 @@ def experts(
     weights: torch.Tensor,
     ids: torch.Tensor,
     packed: PackedExperts,
+    added: Added = NOTHING,
     sides: dict[str, int] | None = None,
 ) -> torch.Tensor:
     """See kernels.moe.experts. sides: of a tile, None for those that suit the rows."""
-    gate_up, down = packed.data
     n_experts, width, d = packed.shape
     n_rows, n_used = ids.shape
     n_choices = n_rows * n_used
     if x.stride(1) != 1:
         x = x.contiguous()
-    if weights.stride(1) != 1:
-        weights = weights.contiguous()
+    *first, down = packed.data
+    if not isinstance(down, BlockData) and packed.activation.gated:
+        first = list(first[0].chunk(2, 1))
+    *opening, (closing, down_type) = map(_matrices, (*first, down))
 
-    order, ends = _in_order(ids, n_experts)
+    order, ends = in_order(ids, n_experts)
     sides = sides or tile_sides(n_choices, n_experts, packed.mode)
     # no expert has more than one tile that is not full
     n_tiles = min(n_choices, n_experts) + n_choices // sides["BM"]
     options = {**sides, "BE": power_of_2(n_experts), "num_warps": 4}
-    activation = packed.activation
-    first, second = (*map(float, activation.numbers), 0.0, 0.0)[:2]
-    # the limit of SwiGLU is its only number, that of SiTU its second, where 0 means none
-    bounded = second > 0 if activation.kind == "situ" else bool(activation.numbers)
-    hidden = torch.empty(n_choices, width, dtype=gate_up.dtype, device=x.device)
+    dtype = DTYPES.get(packed.mode, torch.float32)
+    hidden = torch.empty(n_choices, width, dtype=dtype, device=x.device)
     _open[(cdiv(width, sides["BN"]), n_tiles)](
-        x, gate_up, order, ends, hidden, n_experts, n_used, d, width, x.stride(0),
-        first, second, KIND=activation.kind, BOUNDED=bounded, **options,
+        x, tuple(part for part, _ in opening), order, ends, hidden, n_experts, n_used, d, width,
+        x.stride(0), tuple(map(float, packed.activation.numbers)),
+        TYPES=tuple(type for _, type in opening), EXPRESSION=EXPRESSIONS[packed.activation.kind],
+        **options,
     )  # fmt: skip
     lines = torch.empty(n_choices, d, dtype=torch.float32, device=x.device)
     _close[(cdiv(d, sides["BN"]), n_tiles)](
-        hidden, down, order, ends, lines, n_experts, width, d, **options
+        hidden, *closing, order, ends, lines, n_experts, width, d, TYPE=down_type, **options
     )
-    y = torch.empty(n_rows, d, dtype=torch.float32, device=x.device)
+    return combine(lines, weights, added)
+
+
+def _matrices(part: torch.Tensor | BlockData) -> tuple[tuple[torch.Tensor, int, int], str | None]:
+    """The matrices of all experts with the sizes of one and of a row, and their GGML type."""
+    data = part.bytes.view(torch.int16) if isinstance(part, BlockData) else part
+    type = part.type if isinstance(part, BlockData) else None
+    return (data, data.stride(0), data.stride(1)), type
+
+
+def combine(lines: torch.Tensor, weights: torch.Tensor, added: Added) -> torch.Tensor:
+    """The sum of the lines f32 [n * k, d] of each row's experts times weights [n, k], in their
+    order, and what is added."""
+    (n_rows, n_used), d = weights.shape, lines.shape[1]
+    if weights.stride(1) != 1:
+        weights = weights.contiguous()
+    y = lines.new_empty(n_rows, d)
     side = min(power_of_2(d), 1024)
     _combine[(cdiv(d, side), n_rows)](
-        lines, weights, y, d, weights.stride(0), N_USED=n_used, BD=side, num_warps=4
-    )
+        lines, weights, y, places_of(added), d, weights.stride(0),
+        N_USED=n_used, BD=side, num_warps=4,
+    )  # fmt: skip
     return y
+
+
+def places_of(added: Added) -> tuple[torch.Tensor | int | None, ...]:
+    """What is added, each with the distance of its rows, for `added_to`."""
+    rows = [None if x is None else as_rows(x) for x in added]
+    return tuple(each for x in rows for each in (x, 0 if x is None else x.stride(0)))
 
 
 def tile_sides(n_choices: int, n_experts: int, mode: str) -> dict[str, int]:
     """BM, BN, BK of a tile: about as many rows as an expert gets, and no more registers and
-    shared memory than there are."""
+    shared memory than there are. Of blocks BK is the 32 numbers that are decoded at once."""
     most, columns, deep, flat = (64, 64, 64, 32) if mode == "bf16" else (32, 32, 32, 16)
     rows = min(max(power_of_2(cdiv(n_choices, n_experts)), MIN_ROWS), most)
-    return {"BM": rows, "BN": columns, "BK": deep if rows == MIN_ROWS else flat}
+    depth = 32 if mode == "blocks" else deep if rows == MIN_ROWS else flat
+    return {"BM": rows, "BN": columns, "BK": depth}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kernels.dispatch import runs_triton
 from kernels.rows.reductions import LEAST, argmax, softmax_sums, top_k
 
 
@@ -39,6 +40,11 @@ def row_record(logits: torch.Tensor, k: int, asked: torch.Tensor | None = None) 
 
     logits: f32 [n, n_vocab], n_vocab >= k. asked: int64 [n], None: nothing is asked.
     """
+    if runs_triton(logits):
+        from kernels.rows import with_triton
+
+        if k <= with_triton.MOST_TOP:
+            return with_triton.row_record(logits, k, asked)
     top, ids = top_k(logits, k)
     # relative to the largest; a banned or infinitely unlikely token stays finite and adds nothing
     largest = top[:, :1]

@@ -1,4 +1,5 @@
-"""Mixed streams (kernels.rows.sinkhorn) and writing to attention cells on a GPU."""
+"""Mixed streams (kernels.rows.sinkhorn), writing to attention cells, and the record of rows of
+logits (kernels.rows.record) on a GPU."""
 
 from __future__ import annotations
 
@@ -7,11 +8,19 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from kernels.dispatch import counters
+from kernels.rows import reductions
 from kernels.rows.sinkhorn import N_STREAMS, Sinkhorn
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 COLUMNS = 512
 """Numbers of each stream in one program."""
+RECORDED = 4096
+"""Numbers of a row in one program of its record."""
+MOST_TOP = 16
+LEAST = tl.constexpr(reductions.LEAST)
+NONE = tl.constexpr(2**31 - 1)
+"""In place of an id."""
 
 
 @jit
@@ -131,3 +140,114 @@ def write_cells_each(
         tuple(of_each), streams, cells, pairs[0][1].shape[1],
         BH=power_of_2(max(heads)), BD=power_of_2(max(widths)), num_warps=4,
     )  # fmt: skip
+
+
+@jit
+def _largest(values, ids, K: tl.constexpr, BK: tl.constexpr):
+    """The K largest of values with their ids, the largest first, of equal ones that of the lowest
+    id first."""
+    at = tl.arange(0, BK)
+    top, places = tl.full((BK,), float("-inf"), tl.float32), tl.zeros((BK,), tl.int32)
+    left = ids < NONE
+    for i in tl.static_range(K):
+        most = tl.max(tl.where(left, values, float("-inf")), 0)
+        place = tl.min(tl.where(left & (values == most), ids, NONE), 0)
+        top, places = tl.where(at == i, most, top), tl.where(at == i, place, places)
+        left &= ids != place
+    return top, places
+
+
+@jit
+def _softmax(s):
+    """s, LEAST at least, and e to its power. A comparison leaves NaN as it is."""
+    s = tl.where(s < LEAST, LEAST, s)
+    return s, tl.exp(s)
+
+
+@jit
+def _put_together(
+    parts, asked, own, record, row, n, n_parts,
+    K: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """A row's record of its parts, in their order."""
+    at = tl.arange(0, BK)
+    i = tl.arange(0, BP)
+    known = i < n_parts
+    every = parts + i * (2 * BK + 4)
+    values = tl.load(every[:, None] + at, known[:, None], float("-inf"), cache_modifier=".cg")
+    ids = tl.load(every[:, None] + BK + at, known[:, None], 0.0, cache_modifier=".cg")
+    ids = tl.where(known[:, None] & (at < K)[None], ids.to(tl.int32, bitcast=True), NONE)
+    most_of_each = tl.max(values, 1)
+    top, places = _largest(tl.reshape(values, BP * BK), tl.reshape(ids, BP * BK), K, BK)
+    most = tl.max(top, 0)
+    s, share = _softmax(most_of_each - most)
+    sums = tl.load(every + 2 * BK, known, 0.0, cache_modifier=".cg")
+    products = tl.load(every + 2 * BK + 1, known, 0.0, cache_modifier=".cg")
+    total = tl.sum(share * sums, 0)
+    product = tl.sum(share * (products + s * sums), 0)
+    kept = at < K
+    tl.store(record + at, tl.minimum(places, n - 1), kept)
+    tl.store(record + K + at, top.to(tl.int32, bitcast=True), kept)
+    tl.store(record + 2 * K + at, _softmax(top - most)[1].to(tl.int32, bitcast=True), kept)
+    record += 3 * K
+    tl.store(record, total.to(tl.int32, bitcast=True))
+    tl.store(record + 1, product.to(tl.int32, bitcast=True))
+    tl.store(record + 2, tl.log(total).to(tl.int32, bitcast=True))
+    if asked is not None:
+        larger = tl.load(every + 2 * BK + 2, known, 0.0, cache_modifier=".cg")
+        tl.store(record + 3, tl.minimum(tl.min(tl.where(at == 0, places, NONE), 0), n - 1))
+        tl.store(record + 4, tl.load(asked + row).to(tl.int32))
+        tl.store(record + 5, tl.sum(larger, 0).to(tl.int32))
+        tl.store(record + 6, _softmax(own - most)[1].to(tl.int32, bitcast=True))
+
+
+@jit
+def _row_record(
+    x, asked, parts, counters, record, n, x_row, width, n_parts,
+    K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """Of BN numbers of a row: the largest with their ids, sums relative to the largest, numbers
+    larger than that of the token asked about. The last of a row to be done puts them together."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    x += row * x_row
+    own = float("inf")
+    if asked is not None:
+        own = tl.load(x + tl.load(asked + row))
+    column = part * BN + tl.arange(0, BN)
+    inside = column < n
+    values = tl.load(x + column, inside, float("-inf"))
+    at, wide = tl.arange(0, BK), 2 * BK + 4
+    top, places = _largest(values, tl.where(inside, column, NONE), K, BK)
+    # numbers that are all infinitely unlikely add nothing
+    most = tl.max(top, 0)
+    s, weight = _softmax(values - tl.where(most > float("-inf"), most, 0.0))
+    mine = parts + (row * n_parts + part) * wide
+    tl.store(mine + at, top)
+    tl.store(mine + BK + at, places.to(tl.float32, bitcast=True))
+    tl.store(mine + 2 * BK, tl.sum(weight, 0))
+    tl.store(mine + 2 * BK + 1, tl.sum(weight * s, 0))
+    tl.store(mine + 2 * BK + 2, tl.sum((values > own).to(tl.float32), 0))
+    # what all threads stored is there for the one that sees the count (PTX: cumulativity)
+    tl.debug_barrier()
+    n_before = tl.atomic_add(counters + row, 1, sem="acq_rel")
+    if n_before == n_parts - 1:
+        tl.debug_barrier()
+        _put_together(
+            parts + row * n_parts * wide, asked, own, record + row * width, row, n, n_parts,
+            K, BK, BP,
+        )  # fmt: skip
+        tl.store(counters + row, 0)
+
+
+def row_record(logits: torch.Tensor, k: int, asked: torch.Tensor | None) -> torch.Tensor:
+    """See kernels.rows.record, for k up to MOST_TOP."""
+    x, n_parts = as_rows(logits), cdiv(logits.shape[1], RECORDED)
+    side, (n_rows, n) = power_of_2(k), x.shape
+    width = 3 * k + 3 + (0 if asked is None else 4)
+    parts = x.new_empty(n_rows * n_parts * (2 * side + 4))
+    record = torch.empty(n_rows, width, dtype=torch.int32, device=x.device)
+    _row_record[(n_rows, n_parts)](
+        x, asked, parts, counters(x.device), record, n, x.stride(0), width, n_parts,
+        K=k, BK=side, BN=RECORDED, BP=power_of_2(n_parts), num_warps=4,
+    )  # fmt: skip
+    return record

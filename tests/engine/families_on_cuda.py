@@ -31,13 +31,13 @@ MOST_LAUNCHES = {
     "lfm2": {"ShortConv Swiglu": 9, "Attention Swiglu": 11},
     "kimi-linear": {
         "Kda Swiglu": 14,
-        "Kda MixtureOfExperts": 21,
-        "LatentAttention MixtureOfExperts": 22,
+        "Kda MixtureOfExperts": 18,
+        "LatentAttention MixtureOfExperts": 19,
     },
     "lfm2moe": {
         "ShortConv Swiglu": 9,
-        "ShortConv MixtureOfExperts": 14,
-        "Attention MixtureOfExperts": 16,
+        "ShortConv MixtureOfExperts": 11,
+        "Attention MixtureOfExperts": 13,
     },
     "granitehybrid": {"Mamba2 Swiglu": 10, "Attention Swiglu": 10},
     "nemotron_h": {"Mamba2 None": 7, "None Relu2": 4, "Attention None": 7},

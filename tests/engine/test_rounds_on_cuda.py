@@ -76,10 +76,11 @@ def test_the_fake_device_notices(fake):
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k_m"])
 @pytest.mark.parametrize("compute", ["q8", "blocks"])
-def test_weights_stay_as_their_file_has_them(fake, tmp_path, quant, compute):
-    """Embedding and head, which are one matrix, included."""
+@pytest.mark.parametrize("size", ["tiny", "moe-tiny"])
+def test_weights_stay_as_their_file_has_them(fake, tmp_path, quant, compute, size):
+    """Embedding and head, which are one matrix, included, and experts."""
     path = tmp_path / "model.gguf"
-    write_random_model(path, arch="qwen35", size="tiny", quant=quant)
+    write_random_model(path, arch="qwen35", size=size, quant=quant)
     with GgufFile.open(path) as file:
         model = load_model(file, compute=compute, device=DEVICE)
         in_file = sum(tensor.n_bytes for tensor in file.tensors.values())

@@ -27,12 +27,14 @@ from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
 from kernels.linear.integer_blocks import with_triton as integers_op
 from kernels.linear.integer_blocks.rows_with_triton import operation_rows
-from kernels.linear.packed import PackedWeight
+from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import (
     RELU2,
     SWIGLU,
     Choice,
     clamped_swiglu_activation,
+    experts,
+    pack_expert_blocks,
     situ_activation,
     swiglu_within,
 )
@@ -243,6 +245,40 @@ def test_mixture_of_experts(compiled, sizes, mode):
     assert [kernel.name for kernel in compiled] == names
     if mode == "bf16":
         assert all("mma" in kernel.ptx for kernel in compiled if kernel.name in ("_open", "_close"))
+
+
+@in_turn("types", [("Q4_K", "Q6_K"), ("Q8_0", "Q8_0"), ("Q5_1", "MXFP4"), ("Q3_K", "IQ4_XS")])
+def test_experts_in_blocks(compiled, types, monkeypatch):
+    """As 8B-A1B has them: a token, and more, whose experts are shared."""
+    monkeypatch.setattr("kernels.moe.runs_triton", lambda x: True)
+
+    def parts(first, last):
+        sizes = [(first, 768, 2048)] * 2 + [(last, 2048, 768)]
+        rows = [len(random_blocks(type_name, 1, n_in)[0]) for type_name, _, n_in in sizes]
+        return [
+            BlockData(torch.zeros(64, n_out, n_bytes, dtype=torch.uint8), type_name)
+            for (type_name, n_out, _), n_bytes in zip(sizes, rows, strict=True)
+        ]
+
+    packed = pack_expert_blocks(parts(*types), "q8")
+    for n in (1, 64):
+        x, weights = torch.ones(n, 2048), torch.ones(n, 4)
+        experts(x, weights, weights.long(), packed, added=(x, weights[:, :1], x))
+    names = [kernel.name for kernel in compiled if kernel.name != "_quantise"]
+    assert names == ["_open", "_close_row", "_open", "_close", "_combine"]
+    assert all(kernel.n_registers <= 128 for kernel in compiled)
+    exact = pack_expert_blocks(parts("Q4_K", "Q6_K"), "blocks")
+    for n in (1, 512):
+        x, weights = torch.ones(n, 2048), torch.ones(n, 4)
+        experts(x, weights, weights.long(), exact)
+
+
+@in_turn("n_vocab", [151_936, 512, 248_320, 151_936])
+def test_records_of_rows(compiled, n_vocab):
+    logits = torch.ones(1, n_vocab).expand(4, n_vocab)
+    streams.row_record(logits, 10, torch.ones(4, dtype=torch.int64))
+    streams.row_record(logits, 10, None)
+    assert [kernel.name for kernel in compiled] == ["_row_record"] * 2
 
 
 @pytest.mark.parametrize("n_rows", [1, 4, 8])

@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels.linear import dequant, fixed_blocks, integer_blocks
+from kernels import dispatch
+from kernels.linear import dequant, fixed_blocks
 from kernels.rows import ngrams
 
 DEVICE = torch.device("cuda:0")
@@ -33,7 +34,7 @@ _KEPT = (
     (ngrams, "_constants"),
     (dequant, "_iq4_values"),
     (dequant, "_of_fifth_bits"),
-    (integer_blocks, "counters"),
+    (dispatch, "counters"),
 )
 # indices of c10::DeviceType
 _CUDA, _META = 1, 14

@@ -121,14 +121,5 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
     return torch.einsum("nbgk,obgk->nobg", a.double(), b.double()).long()
 
 
-COUNTERS = 4096
-
-
-@functools.cache
-def counters(device: torch.device) -> Tensor:
-    """int32 zeros, which a launch counts its programs in and leaves as zeros: of one at a time."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-
-
 _HERE = "kernels.linear.integer_blocks."
 _run = pick(integer_linear_naive, integer_linear_naive, _HERE + "with_triton", _HERE + "with_llvm")

@@ -18,9 +18,9 @@ import torch
 import triton.language as tl
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from kernels.dispatch import COUNTERS, counters
 from kernels.linear.block_linear.with_triton import FEW_ROWS, expanded_product
 from kernels.linear.block_parts import LONG, IntegerRows, PreparedRows, Rows, is_long
-from kernels.linear.integer_blocks import COUNTERS, counters
 from kernels.linear.integer_blocks.digits_with_triton import (
     digits_of_long,
     digits_of_short,
@@ -79,7 +79,7 @@ def _numbers(
 
 
 @jit
-def _integers(
+def block_sums(
     weights, integers, scales, sums, m, in_rows, n, in_columns, row_bytes, n_in,
     TYPE: tl.constexpr, LAYOUTS: tl.constexpr, AT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -170,7 +170,7 @@ def _of_part(
         total = _numbers(weights, x, x_row, m, in_rows, n, in_columns, n_in, BM, BN)
     else:
         integers, scales, sums = rows
-        total = _integers(
+        total = block_sums(
             weights, integers, scales, sums, m, in_rows, n, in_columns, row_bytes, n_in,
             TYPE, LAYOUTS, AT, BM, BN,
         )  # fmt: skip
@@ -211,8 +211,8 @@ def _opened(
     TYPES: tl.constexpr, LAYOUTS: tl.constexpr, ROWS: tl.constexpr, EXPRESSION: tl.constexpr,
     KEPT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of an expression of the results of two matrices of `width` rows. Of every LONG
-    columns, the program that is the last to be done rounds all of them, if any are KEPT."""
+    """Some columns of an expression of the results of two matrices of `width` rows, which are
+    rounded if any are KEPT."""
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     in_rows, m = m < n_rows, m.to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -228,25 +228,37 @@ def _opened(
     opened = EXPRESSION(gate, up, *numbers)
     tl.store(y + m[:, None] * width + n[None], opened, in_rows[:, None] & in_columns[None])
     if len(KEPT) > 0:
-        first = tl.program_id(0) * BN // 256 * 256
-        n_programs = tl.cdiv(tl.minimum(width - first, 256), BN)
-        counter = counters + tl.program_id(1) * tl.cdiv(width, 256) + first // 256
-        # what all threads stored is there for the one that sees the count (PTX: cumulativity)
+        first_row = tl.program_id(1).to(tl.int64) * BM
+        last_row = tl.minimum(first_row + BM, n_rows)
+        round_when_done(
+            y, kept, counters, tl.program_id(1), first_row, last_row, tl.program_id(0) * BN, width,
+            KEPT, BN,
+        )  # fmt: skip
+
+
+@jit
+def round_when_done(
+    y, kept, counters, tile, first_row, last_row, column, width, KEPT: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """Of every LONG columns of the rows of a tile, rounds all in the program that is the last to
+    have stored BN of them, from `column` on."""
+    first = column // 256 * 256
+    n_programs = tl.cdiv(tl.minimum(width - first, 256), BN)
+    counter = counters + tile * tl.cdiv(width, 256) + first // 256
+    # what all threads stored is there for the one that sees the count (PTX: cumulativity)
+    tl.debug_barrier()
+    n_before = tl.atomic_add(counter, 1, sem="acq_rel")
+    if n_before == n_programs - 1:
         tl.debug_barrier()
-        n_before = tl.atomic_add(counter, 1, sem="acq_rel")
-        if n_before == n_programs - 1:
-            tl.debug_barrier()
-            at = first + tl.arange(0, 256)
-            first_row = tl.program_id(1).to(tl.int64) * BM
-            for i in range(tl.minimum(n_rows - tl.program_id(1) * BM, BM)):
-                row = first_row + i
-                source = y + row * width + at
-                values = tl.load(source, at < width, 0.0, cache_modifier=".cg")
-                store_row(values, kept, row, first, width, True, KEPT, 256)
-            tl.store(counter, 0)
+        at = first + tl.arange(0, 256)
+        for row in range(first_row, last_row):
+            values = tl.load(y + row * width + at, at < width, 0.0, cache_modifier=".cg")
+            store_row(values, kept, row, first, width, True, KEPT, 256)
+        tl.store(counter, 0)
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A matrix of one type: bytes or numbers, rows, bytes of one, GGML type."""
 
     data: torch.Tensor
@@ -255,7 +267,7 @@ class _Part(NamedTuple):
     type: str
 
 
-def _parts(packed: PackedWeight) -> list[_Part] | None:
+def _parts(packed: PackedWeight) -> list[Part] | None:
     """None where a part has no place in these kernels."""
     found = []
     for each in packed.data if packed.mode == "parts" else (packed,):
@@ -263,9 +275,9 @@ def _parts(packed: PackedWeight) -> list[_Part] | None:
         if each.rounding:
             return None
         if each.mode == "q8" and isinstance(each.data, BlockData):
-            found.append(_Part(each.data.bytes, n_out, each.data.bytes.shape[1], each.data.type))
+            found.append(Part(each.data.bytes, n_out, each.data.bytes.shape[1], each.data.type))
         elif each.mode == "f32" and isinstance(each.data, torch.Tensor) and n_out <= SMALL:
-            found.append(_Part(each.data.contiguous(), n_out, 4 * n_in, "F32"))
+            found.append(Part(each.data.contiguous(), n_out, 4 * n_in, "F32"))
         else:
             return None
     return found
@@ -284,11 +296,11 @@ def _layout(type: str) -> tuple[int, ...]:
     return int(long), int(type in MINIMUMS), size, gap, group, together, int(is_paired)
 
 
-class _Launch:
+class Launch:
     """What the launches of a product have in common."""
 
     def __init__(
-        self, x: torch.Tensor | PreparedRows, parts: Sequence[_Part], invariant: bool
+        self, x: torch.Tensor | PreparedRows, parts: Sequence[Part], invariant: bool
     ) -> None:
         numbers = x.numbers if isinstance(x, PreparedRows) else x
         self.rows = as_rows(numbers)
@@ -302,7 +314,7 @@ class _Launch:
         fixed = invariant and any(part.type == "F32" for part in parts)
         self.side = MAX_ROWS if fixed else min(power_of_2(self.n_rows), MAX_ROWS)
 
-    def places(self, parts: Sequence[_Part]) -> dict[str, tuple[object, ...]]:
+    def places(self, parts: Sequence[Part]) -> dict[str, tuple[object, ...]]:
         """Of the parts TYPES, LAYOUTS and ROWS."""
         places = [0 if p.type == "F32" else self.wanted.index(part_of(p.type)) for p in parts]
         return {
@@ -328,7 +340,7 @@ def products(
         return None
     if numbers.shape[:-1].numel() > FEW_ROWS and not invariant:
         return None
-    launch = _Launch(x, every, invariant)
+    launch = Launch(x, every, invariant)
     columns = [columns_of(launch.side, part.n_out) for part in every]
     places, program, column = [], 0, 0
     for part, together in zip(every, columns, strict=True):
@@ -346,7 +358,7 @@ def products(
     return list(y.split_with_sizes([each.shape[0] for each in packed], -1))
 
 
-def all_small(parts: Sequence[_Part]) -> bool:
+def all_small(parts: Sequence[Part]) -> bool:
     """Whether f32 matrices with no blocks next to them are few enough rows for one launch."""
     return sum(part.n_out for part in parts) <= SMALL
 
@@ -375,7 +387,7 @@ def opened(
         halves = parts
     else:
         return None
-    launch = _Launch(x, halves, invariant)
+    launch = Launch(x, halves, invariant)
     columns = columns_of(launch.side, width, MOST_COLUMNS // 2)
     y = numbers.new_empty(*numbers.shape[:-1], width)
     kinds, tiles = parts_of(reads), cdiv(launch.n_rows, launch.side)

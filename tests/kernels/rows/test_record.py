@@ -9,12 +9,12 @@ import torch
 from kernels.rows.record import on_host, row_record
 
 
-@pytest.mark.parametrize("n_vocab", [40, 5000])
-def test_against_numpy(n_vocab):
+def assert_of_numpy(n_vocab, record=row_record, device="cpu"):
     logits = torch.randn(3, n_vocab, generator=torch.Generator().manual_seed(n_vocab)) * 3
     logits[1, 7] = logits[1, 30] = 20  # of equal ones the first is the best
     asked = torch.tensor([5, 30, 39])
-    found, x = on_host(row_record(logits, 4, asked).numpy()), logits.numpy().astype(np.float64)
+    made = record(logits.to(device), 4, asked.to(device)).cpu()
+    found, x = on_host(made.numpy()), logits.numpy().astype(np.float64)
     largest = x.max(1, keepdims=True)
     order = np.argsort(-x, 1, kind="stable")
     np.testing.assert_array_equal(np.sort(found.ids, 1), np.sort(order[:, :4], 1))
@@ -29,6 +29,11 @@ def test_against_numpy(n_vocab):
     own = np.take_along_axis(x, asked.numpy()[:, None], 1)
     assert found.n_larger.tolist() == (x > own).sum(1).tolist()
     np.testing.assert_allclose(found.weight, np.exp(own - largest)[:, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("n_vocab", [40, 5000])
+def test_against_numpy(n_vocab):
+    assert_of_numpy(n_vocab)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])

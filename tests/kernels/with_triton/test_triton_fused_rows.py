@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.dispatch import counters
 from kernels.linear.block_parts import PreparedRows, quantise
 from kernels.linear.blocks import pack_blocks, stack_weights
-from kernels.linear.integer_blocks import counters
 from kernels.linear.integer_blocks.rows_with_triton import integer_rows, operation_rows
 from kernels.linear.integer_blocks.with_triton import integer_linear, opened, products
 from kernels.linear.packed import PackedWeight

@@ -7,6 +7,7 @@ import torch
 
 import kernels.norm
 import kernels.rope
+from kernels.dispatch import counters
 from kernels.linear import head_linear
 from kernels.linear import with_triton as heads
 from kernels.norm import with_triton as norm
@@ -17,6 +18,7 @@ from kernels.recurrence import with_triton as recurrence
 from kernels.rope import with_triton as rope
 from kernels.rows import sinkhorn
 from kernels.rows import with_triton as streams
+from tests.kernels.rows.test_record import assert_of_numpy
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 
@@ -300,3 +302,12 @@ def test_mixed_streams(device, d, strides):
         ),
     ):
         assert nmse(found.cpu(), wanted) < F32
+
+
+@pytest.mark.parametrize("n_vocab", [40, 5000])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_record_of_rows(device, n_vocab):
+    assert_of_numpy(n_vocab, streams.row_record, device)
+    record = streams.row_record(torch.full((1, 5000), -torch.inf, device=device), 2, None)
+    assert record.shape == (1, 9) and record[0, :2].tolist() == [0, 1]
+    assert not counters(torch.device(device)).any()
