@@ -21,7 +21,7 @@ from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_lines import texts_of
 from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.log_reader import LogReader
-from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, LogRequest, LogRound
+from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound
 from engine.observe.rounds.server_log import ServerLog
 from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
@@ -61,6 +61,8 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
         unread = [(one.n_unread, one.first_unread) for one in reader.servers] + [others.unread]
         n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
         what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
+        if seen := sum(one.n_candidates for one in reader.servers):
+            what += f"; it has {seen:,} tokens that drafters looked at, but not what was accepted"
         raise TraceFileError(
             f"{file} tells of no round and of no request that ended{what}.",
             "Name the log of a time in which a request was answered. For rounds, start "
@@ -98,6 +100,21 @@ def _write_servers(
             before = [earlier[server]] if server in earlier else []
             if sums or before:
                 found.append(_write_sums(store, server, before, sums, file))
+            elif server.totals:
+                before = [_total(name, counts) for name, counts in server.totals.items()]
+                found.append(_write_sums(store, server, before, [], file))
+    return found
+
+
+def _total(drafter: str, counts: Counts) -> RecordedRequest:
+    """What a drafter did in all requests, where the log says no more."""
+    found = RecordedRequest(ENGINE, f"{drafter}, all requests together")
+    found.num_spec_steps, found.num_draft_tokens, found.num_accepted_draft_tokens = counts
+    found.check(
+        counts[2] <= counts[1],
+        ("statistics",),
+        f"the statistics of {drafter} count {counts[2]:,} accepted of {counts[1]:,} tokens",
+    )
     return found
 
 
@@ -220,7 +237,7 @@ def _write_sums(
 
 def _facts(server: ServerLog, file: str) -> dict[str, Any]:
     drafters = server.drafters or list(
-        dict.fromkeys(chain.from_iterable(one.statistics for one in server.requests))
+        dict.fromkeys(chain(server.totals, *(one.statistics for one in server.requests)))
     )
     return {
         "file": file,

@@ -374,6 +374,11 @@ class LogLines:
         return self.source(begin[0]), 0 if found is None else found.end()
 
     @property
+    def has_names(self) -> bool:
+        """Whether lines may say by how they begin which server they are of."""
+        return self._is_plain or bool(self._forms)
+
+    @property
     def is_json(self) -> bool:
         """Whether lines are objects that hold lines."""
         return bool(self._is_json)

@@ -203,7 +203,8 @@ class LogReader(LogServers):
             if reading is None or reading.whose == "nothing" or len(rows) < FEW:
                 continue
             is_light = self._has_batches and (reading.name, reading.kind) == ("accepted", "")
-            if is_light and light.add(block, reading, rows, self._lines.source):
+            if is_light:
+                light.add(block, reading, rows, self._lines.source)
                 continue
             is_other = reading.whose == "other" and self._others is not None
             names: OtherLines | LogLines | None = self._others if is_other else self._lines
@@ -213,8 +214,9 @@ class LogReader(LogServers):
             for i, row in block.rows(rows, columns, is_good, streams):
                 values[i] = row
             if reading.whose == "slot":
-                of = [streams] if isinstance(streams, str) else streams
-                whose[0, rows] = [numbers.setdefault(one, len(numbers)) for one in of]
+                names_of, of = streams
+                mine = [numbers.setdefault(one, len(numbers)) for one in names_of]
+                whose[0, rows] = np.array(mine)[of]
                 whose[0, rows[~is_good]] = -1
                 whose[1:3, rows] = columns[1:3]
                 whose[3, rows] = -1 if columns[0] is None else columns[0]
@@ -296,19 +298,28 @@ class LogReader(LogServers):
         return bool(self._waiting) or (self._others is not None and self._others.is_waiting)
 
     def _say_light(self, light: LightRows, lines: list[int]) -> bool:
-        server = self._by_stream.get(light.stream(lines[0]))
-        if server is None or server.is_waiting:
-            return False
-        rows = light.at(lines)
-        server.has_times |= bool(rows[0, -1] >= 0)
-        return server.takes_light(rows)
+        """Take rounds of the light form, in whatever order their servers wrote them; whether all
+        are what they seem."""
+        found = []
+        for stream, rows in light.by_server(lines):
+            server = self._by_stream.get(stream)
+            if server is None or server.is_waiting or (of := server.light_rows(rows)) is None:
+                return False
+            found.append((server, rows, of))
+        for server, rows, of in found:
+            server.has_times |= bool(rows[0, -1] >= 0)
+            server.take_light(rows, of)
+        return True
 
     def _stream_before(self, block: Block, known: list[Reading | None], i: int, placed: int) -> str:
         """The server that the line before is of. placed: the newest line that was placed."""
+        shapes, has_names = block.shape_of, self._lines.has_names
         for at in range(i - 1, placed, -1):
-            one = known[block.shape_of[at]]
-            if one is _QUIET and (source := self._lines.own_source(block.line(at))[0]) is not None:
-                return source
+            one = known[shapes[at]]
+            if one is _QUIET:
+                source = self._lines.own_source(block.line(at))[0] if has_names else None
+                if source is not None:
+                    return source
             if one is not None and one.is_own:
                 return block.stream(one, at, self._lines.source)
         return self._lines.last

@@ -187,43 +187,38 @@ class LightRows:
 
     def add(
         self, block: Block, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
-    ) -> bool:
-        """Lines of a shape; whether all of them are of one server. name: of a prefix."""
-        stream = block.streams(reading, rows, name)
-        if not isinstance(stream, str):
-            return False
+    ) -> None:
+        """Lines of a shape. name: of a prefix."""
+        names, of = block.streams(reading, rows, name)
         (us, *columns), is_good = block.columns(reading, rows)
         if not len(self._rows):
             self._rows = np.zeros((len(self._server), 5), np.int64)
         for i, column in enumerate((*columns, -1 if us is None else us)):
             self._rows[rows, i] = column
-        if stream not in self._names:
-            self._names.append(stream)
-        self._server[rows[is_good]] = 1 + self._names.index(stream)
-        return True
+        self._names += [one for one in names if one not in self._names]
+        numbers = np.array([1 + self._names.index(one) for one in names])
+        self._server[rows[is_good]] = numbers[of[is_good]]
 
     def runs(self, lines: list[int]) -> dict[int, int]:
-        """Where rounds of one server follow each other in some lines, and how many."""
-        server = self._server[lines]
-        begins = np.flatnonzero(np.diff(server, prepend=-1))
-        lengths = np.diff(begins, append=len(server))
-        is_long = (lengths >= _SHORTEST_RUN) & (server[begins] > 0)
+        """Where rounds follow each other in some lines, and how many."""
+        is_round = self._server[lines] > 0
+        begins = np.flatnonzero(np.diff(is_round, prepend=not is_round[:1].all()))
+        lengths = np.diff(begins, append=len(is_round))
+        is_long = (lengths >= _SHORTEST_RUN) & is_round[begins]
         return dict(zip(begins[is_long].tolist(), lengths[is_long].tolist(), strict=True))
 
-    def stream(self, line: int) -> str:
-        """The server of a line that is among them."""
-        return self._names[self._server[line] - 1]
-
-    def at(self, lines: list[int]) -> np.ndarray:
-        """The rows of some lines."""
-        return self._rows[lines]
+    def by_server(self, lines: list[int]) -> Iterator[tuple[str, np.ndarray]]:
+        """The rows of some lines by server."""
+        server, rows = self._server[lines], self._rows[lines]
+        for number in np.flatnonzero(np.bincount(server)).tolist():
+            yield self._names[number - 1], rows[server == number]
 
     def row(self, line: int) -> tuple[Any, ...] | None:
         """A line by itself: server, time and values; None where it is not among them."""
         if not self._server[line]:
             return None
         *values, us = self._rows[line].tolist()
-        return self.stream(line), None if us < 0 else us, *values
+        return self._names[self._server[line] - 1], None if us < 0 else us, *values
 
 
 class Block:
@@ -319,11 +314,12 @@ class Block:
 
     def streams(
         self, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
-    ) -> Sequence[str] | str:
-        """The server that each line is of, or the one that all are. name: of a prefix."""
+    ) -> tuple[list[str], np.ndarray]:
+        """Servers, and which of them each line is of. name: of a prefix."""
         n_numbers, end = reading.prefix
+        of = np.zeros(len(rows), np.int64)
         if not n_numbers:
-            return reading.stream
+            return [reading.stream], of
         numbers = self._first[rows][:, None] + np.arange(n_numbers)
         lengths = np.minimum(self._lengths[numbers], 99)
         ends = self._places(rows, end)
@@ -332,23 +328,26 @@ class Block:
         def prefix(i: int) -> str:
             return self._data[begins[i] : ends[i]].decode("utf-8", "replace")
 
-        found: dict[bytes, str] = {}
-        shown: list[str] = []
-        kinds, kind_of = np.unique(lengths, axis=0, return_inverse=True)
-        kind_of = kind_of.ravel()
-        keys = np.zeros((len(rows), n_numbers + 1), np.int64)
-        keys[:, -1] = kind_of
+        if (lengths == lengths[0]).all():
+            kinds, kind_of = lengths[:1], of
+        else:
+            kinds, kind_of = np.unique(lengths, axis=0, return_inverse=True)
+            kind_of = kind_of.ravel()
+        keys = np.zeros((n_numbers + 1, len(rows)), np.int64)
+        keys[-1] = kind_of
         for kind in range(len(kinds)):
             mine = np.flatnonzero(kind_of == kind)
             for number in _telling(prefix(int(mine[0])), name):
-                keys[mine, number] = self._whole(numbers[mine, number])[0]
-        if (keys == keys[0]).all():
-            return name(prefix(0))
-        for i, key in enumerate(map(bytes, keys)):
-            if (one := found.get(key)) is None:
-                one = found[key] = name(prefix(i))
-            shown.append(one)
-        return shown
+                keys[number, mine] = self._whole(numbers[mine, number])[0]
+        first = [0]
+        for key in keys:
+            if (key != key[0]).any():
+                at = np.unique(key, return_inverse=True)[1]
+                _, first_of, of = np.unique(
+                    of * len(rows) + at, return_index=True, return_inverse=True
+                )
+                first = first_of.tolist()
+        return [name(prefix(i)) for i in first], of
 
     def stream(self, reading: Reading, line: int, name: Callable[[str], str]) -> str:
         """The server of one line."""
@@ -360,7 +359,10 @@ class Block:
 
     @staticmethod
     def rows(
-        rows: np.ndarray, columns: list[Any], is_good: np.ndarray, streams: Sequence[str] | str
+        rows: np.ndarray,
+        columns: list[Any],
+        is_good: np.ndarray,
+        streams: tuple[list[str], np.ndarray],
     ) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Number and values of each line that has none out of range: server, time in microseconds
         and columns."""
@@ -368,7 +370,8 @@ class Block:
             repeat(None) if one is None else one if isinstance(one, list) else one.tolist()
             for one in columns
         ]
-        of = repeat(streams) if isinstance(streams, str) else streams
+        names, which = streams
+        of = repeat(*names) if len(names) == 1 else map(names.__getitem__, which.tolist())
         found = zip(rows.tolist(), zip(of, *parts, strict=False), strict=False)
         return found if is_good.all() else compress(found, is_good.tolist())
 

@@ -103,7 +103,7 @@ _SIGNS = re.compile(
     r"(?:^|[^\d.])\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] "
     r"|slot {1,20}[\w():~]{1,32}: id {1,40}\d{1,9} \| task |llama_server: "
     r"|eval time {0,8}= {1,20}[\d.]{1,20} ms /|draft acceptance(?: rate)? {0,8}= "
-    r"|statistics {1,40}\S{1,64}: #calls"
+    r"|statistics {1,40}\S{1,64}: #calls|- seq_id \d{1,9}, draft candidate {1,9}\d"
 )
 
 

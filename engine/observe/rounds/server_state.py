@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound, PhaseClock
 
@@ -60,32 +60,40 @@ class ServerState:
         self._current: LogRequest | None = None
         self._impls: list[tuple[str, int, int]] = []
         self._clock = PhaseClock()
-        self._counts: dict[str, Counts] = {}
+        self.totals: dict[str, Counts] = {}
+        """By drafter its drafts, their tokens and those accepted, of all requests so far."""
+        self.n_candidates = 0
+        """Tokens that drafters looked at."""
         self._says_at_once = False
         """Whether rounds are written before their tokens; what names them later repeats them."""
 
-    def takes_light(self, rounds: np.ndarray) -> bool:
-        """Rounds of the light form, one for each row with slot, task, accepted, drafted and time in
-        microseconds (-1 without). Whether they were taken: none of them where one is anything else
-        than the round after another one of a request."""
+    def light_rows(self, rounds: np.ndarray) -> list[tuple[Slot, np.ndarray]] | None:
+        """Of rounds of the light form, one for each row with slot, task, accepted, drafted and time
+        in microseconds (-1 without), those of each slot; None where one is anything else than the
+        round after another one of a request."""
         number, task, accepted, drafted, us = rounds.T
         if not self.is_light or self._clock.is_at_work:
-            return False
+            return None
         if (accepted > drafted).any() or not drafted.all():
-            return False
+            return None
         last = -1 if self.last_us is None else self.last_us
         if us[0] < last or (us[1:] < us[:-1]).any():
-            return False
+            return None
         found = []
         for key in np.unique(number << 32 | task).tolist():
             slot = self.slots.get(key >> 32)
             if slot is None or slot.request.task != key & COUNT or slot.replay:
-                return False
+                return None
             if slot.n_max is not None:
-                return False
+                return None
             if slot.request.is_broken:
-                return False
+                return None
             found.append((slot, (number == key >> 32).nonzero()[0]))
+        return found
+
+    def take_light(self, rounds: np.ndarray, found: list[tuple[Slot, np.ndarray]]) -> None:
+        """Take such rounds."""
+        number, _, accepted, drafted, us = rounds.T
         for slot, rows in found:
             *earlier, newest = rows.tolist()
             if earlier:
@@ -98,7 +106,6 @@ class ServerState:
             self._add_round(slot, one)
         self.last_us = None if us[-1] < 0 else int(us[-1])
         self._says_at_once, self._current = True, self.slots[int(number[-1])].request
-        return True
 
     def slot(self, number: int, task: int) -> Slot:
         """The slot, at work for a task."""
@@ -370,10 +377,10 @@ class ServerState:
     ) -> bool:
         """Sums of a drafter over all requests so far, written after those of one."""
         now = drafts, tokens, accepted
-        if len(self._counts) < MOST_DRAFTERS or name in self._counts:
+        if len(self.totals) < MOST_DRAFTERS or name in self.totals:
             if self._current is not None:
-                self._current.statistics[name] = now, self._counts.get(name)
-            self._counts[name] = now
+                self._current.statistics[name] = now, self.totals.get(name)
+            self.totals[name] = now
         return True
 
     def on_impl(self, said: Said, name: str, size: int, n: int) -> bool:
@@ -418,6 +425,7 @@ class ServerState:
     def _place_candidates(self) -> None:
         """Give their slots the drafted tokens since the last time."""
         new, self._candidates = self._candidates, []
+        self.n_candidates += len(new)
         for number, rank, at, token, p, text in new:
             slot = self.slots.get(number)
             if slot is not None and rank < 8 and at < LONGEST_DRAFT:
@@ -451,8 +459,8 @@ def _draft_sums(
     mean: str | None,
     rates: str | None,
 ) -> bool:
-    if accepted is not None and drafted is not None:
-        whole(str(accepted), drafted)  # it cannot be more
+    if accepted is not None and drafted is not None and accepted > drafted:
+        raise OutOfRangeError(f"{accepted} is more than {drafted:,}")
     parts = [] if rates is None else [one.strip() for one in rates.split(",")]
     if len(parts) > LONGEST_DRAFT:
         raise OutOfRangeError(f"{len(parts):,} positions are more than {LONGEST_DRAFT:,}")

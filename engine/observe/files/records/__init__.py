@@ -13,7 +13,7 @@ from typing import Any
 from engine.errors import TraceFileError
 from engine.foreign_numbers import is_whole
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
-from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
+from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import is_printed, read_printed
 from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, Shape
@@ -40,6 +40,7 @@ def recognise(data: bytes) -> str | None:
     holds none. The first of NAMES where it could be several: only reading tells."""
     if is_metrics(data):
         return METRICS
+    data = as_json(data.decode("utf-8-sig", "replace")).encode("utf-8", "replace")
     known = next((name for name, shape in SHAPES.items() if shape.may_be_in(data)), None)
     if known is None and is_summary_table(data):
         return AIPERF.name

@@ -32,6 +32,19 @@ _ELIDED = re.compile(
     r'("(?:[^"\\\r\n]|\\.){1,100}"\s{0,9}:\s{0,9})(?:\[\s?(?:\.{3}|…)\s?\]|\{\s?(?:\.{3}|…)\s?\})'
 )
 """A value that a person has left out."""
+_LITERAL = re.compile(
+    r"(?m)^[\s\[{]{0,40}\{\s{0,200}(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
+)
+"""How an object begins that JavaScript or Python has printed."""
+_PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
+_PRINTED = re.compile(
+    r'("(?:[^"\\\n]|\\.)*+")|'
+    r"'((?:[^'\\\n]|\\.)*+)'|`((?:[^`\\]|\\.)*+)`"
+    r"|([A-Za-z_$][\w$]*+)(?=\s{0,9}:)|\b(true|false|null)\b|\b(True|False)\b"
+    r"|(\b(?:undefined|None|NaN)\b|\[(?:Object|Array|Circular[^\]\n]{0,9})\]|<ref[^>\n]{0,20}>)"
+    r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
+)
+"""What is not JSON in such objects, and the texts in which nothing is to be changed."""
 _STATUS = re.compile(r"(?:< )?HTTP/\d")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE\]|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
@@ -101,7 +114,27 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
             raise _invalid(name, f"line {error.line}", error) from error
         if ("..." in text or "…" in text) and _ELIDED.search(text) is not None:
             return read_documents(_ELIDED.sub(r"\1null", text).encode("utf-8", "replace"), name)
+        if (plain := as_json(text)) != text:
+            return read_documents(plain.encode("utf-8", "replace"), name)
         return _values(text, name, error)
+
+
+def as_json(text: str) -> str:
+    """Objects as JavaScript or Python print them, as JSON; any other text as it is."""
+    return _PRINTED.sub(_plain, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
+
+
+def _plain(found: re.Match[str]) -> str:
+    double, single, several, key, same, logical, none = found.groups()
+    if double or same:
+        return double or same
+    if (quoted := single if several is None else several) is not None:
+        quoted = quoted.replace("\n", "\\n").replace('"', '\\"').replace('\\\\"', '\\"')
+        quoted = quoted.replace("\\'", "'").replace("\\`", "`")
+        return '"' + re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", quoted) + '"'
+    if key:
+        return f'"{key}"'
+    return logical.lower() if logical else "null" if none else ""
 
 
 def is_stream(text: str) -> bool:

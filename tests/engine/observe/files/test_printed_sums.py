@@ -238,3 +238,37 @@ def test_counters_of_rapid_mlx(tmp_path: Path) -> None:
     summary = store.runs[0]["summary"]
     assert [summary[name] for name in SUMS] == [None, 2, 6, 4]
     assert summary["num_accepted_tokens_per_pos"][:3] == [2, 1, 1] and not find(store)
+
+
+STATISTICS = (
+    "statistics        draft-mtp: #calls(b,g,a) =    1    {0}    {0}, #gen drafts =    {0}, "
+    "#acc drafts =    9, #gen tokens =    {1}, #acc tokens =    {2}, dur(b,g,a) = 0.1, 7.1, 0.2\n"
+)
+
+
+def test_totals_of_drafters_alone_are_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(STATISTICS.format(10, 30, 12) + STATISTICS.format(20, 60, 30))
+    store = TraceStore()
+    (run,) = import_file(store, path)
+    assert store.runs[run].told is not None
+    told = store.runs[run].told
+    assert [told.get(name) for name in SUMS[1:]] == [20, 60, 30]
+    assert told["predicted_n"] is None
+
+
+@pytest.mark.parametrize("kind", ["javascript", "python"])
+def test_objects_as_other_languages_print_them(tmp_path: Path, kind: str) -> None:
+    counts = {"predictedTokensCount": 40, "totalDraftTokensCount": 60, "stopReason": "it's"}
+    counts |= {"acceptedDraftTokensCount": 25, "rejectedDraftTokensCount": 30}
+    counts |= {"ignoredDraftTokensCount": 5}
+    texts = {"python": repr(counts)}
+    members = ",\n".join(f"  {key}: {value!r}" for key, value in counts.items())
+    texts["javascript"] = "{\n" + members + ",\n  more: undefined,\n}"
+    path = tmp_path / "reply.txt"
+    path.write_text(texts[kind])
+    store = TraceStore()
+    (run,) = import_file(store, path)
+    told = store.runs[run].told
+    assert told is not None
+    assert (told["predicted_n"], told["draft_n"], told["draft_n_accepted"]) == (40, 55, 25)
