@@ -11,7 +11,7 @@ import torch
 
 from engine.conform.adapters import Engine
 from engine.conform.adapters.fla import LastState
-from engine.conform.adapters.sglang import Mamba2, Snapshots
+from engine.conform.adapters.sglang_snapshots import Mamba2, Snapshots
 from engine.conform.adapters.vllm import Paged
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package

@@ -1,0 +1,177 @@
+"""SGLang's ReplaySSM: a log of inputs that a later pass folds into the committed state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.conform.adapters.sglang_snapshots import LINEAR, Delta
+from engine.conform.cases import Rows, Shape
+from engine.conform.packages import Package
+from engine.conform.subject import Memory, RowByRow
+
+
+class Replay:
+    """gdn_replayssm_spec_decode: a circular log of inputs, cursors, and folds when it is full."""
+
+    ROWS = 16
+    raw = True
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        self.shape, self.memory, self.package = shape, memory, package
+        s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
+        self.checkpoint = memory.empty(slots, s.n_heads, s.d_v, s.d_k)
+        self.d = memory.zeros(slots, s.n_heads, n, s.d_v)
+        self.k = memory.zeros(slots, s.n_groups, n, s.d_k)
+        self.g = memory.zeros(slots, s.n_heads, n)
+        self.raw_v = memory.zeros(slots, s.n_heads, n, s.d_v)
+        self.raw_k = memory.zeros(slots, s.n_groups, n, s.d_k)
+        self.beta = memory.zeros(slots, s.n_heads, n)
+        self.write, self.base = (memory.zeros(slots, dtype=torch.int32) for _ in range(2))
+        self.flush = memory.zeros(slots, dtype=torch.int8)
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.checkpoint[1 + sequence] = state.transpose(-1, -2)
+        for cursor in (self.write, self.base, self.flush):
+            cursor[1 + sequence] = 0
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
+        out = torch.zeros_like(rows.v)
+        slots = self.memory.whole([1 + s for s in rows.sequences])
+        module.gdn_replayssm_spec_decode(
+            *(rows.q, rows.k, rows.v, rows.a, rows.b, rows.A_log, rows.dt_bias),
+            *(self.checkpoint, self.d, self.k, self.g),
+            *((self.raw_v, self.raw_k, self.beta) if self.raw else (None,) * 3),
+            *(out, rows.starts, slots, slots, self.write, self.base, self.flush),
+            *(self.ROWS, self.shape.n_tokens),
+            block_v=16,
+            block_v_flush=16,
+            launch_mode="both" if self.raw else "verify",
+            dot_precision="ieee",
+        )
+        return out
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
+        module.commit_gdn_replayssm_spec(
+            self.write,
+            self.base,
+            self.flush,
+            self.memory.whole(counts),
+            self.memory.whole([1 + s for s in sequences]),
+            self.ROWS,
+            self.shape.n_tokens,
+        )
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        out = self.verify(rows)
+        self.accept(rows.sequences, [1] * len(rows.sequences))
+        return out
+
+    def state(self, sequence: int) -> None:
+        return None
+
+
+class CompactReplay(Replay):
+    """gdn_replayssm_spec_decode without raw inputs; the log is folded after acceptance."""
+
+    raw = False
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        super().accept(sequences, counts)
+        module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
+        slots = self.memory.whole([1 + s for s in sequences])
+        module.commit_gdn_replayssm_circular(
+            checkpoint_state=self.checkpoint.unsqueeze(0),
+            d_cache=self.d.unsqueeze(0),
+            k_cache=self.k.unsqueeze(0),
+            g_cache=self.g.unsqueeze(0),
+            d_residual_cache=None,
+            k_residual_cache=None,
+            state_batch_indices=slots,
+            replay_indices=slots,
+            write_pos=self.write,
+            cache_base=self.base,
+            is_flush=self.flush,
+            accept_lens=self.memory.whole(counts),
+            null_block_id=0,
+        )
+
+
+class Fold(Delta):
+    """A verify pass writes its inputs to a log, and the commit folds the accepted ones."""
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        super().__init__(shape, memory, package)
+        s, slots, n = shape, 1 + shape.n_sequences, shape.n_tokens
+        gates = (s.d_k,) if s.recurrence == "kda" else ()
+        self.log = {
+            "rawv": memory.empty(slots, s.n_heads, n, s.d_v),
+            "rawk": memory.empty(slots, s.n_groups, n, s.d_k),
+            "g": memory.empty(slots, s.n_heads, n, *gates),
+            "beta": memory.empty(slots, s.n_heads, n),
+        }
+
+    def kept(self, rows: Rows) -> dict[str, Any]:
+        return {f"replayssm_{name}": t for name, t in self.log.items()} | {"cache_ring": True}
+
+    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        if self.shape.recurrence == "kda":
+            module = self.package.module(f"{LINEAR}.kda_replayssm_spec_decode")
+            commit = module.commit_kda_replayssm_spec_all_layers
+        else:
+            module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_fold")
+            commit = module.commit_gdn_replayssm_fold_all_layers
+        commit(
+            *(layer.unsqueeze(0) for layer in (self.pool, *self.log.values())),
+            self.slots(sequences),
+            self.memory.whole(counts),
+            self.shape.n_tokens,
+            self.shape.n_groups,
+        )
+
+
+class Ring(RowByRow):
+    """fused_recurrent_linear_replayssm_decode, a token a call: the state is written when the log
+    is full."""
+
+    ROWS = 8
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        super().__init__(shape, memory, package)
+        s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
+        gates = (s.d_k,) if s.recurrence == "kda" else ()
+        self.pool = memory.empty(slots, s.n_heads, s.d_v, s.d_k)
+        self.logs = (
+            memory.empty(slots, s.n_heads, n, s.d_v),
+            memory.empty(slots, s.n_groups, n, s.d_k),
+            memory.empty(slots, s.n_heads, n, *gates),
+        )
+        self.taken = memory.zeros(slots, dtype=torch.int32)
+        self.held = (self.pool, *self.logs, self.taken)
+
+    def load(self, sequence: int, state: torch.Tensor) -> None:
+        self.pool[1 + sequence] = state.transpose(-1, -2)
+        self.taken[1 + sequence] = 0
+
+    def step(self, rows: Rows) -> torch.Tensor:
+        module = self.package.module(f"{LINEAR}.fused_recurrent_linear_replayssm")
+        slots = self.memory.whole([1 + s for s in rows.sequences])
+        out = torch.empty_like(rows.v).unsqueeze(1)
+        module.fused_recurrent_linear_replayssm_decode(
+            *(rows.mixed, rows.a, rows.b, rows.A_log, rows.dt_bias, self.shape.d_k**-0.5),
+            *(self.pool, *self.logs, out, slots, self.taken[slots]),
+            use_qk_l2norm_in_kernel=True,
+            is_kda=self.shape.recurrence == "kda",
+        )
+        self.taken[slots] = (self.taken[slots] + 1) % self.ROWS
+        return out[:, 0]
+
+    def state(self, sequence: int) -> torch.Tensor | None:
+        """Known where the log is empty."""
+        if self.taken[1 + sequence]:
+            return None
+        return self.pool[1 + sequence].transpose(-1, -2)
