@@ -133,8 +133,8 @@ class StepGraphs:
         is_new: bool,
     ) -> _Graph | None:
         # what is somebody's own no later pass may overwrite; what lies in an input stays there
-        held = {x.untyped_storage().data_ptr() for x in pass_inputs.inputs}
-        mine = tuple(x if x.untyped_storage().data_ptr() in held else x.clone() for x in arguments)
+        held = {x.untyped_storage()._cdata for x in pass_inputs.inputs}
+        mine = tuple(x if x.untyped_storage()._cdata in held else x.clone() for x in arguments)
         try:
             outputs, replay = record(partial(compute, *mine))
         except RuntimeError as error:

@@ -24,10 +24,10 @@ def _operation(module: str, name: str, backend: str) -> Callable[..., Any]:
         place = f"{place}.{end}"
     elif backend == "triton":
         place = "kernels.recurrence.with_triton"
-    elif backend:
+    elif backend not in ("", "torch"):
         name = f"{name}_{end}"
     found: Callable[..., Any] = getattr(importlib.import_module(place), name)
-    return found
+    return dispatch.torch_version(found) if backend == "torch" else found
 
 
 def _stacked(parts: Sequence[Rows], names: str) -> list[torch.Tensor]:

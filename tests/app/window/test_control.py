@@ -296,7 +296,7 @@ def test_fidelity_is_measured_with_one_click(
     window.open_model(DEMO_DRAFT)
     qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=120_000)
     window.actions_by_id["run.measure_fidelity"].trigger()
-    assert not window.actions_by_id["run.start"].isEnabled()
+    assert not window.actions_by_id["run.measure_fidelity"].isEnabled()
     qtbot.waitUntil(lambda: window.bridge.state is State.READY, timeout=120_000)
     (said,) = [banner.message for banner in window.banners.banners]
     assert said.startswith("Fidelity: int8 against f32 over ")

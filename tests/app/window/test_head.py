@@ -78,12 +78,12 @@ def test_notices_go_by_themselves_and_make_room_first(
 
 
 def test_a_killed_window_comes_back_in_its_layout(
-    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
+    make_window: Callable[[Bridge], MainWindow], engine: FakeEngine, qtbot: QtBot
 ) -> None:
     """Nothing is closed here: the settings hold what they held at the kill."""
     window = make_window(Bridge(engine))
     window.actions_by_id["view.layout_rollback"].trigger()
-    assert Settings().layout_name == "rollback"
+    qtbot.waitUntil(lambda: Settings().layout_name == "rollback")
     window.docks["findings"].show()
     window.appearance.keep()
     assert Settings().layout("rollback") == window.docks.save()

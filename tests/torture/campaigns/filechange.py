@@ -89,9 +89,10 @@ class _Changing:
             self._change(within=False)
             return forward(*args, **kwargs)
 
-        def begun(*args: Any) -> None:
-            begin(*args)
+        def begun(*args: Any) -> Any:
+            there = begin(*args)
             self._change(within=True)
+            return there
 
         self._patches.enter_context(patch.object(HybridModel, "forward", counted))
         self._patches.enter_context(patch.object(HybridMemory, "begin", begun))
