@@ -83,9 +83,8 @@ class VerifyLoop:
                 self._note_tokens(rounds)
             for span in spans:
                 round_, rows = by_seq[span.seq], of_tokens[span.seq]
-                n_padding = len(span.tokens) - len(round_.tokens)
-                if n_padding != span.n_padding:  # a draft that came is shorter
-                    span = replace(span, n_padding=n_padding)
+                if pending:  # a draft that came may be shorter
+                    span = replace(span, n_padding=len(span.tokens) - len(round_.tokens))
                 round_.logits = logits[span.seq]
                 round_.record = self._forward.records.get(span.seq)
                 yield self._judged(round_, span, rows, saves.get(span.seq), clock)
