@@ -269,6 +269,10 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     left out.
     """
     sound = [request for request in requests if not request.contradictions]
+    steps: float | None
+    drafted: float | None
+    accepted: float | None
+    timings: dict[str, Any]
     if len(sound) == 1:  # rates and times of several requests do not add up
         (one,) = sound
         steps, timings = one.num_spec_steps, one.timings
