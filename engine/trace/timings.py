@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -131,11 +131,11 @@ def rates_by_index(offered: list[int], reached: list[int]) -> dict[str, Any]:
         "num_draft_tokens_per_pos": offered,
         "num_accepted_tokens_per_pos": reached[1:],
         "acceptance_per_position": {
-            "unconditional": [_ratio(n, steps) for n in reached[1:]],
+            "unconditional": [n / steps if steps else None for n in reached[1:]],
             "unconditional_given_drafted": [
-                _ratio(n, of) for n, of in zip(reached[1:], offered, strict=True)
+                n / of if of else None for n, of in zip(reached[1:], offered, strict=True)
             ],
-            "conditional": [_ratio(n, of) for n, of in zip(reached[1:], reached[:-1], strict=True)],
+            "conditional": [n / of if of else None for of, n in pairwise(reached)],
         },
     }
 
@@ -151,10 +151,6 @@ def _joint(counts: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> np.
     cells = np.bincount(drafted * size + accepted, minlength=size * size).reshape(size, size)
     cells[: len(counts), : len(counts)] += counts
     return cells
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 _COUNTS = ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted")

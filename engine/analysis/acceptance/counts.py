@@ -329,7 +329,7 @@ def _count(told: dict[str, Any], *names: str) -> int | None:
 
 def _list(told: dict[str, Any], name: str) -> list[int]:
     value = told.get(name)
-    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+    if not isinstance(value, list) or not {int, bool}.issuperset(map(type, value)):
         return []
     return value
 

@@ -64,6 +64,8 @@ def _never_drafts(run: ExaminedRun) -> Iterator[RuleHit]:
     tokens = told.get("predicted_n") or int((run.tokens["pos"] >= 0).sum())
     if drafted or tokens < _LEAST_TOKENS:
         return
+    if any(one.rule == "log-unread" for one in facts.observed_findings or ()):
+        return  # a line that cannot be read may tell of drafts
     if any(one.told.get("num_draft_tokens") for one in facts.requests or ()):
         return  # of others it is not known
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, opened_file, unpacked
-from engine.foreign_json import JsonError, parse_json
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_logs import SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
-from engine.observe.files.records.document import MOST_BYTES
+from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.rounds.log_lines import texts_of, unwrapped, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.store import TraceStore
@@ -34,8 +35,27 @@ _MOST_BYTES = 512 << 20
 _MOST_LOG_BYTES = 1 << 36
 _PIECE = 1 << 22
 _MOST_WRAPPED = 200
-_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*[\[{\"]")
-"""What a list of JSON begins with."""
+_LONGEST_WRAPPED = 1 << 18
+_NARROWEST = 40
+"""Columns at which lines are wrapped."""
+_GAP = 6
+"""Blanks before a number that is written to the right of its place."""
+_WHOLE = re.compile(
+    r"eval time {0,20}= {1,20}[\d.]{1,20} ms / {1,20}\d{1,20} (?:tokens|runs)"
+    r"|\d accepted / {1,20}\d{1,20} generated\)"
+    r"|statistics .{0,300}#acc tokens {0,9}= {1,20}\d{1,20}"
+    r"|accepted {1,9}\d{1,9}/ {0,9}\d{1,9} draft tokens"
+    r"|metrics: .{0,300}?Accepted: \d{1,20} tokens, Drafted: \d{1,20} tokens"
+    r"|Decode batch.{0,300}?accept len: [\d.]{1,20},"
+)
+"""What is whole only in a line that is."""
+_ENTRY = re.compile(
+    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} |\W{0,3}\d{4}[-/]\d\d[-/]\d\d|slot |srv |statistics |draft acc"
+    r"|(?:prompt )?eval time|\((?:Engine|API|Worker)|(?:INFO|WARN|ERROR|DEBUG)\w{0,4} "
+)
+"""How a line begins that no other one goes on in."""
+_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
+"""What a list of JSON begins with, or an object of several lines."""
 
 
 def recognise(data: bytes) -> str | None:
@@ -55,7 +75,34 @@ def recognise(data: bytes) -> str | None:
 def is_log(text: str) -> bool:
     """Whether a text has lines of an engine's log."""
     text = without_colours(text)
-    return has_entries(text) or SIGNS.search(text) is not None
+    return has_entries(text) or SIGNS.search(text) is not None or rejoined(text) != text
+
+
+def rejoined(text: str) -> str:
+    """A text whose lines a terminal or a mail program has wrapped, with each of them whole again
+    and blank ones for its rest; any other text as it is."""
+    lines = text.split("\n") if len(text) <= _LONGEST_WRAPPED else []
+    lengths = Counter(n for one in lines if (n := len(one.rstrip("\r"))) >= _NARROWEST)
+    if not lengths:
+        return text
+    widths = {max(lengths), lengths.most_common(1)[0][0]}
+    found = [_joined(lines, width, by) for width in widths for by in ("", " ")]
+    return max([text, *found], key=lambda one: len(_WHOLE.findall(one)))
+
+
+def _joined(lines: list[str], width: int, by: str) -> str:
+    """Lines that were wrapped at a width, by words or ("") anywhere."""
+    found: list[str] = []
+    rest, n = "", 0
+    for line, after in pairwise([*(one.rstrip("\r") for one in lines), ""]):
+        room = width - len(line)
+        is_full = room <= len(after.partition(" ")[0]) + _GAP if by else room == 0
+        if after and room >= 0 and is_full and _ENTRY.match(after) is None:
+            rest, n = rest + line + by, n + 1
+        else:
+            found += [rest + line, *[""] * n]
+            rest, n = "", 0
+    return "\n".join(found)
 
 
 def _of_wrapped(text: str) -> str:
@@ -71,8 +118,8 @@ def _of_list(data: bytes) -> str | bytes:
     if _LIST.match(data) is None and not data.lstrip().startswith(b"{"):
         return data
     try:
-        found = list(_texts(parse_json(data.decode("utf-8-sig", "replace")), ()))
-    except JsonError:
+        found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
+    except TraceFileError:
         return data
     whose = next((path for path, text in found if is_log(text)), None)
     lines = [
@@ -127,8 +174,11 @@ def import_file(
     """
     kind = name or recognise_file(path)
     file = _shown(path)
-    if kind == LOG and log is None and _LIST.match(file_head(path, _HEAD)) is None:
-        return fill_log(store, _pieces(path), file)
+    head = file_head(path, _HEAD)
+    if kind == LOG and log is None and _LIST.match(head) is None:
+        if len(head) == _HEAD:
+            return fill_log(store, _pieces(path), file)
+        return fill_log(store, rejoined("".join(texts_of(_pieces(path)))), file)
     data = _content(path)
     # what a file is known by may stand at its end
     kind = kind or records.recognise(data[:MOST_BYTES])

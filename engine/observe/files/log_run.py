@@ -377,10 +377,11 @@ def _write_light(
     tables = [_light_table(request) for request in server.requests]
     n_each = [len(one) for one in tables]
     seq_id = np.repeat(np.arange(len(n_each)), n_each)
-    accepted, drafted, us, restored, sizes, n_max = np.concatenate(tables).T
+    accepted, drafted, us, restored, sizes, n_max = np.ascontiguousarray(np.concatenate(tables).T)
     t_ms = np.where(us < 0, np.nan, us / 1e3)
     whole = accepted + 1 + restored
-    before = np.concatenate([np.cumsum(part) - part for part in np.split(whole, np.cumsum(n_each))])
+    ahead = np.concatenate([np.zeros(1, np.int64), np.cumsum(whole)])
+    before = ahead[:-1] - np.repeat(ahead[np.cumsum(n_each) - n_each], n_each)
     most = [2**40 if r.predicted is None else max(r.predicted - 1, 0) for r in server.requests]
     left = np.maximum(np.repeat(most, n_each) - before, 0)
     emitted = np.minimum(whole, left)

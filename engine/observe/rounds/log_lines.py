@@ -94,6 +94,12 @@ _VARIABLE = re.compile(
 _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
 )
+_BAR = re.compile(
+    r"[^|\r\n]{0,100}?\d{1,3}%\|[^|]{0,200}\|[^\[\]]{0,40}\[[^\]]{0,80}\]|^\S{1,100}\.exe : "
+)
+"""What a program that shows its progress, or PowerShell, has put before a line."""
+_OVERWRITTEN = re.compile(r"^[^'\n]*%[^'\n]*\r(?=[^\r\n])", re.MULTILINE)
+"""Progress in the place of which a terminal shows what follows."""
 _UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
 """What comes before the text of a token."""
 _ZEROS = str.maketrans("123456789", "000000000")
@@ -140,6 +146,11 @@ def unwrapped(line: str) -> tuple[str, str, int | None] | None:
         found.raw,
     )
     text = next((one for one in texts if isinstance(one, str)), "")
+    if not text and isinstance(found.MESSAGE, list):  # of journalctl, where a text has colours
+        try:
+            text = without_colours(bytes(found.MESSAGE).decode("utf-8", "replace"))
+        except (TypeError, ValueError):
+            return "", "", None
     if text and is_whole(found.id_slot) and is_whole(found.id_task):
         text = f"slot of_json: id {found.id_slot} | task {found.id_task} | {text}"
     names = (found.container_name, found.process)
@@ -193,7 +204,8 @@ def _may_be_bare(line: str) -> bool:
 def name_of(prefix: str, *, is_loose: bool = False) -> str:
     """The server that a prefix names; "" where nothing of it stays the same. is_loose: its
     numbers change."""
-    kept = _LEVELS.sub(" ", _TIMES.sub(" ", prefix))
+    bare = _BAR.sub(" ", prefix) if "%|" in prefix or ".exe : " in prefix else prefix
+    kept = _LEVELS.sub(" ", _TIMES.sub(" ", bare))
     if is_loose:
         kept = re.sub(r"\d{1,20}", " ", kept)
     found = _NO_NAME.sub(" ", kept).strip()
@@ -221,7 +233,8 @@ def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
     for piece in pieces:
         if decoder is None:
             is_wide = piece[:2] in (b"\xff\xfe", b"\xfe\xff")
-            name = "utf-16" if is_wide else "utf-8-sig"
+            is_bare = piece[1:2] == b"\0" and piece[3:4] == b"\0"
+            name = "utf-16" if is_wide else "utf-16-le" if is_bare else "utf-8-sig"
             decoder = codecs.getincrementaldecoder(name)("replace")
         yield decoder.decode(piece)
     if decoder is not None:
@@ -316,6 +329,8 @@ class LogLines:
             text = "\n".join(map(without_colours, text.split("\n")))
         if self._end == "\r\n":
             text = text.replace("\r\n", "\n")
+        if "\r" in text:
+            text = _OVERWRITTEN.sub("", text)
         if not self._has_learned:
             self._learn(text[:-1].split("\n", 1000)[:1000])
         return text

@@ -117,7 +117,7 @@ class LogReader(LogServers):
         slot: tuple[ServerLog, Slot] | None = None
         while at < len(todo):
             i = todo[at]
-            if (n := runs.get(at, 0)) and self._say_light(light, todo[at : at + n]):
+            if runs and (n := runs.get(at, 0)) and self._say_light(light, todo[at : at + n]):
                 at += n
                 slot = None
                 continue

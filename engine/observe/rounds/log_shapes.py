@@ -210,8 +210,10 @@ class LightRows:
     def by_server(self, lines: list[int]) -> Iterator[tuple[str, np.ndarray]]:
         """The rows of some lines by server."""
         server, rows = self._server[lines], self._rows[lines]
-        for number in np.flatnonzero(np.bincount(server)).tolist():
-            yield self._names[number - 1], rows[server == number]
+        numbers = sorted(set(server.tolist()))
+        for number in numbers:
+            mine = rows if len(numbers) == 1 else rows[server == number]
+            yield self._names[number - 1], mine
 
     def row(self, line: int) -> tuple[Any, ...] | None:
         """A line by itself: server, time and values; None where it is not among them."""

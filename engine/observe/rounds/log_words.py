@@ -54,10 +54,10 @@ _TIME = re.compile(
     r"(prompt )?eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) (?:tokens|runs)"
 )
 _SUMS = re.compile(
-    r"draft acceptance(?: rate)?\s{0,40}+=\s{0,40}+([-.\w]{1,40}) "
+    r"draft acceptance(?: rate)?\s{0,40}+=\s{0,40}+([-.,\w]{1,40}) "
     r"\(\s{0,40}+(\d+) accepted /\s{0,40}+(\d+) generated\)"
 )
-_MEAN = re.compile(r"mean (?:acceptance )?len(?:gth)?\s{0,40}+=\s{0,40}+([\d.]{1,40})")
+_MEAN = re.compile(r"mean (?:acceptance )?len(?:gth)?\s{0,40}+=\s{0,40}+([\d.]{1,40}+)(?!,\d)")
 _BY_POSITION = re.compile(
     r"(?:acceptance rate per position|acc(?:eptance)?(?: rate)? per pos(?:ition)?)"
     r"\s{0,40}+[=:]\s{0,40}+\(([\d., ]{1,8192})\)"
@@ -237,6 +237,8 @@ def _sums(said: str) -> Saying | None:
     if not ("draft acceptance" in said or " per pos" in said or "mean " in said):
         return None
     counts, mean, rates = _SUMS.search(said), _MEAN.search(said), _BY_POSITION.search(said)
+    if counts is None and " generated)" in said:
+        return None  # its counts are hidden, or damaged
     if counts is None and (mean is None or "draft acceptance" not in said) and rates is None:
         return None
     of_counts = _values(counts, None, COUNT, MOST_TOKENS) if counts else (NOTHING,) * 3

@@ -80,7 +80,7 @@ class ServerState:
         if us[0] < last or (us[1:] < us[:-1]).any():
             return None
         found = []
-        for key in np.unique(number << 32 | task).tolist():
+        for key in sorted(set((number << 32 | task).tolist())):
             slot = self.slots.get(key >> 32)
             if slot is None or slot.request.task != key & COUNT or slot.replay:
                 return None
@@ -93,15 +93,14 @@ class ServerState:
 
     def take_light(self, rounds: np.ndarray, found: list[tuple[Slot, np.ndarray]]) -> None:
         """Take such rounds."""
-        number, _, accepted, drafted, us = rounds.T
+        number, us = rounds[:, 0], rounds[:, 4]
         for slot, rows in found:
-            *earlier, newest = rows.tolist()
-            if earlier:
-                batch = rounds[earlier][:, 2:].astype(np.int64)
+            if len(rows) > 1:
+                batch = rounds[rows[:-1], 2:]
                 slot.request.batches.append((len(slot.request.rounds), batch))
-                self.n_rounds += len(earlier)
-            at = int(us[newest])
-            one = LogRound(None, int(drafted[newest]), int(accepted[newest]), is_complete=True)
+                self.n_rounds += len(batch)
+            *_, n_accepted, n_drafted, at = rounds[rows[-1]].tolist()
+            one = LogRound(None, n_drafted, n_accepted, is_complete=True)
             one.end_us = None if at < 0 else at
             self._add_round(slot, one)
         self.last_us = None if us[-1] < 0 else int(us[-1])

@@ -208,7 +208,8 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
             is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
             if key is None and line[0] in "{[" and not (found or left.sentence or is_cut):
                 raise _invalid(name, f"line {whole.line}", whole)
-            if key is None and line[0] in "{[" and _is_balanced(line):  # damaged, and not cut
+            if key is None and line[0] in "{[" and line[-1] in "]}," and _is_balanced(line):
+                # damaged, and neither cut nor a level of a log
                 _parse_line(line, name, number)
             left.add(number, line)
             at = stop

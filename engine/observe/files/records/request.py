@@ -269,13 +269,19 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     left out.
     """
     sound = [request for request in requests if not request.contradictions]
-    steps, drafted, accepted = (
-        _sum([getattr(request, name) for request in sound])
-        for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-    )
-    timings = {name: _sum([r.timings.get(name) for r in sound]) for name in _SUMMED}
+    steps: float | None
+    drafted: float | None
+    accepted: float | None
+    timings: dict[str, Any]
     if len(sound) == 1:  # rates and times of several requests do not add up
-        timings |= sound[0].timings
+        (one,) = sound
+        steps, timings = one.num_spec_steps, one.timings
+        drafted, accepted = one.num_draft_tokens, one.num_accepted_draft_tokens
+    else:
+        steps = _sum([r.num_spec_steps for r in sound])
+        drafted = _sum([r.num_draft_tokens for r in sound])
+        accepted = _sum([r.num_accepted_draft_tokens for r in sound])
+        timings = {name: _sum([r.timings.get(name) for r in sound]) for name in _SUMMED}
     figures: dict[str, Any] = dict.fromkeys(ALL_TIMINGS) | timings
     if drafted is not None and accepted is not None:
         figures |= {"draft_n": drafted, "draft_n_accepted": accepted}
@@ -358,7 +364,9 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
             )
         )
     known = [one for one in histograms if one is not None]
-    summed = list(map(sum, zip_longest(*known, fillvalue=0)))
+    summed = known[0]
+    if len(known) > 1:
+        summed = list(map(sum, zip_longest(*known, fillvalue=0)))
     joint = [joint_counts(request) for request in requests]
     if all(one is not None for one in joint):
         found = per_position(_padded_sum([one for one in joint if one is not None]))

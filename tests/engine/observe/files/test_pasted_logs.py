@@ -1,0 +1,128 @@
+"""Logs as people paste them: wrapped by a terminal, with progress or a shell between the lines,
+as collectors keep colours, with numbers made unreadable."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.analysis.findings.check import recorded
+from engine.observe.files.importing import import_file, rejoined
+from engine.trace.store import TraceStore
+
+LLAMA = """\
+0.52.118.000 I slot print_timing: id  0 | task 17 | prompt eval time =    3159.54 ms /  1951 tokens (    1.62 ms per token,   617.49 tokens per second)
+0.52.118.037 I slot print_timing: id  0 | task 17 |        eval time =   18357.91 ms /   539 tokens (   34.06 ms per token,    29.36 tokens per second)
+0.52.118.111 I slot print_timing: id  0 | task 17 | draft acceptance = 0.46370 (  313 accepted /   675 generated), mean acceptance length =  2.39, acceptance rate per position = (0.658, 0.431, 0.302)
+0.52.118.148 I statistics        draft-mtp: #calls(b,g,a) =    1    225    225, #gen drafts =    225, #acc drafts =   148, #gen tokens =    675, #acc tokens =   313, dur(b,g,a) = 0.003, 4170.532, 7.104 ms
+0.52.118.185 I slot      release: id  0 | task 17 | stop processing: n_tokens = 2489, truncated = 0
+"""  # noqa: E501
+VLLM = "".join(
+    f"(EngineCore_DP0 pid=311) INFO 10-12 19:04:{second} [metrics.py:101] SpecDecoding metrics: "
+    "Mean acceptance length: 2.61, Accepted throughput: 48.30 tokens/s, Drafted throughput: 90.00 "
+    "tokens/s, Accepted: 483 tokens, Drafted: 900 tokens, Per-position acceptance rate: 0.740, "
+    "0.530, 0.340, Avg Draft acceptance rate: 53.7%\n"
+    for second in (11, 21)
+)
+LM_STUDIO = """\
+2026-10-12 21:04:11 [INFO]
+ [LM STUDIO SERVER] Running chat completion on conversation with 2 messages.
+2026-10-12 21:04:19 [INFO]
+ [qwen] Generated prediction: {
+  "id": "chatcmpl-1",
+  "object": "chat.completion",
+  "model": "qwen",
+  "choices": [{"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}],
+  "usage": {"prompt_tokens": 21, "completion_tokens": 180, "total_tokens": 201},
+  "stats": {"total_draft_tokens_count": 120, "accepted_draft_tokens_count": 92,
+    "rejected_draft_tokens_count": 28, "ignored_draft_tokens_count": 0}
+}
+"""
+
+
+def hard(text: str, width: int) -> str:
+    return "".join(
+        line[at : at + width] + "\n"
+        for line in text.splitlines()
+        for at in range(0, len(line), width)
+    )
+
+
+def words(text: str, width: int) -> str:
+    return "\n".join(textwrap.fill(line, width) for line in text.splitlines()) + "\n"
+
+
+def journal(text: str, wrap: Callable[[str], Any], indent: int | None = None) -> str:
+    entries = ({"_PID": "41", "MESSAGE": wrap(line)} for line in text.splitlines())
+    return "".join(json.dumps(one, indent=indent) + "\n" for one in entries)
+
+
+def coloured(line: str) -> list[int]:
+    return list(f"\x1b[32m{line}\x1b[0m".encode())
+
+
+BAR = "Processed prompts:  33%|###       | 1/3 [00:02<00:04,  2.1s/it]"
+PIECES = {
+    "wrapped at 80": hard(LLAMA, 80),
+    "wrapped at 120": hard(LLAMA, 120),
+    "wrapped between words": words(LLAMA, 80),
+    "with CRLF": hard(LLAMA, 80).replace("\n", "\r\n"),
+    "bytes of journalctl": journal(LLAMA, coloured),
+    "objects of several lines": journal(LLAMA, str, 8),
+    "progress": LLAMA.replace("0.52.118.111", "\rloading: 50%\rloading: 99%\r0.52.118.111"),
+    "PowerShell": "llama-server.exe : " + LLAMA,
+    "vLLM": VLLM,
+    "vLLM wrapped at 80": hard(VLLM, 80),
+    "vLLM wrapped between words": words(VLLM, 80),
+    "vLLM after progress": BAR + VLLM.replace("\n(", "\n" + BAR.replace("33", "66") + "("),
+    "a decimal comma": LLAMA.replace("0.46370", "0,46370").replace("2.39", "2,39"),
+}
+
+
+def imported(data: bytes, tmp_path: Path) -> tuple[list[tuple[int, int]], list[str]]:
+    path, store = tmp_path / "pasted.txt", TraceStore()
+    path.write_bytes(data)
+    runs = [store.runs[i]["told"] for i in import_file(store, path)]
+    sums = [(one["num_accepted_draft_tokens"], one["num_draft_tokens"]) for one in runs]
+    return sums, [one.rule for one in recorded(store)]
+
+
+@pytest.mark.parametrize("kind", PIECES)
+def test_a_pasted_log_is_one_run_with_its_sums(tmp_path: Path, kind: str) -> None:
+    expected = [(966, 1800) if "vLLM" in kind else (313, 675)]
+    sums, rules = imported(PIECES[kind].encode(), tmp_path)
+    assert sums == expected
+    assert "log-unread" not in rules
+
+
+def test_a_transcript_without_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    assert imported(LLAMA.encode("utf-16-le"), tmp_path)[0] == [(313, 675)]
+
+
+def test_the_log_of_a_desktop_program_has_its_replies(tmp_path: Path) -> None:
+    assert imported(LM_STUDIO.encode(), tmp_path)[0] == [(92, 120)]
+
+
+def test_hidden_numbers_are_no_drafter_that_is_mute(tmp_path: Path) -> None:
+    sums, rules = imported(LLAMA.replace("  313 acc", "  xxx acc").encode(), tmp_path)
+    assert sums == [(None, None)]
+    assert "log-unread" in rules
+    assert "never-drafts" not in rules
+
+
+@pytest.mark.parametrize("text", [LLAMA, VLLM, LLAMA + VLLM, "x" * 80 + "\n" + LLAMA])
+def test_a_log_that_is_not_wrapped_stays_as_it_is(text: str) -> None:
+    assert rejoined(text) == text
+
+
+def test_lines_keep_their_numbers() -> None:
+    found = rejoined(hard(LLAMA, 80)).split("\n")
+    wrapped = hard(LLAMA, 80).split("\n")
+    assert [one for one in found if one] == LLAMA.splitlines()
+    assert len(found) == len(wrapped)
+    assert all(one.startswith(other) for one, other in zip(found, wrapped, strict=True) if one)
