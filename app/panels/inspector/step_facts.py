@@ -272,8 +272,8 @@ class Step:
     """The rows of one round: of `rounds`, and those of the other tables that go with it.
 
     tokens: what was drafted in order, then the target's own, with their rows of the table; replayed
-    rows repeat a token and prompt tokens are not judged, so both are only counted. drafts: one for each
-    drafter asked. ubatches: those whose passes decoded this sequence.
+    rows repeat a token and prompt tokens are not judged, so both are only counted.
+    drafts: one for each drafter asked. ubatches: those whose passes decoded this sequence.
     """
 
     store: TraceStore
