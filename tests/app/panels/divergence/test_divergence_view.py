@@ -497,3 +497,19 @@ def test_of_a_long_comparison_that_is_opened_every_position_is_in_sight(
     for plot in (view.plots.delta, view.plots.states):
         left, right = plot.x_range
         assert left <= positions[0] and right >= positions[-1] == 1299
+
+
+def test_every_lane_has_its_costs_in_sight_where_columns_scroll(
+    faulty: DivergenceView, qtbot: QtBot
+) -> None:
+    header = faulty.header
+    costs = [RunCost.of(lane(faulty, run_id)) for run_id in (2, 3)]
+    header.cost_model.show_costs(costs)
+    header.costs.show()
+    for width in (640, 1800, 640):
+        faulty.resize(width, 900)
+        bar = header.costs.horizontalScrollBar()
+        qtbot.waitUntil(lambda scrolls=width == 640: (bar.maximum() > 0) is scrolls)
+        QApplication.processEvents()
+        last = header.costs.visualRect(header.cost_model.index(1, 0))
+        assert header.costs.viewport().height() > last.bottom()
