@@ -506,9 +506,9 @@ def test_every_lane_has_its_costs_in_sight_where_columns_scroll(
     costs = [RunCost.of(lane(faulty, run_id)) for run_id in (2, 3)]
     header.cost_model.show_costs(costs)
     header.costs.show()
+    bar = header.costs.horizontalScrollBar()
     for width in (640, 1800, 640):
         faulty.resize(width, 900)
-        bar = header.costs.horizontalScrollBar()
         qtbot.waitUntil(lambda scrolls=width == 640: (bar.maximum() > 0) is scrolls)
         QApplication.processEvents()
         last = header.costs.visualRect(header.cost_model.index(1, 0))
