@@ -147,12 +147,17 @@ class Bridge(EngineStatus):
         super().let_go_of_rows(store, folder)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
-        """End all threads; False if the engine did not stop in time. It may be called again."""
+        """End all threads, an export only if it takes too long; False if the engine did not stop
+        in time. It may be called again."""
         self._closed = True
         self._give_up()
-        self.cancel()
         for job in self._side:
-            job.join(timeout)
+            if job.has_progress and not job.is_awaited:
+                job.cancelled.set()
+        for job in self._side:
+            if not job.join(timeout):
+                job.cancelled.set()
+                job.join(timeout)
         return self._worker.close(timeout)
 
     def _give_up(self) -> None:

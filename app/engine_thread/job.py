@@ -58,6 +58,8 @@ class SideJob(Job):
 
     has_progress = False
     """Whether the window shows how far it is, with a way to cancel it."""
+    is_awaited = False
+    """Whether closing waits for it: the user asked for a file."""
     failed: CommandFailed | None = None
     """What went wrong, if anything did."""
 

@@ -23,8 +23,8 @@ _Index = QModelIndex | QPersistentModelIndex
 _NOWHERE = QModelIndex()
 BAR_ROLE = Qt.ItemDataRole.UserRole
 """A probability to be drawn as a bar, None for a cell of text alone."""
-DIFFERS_ROLE = Qt.ItemDataRole.UserRole + 1
-"""Whether the cell differs from the reference lane's."""
+BAR_COLOUR_ROLE = Qt.ItemDataRole.UserRole + 1
+"""The colour of the bar."""
 _BELOW = "below"
 _MEASURES = (
     ("max_abs", "max |Δ|", "Largest difference of a logit against the reference lane"),
@@ -136,6 +136,8 @@ class PositionDetail(QAbstractTableModel):
         super().__init__(parent)
         self.differs_colour = QColor()
         self.muted_colour = QColor()
+        self.lane_colours: list[QColor] = []
+        """Of the bars of each lane, in the order of the columns."""
         self.rows: list[DetailRow] = []
         self._names: list[str] = []
 
@@ -186,8 +188,8 @@ class PositionDetail(QAbstractTableModel):
             return cell.text
         if role == BAR_ROLE:
             return cell.bar
-        if role == DIFFERS_ROLE:
-            return cell.differs
+        if role == BAR_COLOUR_ROLE:
+            return self.lane_colours[index.column()]
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         if role == Qt.ItemDataRole.ForegroundRole:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -145,12 +145,14 @@ class RunRows:
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the trace: a round of one sequence, and a token position inside it if known."""
+    """A place in the trace: a round of one sequence, and a token position inside it if known.
+    row: of the tokens table, if known: a replacement has the position of what it replaces."""
 
     run: RunRef
     seq_id: int
     round: int
     pos: int | None
+    row: int | None = field(default=None, compare=False)
 
 
 UNITS = {"round": "round", "token": "emitted tokens", "time": "time, s"}

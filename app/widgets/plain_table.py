@@ -23,11 +23,10 @@ from PySide6.QtWidgets import (
     QStyledItemDelegate,
     QStyleOptionViewItem,
     QTableView,
-    QWidget,
 )
 
-from app.looks.theme import Theme, figures_font
-from app.trace_models.position_detail import BAR_ROLE, DIFFERS_ROLE
+from app.looks.theme import figures_font
+from app.trace_models.position_detail import BAR_COLOUR_ROLE, BAR_ROLE
 
 _ROW_PAD = 5
 _LEAST_ROWS = 3
@@ -135,10 +134,6 @@ _PAD = 4
 class ProbabilityDelegate(QStyledItemDelegate):
     """Draws the bar of BAR_ROLE under what the style draws; cells without one are plain."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
-
     def paint(
         self,
         painter: QPainter,
@@ -154,7 +149,6 @@ class ProbabilityDelegate(QStyledItemDelegate):
         room = cell.width() - figure
         if room < 2 * _PAD:
             return
-        role = "rejected.line" if index.data(DIFFERS_ROLE) else "accepted.line"
         top = cell.center().y() - _BAR_HEIGHT // 2
         width = max(1, round(p * room))
-        painter.fillRect(cell.left() + _PAD, top, width, _BAR_HEIGHT, self._theme.color(role))
+        painter.fillRect(cell.left() + _PAD, top, width, _BAR_HEIGHT, index.data(BAR_COLOUR_ROLE))

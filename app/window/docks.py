@@ -214,22 +214,25 @@ class Docks:
             self._making.start()
 
     def _take_places(self, name: str, saved: QByteArray | None) -> bool:
+        layout = LAYOUTS[name]
         self._take_down()
         for dock, pages in self._pages.items():
-            pages.set_stack(LAYOUTS[name].stack and dock in LAYOUTS[name].bottom)
-        self._place(LAYOUTS[name])
-        if saved is None or saved.isEmpty():
-            return False
-        self._take_down()
-        self._floats.rests = True
-        restored = self._window.restoreState(saved, LAYOUT_VERSION)
-        self._floats.rests = False
-        if restored:
-            self._shares.restored()
-        else:
+            pages.set_stack(layout.stack and dock in layout.bottom)
+        for corner, area in (
+            (Qt.Corner.BottomLeftCorner, _LEFT),
+            (Qt.Corner.BottomRightCorner, _RIGHT),
+        ):
+            self._window.setCorner(corner, _BOTTOM if layout.wide else area)
+        if saved is not None and not saved.isEmpty():
+            self._floats.rests = True
+            restored = self._window.restoreState(saved, LAYOUT_VERSION)
+            self._floats.rests = False
+            if restored:
+                self._shares.restored()
+                return True
             self._take_down()
-            self._place(LAYOUTS[name])
-        return restored
+        self._place(layout)
+        return False
 
     def reset(self) -> None:
         """Every dock of the layout in use in its first place, the first of its pages in front."""
@@ -249,11 +252,6 @@ class Docks:
 
     def _place(self, layout: DockLayout) -> None:
         window, docks = self._window, self._docks
-        for corner, area in (
-            (Qt.Corner.BottomLeftCorner, _LEFT),
-            (Qt.Corner.BottomRightCorner, _RIGHT),
-        ):
-            window.setCorner(corner, _BOTTOM if layout.wide else area)
         columns = self._columns(layout)
         for first in (layout.left[0], columns[0][0]):
             area = _LEFT if first in layout.left else _BOTTOM

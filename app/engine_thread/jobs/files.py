@@ -83,7 +83,7 @@ class ExportTrace(SideJob):
     """Export a trace. runs: those to write, () = all of them. mark: how far it had grown when the
     export began, which at least is in the folder. is_complete: everything is written."""
 
-    has_progress = True
+    has_progress = is_awaited = True
     is_complete = False
 
     def __init__(

@@ -66,6 +66,8 @@ class ComparisonHeader(QWidget):
         self.costs = plain_table(self.cost_model, "Cost of the lanes")
         self.costs.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         self.costs.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.costs.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.costs.horizontalScrollBar().rangeChanged.connect(lambda *_: self._fit_costs())
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
         self.progress.setAccessibleName("Progress of the comparison")
@@ -136,11 +138,18 @@ class ComparisonHeader(QWidget):
             self._costs_shown = costs
             self.cards.set_costs(costs)
             self.cost_model.show_costs([cost for cost in costs.values() if cost.round_ms])
-            fit_height(self.costs)
+            self._fit_costs()
         self._fit()
         text = cost_sentence(list(costs.values()), run_id)
         self.cost.setText(text)
         self.cost.setVisible(bool(text))
+
+    def _fit_costs(self) -> None:
+        """All rows are in sight, over the bar that columns without room bring."""
+        fit_height(self.costs)
+        bar = self.costs.horizontalScrollBar()
+        if bar.maximum():
+            self.costs.setFixedHeight(self.costs.minimumHeight() + bar.sizeHint().height())
 
     def _lay_out(self) -> None:
         line = QHBoxLayout()

@@ -34,7 +34,8 @@ from engine.trace.records import POLICY
 _LINES, _LOW_LINES = (8, 6), (5, 5)
 """Least heights of the plots in lines of text, the x-axis included, and those in a low view."""
 _SPANS = (16, 128, 512)
-"""Positions in sight at first: at least, where their number is not known, at most."""
+"""Positions in sight at first: at least, where their number is not known, at most while they
+come."""
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
 _NO_PART = "The layers of this model have no such part: choose the other one."
 
@@ -117,7 +118,7 @@ class LanePlots(QSplitter):
         them."""
         before = self._span
         if self._lanes is not None:
-            self._set_span(self._lanes, len(self._lanes.positions()))
+            self._set_span(self._lanes)
         if self._span != before:
             self._show_extent()
 
@@ -138,7 +139,7 @@ class LanePlots(QSplitter):
     def _show_extent(self) -> None:
         positions = self._lanes.positions().tolist() if self._lanes is not None else []
         if self._lanes is not None:
-            self._set_span(self._lanes, len(positions))
+            self._set_span(self._lanes)
         if positions:
             for plot in (self.delta, self.states):
                 plot.show_rounds(positions[-1] + 1, positions[0] - 1)
@@ -150,11 +151,13 @@ class LanePlots(QSplitter):
         self._note.setVisible(empty)
         self.delta.getPlotItem().showAxis("bottom", empty)  # the plot below has the same
 
-    def _set_span(self, lanes: ComparedLanes, n_known: int) -> None:
-        """Room for the positions that are expected, and in the end for those that came."""
+    def _set_span(self, lanes: ComparedLanes) -> None:
+        """Room for the positions that are expected, and in the end for all that came."""
         least, unknown, most = _SPANS
-        wanted = lanes.n_predict if lanes.n_predict > 0 else unknown
-        span = min(max((n_known if lanes.is_over else wanted) + 2, least), most)
+        wanted = min(lanes.n_predict, most) if lanes.n_predict > 0 else unknown
+        if lanes.is_over:
+            wanted = int(np.ptp(lanes.positions())) + 1 if len(lanes.positions()) else 0
+        span = max(wanted + 2, least)
         if span != self._span:
             self._span = span
             for plot in (self.delta, self.states):

@@ -16,6 +16,7 @@ from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.number_text import NOT_OBSERVED, error_text
 from app.trace_models.position_detail import PositionDetail
+from app.widgets.line_styles import lane_pen
 from app.widgets.plain_table import ProbabilityDelegate, plain_table
 from engine.trace.records import MISSING
 
@@ -52,7 +53,7 @@ class LaneTables(QSplitter):
         self.position_model = PositionTable(self)
         self.detail = plain_table(self.detail_model, "Lanes at one position")
         self.detail.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
-        self._delegate = ProbabilityDelegate(theme, self)
+        self._delegate = ProbabilityDelegate(self)
         self.detail.setItemDelegate(self._delegate)
         self.detail.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
         self.detail.horizontalHeader().setDefaultAlignment(
@@ -88,6 +89,7 @@ class LaneTables(QSplitter):
     def set_lane(self, lanes: ComparedLanes | None, run_id: int) -> None:
         """Show these lanes, one of them position by position."""
         self._lanes = lanes
+        self._recolour()
         self.position_model.show_lane(lanes, run_id)
         tabs = self._tabs_of(self.positions)
         name = "All positions" if lanes is None else f"All positions of {lanes.names[run_id]}"
@@ -115,7 +117,10 @@ class LaneTables(QSplitter):
         self._placing = False
 
     def _recolour(self) -> None:
-        theme = self._theme
+        theme, lanes = self._theme, self._lanes
+        if lanes is not None:
+            others = [lane_pen(theme, lanes, run_id).color() for run_id in lanes.followers]
+            self.detail_model.lane_colours = [theme.color("plot.text"), *others]
         self.detail_model.differs_colour = theme.color("rejected.line")
         self.detail_model.muted_colour = theme.color("ui.muted")
         self.position_model.beyond_colour = theme.color("status.error")

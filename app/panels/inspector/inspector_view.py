@@ -73,12 +73,12 @@ class InspectorView(QStackedWidget):
         self.step: Step | None = None
         self._pacer = Pacer(self._show, _PERIOD_MS, self)
         self.tokens_model = StepTable(theme, self)
-        self.tops_model = TopTable(self)
+        self.tops_model = TopTable(theme, self)
         self.facts_model = FactTable(self)
         self.tokens = plain_table(self.tokens_model, "Judged tokens of the round")
         self.tops = plain_table(self.tops_model, "Most probable tokens at the chosen position")
         self.facts = plain_table(self.facts_model, "Facts about the round")
-        self._delegate = ProbabilityDelegate(theme, self)
+        self._delegate = ProbabilityDelegate(self)
         self.title, self._tops_title = (
             words(wraps=False, shrinks=True, bold=True) for _ in range(2)
         )
@@ -118,8 +118,8 @@ class InspectorView(QStackedWidget):
         shown = self.step
         if position is not None and shown is not None and shown.is_at(position):
             self._show_title()
-            if not self.tokens_model.stands_at(self.tokens.currentIndex().row(), position.pos):
-                self._select_row(self.tokens_model.row_of(position.pos))
+            if not self.tokens_model.stands_at(self.tokens.currentIndex().row(), position):
+                self._select_row(self.tokens_model.row_of(position))
             return
         self._n_seen = -1
         self._pacer.stop()
@@ -149,8 +149,7 @@ class InspectorView(QStackedWidget):
         return "" if step is None else step_markdown(step)
 
     def _recolour(self) -> None:
-        muted = self._theme.color("ui.muted")
-        self.tops_model.muted_colour = self.facts_model.muted_colour = muted
+        self.facts_model.muted_colour = self._theme.color("ui.muted")
         for table in (self.tokens, self.tops, self.facts):
             table.viewport().update()
 
@@ -243,7 +242,7 @@ class InspectorView(QStackedWidget):
         self.tokens.setVisible(self.tokens_model.rowCount() > 0)
         fit_height(self.tokens, _MOST_ROWS)
         fit_height(self.facts)
-        self._select_row(self.tokens_model.row_of(self._cursor.pos if self._cursor else None))
+        self._select_row(self.tokens_model.row_of(self._cursor))
 
     def _show_title(self) -> None:
         if self.step is not None:
@@ -288,7 +287,8 @@ class InspectorView(QStackedWidget):
             return
         row = rows[0].row()
         self._show_tops(row)
-        self._cursor = Position(self._run, step.seq_id, step.round, step.tokens[row]["pos"])
+        place = step.tokens[row]["pos"], step.token_rows[row]
+        self._cursor = Position(self._run, step.seq_id, step.round, *place)
         self._show_title()
         self.position_selected.emit(self._cursor)
 

@@ -271,14 +271,15 @@ TraceRow = dict[str, Any]
 class Step:
     """The rows of one round: of `rounds`, and those of the other tables that go with it.
 
-    tokens: what was drafted in order, then the target's own; replayed rows repeat a token and
-    prompt tokens are not judged, so both are only counted. drafts: one for each drafter asked.
-    ubatches: those whose passes decoded this sequence.
+    tokens: what was drafted in order, then the target's own, with their rows of the table; replayed
+    rows repeat a token and prompt tokens are not judged, so both are only counted.
+    drafts: one for each drafter asked. ubatches: those whose passes decoded this sequence.
     """
 
     store: TraceStore
     row: TraceRow
     tokens: tuple[TraceRow, ...]
+    token_rows: tuple[int, ...]
     drafts: tuple[TraceRow, ...]
     ubatches: tuple[TraceRow, ...]
     n_prompt: int
@@ -334,6 +335,7 @@ def read_step(run: RunRef, seq_id: int, round_: int) -> Step | None:
         store,
         store.rounds.row(int(rows[-1])),
         tuple(store.tokens.row(row) for row in shown),
+        tuple(shown),
         tuple(store.drafts.row(int(r)) for r in _rows(store.drafts, run_id, round_, seq_id)),
         tuple(one for one in passes if str(seq_id) in one["seq_ids"].split()),
         kinds.count("prompt"),

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtGui import QColor, QFont
+from PySide6.QtGui import QFont
 
 from app.looks.theme import Theme
 from app.panels.inspector.step_facts import Step, TraceRow
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.number_text import NOT_OBSERVED, probability_text
-from app.trace_models.position_detail import BAR_ROLE, DIFFERS_ROLE
+from app.trace_models.position_detail import BAR_COLOUR_ROLE, BAR_ROLE
+from app.trace_models.run_rows import Position
 from engine.trace.token_text import MEANING
 
 COLUMNS = (
@@ -96,18 +97,20 @@ class StepTable(ColumnTable):
         self.step = step
         self.endResetModel()
 
-    def row_of(self, pos: int | None) -> int:
-        """The row at a position, the draft's before its replacement; else the default row."""
+    def row_of(self, position: Position | None) -> int:
+        """The row of a token, or the first at a position; else the default row."""
         if self.step is None:
             return -1
-        there = (i for i, one in enumerate(self.step.tokens) if one["pos"] == pos)
+        there = (i for i in range(len(self.step.tokens)) if self.stands_at(i, position))
         return next(there, default_row(self.step))
 
-    def stands_at(self, row: int, pos: int | None) -> bool:
-        """Whether a row is that of a position."""
-        if self.step is None or not 0 <= row < len(self.step.tokens):
+    def stands_at(self, row: int, position: Position | None) -> bool:
+        """Whether a row is that of a position, or of the token that it names."""
+        if self.step is None or position is None or not 0 <= row < len(self.step.tokens):
             return False
-        return bool(self.step.tokens[row]["pos"] == pos)
+        if position.row is not None:
+            return self.step.token_rows[row] == position.row
+        return bool(self.step.tokens[row]["pos"] == position.pos)
 
     def empty_columns(self) -> list[int]:
         """Columns of SELDOM in which there is nothing."""
@@ -195,9 +198,9 @@ class TopTable(ColumnTable):
     """`alternatives` of one token; the token of the row chosen is bold, what the grammar forbids
     has a mark and is muted."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
-        self.muted_colour = QColor()
+        self._theme = theme
         self.rows: list[Alternative] = []
         self._step: Step | None = None
         self._token_id: int | None = None
@@ -225,12 +228,12 @@ class TopTable(ColumnTable):
             return probability_text(value)
         if role == BAR_ROLE:
             return value
-        if role == DIFFERS_ROLE:
-            return name == "q"  # the draft's bars in the other colour
+        if role == BAR_COLOUR_ROLE:
+            return self._theme.color("rejected.line" if name == "q" else "accepted.line")
         if role == Qt.ItemDataRole.ToolTipRole:
             return None if value is None else f"{value:.9g}"
         if role == Qt.ItemDataRole.ForegroundRole and value is None:
-            return self.muted_colour
+            return self._theme.color("ui.muted")
         return None
 
     def _token_cell(self, step: Step, one: Alternative, role: int) -> Any:
@@ -241,7 +244,7 @@ class TopTable(ColumnTable):
             why = ": the grammar does not allow it here" if one.is_forbidden else ""
             return f"token {one.token_id}{why}"
         if role == Qt.ItemDataRole.ForegroundRole and one.is_forbidden:
-            return self.muted_colour
+            return self._theme.color("ui.muted")
         if role == Qt.ItemDataRole.FontRole and one.token_id == self._token_id:
             font = QFont()
             font.setBold(True)

@@ -187,8 +187,8 @@ class TokenArea(TokenScroll):
         self.setAccessibleDescription(token_summary(self._stream, token))
         self.viewport().update()
         stream = self._stream
-        pos = stream.position(token)
-        self.position_selected.emit(Position(stream.run, stream.seq_id, self._round, pos))
+        place = stream.position(token), stream.rows[token]
+        self.position_selected.emit(Position(stream.run, stream.seq_id, self._round, *place))
 
     # -- painting --------------------------------------------------------------------------
 

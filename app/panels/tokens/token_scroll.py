@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
@@ -384,9 +385,10 @@ def next_rejection(stream: TokenStream, token: int, step: int, hidden: frozenset
 def place_of(stream: TokenStream, position: Position, hidden: frozenset[int]) -> int:
     """The token at a position, else the first one of its round."""
     start, stop = stream.round_span(position.round)
-    for token in range(start, stop):
-        if stream.kinds[token] not in hidden and stands_at(stream, token, position):
-            return token
+    for place in (position, replace(position, row=None)):  # the token itself may be hidden
+        for token in range(start, stop):
+            if stream.kinds[token] not in hidden and stands_at(stream, token, place):
+                return token
     return next_shown(stream, start, +1, hidden) if start < stop else NOWHERE
 
 
@@ -394,4 +396,6 @@ def stands_at(stream: TokenStream, token: int, position: Position) -> bool:
     """Whether a token lies in the round of a position and, if it names one, at its place."""
     if token == NOWHERE or stream.rounds[token] != position.round:
         return False
+    if position.row is not None:
+        return stream.rows[token] == position.row
     return position.pos is None or stream.position(token) == position.pos

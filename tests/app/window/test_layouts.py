@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QRect, Qt
+from PySide6.QtCore import QEvent, QObject, QRect, Qt
 from PySide6.QtGui import QScreen
 from PySide6.QtWidgets import QApplication, QPushButton, QTabBar
 from pytestqt.qtbot import QtBot
@@ -23,6 +24,18 @@ from tests.support.timed_trace import timed_trace
 from tests.support.window_acts import VIEWS, settle
 
 STEP = NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
+
+
+class EventCounter(QObject):
+    """Counts the events of a kind by the names of the objects that get them."""
+
+    def __init__(self, kind: QEvent.Type) -> None:
+        super().__init__()
+        self._kind, self.names = kind, Counter[str]()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        self.names[watched.objectName()] += event.type() == self._kind
+        return False
 
 
 def shown(window: MainWindow) -> set[str]:
@@ -55,6 +68,20 @@ def test_each_opens_its_docks(window: MainWindow) -> None:
         assert shown(window) == set(LAYOUTS[name].shown), name
         assert window.actions_by_id[f"view.layout_{name}"].isChecked()
         assert window.tokens.isVisibleTo(window) or window.centralWidget().isVisible(), name
+
+
+def test_a_layout_that_was_left_is_placed_once(window: MainWindow, qtbot: QtBot) -> None:
+    """Its first places are for a layout that was not left yet: to take both takes twice as long."""
+    for name in ("plots", "divergence", "stream"):
+        choose(window, name)
+        settle(qtbot)
+    shows = EventCounter(QEvent.Type.Show)
+    for name in TITLES:
+        window.docks[name].installEventFilter(shows)
+    choose(window, "plots")
+    settle(qtbot)
+    assert shown(window) == set(LAYOUTS["plots"].shown)
+    assert shows.names == Counter(f"dock.{name}" for name in LAYOUTS["plots"].shown)
 
 
 def test_a_layout_makes_the_plots_in_sight_and_no_others(window: MainWindow, qtbot: QtBot) -> None:

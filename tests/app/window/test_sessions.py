@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
@@ -136,6 +138,40 @@ def test_a_run_takes_the_place_of_the_trace(
 def test_closing_while_reading_leaves_no_thread(window: MainWindow, folder: Path) -> None:
     window.sessions.open(folder)
     window.close()
+
+
+def test_quitting_waits_for_the_export_that_goes_on(
+    window: MainWindow, qtbot: QtBot, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.engine_thread.jobs import files
+    from app.window.dialogs.files import ExportDialog
+
+    shown(window, qtbot, folder)
+    out = tmp_path / "out"
+    out.mkdir()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(*args: Any, **options: Any) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+        export_csv(*args, **options)
+
+    monkeypatch.setattr(files, "export_csv", slow)
+    window.actions_by_id["file.export"].trigger()
+    (dialog,) = window.findChildren(ExportDialog)
+    dialog.folder.setText(str(out))
+    dialog.accept()
+    assert begun.wait(60)
+    join = files.ExportTrace.join
+
+    def join_once_it_goes_on(job: Any, timeout: float) -> bool:
+        goes_on.set()  # no sooner than closing waits, when it would have been cancelled
+        return bool(join(job, timeout))
+
+    monkeypatch.setattr(files.ExportTrace, "join", join_once_it_goes_on)
+    window.close()
+    (written,) = out.iterdir()
+    assert open_trace(written).size() == open_trace(folder).size()
 
 
 def test_export_for_spreadsheets_is_remembered(

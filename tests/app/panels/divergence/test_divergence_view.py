@@ -364,7 +364,11 @@ def test_top_k_side_by_side(faulty: DivergenceView) -> None:
     painted = {
         image.pixelColor(x, y).name() for x in range(image.width()) for y in range(image.height())
     }
-    assert {theme.color("accepted.line").name(), theme.color("rejected.line").name()} <= painted
+    lanes = [faulty._lanes.names[run_id] for run_id in faulty._lanes.run_ids]
+    assert lanes[2:] == ["checkpoint", "ring,fault=no-conv-rollback"]
+    lines = [curve.opts["pen"].color().name() for curve in faulty.plots.delta._curves.values()]
+    assert set(lines) == {theme.color(f"lane.{one}").name() for one in ("noise", "first", "second")}
+    assert {theme.color("plot.text").name(), *lines} <= painted, "bars have the lanes' colours"
 
 
 def test_wide_it_shows_both_tables(faulty: DivergenceView) -> None:
@@ -477,3 +481,35 @@ def test_the_axis_ends_at_the_last_position_once_the_lanes_have_ended(view: Dive
     view.refresh()
     left, right = view.plots.delta.x_range
     assert right - left < 30
+
+
+def test_of_a_long_comparison_that_is_opened_every_position_is_in_sight(
+    view: DivergenceView,
+) -> None:
+    builder = LaneBuilder()
+    run_id = builder.lane("planes", CLEAN)
+    facts = {"run_id": run_id, "lane": "planes", "seq_id": 0, "nmse": 0.0}
+    for pos in range(100, 1300):
+        builder.store.divergence.append(**facts, round=pos, pos=pos)
+    builder.end()
+    view.show_run(RunRef(builder.store, run_id))
+    positions = builder.store.divergence.column("pos")
+    for plot in (view.plots.delta, view.plots.states):
+        left, right = plot.x_range
+        assert left <= positions[0] and right >= positions[-1] == 1299
+
+
+def test_every_lane_has_its_costs_in_sight_where_columns_scroll(
+    faulty: DivergenceView, qtbot: QtBot
+) -> None:
+    header = faulty.header
+    costs = [RunCost.of(lane(faulty, run_id)) for run_id in (2, 3)]
+    header.cost_model.show_costs(costs)
+    header.costs.show()
+    bar = header.costs.horizontalScrollBar()
+    for width in (640, 1800, 640):
+        faulty.resize(width, 900)
+        qtbot.waitUntil(lambda scrolls=width == 640: (bar.maximum() > 0) is scrolls)
+        QApplication.processEvents()
+        last = header.costs.visualRect(header.cost_model.index(1, 0))
+        assert header.costs.viewport().height() > last.bottom()

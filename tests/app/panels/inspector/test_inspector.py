@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from app.panels.inspector.inspector_view import InspectorView, step_markdown
 from app.panels.inspector.step_table import COLUMNS
+from app.panels.tokens.token_scroll import MARGIN
 from app.trace_models.run_rows import Position
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
@@ -94,6 +95,29 @@ def test_a_row_moves_the_cursor_and_shows_its_alternatives(shown: MainWindow) ->
     area = shown.tokens.areas[1]
     assert area.stream is not None
     assert area.stream.position(area.current) == 1
+
+
+def test_a_replacement_is_another_token_than_the_one_it_replaced(
+    shown: MainWindow, qtbot: QtBot
+) -> None:
+    """They have one position: a click, and a row of the table, choose one of the two."""
+    view, area = shown.inspector, shown.tokens.areas[1]
+    assert area.stream is not None
+    settle(qtbot)
+    for row, kind in ((2, "replacement"), (0, "rejected"), (2, "replacement")):
+        span, y = next(
+            (span, y)
+            for span, y in area._spans_in_sight()
+            if area.stream.facts(span.token)["kind"] == kind
+        )
+        at = QPoint(round(span.x + span.width / 2) + MARGIN, y + area._metrics.row_height // 2)
+        qtbot.mouseClick(area.viewport(), Qt.MouseButton.LeftButton, pos=at)
+        assert view.tokens.currentIndex().row() == row
+        assert cells(view, row)["decision"].endswith(kind)
+    view.tokens.selectRow(0)
+    assert area.stream.facts(area.current)["kind"] == "rejected"
+    view.tokens.selectRow(2)
+    assert area.stream.facts(area.current)["kind"] == "replacement"
 
 
 def test_choosing_a_row_holds_the_newest_round(shown: MainWindow) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import Qt
 
+from app.looks.theme import Theme
 from app.panels.inspector.inspector_view import step_line, step_line_tip, step_markdown
 from app.panels.inspector.step_facts import (
     Step,
@@ -86,7 +87,7 @@ def test_what_the_grammar_forbids_is_marked() -> None:
     assert found == {51: True, 50: False, 52: False, 53: True}
     step = replace(step_of(store), tokens=(token,))
     assert cell_text(step, token, "target") == "⊘  right"
-    table = TopTable()
+    table = TopTable(Theme("dark"))
     table.show_token(step, 0)
     texts = [table.cell(row, "token", Qt.ItemDataRole.DisplayRole) for row in range(4)]
     assert texts[0] == "⊘  right"
