@@ -126,7 +126,7 @@ def _expected(rows: Sequence[Group]) -> Iterator[str]:
         known = [one.expected for one in shares if one is not None]
         if any(one is not None and 0 < one < 1 for one in known):
             said = ", ".join("-" if one is None else f"{one:.3f}" for one in known)
-            yield f"  expected of {name}, the sum of min(p, q): {said}"
+            yield f"  expected of {name}, by the rule's chance for each drafted token: {said}"
 
 
 def _decay(by: str, fits: tuple[Logistic | None, ...]) -> Iterator[str]:

@@ -227,6 +227,35 @@ def _copies_too_far(patch: Patch, session: Session) -> None:
     patch.setattr(NgramSimple, "_look_up", far)
 
 
+def _prompt_rows_zero(patch: Patch, session: Session) -> None:
+    own = BlockDrafter.observe
+
+    def observe(self: Any, seq: int, pos0: int, tokens: Any, rows: TargetRows) -> None:
+        own(self, seq, pos0, tokens, rows if pos0 else each(rows, torch.zeros_like))
+
+    patch.setattr(BlockDrafter, "observe", observe)
+
+
+def _prompt_alone(patch: Patch, session: Session) -> None:
+    patch.setattr(suffix.SuffixDrafter, "observe", lambda self, *what: None)
+
+
+def _second_choice(patch: Patch, session: Session) -> None:
+    """The second most frequent token, where there is one."""
+    own = suffix.SuffixDrafter._draft
+
+    def draft(self: Any, request: int, n_max: int) -> Any:
+        found = own(self, request, n_max)
+        for i, top in enumerate(found.top_ids):
+            if len(top) > 1:
+                found.cut(i + 1, "")
+                found.tokens[i] = top[1]
+                break
+        return found
+
+    patch.setattr(suffix.SuffixDrafter, "_draft", draft)
+
+
 def _no_prompt(patch: Patch, session: Session) -> None:
     """The tree has nothing of the prompt."""
     start = suffix.SuffixTexts.start
@@ -298,6 +327,9 @@ MORE_BUGS: dict[str, Bug] = {
     "newest left out": Bug("drafter state", "late", ("ngram-simple",), _newest_left_out),
     "copies too far": Bug("drafter state", "ahead", ("ngram-simple",), _copies_too_far),
     "no prompt looked up": Bug("drafter state", "prompt", ("suffix",), _no_prompt),
+    "prompt rows zero": Bug("target rows", "of the prompt", _BLOCKS, _prompt_rows_zero),
+    "prompt alone": Bug("drafter state", "prompt alone", ("suffix",), _prompt_alone),
+    "second choice": Bug("candidates", "rank 2", ("suffix",), _second_choice),
     "longer n-gram": Bug("candidates", "size_n", ("ngram-simple",), options=_longer_ngram),
     "first always": Bug("acceptance rule", "lossy", _MODEL, _first_always),
     "stale logits": Bug("acceptance rule", "after a rejection", _MODEL, options=_stale),

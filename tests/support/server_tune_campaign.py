@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
-import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from engine.experiments.bench.request import PLAIN
@@ -26,6 +26,7 @@ SHAPES = {
     "low": (0.25, 0.06, 0.02, 0.01, 0.005, 0.002, 0.001, 0.001),
 }
 TEXTS = ("def quicksort(arr):", "Once upon a time", "class Stack:\n", "import os\n")
+_MARK = f"DRAFTSCOPE_CAMPAIGN={os.getpid()}"
 CLOSE = 0.97
 """Of the best of the grid, what a recommended setting has to have."""
 
@@ -50,6 +51,17 @@ class _File:
         self.known.setdefault(name, []).append(value)
         with self._path.open("a") as file:
             file.write(json.dumps({"name": name, "value": value}) + "\n")
+
+
+def started_here() -> list[int]:
+    """Processes that this one started and what they started, parents gone or not: all that have its
+    mark in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if _MARK.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def _plan(command: str, shape: str, folder: Path, budget: float) -> ServerPlan:
@@ -92,6 +104,8 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=300.0, help="seconds of each tune")
     parser.add_argument("--grid", type=float, default=180.0, help="seconds of each grid")
     args = parser.parse_args()
+    name, _, value = _MARK.partition("=")
+    os.environ[name] = value
     args.folder.mkdir(parents=True, exist_ok=True)
     file, bad = _File(args.folder / "grid.jsonl"), 0
     rows = ["shape | recommended | of the best | best | tune, s | grid, tokens/s"]
@@ -112,9 +126,9 @@ def main() -> int:
         _say(rows[-1])
         _say(f"  {found.verdict.lines[0]}")
     _say("\n" + "\n".join(rows))
-    left = subprocess.run(["pgrep", "-fc", "spec-synth-rates"], capture_output=True, text=True)
-    _say(f"servers left: {left.stdout.strip()}")
-    return bad
+    left = started_here()
+    _say(f"servers left: {len(left)}{''.join(f', {pid}' for pid in left)}")
+    return bad + len(left)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.analysis.acceptance.counts import fisher_less
 from engine.errors import OptionError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.records import (
@@ -17,7 +18,6 @@ from engine.observe.drafter_diff.records import (
     Missing,
     counting_cause,
     draft_causes,
-    is_lower,
     length_causes,
     n_equal,
     prompt_cause,
@@ -84,6 +84,12 @@ def drafter_diff(
         for run in (a, b):
             check_same(identify(session, run.facts))
     sides = sides_of("A", a, session), sides_of("B", b, session)
+    names = [side[0].drafters for side in sides]
+    if all(names) and not {*names[0]} & {*names[1]}:
+        raise OptionError(
+            f"A and B have two drafters: {', '.join(names[0])} and {', '.join(names[1])}.",
+            "Record both with one; `draftscope acceptance A B` compares what came of two.",
+        )
     pairs = paired(*sides)[:_MOST_PAIRS]
     return DrafterDiff(
         tuple(_pair(one, other, session, cancelled, handed) for one, other in pairs),
@@ -137,7 +143,7 @@ def _pair(
     if len(judged) < 2:
         by_ids = list(draft_causes(a, b, contexts))
         causes += [one for one in by_ids if not any(one.stage == known.stage for known in causes)]
-    else:
+    elif not a.looks_up:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
     causes += filter(None, (sampler_cause(a, b), rule_cause(a, b), rule_cause(b, a)))
@@ -147,11 +153,12 @@ def _pair(
         fact = missing[0]
         raise OptionError(f"A and B cannot be compared: {fact.fact}", fact.remedy)
     counts = a.counts, b.counts
+    chances = [fisher_less(*one, *other) for one, other in (counts, counts[::-1])]
     return PairDiff(
         a.seq_id,
         b.seq_id,
         *counts,
-        min(1.0, 2 * min(is_lower(*counts), is_lower(*counts[::-1]))),
+        min(1.0, 2 * min(chances)),
         len(contexts),
         sum(n_equal(*pair) is None for pair in contexts),
         tuple(sorted(causes, key=lambda cause: cause.rank)),
@@ -169,11 +176,18 @@ _DRAWN = Missing(
 )
 
 
+_TOLD = "A llama-server log of -lv 5 with LLAMA_TRACE=1"
+
+
 def _missing(
     a: DraftSide, b: DraftSide, contexts: Sequence[object], session: Session | None
 ) -> Iterator[Missing]:
     """Each fact that would have shown more."""
     for side in (a, b):
+        source = side.run.facts.source
+        remedy = f"{_TOLD} has them: join it (--log)."
+        if source and source.engine != "llama-server":
+            remedy = f"{source.engine} does not tell them; a{_TOLD[1:]} would."
         if not side.ids:
             yield Missing(
                 f"{side.name} has no token ids, so drafts cannot be compared.",
@@ -181,14 +195,11 @@ def _missing(
                 "with a log of -lv 5.",
             )
         elif not side.has_ids:
-            yield Missing(
-                f"{side.name} has no ids of drafted tokens.",
-                "Start llama-server with -lv 5 and LLAMA_TRACE=1 and join its log (--log).",
-            )
+            yield Missing(f"{side.name} has no ids of drafted tokens.", remedy)
         elif any(len(draft.tokens) < draft.n_drafted for draft in side.drafts) and not side.draws:
             yield Missing(
                 f"{side.name} lacks ids of rejected tokens, so only accepted ones are compared.",
-                "A llama-server log of -lv 5 with LLAMA_TRACE=1 has them.",
+                remedy,
             )
         if side.prompt is None:
             yield Missing(

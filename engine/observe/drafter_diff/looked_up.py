@@ -24,6 +24,7 @@ from engine.options import RunOptions
 _SHOWINGS = (
     *(showing for showing in SHOWINGS if showing.forgets),
     Showing(BEHIND, "it has not seen the prompt", no_prompt=True),
+    Showing(BEHIND, "it has seen the prompt alone, and nothing that was decoded", n_lost=1 << 30),
 )
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _NO_ROWS = TargetRows(torch.empty(0))
@@ -120,7 +121,11 @@ class LookedUp:
             if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
                 tokens = tokens[: len(draft.tokens)]
             if pos + longest + 1 < len(text):
-                again = draft._replace(tokens=tokens, n_drafted=len(tokens), tops=[])
+                tops = [
+                    dict(zip(*top, strict=True))
+                    for top in zip(made.top_ids, made.top_probs, strict=True)
+                ]
+                again = draft._replace(tokens=tokens, n_drafted=len(tokens), tops=tops)
                 found.append((draft._replace(tops=[]), again))
             if draft.n_drafted:
                 drafter.accept(0, draft.n_accepted, is_other=False)

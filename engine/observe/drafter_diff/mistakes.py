@@ -29,6 +29,10 @@ Change = Callable[[Candidates], Candidates]
 """What a mistake makes of the candidates of a row, best first."""
 
 
+_SHOWS_DRAWN = 8
+"""Drafts that have to be among the ten best each: a few of another model may be by chance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guess:
     """A known mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
@@ -73,7 +77,7 @@ class Mistakes:
                 continue
             which = deviation.batch
             text = self._text.in_batches(self._model, which) if which else self._text
-            moves = deviation.place or deviation.step or deviation.drift
+            moves = deviation.place or deviation.step or deviation.drift or deviation.stands
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
@@ -101,6 +105,10 @@ class Mistakes:
         assert table is not None
         zero = self._model.table(_mapped(rows, torch.zeros_like))
         yield self._guess(ROWS, "the target's rows are zeros", text=self._with_table(zero))
+        n = self._text.starts[0]
+        about = "the target's rows of the prompt are zeros, as if they had not been handed over"
+        unread = _mapped(rows, lambda x: torch.cat((torch.zeros_like(x[:n]), x[n:])))
+        yield self._guess(ROWS, about, text=self._with_table(model.table(unread)))
         norm, eps = self._norm()
         last = self._session.config.n_layer if self._target.taps else None
         if (last is None or last in self._target.taps) and norm is not None:
@@ -305,7 +313,7 @@ class Mistakes:
                 "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
             )
             yield self._guess(CANDIDATES, about, change=partial(_renamed, names))
-        if drawn:
+        if drawn and len(window) >= _SHOWS_DRAWN:
             about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
             yield self._guess(CANDIDATES, about, change=_any_of_ten)
 

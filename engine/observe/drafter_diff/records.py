@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from engine.analysis.acceptance.counts import fisher_less
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft.registry import DRAFTERS
 from engine.observe.drafter_diff.sides import DraftSide
@@ -94,29 +93,23 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     plain = [[i for i in side.prompt or () if not _is_special(side, i)] for side in (a, b)]
     size = f"{len(a.prompt)} and {len(b.prompt)} tokens"
     if plain[0] == plain[1]:
-        more = [
-            side for side in (a, b) if len(side.prompt or ()) == max(len(a.prompt), len(b.prompt))
-        ]
-        less = "the special tokens of the two prompts differ"
-        if len(a.prompt) != len(b.prompt):
-            lacking = next(side for side in (a, b) if side is not more[0])
-            less = f"{lacking.name} lacks special tokens that {more[0].name} has"
-        return Cause(SPECIAL, "", f"The words are equal; {less}.", place, size)
+        less, more = "AB" if len(a.prompt) < len(b.prompt) else "BA"
+        said = f"{less} lacks special tokens that {more} has"
+        if len(a.prompt) == len(b.prompt):
+            said = "the special tokens of the two prompts differ"
+        return Cause(SPECIAL, "", f"The words are equal; {said}.", place, size)
     texts = [b"".join(side.piece(i) for i in side.prompt or ()) for side in (a, b)]
     if texts[0] != texts[1]:
         return Cause(TEXT, "", _text_words(a, b, texts), place, size)
-    cut = [set(side.prompt or ()) - set(other.prompt or ()) for side, other in ((a, b), (b, a))]
-    for side, mine in zip((a, b), cut, strict=True):
-        if any(_is_special(side, token) for token in mine):
-            other = "B" if side.name == "A" else "A"
-            return Cause(
-                SPECIAL,
-                other,
-                f"{other} cut the text of a special token into ordinary tokens, {side.name} has it "
-                "as one.",
-                place,
-                size,
+    for side, other in ((a, b), (b, a)):
+        if any(
+            _is_special(side, token) for token in {*(side.prompt or ())} - {*(other.prompt or ())}
+        ):
+            about = (
+                f"{other.name} cut the text of a special token into ordinary tokens, {side.name} "
+                "has it as one."
             )
+            return Cause(SPECIAL, other.name, about, place, size)
     return Cause(TOKENS, "", "The same text is cut into other tokens.", place, size)
 
 
@@ -149,7 +142,7 @@ def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
         what = "One prompt is the end of the other: its beginning is cut off, or text put before it"
     elif at == min(map(len, texts)):
         what = "One prompt goes on where the other ends, as with another generation prompt"
-    elif _SPECIAL.search(texts[0]) and any(_SPECIAL.sub(b"", one) != one for one in texts):
+    elif any(_SPECIAL.sub(b"", one) != one for one in texts):
         what = "The prompts differ, by their text or by the template around it"
     else:
         what = "The prompts have other texts"
@@ -207,7 +200,7 @@ def draft_causes(
     yield from length_causes(a, b, [pair for pair in known if n_equal(*pair) is None])
     if len(differ) < FEW or len(differ) < _SHARE * len(known):
         return
-    recorded = [_sums(draft for pair in known for draft in pair[i : i + 1]) for i in (0, 1)]
+    recorded = [_sums(pair[i] for pair in known) for i in (0, 1)]
     low = 0 if recorded[0][0] * recorded[1][1] < recorded[1][0] * recorded[0][1] else 1
     side = (a, b)[low]
     stage, about = signature(side, differ, known, low)
@@ -248,8 +241,7 @@ def signature(
         return CANDIDATES, about
     if about := _by_map(mine, theirs):
         return CANDIDATES, about
-    drafts = list(side.drafts)
-    before = {draft.round: last for last, draft in pairwise(drafts)}
+    before = {draft.round: last for last, draft in pairwise(side.drafts)}
     groups = Counter[tuple[bool, bool]]()
     for pair in known:
         last = before.get(pair[low].round)
@@ -280,9 +272,8 @@ def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> 
     for one, other in zip(mine, theirs, strict=True):
         at = n_equal(one, other) or 0
         if at < len(other.tops) and len(other.tops[at]) > 1:
-            ranks.append((*other.tops[at], one.tokens[at]).index(one.tokens[at]) + 1)
-            if one.tokens[at] not in other.tops[at]:
-                ranks[-1] = 0
+            ids = [*other.tops[at]]
+            ranks.append(ids.index(one.tokens[at]) + 1 if one.tokens[at] in ids else 0)
     if len(ranks) < FEW or sum(rank > 1 for rank in ranks) < 0.9 * len(ranks):
         return ""
     if len(set(ranks)) == 1:
@@ -351,17 +342,17 @@ def length_causes(
     if len(whole) < max(FEW, _SHARE * len(pairs)):
         if is_set and longest[0] != longest[1]:
             about = _OTHER_N_MAX.format(*longest)
-            size = f"{n_full[0]} and {n_full[1]} drafts are as long"
-            yield Cause(CANDIDATES, "", about, "", size)
+            yield Cause(CANDIDATES, "", about, "", f"{n_full[0]} and {n_full[1]} are as long")
         return
     if longest[0] != longest[1]:
         about = _OTHER_N_MAX.format(*longest)
     else:
         short = [sum(pair[i].n_drafted < pair[1 - i].n_drafted for pair in whole) for i in (0, 1)]
         which = 0 if short[0] >= short[1] else 1
-        cut = [_next_p(pair[1 - which], pair[which].n_drafted) for pair in whole]
-        below = sorted(p for p in cut if p is not None)
-        floor = f" (probability {below[-1]:.2f} at most)" if below else ""
+        cut = [(pair[1 - which], pair[which].n_drafted) for pair in whole]
+        shown = [(d.tops[at], d.tokens[at]) for d, at in cut if at < len(d.tops)]
+        below = [top[token] for top, token in shown if token in top]
+        floor = f" (probability {max(below):.2f} at most)" if below else ""
         about = (
             f"{'AB'[which]} ends drafts before unsure tokens{floor} that {'BA'[which]} drafts: "
             "another p_min."
@@ -378,11 +369,6 @@ def length_causes(
     )
 
 
-def _next_p(draft: RecordedDraft, at: int) -> float | None:
-    top = draft.tops[at] if at < len(draft.tops) else {}
-    return top.get(draft.tokens[at]) if top else None
-
-
 def _sums(drafts: Iterator[RecordedDraft]) -> Counts:
     found = list(drafts)
     return sum(draft.n_accepted for draft in found), sum(draft.n_drafted for draft in found)
@@ -391,10 +377,15 @@ def _sums(drafts: Iterator[RecordedDraft]) -> Counts:
 # -- what became of them -----------------------------------------------------------------------
 
 
+def _confirmed(side: DraftSide) -> list[tuple[RecordedDraft, int]]:
+    """Drafts but the last, with how many of their tokens the text confirms, where that is known."""
+    judged = ((draft, side.n_confirmed(draft)) for draft in side.drafts[:-1])
+    return [(draft, n) for draft, n in judged if n is not None]
+
+
 def rule_cause(side: DraftSide, other: DraftSide) -> Cause | None:
     """Whether fewer drafted tokens were accepted than the text confirms."""
-    judged = [(draft, side.n_confirmed(draft)) for draft in side.drafts[:-1]]
-    known = [(draft, n) for draft, n in judged if n is not None]
+    known = _confirmed(side)
     short = [(draft, n) for draft, n in known if draft.n_accepted < n]
     if len(short) < FEW or len(short) < _SHARE * len(known):
         return None
@@ -407,7 +398,6 @@ def rule_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         about = f"No more than {n} drafted token{'s' * (n != 1)} are ever accepted."
     else:
         about = "Drafted tokens are rejected that the target chose itself: a stricter rule."
-    n_right = sum(n for _, n in known)
     first = short[0][0]
     return Cause(
         RULE,
@@ -416,7 +406,7 @@ def rule_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         f"round {first.round} at position {first.pos0}",
         f"{len(short)} of {len(known)} rounds",
         _sums(draft for draft, _ in known),
-        (n_right, sum(draft.n_drafted for draft, _ in known)),
+        (sum(n for _, n in known), sum(draft.n_drafted for draft, _ in known)),
     )
 
 
@@ -424,10 +414,8 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     """Whether the two were sampled in other ways, and their texts part."""
     settings = a.setting, b.setting
     temps = [float(one.get("temperature", 0.0) or 0.0) for one in settings]
-    if all(settings) and max(temps) > 0:
-        names = [n for n in settings[0] if n in settings[1] and _differ(n, *settings)]
-    else:
-        names = []
+    is_drawn = all(settings) and max(temps) > 0
+    names = [n for n in settings[0] if is_drawn and n in settings[1] and _differ(n, *settings)]
     # at temperature 0 rules without loss all accept the best token
     lossless = all(side.rule is not None and side.rule.is_lossless for side in (a, b))
     counts = not (all(settings) and max(temps) <= 0 and lossless)
@@ -453,15 +441,13 @@ def _differ(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 def counting_cause(side: DraftSide) -> Cause | None:
     """Whether accepted tokens are counted that the text does not confirm, or counters disagree with
     the rounds."""
-    known = [(draft, side.n_confirmed(draft)) for draft in side.drafts[:-1]]
-    judged = [(draft, n) for draft, n in known if n is not None]
+    judged = _confirmed(side)
     more = [(draft, n) for draft, n in judged if draft.n_accepted > n]
     recorded = _sums(draft for draft, _ in judged)
     mended = sum(min(n, draft.n_drafted) for draft, n in judged), recorded[1]
     again = [(one, other) for one, other in pairwise(side.drafts) if one.pos0 == other.pos0]
     if len(again) >= FEW:
         replays = {id(two) for _, two in again}
-        kept = [one for one in side.drafts if id(one) not in replays]
         return Cause(
             COUNTING,
             side.name,
@@ -469,7 +455,7 @@ def counting_cause(side: DraftSide) -> Cause | None:
             f"round {again[0][1].round} at position {again[0][1].pos0}",
             f"{len(again)} of {len(side.drafts)} rounds",
             side.counts,
-            _sums(iter(kept)),
+            _sums(one for one in side.drafts if id(one) not in replays),
         )
     if len(more) >= FEW and len(more) >= _SHARE * len(judged):
         is_bonus = all(draft.n_accepted == n + 1 for draft, n in more)
@@ -511,8 +497,3 @@ def _by_counters(side: DraftSide) -> Cause | None:
         (theirs[0], theirs[1]),
         (accepted, drafted),
     )
-
-
-def is_lower(one: Counts, other: Counts) -> float:
-    """Probability that the first share is as small by chance (Fisher's exact test)."""
-    return fisher_less(one[0], one[1], other[0], other[1]) if one[1] and other[1] else 1.0

@@ -138,7 +138,7 @@ class Redrafter:
     def other_model(self) -> Missing | None:
         """What to say where the text is not the target's; None where it may be."""
         _, own = self._own_tokens()
-        if len(own) < _FEW_OWN or sum(own) >= _LEAST_OWN * len(own):
+        if len(own) - sum(own) < FEW or sum(own) >= _LEAST_OWN * len(own):
             return None
         return Missing(
             f"The text of {self._side.name} is not this model's: {sum(own)} of {len(own)} of the "

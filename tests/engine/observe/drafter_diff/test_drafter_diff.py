@@ -40,6 +40,12 @@ def test_a_mask_of_a_block_is_named() -> None:
     assert played.right and played.says_which, str(played)
 
 
+@pytest.mark.parametrize("name", ["prompt alone", "second choice"])
+def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
+    played = play_planted(name, 9119)
+    assert played.right and played.says_which, str(played)
+
+
 @pytest.mark.parametrize("name", ["n_max", "no first token", "never the last"])
 def test_some_are_seen_without_a_model(name: str) -> None:
     played = play_planted(name, 3, blind=True)
@@ -63,6 +69,16 @@ def test_runs_that_have_only_sums_are_refused() -> None:
         with pytest.raises(OptionError) as error:
             drafter_diff(*pair)
         assert error.value.remedy
+
+
+def test_runs_of_two_drafters_are_refused() -> None:
+    name = "qwen35-c-v2x-mtp-f32"
+    refs = []
+    for drafter in ("draft-mtp", "suffix"):
+        run = decode(session(name), [prompt_of(name)], options_of(24, drafter))
+        refs.append(RunRef(run.trace, run.run_id))
+    with pytest.raises(OptionError, match="two drafters: draft-mtp and suffix"):
+        drafter_diff(*refs)
 
 
 def test_a_run_of_another_model_is_refused() -> None:
