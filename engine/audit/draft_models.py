@@ -68,7 +68,7 @@ class DraftModel(ABC):
         # recordings of passes would take longer than they save here
         self._memory = HybridMemory(memory.attention, memory.recurrent)
         self._n_ubatch = n_ubatch
-        self.left, self._steady, self._stands = Entries((), ()), False, False
+        self.left, self._steady = Entries((), ()), False
         self.orders: list[tuple[int, ...]] = []
         """Other orders of the layers that it reads."""
 
@@ -113,20 +113,18 @@ class DraftModel(ABC):
         *,
         in_place: bool = False,
         steady: bool = False,
-        stands: bool = False,
     ) -> list[Candidates]:
         """What each of n tokens was chosen from after what is in memory.
 
         newest: the entry that a draft goes on from. first: position of the first drafted one.
         tokens: the drafted ones, None for the most probable ones. in_place: leave what drafting
-        writes in memory. steady: pair all drafted tokens with one row. stands: put all
-        in one position.
+        writes in memory. steady: pair all drafted tokens with one row.
         """
         seq = _CONTEXT if in_place else _DRAFT
         if not in_place:
             self._memory.clear(_DRAFT)
             self._memory.seq_cp(_CONTEXT, _DRAFT)
-        self._steady, self._stands = steady, stands
+        self._steady = steady
         return self._draft(newest, first, tokens, n, seq)
 
     @abstractmethod
@@ -176,8 +174,7 @@ class _Stepwise(DraftModel):
             logits, own_row = self._step(ubatch, None if row is None else row.unsqueeze(0))
             row = row if self._steady and i else own_row
             found += candidates(logits, self.ids)
-            position = first + i * (not self._stands)
-            token = next(iter(found[-1])) if tokens is None else tokens[i]
+            position, token = first + i, next(iter(found[-1])) if tokens is None else tokens[i]
             written.append(token)
             own += [] if row is None else [row]
         rows = torch.cat(own[: n - 1]) if len(own) > 1 else None
@@ -203,7 +200,7 @@ class SimpleModel(_Stepwise):
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
         (position,) = newest.positions
-        if tokens is None or first != position + 1 or self._stands:
+        if tokens is None or first != position + 1:
             return super()._draft(newest, first, tokens, n, seq)
         self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]))
         places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]

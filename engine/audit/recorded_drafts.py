@@ -170,9 +170,9 @@ class Deviation:
     undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
     and the drafted entries, or only these, are this many positions on. newest: its token is that of
     this many positions on; takes_back: it is noticed then. steady: all drafted tokens are paired
-    with one row; stands: they are at one position. drift: positions that entries are moved by in
-    each round. other: another text is "instead" of the beginning, "before" this one, "next to" it
-    in the same positions, leaves a "gap", or there are its "rows".
+    with one row. drift: positions that entries are moved by in each round. other: another text is
+    "instead" of the beginning, "before" this one, "next to" it in the same positions, leaves a
+    "gap", or there are its "rows".
     """
 
     what: str
@@ -193,7 +193,6 @@ class Deviation:
     newest: int = 0
     takes_back: bool = False
     steady: bool = False
-    stands: bool = False
     drift: int = 0
     since_prompt: bool = False
     other: str = ""
@@ -216,7 +215,6 @@ DEVIATIONS = (
     Deviation(AHEAD, "drafted tokens are decoded one position too far", step=1),
     Deviation(BEHIND, "drafts are made one position too early", place=-1, step=-1),
     Deviation(BEHIND, "drafted tokens are decoded one position too early", step=-1),
-    Deviation(BEHIND, "all drafted tokens are decoded at one position", stands=True),
     Deviation(BEHIND, "one token decoded in each round is missing", loses=True),
     Deviation(BEHIND, "one token is decoded twice in each round", again=True),
     Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1),
@@ -328,13 +326,7 @@ class Replay:
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, how.n_kept is None
         in_place |= bool(how.n_kept) and model.can_cut
         rows = model.draft(
-            newest,
-            first,
-            draft.tokens,
-            n_drafted,
-            in_place=in_place,
-            steady=how.steady,
-            stands=how.stands,
+            newest, first, draft.tokens, n_drafted, in_place=in_place, steady=how.steady
         )
         n_true = model.n_true(draft.n_accepted, n_drafted)
         if not model.reads_rows and (how.round_shift or how.takes_back):

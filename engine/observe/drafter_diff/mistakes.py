@@ -77,7 +77,7 @@ class Mistakes:
                 continue
             which = deviation.batch
             text = self._text.in_batches(self._model, which) if which else self._text
-            moves = deviation.place or deviation.step or deviation.drift or deviation.stands
+            moves = deviation.place or deviation.step or deviation.drift
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
