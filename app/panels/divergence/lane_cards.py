@@ -81,9 +81,9 @@ class LaneCard(QAbstractButton):
         """Of what was done."""
         self._drawing: QIcon | None = None
         policy, _, settings = lanes.names[run_id].partition(",")
-        told = lanes.store.runs[run_id].lane_about
+        of_lane = lanes.store.runs[run_id].lane_about
         self._title = policy
-        self._about = _ABOUT.get(settings, settings) or told or _ABOUT.get(policy, "")
+        self._about = _ABOUT.get(settings, settings) or of_lane or _ABOUT.get(policy, "")
         is_reference = run_id == lanes.reference
         self.setCheckable(not is_reference)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus if is_reference else Qt.FocusPolicy.StrongFocus)
