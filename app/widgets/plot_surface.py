@@ -65,7 +65,6 @@ class PlotSurface(pg.PlotWidget):
             axis.setPen(QPen(theme.color("plot.axis")))
             axis.setTickPen(QPen(theme.color("plot.axis")))
             axis.setStyle(tickLength=3, maxTickLevel=1)  # the finest ticks cost most and say least
-            axis.enableAutoSIPrefix(False)
             axis.setTextPen(theme.color("plot.text"))
 
     def name_axes(self, left: str, bottom: str, theme: Theme, role: str = "plot.text") -> None:
@@ -144,6 +143,10 @@ class PlotAxis(pg.AxisItem):
     """pyqtgraph lays the name of an axis out again with every change of range or colour."""
 
     _html = ""
+
+    def updateAutoSIPrefix(self) -> None:
+        """Figures are never scaled; pyqtgraph scales them even as it switches that off."""
+        self._updateLabel()
 
     def _updateLabel(self) -> None:
         html = self.labelString()

@@ -75,6 +75,8 @@ class ConformView(QWidget):
         self.grid.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.grid.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.grid.setTabKeyNavigation(False)
+        for heads in (self.grid.horizontalHeader(), self.grid.verticalHeader()):
+            heads.setHighlightSections(False)  # bold names would not fit
         self.grid.currentCellChanged.connect(lambda *_: self._show_chosen())
         self.words = QLabel()
         self.words.setTextFormat(Qt.TextFormat.PlainText)
@@ -145,17 +147,18 @@ class ConformView(QWidget):
         line = QHBoxLayout()
         for widget, stretch in ((self.headline, 1), (self.browse, 0), (self.button, 0)):
             line.addWidget(widget, stretch, Qt.AlignmentFlag.AlignTop)
-        below = QWidget()
+        self._below = QWidget()
         said = QHBoxLayout()
         said.addWidget(self.words, 1)
         said.addWidget(self.copy, 0, Qt.AlignmentFlag.AlignTop)
-        column = QVBoxLayout(below)
+        column = QVBoxLayout(self._below)
         column.setContentsMargins(0, 0, 0, 0)
         column.addLayout(said)
         column.addWidget(self.plot, 1)
+        column.addStretch(0)
         parts = self._parts = QSplitter(Qt.Orientation.Vertical)
         parts.addWidget(self.grid)
-        parts.addWidget(below)
+        parts.addWidget(self._below)
         parts.setChildrenCollapsible(False)
         parts.setSizes([_SAME, _SAME])
         whole = QVBoxLayout(self)
@@ -206,7 +209,11 @@ class ConformView(QWidget):
         self.copy.setVisible(bool(faults))
         self.words.setVisible(chosen is not None)
         self._parts.setVisible(bool(self._outcomes))
-        self.plot.setVisible(any(f.row_errors or f.depth_errors for f in faults))
+        self._below.setVisible(chosen is not None)
+        drawn = any(f.row_errors or f.depth_errors for f in faults)
+        if drawn == self.plot.isHidden():
+            self.plot.setVisible(drawn)
+            self._parts.setSizes([_SAME, _SAME if drawn else 0])  # or as low as the words
         if chosen is None:
             return
         if chosen.needs:
@@ -227,7 +234,7 @@ class ErrorPlot(PlotSurface):
     """Bars: the relative error of each row, or the distance of a state from that at each depth."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__("0.000", parent)
+        super().__init__("0.00000", parent)
         self.setAccessibleName("Relative errors")
         self.setFont(figures_font())
         self.setMinimumHeight(10 * self.fontMetrics().height())

@@ -57,3 +57,21 @@ def test_the_upper_edge_cuts_no_figure(qtbot: QtBot) -> None:
         tops = [axis.mapRectToScene(box).top() for box, *_ in texts]
         assert texts and min(tops) >= -3, f"{top}: {texts}"
         assert ("100" in [words for *_, words in texts]) is (top == 130.0)
+
+
+def test_another_theme_scales_no_figure(qtbot: QtBot) -> None:
+    plot = RoundPlot(Theme("light"), "share")
+    qtbot.addWidget(plot)
+    plot.resize(400, 300)
+    plot.show()
+    axis = plot.getPlotItem().getAxis("left")
+    plot.box.setYRange(0.0, 0.025, padding=0)
+    qtbot.waitUntil(axis.label.isVisible)
+    for theme in ("dark", "light"):
+        plot._theme.become(theme)
+        picture = QPicture()
+        painter = QPainter(picture)
+        *_, texts = axis.generateDrawSpecs(painter)
+        painter.end()
+        figures = [float(words) for *_, words in texts]
+        assert len(figures) > 1 and max(figures) <= 0.025, f"{theme}: {figures}"

@@ -95,3 +95,17 @@ def test_a_kernel_that_needs_a_gpu_is_named(window: MainWindow, qtbot: QtBot) ->
     assert view.words.text() == "causal_conv1d_update: not checked, needs a CUDA device: x."
     view.end()
     assert view.headline.text() == "causal_conv1d: 0 checks, 0 failed"
+
+
+def test_without_a_plot_the_grid_has_all_the_room(window: MainWindow, qtbot: QtBot) -> None:
+    view = shown(window, qtbot)
+    view.begin("mine.py:adapter")
+    view.add(Outcome("mine", "kda", CHECKS[0], (), 1.0))
+    view.end()
+    qtbot.waitUntil(lambda: view.grid.height() == view.grid.parentWidget().height())
+    view.grid.setCurrentCell(0, 0)
+    line = view.fontMetrics().height()
+    qtbot.waitUntil(lambda: 0 < view.words.visibleRegion().boundingRect().height() < 3 * line)
+    below = view.words.parentWidget().height()
+    assert below < 3 * line
+    assert view.grid.height() > view.grid.parentWidget().height() - below - 2 * line
