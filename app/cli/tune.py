@@ -32,8 +32,8 @@ from app.cli.run_arguments import (
 )
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
+from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
-from engine.experiments.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
 from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
@@ -286,11 +286,11 @@ def _table_lines(table: ReportTable) -> Iterator[str]:
         yield f"  {'  '.join(cells)}".rstrip()
 
 
-def _prompts(args: argparse.Namespace) -> list[TunePrompt]:
+def _prompts(args: argparse.Namespace) -> list[NamedPrompt]:
     name = set_name(args, SUITES)
     path = SUITES.get(name) or Path(name)
-    fields = FieldNames(args.prompt_field, args.name_field, args.category_field)
-    return choose(read_prompt_set(path, fields), args.limit, args.seed)
+    fields = (args.prompt_field, args.name_field, args.category_field)
+    return choose(read_prompts(path, fields), args.limit, args.seed)
 
 
 def _base(args: argparse.Namespace) -> RunOptions:
@@ -310,7 +310,7 @@ def _check_drafters(args: argparse.Namespace) -> None:
 
 
 def _texts(
-    args: argparse.Namespace, session: Session, prompts: Sequence[TunePrompt]
+    args: argparse.Namespace, session: Session, prompts: Sequence[NamedPrompt]
 ) -> list[Prompt]:
     from app.cli.run import make_prompt
 

@@ -51,7 +51,7 @@ _TUNING = (
     "engine.analysis.what_if.costs:RoundCosts.measured",
     "engine.experiments.tune.candidates:simulate",
     "engine.experiments.tune.tune:to_confirm",
-    "engine.experiments.tune.confirm:timed_run",
+    "engine.experiments.bench.request:timed_run",
     "engine.experiments.tune.confirm:summary",
     "engine.experiments.tune.tune:verdict",
     "engine.experiments.tune.tune:_data",

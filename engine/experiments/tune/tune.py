@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from engine.analysis.what_if.rules import FIXED
 from engine.errors import OptionError
-from engine.experiments.bench.request import PLAIN, Configuration
+from engine.experiments.bench.prompts import NamedPrompt
+from engine.experiments.bench.request import PLAIN, Configuration, round_costs
 from engine.experiments.results.json_files import VERSION, key_of, title, tune_rows
 from engine.experiments.results.schema import TUNE
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.tune.advice import (
     by_category,
     by_position,
-    costs_of,
     engine_flags,
     pareto,
     undo_bytes,
@@ -32,7 +32,6 @@ from engine.experiments.tune.advice import (
 from engine.experiments.tune.candidates import Estimate, best_of_rules, estimates, to_confirm
 from engine.experiments.tune.confirm import Confirmed, confirm
 from engine.experiments.tune.lengths import DraftSetting, drafting
-from engine.experiments.tune.prompt_sets import TunePrompt
 from engine.experiments.tune.record import TuneRecording, record
 from engine.machine.device import device_name
 from engine.machine.environment import environment
@@ -53,7 +52,7 @@ class TunePlan:
     rates: of synthetic acceptance, empty while the target decides. files: names of the files that
     draft, by drafter."""
 
-    prompts: Sequence[TunePrompt]
+    prompts: Sequence[NamedPrompt]
     base: RunOptions
     drafters: Sequence[str]
     pairs: int = 6
@@ -220,7 +219,7 @@ def _confirmed(
         "same": one.same,
         "n_prompts": one.n_prompts,
         "undo_bytes": 0 if estimate is None else undo_bytes(session.info, options),
-        "costs": None if estimate is None else strict_json(costs_of(one, plain)),
+        "costs": None if estimate is None else strict_json(round_costs(one.runs, plain.runs)),
     }
 
 
