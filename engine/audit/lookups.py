@@ -21,7 +21,7 @@ from engine.draft.registry import DRAFTERS
 from engine.draft.tree import branches
 from engine.model.taps import TargetRows
 from engine.trace.records import MISSING
-from engine.trace.run_columns import RoundRows, RunColumns
+from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ class _Rounds:
         rounds = RunColumns(trace, "rounds", run_id)
         tokens = RunColumns(trace, "tokens", run_id)
         asked = RunColumns(trace, "drafts", run_id)
-        is_prompt = RoundRows.select(trace.rounds, run_id, None).is_prompt
         self.n_ctx = trace.runs[run_id].n_ctx or 0
         self.parts: dict[int, list[_Part]] = {}
         self.asked: dict[int, list[_Asked]] = {}
@@ -141,7 +140,7 @@ class _Rounds:
         drafters = rounds.texts("drafter", np.arange(rounds.n))
         for i, (number, seq, pos0, width, n_accepted, n_own) in enumerate(rows):
             n, its_tokens = max(n_accepted, 0) + n_own, drafted.get((number, seq), [])
-            is_first = bool(is_prompt[i])
+            is_first = bool(rounds.is_prompt[i])
             part = _Part(seq, pos0, width, is_first, drafters[i], its_tokens, n_accepted, n)
             self.parts.setdefault(number, []).append(part)
         everything = np.arange(asked.n)
