@@ -119,7 +119,8 @@ def _rank(target: RandomFile) -> int:
 
 def drafter_shapes(drafter: RandomFile, n_vocab: int) -> Shapes:
     """Of all its tensors. n_vocab: of the target."""
-    config = {EAGLE3: read_eagle3, DFLASH: read_dflash}[drafter.arch](drafter.described())
+    file = drafter.described()
+    config = read_eagle3(file) if drafter.arch == EAGLE3 else read_dflash(file)
     return config.shapes((), n_vocab, n_vocab) | drafter.shapes
 
 
