@@ -23,7 +23,7 @@ from engine.experiments.random_models.random_file import (
 )
 from engine.model.parts.ngram_embedding import TABLE
 
-# every so many layers one attends, the others are recurrent
+# one layer in this many attends, the others are recurrent
 _INTERVAL = 4
 _FACTORS = 6_364_136_223_847, 1_442_695_040_889, 3_935_559_000_371
 """Of n-gram hashes: odd, below 2^43, so that products with a token stay below 2^63."""
