@@ -1,7 +1,7 @@
 """From a model, its drafters and prompts to settings: record, simulate, confirm, advise.
 
     plan = TunePlan(prompts, base, drafters, pairs=6)
-    result = tune(session, plan, texts, report)
+    data = tune(session, plan, texts, report)
 
 The result is plain data, as it is written to a file; engine.experiments.tune.report shows it.
 """
@@ -74,21 +74,9 @@ class TunePlan:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """What was found. found: every simulated setting. settings: of the configurations confirmed
-    but for the plain one, by name. data: for a file."""
-
-    recordings: Sequence[TuneRecording]
-    found: Sequence[Estimate]
-    settings: Mapping[str, DraftSetting]
-    confirmed: Sequence[Confirmed]
-    data: dict[str, Any]
-
-    @property
-    def chosen(self) -> DraftSetting | None:
-        """The setting to use, None for plain decoding."""
-        return self.settings.get(self.data["verdict"]["chosen"])
+def chosen(data: Mapping[str, Any]) -> DraftSetting | None:
+    """The setting to use, None for plain decoding."""
+    return DraftSetting(**data["setting"]) if data["setting"] else None
 
 
 def tune(
@@ -96,7 +84,7 @@ def tune(
     plan: TunePlan,
     texts: Sequence[Prompt],
     report: Callable[[str], None] = lambda what: None,
-) -> Tuned:
+) -> dict[str, Any]:
     """Do all of it. texts: the plan's prompts as the model reads them. report: called with what
     is done now. Raises what Session.start raises, and OptionError where no drafter drafts."""
     wait_for_huge_pages()
@@ -109,13 +97,12 @@ def tune(
             "None of the drafters drafted anything in these texts.",
             "Raise -n, give other prompts, or name other drafters with --spec-type.",
         )
-    chosen = to_confirm(found, N_CONFIRMED)
-    settings = {one.draft.name: one.draft for one in chosen}
+    best = to_confirm(found, N_CONFIRMED)
     configurations = [
         Configuration.plain(plan.base),
         *(
-            Configuration(name, drafting(plan.base, setting, rates=plan.rates))
-            for name, setting in settings.items()
+            Configuration(one.draft.name, drafting(plan.base, one.draft, rates=plan.rates))
+            for one in best
         ),
     ]
     begun = perf_counter()
@@ -127,13 +114,12 @@ def tune(
 
     confirmed = confirm(session, texts, configurations, plan.pairs, told)
     times = {"record_s": recorded_s, "simulate_s": simulated_s, "confirm_s": perf_counter() - begun}
-    data = _data(session, plan, recordings, found, chosen, confirmed, times)
-    return Tuned(recordings, found, settings, confirmed, data)
+    return _data(session, plan, recordings, found, best, confirmed, times)
 
 
 def write_results(data: Mapping[str, Any], folder: Path) -> Path:
-    """Write Tuned.data as a results file; returns where it is. Raises OptionError where it cannot
-    be written, TraceFileError where the folder has something else of that name."""
+    """Write what `tune` returns as a results file; returns where it is. Raises OptionError where
+    it cannot be written, TraceFileError where the folder has something else of that name."""
     machine = {**data["environment"], "device": data["device"]}
     del machine["date"]
     rows = tune_rows(data)
@@ -150,12 +136,12 @@ def _data(
     plan: TunePlan,
     recordings: Sequence[TuneRecording],
     found: Sequence[Estimate],
-    chosen: Sequence[Estimate],
+    best: Sequence[Estimate],
     confirmed: Sequence[Confirmed],
     times: Mapping[str, float],
 ) -> dict[str, Any]:
     plain = next(one for one in confirmed if one.name == PLAIN)
-    estimated = {one.draft.name: one for one in chosen}
+    estimated = {one.draft.name: one for one in best}
     judged = verdict(confirmed)
     shown = estimated[judged.fastest].draft
     of_drafter = {one.drafter: one for one in recordings}
