@@ -59,6 +59,17 @@ class RecordedDraft(NamedTuple):
     n_drafted: int = 0
 
 
+def drafted_rows(tokens: RunColumns) -> dict[tuple[int, int], list[int]]:
+    """Rows of drafted tokens by round and sequence, without those of a replay."""
+    mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
+    found: dict[tuple[int, int], list[int]] = {}
+    rows = np.flatnonzero(mine)
+    keys = zip(tokens["round"][rows].tolist(), tokens["seq_id"][rows].tolist(), strict=True)
+    for key, row in zip(keys, rows.tolist(), strict=True):
+        found.setdefault(key, []).append(row)
+    return found
+
+
 class RecordedDrafts:
     """What a trace says of the drafts of one run."""
 
@@ -66,13 +77,7 @@ class RecordedDrafts:
         self._rounds = RunColumns(trace, "rounds", run_id)
         self._tokens = RunColumns(trace, "tokens", run_id)
         self._asked = RunColumns(trace, "drafts", run_id)
-        tokens = self._tokens
-        mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
-        self._by_round: dict[tuple[int, int], list[int]] = {}
-        rows = np.flatnonzero(mine)
-        keys = zip(tokens["round"][rows].tolist(), tokens["seq_id"][rows].tolist(), strict=True)
-        for key, row in zip(keys, rows.tolist(), strict=True):
-            self._by_round.setdefault(key, []).append(row)
+        self._by_round = drafted_rows(self._tokens)
 
     @property
     def n_rounds(self) -> int:

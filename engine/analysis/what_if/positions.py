@@ -12,6 +12,7 @@ as in the product-limit estimate of Kaplan and Meier (1958).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,31 +43,28 @@ def _draw_more(rates: np.ndarray, reached: np.ndarray, wanted: int) -> np.ndarra
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ConfidenceScale:
-    """What the drafter's confidence was worth. rates: of the tokens in each tenth of it that were
-    judged, the share that was right, float [10]; where none was, the middle of that tenth."""
+Scale = Callable[[np.ndarray], np.ndarray]
+"""Probabilities of being right of confidences, of the same shape; NaN stays."""
 
-    rates: np.ndarray
 
-    @classmethod
-    def of(cls, rounds: RecordedRounds) -> ConfidenceScale:
-        """From the judged tokens of a run, the accepted and the first wrong one of each draft."""
-        k = rounds.confidence.shape[1]
-        place = np.arange(k)
-        right = place < rounds.accepted[:, None]
-        wrong = (place == rounds.accepted[:, None]) & rounds.is_final[:, None]
-        judged = (right | wrong) & np.isfinite(rounds.confidence)
-        found = Calibration.of(rounds.confidence[judged], right[judged], N_BINS)
-        edges = np.linspace(0.0, 1.0, N_BINS + 1)
-        middle = (edges[:-1] + edges[1:]) / 2
-        return cls(np.where(found.n > 0, found.rate, middle))
+def confidence_scale(rounds: RecordedRounds) -> Scale:
+    """What the drafter's confidence was worth: in each tenth of it the share of the judged tokens,
+    the accepted and the first wrong one of each draft, that was right; where none was judged, the
+    middle of that tenth."""
+    place = np.arange(rounds.confidence.shape[1])
+    right = place < rounds.accepted[:, None]
+    wrong = (place == rounds.accepted[:, None]) & rounds.is_final[:, None]
+    judged = (right | wrong) & np.isfinite(rounds.confidence)
+    found = Calibration.of(rounds.confidence[judged], right[judged], N_BINS)
+    edges = np.linspace(0.0, 1.0, N_BINS + 1)
+    rates = np.where(found.n > 0, found.rate, (edges[:-1] + edges[1:]) / 2)
 
-    def __call__(self, confidence: np.ndarray) -> np.ndarray:
-        """Probability of being right, of the same shape; NaN stays."""
+    def scaled(confidence: np.ndarray) -> np.ndarray:
         known = np.isfinite(confidence)
         tenth = np.clip((np.where(known, confidence, 0.0) * N_BINS).astype(np.int64), 0, N_BINS - 1)
-        return np.where(known, self.rates[tenth], np.nan)
+        return np.where(known, rates[tenth], np.nan)
+
+    return scaled
 
 
 _ENDLESS = 1 << 20

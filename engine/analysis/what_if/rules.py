@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.analysis.acceptance.counts import Survival
 from engine.analysis.what_if.costs import RoundCosts
-from engine.analysis.what_if.positions import ConfidenceScale, Positions
+from engine.analysis.what_if.positions import Positions, Scale
 from engine.draft.adaptive import ADAPT_RULES, AdaptRule
 from engine.draft.adaptive import Setting as Setting
 from engine.draft.adaptive import column as _column
@@ -31,7 +31,7 @@ class RuleInputs:
     positions: Positions
     costs: RoundCosts
     survival: Survival
-    scale: ConfidenceScale
+    scale: Scale
     settings: np.ndarray
 
 

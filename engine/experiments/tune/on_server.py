@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from engine.analysis.baseline import sign_test
 from engine.errors import OptionError, PeerLibraryError
 from engine.experiments.bench.llama_programs import free_port, served
@@ -376,7 +378,7 @@ class _Kept:
                 raise KeyError
             for one in rest:
                 self._take(one)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, ValidationError) as error:
             raise OptionError(
                 f"{plan.kept} has measurements of another command, or is something else.",
                 "Name another file with --keep, or delete it.",
@@ -389,21 +391,16 @@ class _Kept:
 
     def _take(self, one: Mapping[str, Any]) -> None:
         if "n_predict" in one:
-            self.n_predict = int(str(one["n_predict"]))
+            self.n_predict = convert(one["n_predict"], int)
         elif "in_pairs" in one:
-            n_prompts, n_tokens = one["in_pairs"]
-            self.in_pairs = int(n_prompts), int(n_tokens)
+            self.in_pairs = convert(one["in_pairs"], tuple[int, int])
         elif "rounds" in one:
-            self.rounds[str(one["name"])] = [
-                [(int(drafted), int(accepted)) for drafted, accepted in answer]
-                for answer in one["rounds"]
-            ]
+            self.rounds[one["name"]] = convert(one["rounds"], list[list[tuple[int, int]]])
         elif "screened" in one:
-            rate = one["acceptance"]
-            known = float(str(one["speed"])), None if rate is None else float(str(rate))
-            self.screened[str(one["screened"])] = known
+            known = convert((one["speed"], one["acceptance"]), tuple[float, float | None])
+            self.screened[one["screened"]] = known
         else:
-            self.pairs[str(one["name"]), int(str(one["pair"]))] = float(str(one["speed"]))
+            self.pairs[one["name"], convert(one["pair"], int)] = convert(one["speed"], float)
 
     def add(self, line: Mapping[str, object]) -> None:
         """Append a line and have it on disk. Raises OptionError where that fails."""
