@@ -52,7 +52,7 @@ _TUNING = (
     "engine.experiments.tune.candidates:simulate",
     "engine.experiments.tune.tune:to_confirm",
     "engine.experiments.bench.request:timed_run",
-    "engine.experiments.tune.confirm:summary",
+    "engine.experiments.tune.confirm:compare",
     "engine.experiments.tune.tune:verdict",
     "engine.experiments.tune.tune:_data",
     "engine.experiments.tune.report:_recommended",
