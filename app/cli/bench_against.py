@@ -99,17 +99,16 @@ def run(args: argparse.Namespace) -> int:
             progress(n_done, against.n_steps, name)
     finally:
         if n_done:
-            found = against.report
             report = {
                 "kind": "draftscope bench against",
                 "version": 1,
                 "complete": n_done == against.n_steps,
                 **facts,
-                "llama_cpp": found.build,
-                "idle_share": found.idle_share,
-                "rows": [{"work": name, **asdict(row)} for name, row in found.rows().items()],
-                "pairs": {name: list(map(asdict, pairs)) for name, pairs in found.pairs.items()},
-                "acceptance": found.acceptance,
+                "llama_cpp": against.build,
+                "idle_share": against.idle_share,
+                "rows": [{"work": name, **asdict(row)} for name, row in against.rows().items()],
+                "pairs": {name: list(map(asdict, pairs)) for name, pairs in against.pairs.items()},
+                "acceptance": against.acceptance,
             }
             if args.json:
                 print_json(report)

@@ -9,11 +9,8 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line
 from engine.experiments.random_models.quant_mixes import QUANTS
 from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
-from engine.experiments.random_models.random_model import (
-    RANDOM_FAMILIES,
-    write_random_drafter,
-    write_random_model,
-)
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.size_text import size_text
 
 
@@ -33,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """,
         arch={"choices": tuple(RANDOM_FAMILIES)},
     )
-    sizes = "; ".join(f"{arch}: {', '.join(f.sizes)}" for arch, f in RANDOM_FAMILIES.items())
+    sizes = "; ".join(f"{arch}: {', '.join(named)}" for arch, named in RANDOM_FAMILIES.items())
     OptionLines(group).add(
         f"""
         --size NAME  parameters, by default the first ({sizes})
@@ -50,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the file."""
     path = args.write_random_model
     check_output(path, "the model")
-    size = args.size or next(iter(RANDOM_FAMILIES[args.arch].sizes))
+    size = args.size or next(iter(RANDOM_FAMILIES[args.arch]))
     if args.drafter is None:
         write_random_model(path, arch=args.arch, size=size, quant=args.quant)
     else:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.cli.bench_requests import (
     REPEAT,
@@ -19,9 +19,6 @@ from app.cli.bench_requests import (
 )
 from app.cli.run import make_prompt
 from resources import SUITES
-
-if TYPE_CHECKING:
-    from engine.experiments.bench.sections import RecordedRun
 
 _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
@@ -49,24 +46,24 @@ def run(args: argparse.Namespace) -> int:
     prompt = make_prompt(session, args, prompts[0].text)
     suite = PromptSuite(session, [(prompts[0].name, prompt)], configurations, repeats=args.repeat)
     n_all = suite.n_requests
-    runs: list[RecordedRun] = []
+    runs: list[dict[str, Any]] = []
     try:
         progress(0, n_all, "warm-up, not counted")
         suite.warm_up()
         for done in bench_recording(session, prompt, configurations, repeats=args.repeat):
             runs.append(done)
-            progress(len(runs), n_all, f"{done.configuration}: {100 * done.share:.2f} %")
+            progress(len(runs), n_all, f"{done['configuration']}: {100 * done['share']:.2f} %")
     finally:
         if runs:
             by_name = [
                 {
                     "name": one.name,
                     "options": asdict(one.options),
-                    "runs": [asdict(run) for run in mine],
-                    "median_share": median(run.share for run in mine),
+                    "runs": mine,
+                    "median_share": median(run["share"] for run in mine),
                 }
                 for one in configurations
-                if (mine := [run for run in runs if run.configuration == one.name])
+                if (mine := [run for run in runs if run["configuration"] == one.name])
             ]
             known = {"repeat": args.repeat, "prompt": prompts[0].name, "configurations": by_name}
             report = report_of("recording", len(runs) == n_all, args, session, set_name, **known)

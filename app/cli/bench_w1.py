@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             for turn in conversation.turns():
                 n_done += 1
                 name = conversation.configuration.name
-                progress(n_done, n_all, f"{turn.turn}, {name}: {turn.tokens} tokens")
+                progress(n_done, n_all, f"{turn.prompt}, {name}: {turn.predicted_n} tokens")
     finally:
         if n_done:
             turns = [_facts(one, conversations[0]) for one in conversations]
@@ -72,14 +72,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(one: Workload, plain: Workload) -> dict[str, Any]:
-    from engine.experiments.bench.workload import turn_totals
+    from engine.experiments.bench.workload import turn_counters, turn_totals
 
+    turns = [turn_counters(turn) for turn in one.done]
     pairs = zip(one.done, plain.done, strict=False)
     return {
         "name": one.configuration.name,
         "options": asdict(one.configuration.options),
-        "turns": [asdict(turn) for turn in one.done],
-        "totals": turn_totals(one.done),
+        "turns": turns,
+        "totals": turn_totals(turns),
         "num_same": sum(turn.text == other.text for turn, other in pairs),
     }
 

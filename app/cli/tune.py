@@ -4,7 +4,7 @@ and prompts."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -32,8 +32,8 @@ from app.cli.run_arguments import (
 )
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
+from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
-from engine.experiments.tune.prompt_sets import FieldNames, TunePrompt, choose, read_prompt_set
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
 from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from engine.experiments.tune.checks import GridCheck, SettingError
     from engine.experiments.tune.confirm import Confirmed
     from engine.experiments.tune.on_server import ServerTuned
-    from engine.experiments.tune.tune import Tuned, TunePlan
+    from engine.experiments.tune.tune import TunePlan
     from engine.options import Prompt
     from engine.session import Session
 
@@ -243,16 +243,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
     files = {name: path.name for name, path in drafts.items()}
     plan = TunePlan(prompts, base, drafters, args.pairs, args.spec_synth_rates, files)
-    tuned = tune(session, plan, texts, tell)
+    data = tune(session, plan, texts, tell)
     if args.trials:
-        tuned.data["trials"] = _trials(args, session, texts, base, tuned)
-    printed = deliver_report(args, lambda command: tune_report(tuned.data, command))
+        data["trials"] = _trials(args, session, texts, base, data)
+    printed = deliver_report(args, lambda command: tune_report(data, command))
     if not printed:
-        print_lines(text_lines(findings(tune_report(tuned.data))))
+        print_lines(text_lines(findings(tune_report(data))))
     if args.check_grid:
-        grid = _check_grid(session, plan, texts, tuned)
+        grid = _check_grid(session, plan, texts, data)
         print_lines(("", *grid_lines(grid)))
-    _write(args, tuned, target)
+    _write(args, data)
     return 0
 
 
@@ -286,11 +286,11 @@ def _table_lines(table: ReportTable) -> Iterator[str]:
         yield f"  {'  '.join(cells)}".rstrip()
 
 
-def _prompts(args: argparse.Namespace) -> list[TunePrompt]:
+def _prompts(args: argparse.Namespace) -> list[NamedPrompt]:
     name = set_name(args, SUITES)
     path = SUITES.get(name) or Path(name)
-    fields = FieldNames(args.prompt_field, args.name_field, args.category_field)
-    return choose(read_prompt_set(path, fields), args.limit, args.seed)
+    fields = (args.prompt_field, args.name_field, args.category_field)
+    return choose(read_prompts(path, fields), args.limit, args.seed)
 
 
 def _base(args: argparse.Namespace) -> RunOptions:
@@ -310,7 +310,7 @@ def _check_drafters(args: argparse.Namespace) -> None:
 
 
 def _texts(
-    args: argparse.Namespace, session: Session, prompts: Sequence[TunePrompt]
+    args: argparse.Namespace, session: Session, prompts: Sequence[NamedPrompt]
 ) -> list[Prompt]:
     from app.cli.run import make_prompt
 
@@ -322,43 +322,45 @@ def _trials(
     session: Session,
     texts: Sequence[Prompt],
     base: RunOptions,
-    tuned: Tuned,
+    data: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     from engine.experiments.tune.confirm import search
     from engine.experiments.tune.lengths import drafting
+    from engine.experiments.tune.tune import chosen
 
     options = base
-    if tuned.chosen is not None:
-        options = drafting(base, tuned.chosen, rates=args.spec_synth_rates)
+    if (setting := chosen(data)) is not None:
+        options = drafting(base, setting, rates=args.spec_synth_rates)
     return search(session, texts, options, args.trials, tell)
 
 
 def _check_grid(
-    session: Session, plan: TunePlan, texts: Sequence[Prompt], tuned: Tuned
+    session: Session, plan: TunePlan, texts: Sequence[Prompt], data: dict[str, Any]
 ) -> GridCheck:
     from engine.experiments.tune.checks import check_grid
+    from engine.experiments.tune.tune import chosen
 
     found = check_grid(
         session,
         texts,
         plan.base,
         plan.drafters,
-        tuned.chosen,
+        chosen(data),
         pairs=plan.pairs,
         rates=plan.rates,
         report=tell,
     )
-    tuned.data["grid"] = grid_data(found)
+    data["grid"] = grid_data(found)
     return found
 
 
-def _write(args: argparse.Namespace, tuned: Tuned, target: Path) -> None:
+def _write(args: argparse.Namespace, data: Mapping[str, Any]) -> None:
     if args.json is not None:
-        write_json(args.json, tuned.data)
+        write_json(args.json, data)
     if args.out is not None:
         from engine.experiments.tune.tune import write_results
 
-        tell(f"results written to {write_results(tuned.data, args.out)}")
+        tell(f"results written to {write_results(data, args.out)}")
 
 
 _LINE = "{:<{width}} {:>10} {:>10} {:>7} {:>12} {:>12} {:>7}"

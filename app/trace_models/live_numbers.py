@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.run_columns import RoundRows
+from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance_of, timings_of, with_told
 
@@ -30,7 +30,7 @@ class LiveNumbers:
     @classmethod
     def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
         """The figures of one run so far."""
-        rows = RoundRows.select(store.rounds, run_id, None)
+        rows = RunColumns(store, "rounds", run_id)
         figures = with_told({**acceptance_of(rows), **timings_of(rows)}, store, run_id)
         told = cls.told(figures)
         n = len(store.rounds)

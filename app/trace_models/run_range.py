@@ -10,7 +10,7 @@ from app.trace_models.number_text import NOT_OBSERVED, significant
 from engine.analysis.run_cost import RunCost
 from engine.size_text import size_text
 from engine.trace.records import PHASES
-from engine.trace.run_columns import RoundRows, RunColumns
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import joint_counts, per_position
 
@@ -39,12 +39,11 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
     """Figures of the rounds after the prompts, in words, by label."""
     run = chosen.run
     rows = RunColumns(run.store, "rounds", run.run_id)
-    selected = RoundRows.select(run.store.rounds, run.run_id, None)
     number = rows["round"]
-    inside = (number >= chosen.first) & ~selected.is_prompt[: rows.n]
+    inside = (number >= chosen.first) & ~rows.is_prompt
     if chosen.last is not None:
         inside &= number <= chosen.last
-    steps = inside & selected.is_step[: rows.n]
+    steps = inside & rows.is_step
     drafted = rows["num_draft_tokens"][steps]
     accepted = np.clip(rows["num_accepted_draft_tokens"][steps], 0, drafted)
     emitted = int(np.maximum(rows["num_emitted"][inside], 0).sum())

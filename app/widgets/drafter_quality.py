@@ -19,12 +19,12 @@ from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
 from app.widgets.reliability_chart import RateChart, ReliabilityChart
+from engine.analysis.acceptance.counts import Survival
 from engine.analysis.draft_quality import (
     ASSUMPTIONS,
     LEAVES,
     DraftQuality,
     DraftReader,
-    Survival,
     WidthCost,
     by_drafter,
     width_cost,

@@ -3,6 +3,7 @@ with drafts and without, in alternation; and another run of the trace, for times
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -55,6 +56,15 @@ class PlainRatio:
         if self.is_shown:
             return f"{self.range_text} plain decoding in {self.n} pairs"
         return f"no difference to plain decoding shown ({self.range_text} in {self.n} pairs)"
+
+
+def sign_test(wins: int, n: int) -> float:
+    """Two-sided probability of at least so lopsided a result of n pairs, were both sides equally
+    likely to win each; exact, and 1 without any."""
+    if not n:
+        return 1.0
+    least = min(wins, n - wins)
+    return float(min(1.0, 2 * sum(math.comb(n, i) for i in range(least + 1)) / 2**n))
 
 
 def find_baseline(store: TraceStore, run_id: int) -> int | None:

@@ -19,11 +19,11 @@ listed in `ASSUMPTIONS`. What drafted trees bring (engine.draft.tree) is measure
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.analysis.acceptance.counts import Survival, wilson
 from engine.trace.records import EMITTED_KINDS, MISSING, N_TOP
 from engine.trace.run_columns import paired, places_of
 from engine.trace.run_ref import RunRef
@@ -160,33 +160,6 @@ class _Tokens:
         return np.where(known, rank, UNKNOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class Survival:
-    """By index in the draft, [K] each. judged: drafts whose token there was judged, int64.
-    accepted: those whose token was accepted, int64."""
-
-    judged: np.ndarray
-    accepted: np.ndarray
-
-    @classmethod
-    def of(cls, counts: np.ndarray) -> Survival:
-        """From counts[d, a], steps that drafted d and accepted a tokens, int64 [K + 1, K + 1]."""
-        n_max = len(counts) - 1
-        index = np.arange(n_max)
-        drafts_it = np.arange(n_max + 1)[None, :] > index[:, None]  # [K, lengths]
-        judged = np.array([counts[longer, i:].sum() for i, longer in enumerate(drafts_it)])
-        accepted = np.array([counts[longer, i + 1 :].sum() for i, longer in enumerate(drafts_it)])
-        return cls(judged.astype(np.int64), accepted.astype(np.int64))
-
-    @property
-    def rate(self) -> np.ndarray:
-        """Share of drafts accepted up to and with each index, float64 [K]; NaN from the first
-        index that no draft was judged at."""
-        steps = np.full(len(self.judged), np.nan)
-        np.divide(self.accepted, self.judged, out=steps, where=self.judged > 0)
-        return np.cumprod(steps)
-
-
 N_BINS = 10
 _Z = 1.96
 
@@ -239,10 +212,11 @@ class Calibration:
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Ends of the 95 % interval of each rate (Wilson), NaN where a bin is empty."""
-        n, rate = np.where(self.n, self.n, np.nan), self.rate
-        centre = (rate + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-        half = _Z / (1 + _Z**2 / n) * np.sqrt(rate * (1 - rate) / n + _Z**2 / (4 * n**2))
-        return centre - half, centre + half
+        counts = list(zip(self.accepted.tolist(), self.n.tolist(), strict=True))
+        low, high = (
+            np.array([wilson(k, n, z) if n else np.nan for k, n in counts]) for z in (-_Z, _Z)
+        )
+        return low, high
 
     @property
     def ece(self) -> float | None:
@@ -290,10 +264,8 @@ class TreeGain:
         return len(self.places)
 
 
-def tree_gains(
-    ranks: np.ndarray, n_steps: int, n_accepted: int, leaves: Sequence[int] = LEAVES
-) -> list[TreeGain]:
-    """Estimates for trees of this many leaves.
+def tree_gains(ranks: np.ndarray, n_steps: int, n_accepted: int) -> list[TreeGain]:
+    """Estimates for trees of LEAVES leaves.
 
     ranks[i, r - 1]: steps rejected at index i in which the target chose the candidate of rank r,
     int64 [K, N_TOP]; n_steps: steps that could be counted so, accepted or not; n_accepted: tokens
@@ -305,7 +277,7 @@ def tree_gains(
     order = np.argsort(-ranks, axis=None, kind="stable")
     order = order[ranks.flat[order] > 0]
     found = []
-    for n in leaves:
+    for n in LEAVES:
         best = order[: n - 1]
         index, rank = np.unravel_index(best, ranks.shape)
         places = tuple(zip(index.tolist(), (rank + 1).tolist(), strict=True))
@@ -413,7 +385,8 @@ class DraftQuality:
     @property
     def survival(self) -> Survival:
         """How far the drafts come."""
-        return Survival.of(self.counts)
+        drafted, accepted = np.nonzero(self.counts)
+        return Survival.of(drafted, accepted, self.counts[drafted, accepted])
 
     @property
     def n_rejections(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from engine.size_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES, POLICY
-from engine.trace.run_columns import RoundRows, RunColumns
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -104,8 +104,8 @@ class RunCost:
         """From the trace as it is now. first, last: the rounds that count, both included; None: to
         the end."""
         rows = RunColumns(run.store, "rounds", run.run_id)
-        later = ~RoundRows.select(run.store.rounds, run.run_id, None).is_prompt[: rows.n]
-        later &= (rows["round"] >= first) & (True if last is None else rows["round"] <= last)
+        later = ~rows.is_prompt & (rows["round"] >= first)
+        later &= True if last is None else rows["round"] <= last
         rounds, at = np.unique(rows["round"][later], return_inverse=True)
         is_known = bool((rows["rollback_path"][later] > 0).any())  # code 0: an empty text
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudit
+from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudit, drafted_rows
 from engine.draft.drafter import Drafter, DraftRequest
 from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS
 from engine.draft.tree import branches
 from engine.model.taps import TargetRows
-from engine.trace.records import MISSING
-from engine.trace.run_columns import RoundRows, RunColumns
+from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -126,22 +125,18 @@ class _Rounds:
         rounds = RunColumns(trace, "rounds", run_id)
         tokens = RunColumns(trace, "tokens", run_id)
         asked = RunColumns(trace, "drafts", run_id)
-        is_prompt = RoundRows.select(trace.rounds, run_id, None).is_prompt
         self.n_ctx = trace.runs[run_id].n_ctx or 0
         self.parts: dict[int, list[_Part]] = {}
         self.asked: dict[int, list[_Asked]] = {}
-        drafted: dict[tuple[int, int], list[int]] = {}
-        mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
-        columns = (tokens[name][mine].tolist() for name in ("round", "seq_id", "token_id"))
-        for number, seq, token in zip(*columns, strict=True):
-            drafted.setdefault((number, seq), []).append(token)
+        drafted = drafted_rows(tokens)
         counts = "num_accepted_draft_tokens", "num_target_tokens"
         names = "round", "seq_id", "pos0", "verify_width", *counts
         rows = zip(*(rounds[name].tolist() for name in names), strict=True)
         drafters = rounds.texts("drafter", np.arange(rounds.n))
         for i, (number, seq, pos0, width, n_accepted, n_own) in enumerate(rows):
-            n, its_tokens = max(n_accepted, 0) + n_own, drafted.get((number, seq), [])
-            is_first = bool(is_prompt[i])
+            n, mine = max(n_accepted, 0) + n_own, drafted.get((number, seq), [])
+            its_tokens = tokens["token_id"][mine].tolist()
+            is_first = bool(rounds.is_prompt[i])
             part = _Part(seq, pos0, width, is_first, drafters[i], its_tokens, n_accepted, n)
             self.parts.setdefault(number, []).append(part)
         everything = np.arange(asked.n)

@@ -13,7 +13,7 @@ import torch
 
 from engine.audit.draft_models import Candidates, DraftModel, Entries
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_columns import RoundRows, RunColumns
+from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 
 AHEAD, BEHIND, KEPT, SHIFTED, LAYERS, OTHER, DIFFERS = (
@@ -59,6 +59,17 @@ class RecordedDraft(NamedTuple):
     n_drafted: int = 0
 
 
+def drafted_rows(tokens: RunColumns) -> dict[tuple[int, int], list[int]]:
+    """Rows of drafted tokens by round and sequence, without those of a replay."""
+    mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
+    found: dict[tuple[int, int], list[int]] = {}
+    rows = np.flatnonzero(mine)
+    keys = zip(tokens["round"][rows].tolist(), tokens["seq_id"][rows].tolist(), strict=True)
+    for key, row in zip(keys, rows.tolist(), strict=True):
+        found.setdefault(key, []).append(row)
+    return found
+
+
 class RecordedDrafts:
     """What a trace says of the drafts of one run."""
 
@@ -66,23 +77,16 @@ class RecordedDrafts:
         self._rounds = RunColumns(trace, "rounds", run_id)
         self._tokens = RunColumns(trace, "tokens", run_id)
         self._asked = RunColumns(trace, "drafts", run_id)
-        self._is_prompt = RoundRows.select(trace.rounds, run_id, None).is_prompt[: self._rounds.n]
-        tokens = self._tokens
-        mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
-        self._by_round: dict[tuple[int, int], list[int]] = {}
-        rows = np.flatnonzero(mine)
-        keys = zip(tokens["round"][rows].tolist(), tokens["seq_id"][rows].tolist(), strict=True)
-        for key, row in zip(keys, rows.tolist(), strict=True):
-            self._by_round.setdefault(key, []).append(row)
+        self._by_round = drafted_rows(self._tokens)
 
     @property
     def n_rounds(self) -> int:
-        return int((~self._is_prompt).sum())
+        return int((~self._rounds.is_prompt).sum())
 
     @property
     def n_drafted(self) -> int:
         """Rounds with a draft, and those of which it is not known."""
-        return int((self._rounds["num_draft_tokens"][~self._is_prompt] != 0).sum())
+        return int((self._rounds["num_draft_tokens"][~self._rounds.is_prompt] != 0).sum())
 
     def of(self, drafter: str | None) -> dict[int, list[RecordedDraft]]:
         """The drafts of a drafter that were verified, by sequence. None: of every drafter, those of
@@ -94,7 +98,7 @@ class RecordedDrafts:
         else:
             is_own = rounds.is_text("drafter", drafter)
         found: dict[int, list[RecordedDraft]] = {}
-        for seq, rows in rounds.by_sequence(~self._is_prompt):
+        for seq, rows in rounds.by_sequence(~self._rounds.is_prompt):
             depths = [0, *rounds["rollback_depth"][rows[:-1]].tolist()]
             drafts = [
                 self._draft(row, seq, depth)
@@ -112,7 +116,7 @@ class RecordedDrafts:
 
     def starts(self, seq: int) -> list[int]:
         """Positions that the batches of a sequence's rounds begin at."""
-        mine = (self._rounds["seq_id"] == seq) & ~self._is_prompt
+        mine = (self._rounds["seq_id"] == seq) & ~self._rounds.is_prompt
         found: list[int] = self._rounds["pos0"][mine].tolist()
         return found
 

@@ -13,7 +13,7 @@ from engine.analysis.findings.check import record_findings
 from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_against
 from engine.batch import Span
 from engine.compare.free_lane import FreeLane
-from engine.compare.lane import ComparisonSetup, Follower, Lane, ReferenceRound
+from engine.compare.lane import Follower, Lane, LaneSetup, ReferenceRound
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, with_mode_lanes
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
@@ -37,7 +37,7 @@ from engine.run import Run
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
 from engine.session import Session
-from engine.trace.records import NOISE, PEER, PEER_NOISE, REFERENCE
+from engine.trace.records import NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.store import TraceStore
 
 
@@ -84,8 +84,18 @@ class Comparison:
         n_ctx = session.context(prompts, common)
         n_seqs = min(common.parallel, len(prompts))
         grammar = session.grammar(common)
-        setup = ComparisonSetup(
-            session, self.trace, prompts, n_seqs, n_ctx, llama_library, llama_settings, grammar
+        lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
+        setup = LaneSetup(
+            session,
+            self.trace,
+            prompts,
+            LaneSpec(REFERENCE, kind=REFERENCE),
+            lead,
+            n_seqs,
+            n_ctx,
+            llama_library=llama_library,
+            llama_settings=llama_settings,
+            grammar=grammar,
         )
         self._setup, self._options, self._bound = setup, common, bound
         self._drafter, self._draft_accept = drafter, draft_accept
@@ -109,29 +119,18 @@ class Comparison:
             setup.n_seqs,
         )
         self._chain.trim = partial(cut_draft, self._slots) if grammar else None
-        lead = replace(common, rollback="checkpoint", n_rs_seq=None, split="equal", kv="per-seq")
-        lane_options = [spec.options(common) for spec in specs]
-        planes = [
-            self._n_rs_seq(spec, mine)
-            for spec, mine in zip(specs, lane_options, strict=True)
-            if spec.llama
-        ]
+        lanes_of = [self._setup_of(spec) for spec in specs]
+        planes = [one.n_rs_seq for one in lanes_of if one.spec.llama]
         self._n_remembered = REMEMBERED * (max(planes, default=0) + 1) if planes else 0
         self._files = session.files
         self._followers: list[Follower] = []
         n_before = len(self.trace.runs)
         try:
-            self._reference = ReferenceLane(
-                setup,
-                LaneSpec(REFERENCE, kind=REFERENCE),
-                lead,
-                session.model,
-                taps=self._chain.taps,
-            )
+            self._reference = ReferenceLane(setup, session.model, self._chain.taps)
             self._reference.facts.drafters = self._chain.statistics
             leaders: dict[LaneMode, Lane] = {self._mode: self._reference}
-            for spec, mine in zip(specs, lane_options, strict=True):
-                self._followers.append(self._follower(spec, mine, leaders))
+            for one in lanes_of:
+                self._followers.append(self._follower(one, leaders))
         except BaseException as error:
             for follower in self._followers:
                 follower.end([])
@@ -231,47 +230,45 @@ class Comparison:
             raise OptionError("No drafter is chosen.", "Name one with --spec-type.")
         return drafters
 
-    def _follower(
-        self, spec: LaneSpec, options: RunOptions, leaders: dict[LaneMode, Lane]
-    ) -> Follower:
-        setup, session = self._setup, self._setup.session
+    def _follower(self, setup: LaneSetup, leaders: dict[LaneMode, Lane]) -> Follower:
+        spec, session = setup.spec, setup.session
         if spec.kind == PEER or spec is LLAMA_PLAIN_LANE:
-            return PeerLane(setup, spec, options, self._reference, self._n_remembered)
+            return PeerLane(setup, self._reference, self._n_remembered)
         if spec.llama:
             plain = next(one for one in self._followers if isinstance(one, PeerLane))
             if spec.kind == NOISE:
-                return LlamaNoiseLane(setup, spec, options, plain)
-            return LlamaRollbackLane(setup, spec, options, plain, self._n_rs_seq(spec, options))
+                return LlamaNoiseLane(setup, plain)
+            return LlamaRollbackLane(setup, plain)
         if spec.kind == PEER_NOISE:
-            return PeerNoiseLane(setup, spec, options, self._reference)
+            return PeerNoiseLane(setup, self._reference)
         mode = self._mode.of(spec)
         model = session.model_in(mode.compute)
         if spec.kind == REFERENCE:
-            lane = leaders[mode] = ModeLane(setup, spec, options, model, self._reference)
+            lane = leaders[mode] = ModeLane(setup, model, self._reference)
             return lane
         leader = leaders[mode]
         if spec.kind == NOISE:
-            return NoiseLane(setup, spec, options, model, leader)
-        n_rs_seq = self._n_rs_seq(spec, options)
+            return NoiseLane(setup, model, leader)
         if not spec.free:
             # the leader's tokens are decided: a replay that chose again could only leave them
-            options = replace(options, replay="trust")
-            if spec.forks:
-                return ForkLane(setup, spec, options, model, leader, n_rs_seq)
-            return PolicyLane(setup, spec, options, model, leader, n_rs_seq)
+            setup = replace(setup, options=replace(setup.options, replay="trust"))
+            return (ForkLane if spec.forks else PolicyLane)(setup, model, leader)
         if self._drafter:
             raise OptionError(
                 f"Lane {spec.name!r} drafts for itself and cannot share the drafter given.",
                 "Leave out `free`, or let the options name the drafter.",
             )
-        return FreeLane(setup, spec, options, model, leader, n_rs_seq, self._drafters())
+        return FreeLane(setup, model, leader, self._drafters())
 
-    def _n_rs_seq(self, spec: LaneSpec, options: RunOptions) -> int:
-        """Snapshot planes of a lane with these options."""
+    def _setup_of(self, spec: LaneSpec) -> LaneSetup:
+        """What a lane is made of; those that never roll back have no planes."""
+        options = spec.options(self._options)
         spec_types, n_max = options.spec.types, options.spec.n_max
         found = options.snapshots if spec_types else options.snapshots_for(n_max)
         # copies undo a batch as a whole
-        return found + (spec.forks and found > 0 and options.n_rs_seq is None)
+        found += spec.forks and found > 0 and options.n_rs_seq is None
+        n_rs_seq = found if spec.kind == POLICY or spec.llama else 0
+        return replace(self._setup, spec=spec, options=options, n_rs_seq=n_rs_seq)
 
     def _step(self) -> None:
         admitted = self._slots.admit()
@@ -414,7 +411,6 @@ class Comparison:
 def start_comparison(
     session: Session,
     scenario: Scenario,
-    trace: TraceStore | None = None,
     *,
     bound: float | None = None,
     llama_library: Path | None = None,
@@ -427,7 +423,6 @@ def start_comparison(
         prompts,
         scenario.options,
         scenario.lanes,
-        trace,
         bound=bound,
         draft_accept=scenario.draft_accept or None,
         llama_library=llama_library,
@@ -435,7 +430,7 @@ def start_comparison(
     )
 
 
-def start_run(session: Session, scenario: Scenario, trace: TraceStore | None = None) -> Run:
+def start_run(session: Session, scenario: Scenario) -> Run:
     """The run of a scenario without lanes. Raises OptionError and what Session.start raises."""
     prompts = [session.prompt(text) for text in scenario.prompts]
-    return session.start(prompts, scenario.options, trace)
+    return session.start(prompts, scenario.options)

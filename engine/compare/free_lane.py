@@ -11,14 +11,12 @@ from typing import Any
 import torch
 
 from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceLogits
-from engine.compare.lane import ComparisonSetup, EngineFollower, Lane, ReferenceRound
-from engine.compare.lane_spec import LaneSpec
+from engine.compare.lane import EngineFollower, Lane, LaneSetup, ReferenceRound
 from engine.decode.round import Round
 from engine.decode.scheduler import Scheduler
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
 from engine.model.hybrid import HybridModel
-from engine.options import RunOptions
 
 _Choice = tuple[Round, int]
 """A round and the index of one of its accepted tokens."""
@@ -40,16 +38,10 @@ class FreeLane(EngineFollower):
     has_trees = True
 
     def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        model: HybridModel,
-        leader: Lane,
-        n_rs_seq: int,
-        drafters: Sequence[Drafter],
+        self, setup: LaneSetup, model: HybridModel, leader: Lane, drafters: Sequence[Drafter]
     ) -> None:
-        super().__init__(setup, spec, options, model, leader, n_rs_seq)
+        super().__init__(setup, model, leader)
+        options = setup.options
         self.facts |= {"lane_free": True, "lane_forks": []}
         self._samples = options.spec.accept == "match"
         end_tokens = setup.session.tokenizer.eog_ids

@@ -82,16 +82,19 @@ def spans_alone(part: Round) -> list[Span]:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonSetup:
-    """What all lanes of a comparison have in common. n_seqs: sequences side by side.
-    llama_library: of the lanes of llama.cpp, None = an installed package. grammar: what every text
-    keeps to."""
+class LaneSetup:
+    """What a lane is made of: spec, options, n_rs_seq (its snapshot planes) are its own, all else
+    is the same in the lanes of a comparison. n_seqs: sequences side by side. llama_library: of the
+    lanes of llama.cpp, None = an installed package. grammar: what every text keeps to."""
 
     session: Session
     trace: TraceStore
     prompts: Sequence[Prompt]
+    spec: LaneSpec
+    options: RunOptions
     n_seqs: int
     n_ctx: int
+    n_rs_seq: int = 0
     llama_library: Path | None = None
     llama_settings: LlamaSettings = DEFAULT_SETTINGS
     grammar: Grammar | None = None
@@ -118,7 +121,8 @@ class Lane:
 
     round: ReferenceRound
 
-    def __init__(self, setup: ComparisonSetup, spec: LaneSpec, run_id: int) -> None:
+    def __init__(self, setup: LaneSetup, run_id: int) -> None:
+        spec = setup.spec
         self.name, self.run_id = spec.name, run_id
         self.facts = setup.trace.runs[run_id]
         self.facts |= {"lane": spec.name, "lane_kind": spec.kind, "lane_against": None}
@@ -185,21 +189,13 @@ class EngineLane(Lane):
 
     has_trees: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        model: HybridModel,
-        n_rs_seq: int = 0,
-        taps: Sequence[int] = (),
-    ) -> None:
-        session = setup.session
-        self.options = options
+    def __init__(self, setup: LaneSetup, model: HybridModel, taps: Sequence[int] = ()) -> None:
+        session, n_rs_seq = setup.session, setup.n_rs_seq
+        self.options = options = setup.options
         n_seqs = setup.n_seqs * (options.spec.n_branches if self.has_trees else 1)
         self.memory = session.make_memory(options, n_seqs, setup.n_ctx, n_rs_seq, model.device)
         run_id = session.begin_run(setup.trace, options, self.memory, n_rs_seq, model)
-        super().__init__(setup, spec, run_id)
+        super().__init__(setup, run_id)
         self._holders: dict[int, int] = {}
         holder = self._holders.__getitem__
         self._forward = Forward(
@@ -275,18 +271,10 @@ class Follower(Lane):
 class EngineFollower(EngineLane, Follower):
     """A following lane with a memory."""
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        model: HybridModel,
-        leader: Lane,
-        n_rs_seq: int = 0,
-    ) -> None:
-        super().__init__(setup, spec, options, model, n_rs_seq)
+    def __init__(self, setup: LaneSetup, model: HybridModel, leader: Lane) -> None:
+        super().__init__(setup, model)
         self._led_by(leader)
-        plain = replace(options, rollback="checkpoint", kv="per-seq", faults=())
+        plain = replace(setup.options, rollback="checkpoint", kv="per-seq", faults=())
         alone = partial(setup.session.make_memory, plain, 1, setup.n_ctx, 0, model.device)
         self._origin = StateOrigin(model, alone)
         self._least_wrong = max(LEAST, state_ceiling(model.compute))

@@ -21,7 +21,7 @@ import torch
 from engine.analysis.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
 from engine.batch import Span
 from engine.compare.divergence import ReferenceLogits
-from engine.compare.lane import ComparisonSetup, EngineFollower, EngineLane, Lane, ReferenceRound
+from engine.compare.lane import EngineFollower, EngineLane, Lane, LaneSetup, ReferenceRound
 from engine.compare.lane_spec import (
     LLAMA_NOISE_LANE,
     LLAMA_PLAIN_LANE,
@@ -105,18 +105,11 @@ class NoiseLane(EngineFollower):
     the fact noise_check says what noise is without that code (engine.compare.lanes).
     """
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        model: HybridModel,
-        leader: Lane,
-    ) -> None:
-        exact, session = model, setup.session
+    def __init__(self, setup: LaneSetup, model: HybridModel, leader: Lane) -> None:
+        exact, session, options = model, setup.session, setup.options
         if not options.batch_invariant:
             model = model.jittered(JITTER.get(model.compute, JITTER_ROUNDED))
-        super().__init__(setup, spec, options, model, leader)
+        super().__init__(setup, model, leader)
         self._drafting = session.make_memory(options, setup.n_seqs, setup.n_ctx, 0)
         rounds_states = options.state_types != StateTypes()
         mode = max(model.compute, "bf16" if rounds_states else "f32", key=logits_ceiling)

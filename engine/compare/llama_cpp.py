@@ -1,39 +1,23 @@
 """llama.cpp through ctypes: what llama_driver.cpp does, where it cannot be compiled.
 
 A build without headers (a wheel) or a machine without a compiler has this process in place of the
-driver; it answers the same commands. The parameter structures are known by a table of layouts, of
-which one is chosen by the size that the library writes and by the defaults that it gives. It
-imports numpy and no torch.
+driver; it answers the same commands. It imports numpy and no torch.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from ctypes import (
-    POINTER,
-    Structure,
-    c_bool,
-    c_char_p,
-    c_float,
-    c_int8,
-    c_int32,
-    c_int64,
-    c_size_t,
-    c_uint8,
-    c_uint32,
-    c_uint64,
-    c_void_p,
-)
+from ctypes import c_int32, c_size_t, c_uint8, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from engine.compare.llama_api import GET_NEXTN, SET_NEXTN, CommandError, EvalCallback, LlamaApi
 from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
 from engine.errors import DraftscopeError, OptionError
 
@@ -41,7 +25,6 @@ WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2
 """What is saved of a sequence: everything; the recurrent states; and those in buffers of the
 device, of which the library keeps one per sequence and hands out a few bytes."""
 _LOUD = 4  # GGML_LOG_LEVEL_ERROR
-_ROOM = 1 << 14
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _MOST_NODE = 1 << 28
 
@@ -68,246 +51,6 @@ NODE = np.dtype(
     ]
 )
 """A node of a traced graph: `struct node` of llama_driver.cpp."""
-
-
-class CommandError(Exception):
-    """A command that was refused. kind: build, model, full, library or option."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
-_MODEL_HEAD = [
-    *_fields(c_void_p, "devices tensor_buft_overrides"),
-    *_fields(c_int32, "n_gpu_layers split_mode"),
-]
-_MODEL_TAIL = [
-    *_fields(c_void_p, "tensor_split progress progress_data kv_overrides"),
-    *_fields(c_bool, "vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp"),
-]
-_CONTEXT_HEAD = [
-    *_fields(c_uint32, "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_per_seq"),
-    *_fields(c_int32, "n_threads n_threads_batch ctx_type"),
-    *_fields(c_int32, "rope_scaling_type pooling_type attention_type flash_attn_type"),
-    *_fields(c_float, "rope_base rope_scale yarn_ext yarn_attn yarn_beta_fast yarn_beta_slow"),
-    *_fields(c_uint32, "yarn_orig_ctx"),
-    *_fields(c_float, "defrag_thold"),
-    *_fields(c_void_p, "cb_eval cb_eval_user_data"),
-    *_fields(c_int32, "type_k type_v"),
-    *_fields(c_void_p, "abort abort_data"),
-]
-_CONTEXT_TAIL = [
-    *_fields(c_bool, "embeddings offload_kqv no_perf op_offload swa_full kv_unified"),
-    *_fields(c_void_p, "samplers"),
-    *_fields(c_size_t, "n_samplers"),
-    *_fields(c_void_p, "ctx_other"),
-]
-_MODEL_DEFAULTS = {"n_gpu_layers": -1, "split_mode": 1, "use_extra_bufts": True, "no_host": False}
-_CONTEXT_DEFAULTS = {
-    "n_seq_max": 1,
-    "rope_scaling_type": -1,
-    "pooling_type": -1,
-    "attention_type": -1,
-    "flash_attn_type": -1,
-    "type_k": 1,
-    "type_v": 1,
-    "offload_kqv": True,
-    "op_offload": True,
-    "kv_unified": False,
-}
-LAYOUTS: dict[str, tuple[dict[str, Any], tuple[list[tuple[str, Any]], ...]]] = {
-    "llama_model_default_params": (
-        _MODEL_DEFAULTS,
-        (
-            [*_MODEL_HEAD, ("load_mode", c_int32), ("main_gpu", c_int32), *_MODEL_TAIL],
-            [*_MODEL_HEAD, *_fields(c_int32, "load_mode lazy_mode main_gpu"), *_MODEL_TAIL],
-        ),
-    ),
-    "llama_context_default_params": (
-        _CONTEXT_DEFAULTS,
-        (
-            [*_CONTEXT_HEAD, *_CONTEXT_TAIL],
-            [*_CONTEXT_HEAD, ("moe_cache_size", c_uint64), *_CONTEXT_TAIL],
-        ),
-    ),
-}
-"""Defaults that every layout has, and the fields of each layout, of llama.cpp from August 2026: the
-model's of 72 and 80 bytes, the context's of 160 and 168."""
-
-
-class _Batch(Structure):
-    _fields_ = (
-        ("n_tokens", c_int32),
-        ("token", POINTER(c_int32)),
-        ("embd", c_void_p),
-        ("pos", POINTER(c_int32)),
-        ("n_seq_id", POINTER(c_int32)),
-        ("seq_id", POINTER(POINTER(c_int32))),
-        ("logits", POINTER(c_int8)),
-    )
-
-
-class _Tensor(Structure):
-    """The head of a ggml_tensor, which is all that a trace needs."""
-
-    _fields_ = (("type", c_int32), ("buffer", c_void_p), ("ne", c_int64 * 4), ("nb", c_size_t * 4))
-
-
-_LogCallback = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
-_EvalCallback = ctypes.CFUNCTYPE(c_bool, POINTER(_Tensor), c_bool, c_void_p)
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "llama_backend_init": (None, []),
-    "llama_log_set": (None, [_LogCallback, c_void_p]),
-    "llama_print_system_info": (c_char_p, []),
-    "llama_model_free": (None, [c_void_p]),
-    "llama_model_get_vocab": (c_void_p, [c_void_p]),
-    "llama_vocab_n_tokens": (c_int32, [c_void_p]),
-    "llama_model_n_layer": (c_int32, [c_void_p]),
-    "llama_model_n_embd": (c_int32, [c_void_p]),
-    "llama_model_size": (c_uint64, [c_void_p]),
-    "llama_free": (None, [c_void_p]),
-    "llama_n_batch": (c_uint32, [c_void_p]),
-    "llama_n_ctx": (c_uint32, [c_void_p]),
-    "llama_n_seq_max": (c_uint32, [c_void_p]),
-    "llama_n_rs_seq": (c_uint32, [c_void_p]),
-    "llama_get_memory": (c_void_p, [c_void_p]),
-    "llama_batch_init": (_Batch, [c_int32, c_int32, c_int32]),
-    "llama_batch_free": (None, [_Batch]),
-    "llama_decode": (c_int32, [c_void_p, _Batch]),
-    "llama_get_logits_ith": (POINTER(c_float), [c_void_p, c_int32]),
-    "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
-    "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
-    "llama_memory_seq_keep": (None, [c_void_p, c_int32]),
-    "llama_memory_seq_add": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
-    "llama_memory_seq_pos_min": (c_int32, [c_void_p, c_int32]),
-    "llama_memory_seq_pos_max": (c_int32, [c_void_p, c_int32]),
-    "llama_state_seq_get_size_ext": (c_size_t, [c_void_p, c_int32, c_uint32]),
-    "llama_state_seq_get_data_ext": (
-        c_size_t,
-        [c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32],
-    ),
-    "llama_state_seq_set_data_ext": (
-        c_size_t,
-        [c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32],
-    ),
-    "llama_state_seq_save_file": (
-        c_size_t,
-        [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_size_t],
-    ),
-    "llama_state_seq_load_file": (
-        c_size_t,
-        [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_size_t, POINTER(c_size_t)],
-    ),
-    "ggml_backend_dev_count": (c_size_t, []),
-    "ggml_backend_dev_get": (c_void_p, [c_size_t]),
-    "ggml_backend_dev_name": (c_char_p, [c_void_p]),
-    "ggml_backend_dev_description": (c_char_p, [c_void_p]),
-    "ggml_backend_dev_by_name": (c_void_p, [c_char_p]),
-    "ggml_backend_load_all": (None, []),
-    "ggml_backend_tensor_get": (None, [POINTER(_Tensor), c_void_p, c_size_t, c_size_t]),
-    "ggml_get_name": (c_char_p, [POINTER(_Tensor)]),
-    "ggml_op_desc": (c_char_p, [POINTER(_Tensor)]),
-    "ggml_nbytes": (c_size_t, [POINTER(_Tensor)]),
-}
-_SET_NEXTN = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
-_GET_NEXTN = "_Z26llama_get_embeddings_nextnP13llama_context"
-_OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
-    "llama_version": (c_char_p, []),
-    "ggml_commit": (c_char_p, []),
-    # the rows that an MTP block reads, which are of a staging interface in C++
-    _SET_NEXTN: (None, [c_void_p, c_bool, c_bool]),
-    _GET_NEXTN: (POINTER(c_float), [c_void_p]),
-}
-
-
-class LlamaApi:
-    """The functions of a library, called as in C. Raises CommandError for a library that cannot
-    be loaded, lacks one of them, or has parameters of a layout that is not known."""
-
-    def __init__(self, library: Path) -> None:
-        try:
-            self._library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-            self._siblings = [
-                ctypes.CDLL(str(path))
-                for stem in ("libggml", "libggml-base")
-                for path in sorted(library.parent.glob(f"{stem}.*"))[:1]
-            ]
-            for name, (result, arguments) in (_FUNCTIONS | _OPTIONAL).items():
-                self._declare(name, result, arguments)
-            self._model_params, self._context_params = map(self._layout, LAYOUTS)
-        except (AttributeError, OSError) as error:
-            raise CommandError(
-                "build", f"The library {library.name} cannot be used: {error}"
-            ) from error
-        self._load = self._function("llama_model_load_from_file")
-        self._load.restype, self._load.argtypes = c_void_p, [c_char_p, self._model_params]
-        self._init = self._function("llama_init_from_model")
-        self._init.restype, self._init.argtypes = c_void_p, [c_void_p, self._context_params]
-        self.llama_model_load_from_file, self.llama_init_from_model = self._load, self._init
-        self.llama_log_callback = _LogCallback
-
-    def llama_model_default_params(self) -> Any:
-        return self._defaults("llama_model_default_params", self._model_params)
-
-    def llama_context_default_params(self) -> Any:
-        return self._defaults("llama_context_default_params", self._context_params)
-
-    def _function(self, name: str) -> Any:
-        for library in (self._library, *self._siblings):
-            if hasattr(library, name):
-                return getattr(library, name)
-        raise AttributeError(f"it has no {name}")
-
-    def _declare(self, name: str, result: Any, arguments: list[Any]) -> None:
-        try:
-            found = self._function(name)
-        except AttributeError:
-            if name in _OPTIONAL:
-                return
-            raise
-        found.restype, found.argtypes = result, arguments
-        setattr(self, name, found)
-
-    def _defaults(self, name: str, kind: type[Structure]) -> Structure:
-        function = self._function(name)
-        function.restype, function.argtypes = kind, []
-        found: Structure = function()
-        return found
-
-    def _layout(self, name: str) -> type[Structure]:
-        defaults, layouts = LAYOUTS[name]
-        written, tried = self._n_written(name), []
-        for fields in layouts:
-            kind = type(name, (Structure,), {"_fields_": fields})
-            size = ctypes.sizeof(kind)
-            tried.append(str(size))
-            if written is not None and not size - 8 < written <= size:
-                continue
-            values = self._defaults(name, kind)
-            if all(getattr(values, field) == value for field, value in defaults.items()):
-                return kind
-        found = "" if written is None else f" ({written} bytes; known are {' and '.join(tried)})"
-        raise OSError(f"it gives parameters of an unknown layout from {name}{found}")
-
-    def _n_written(self, name: str) -> int | None:
-        """Bytes up to the last one that a function returning a structure writes. None where the
-        calling convention hides it: here the caller passes the place as the first argument."""
-        if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
-            return None
-        function = self._function(name)
-        function.restype, function.argtypes = None, [c_void_p]
-        seen = []
-        for fill in (0xA5, 0x5A):
-            buffer = (ctypes.c_ubyte * _ROOM)(*[fill] * _ROOM)
-            function(buffer)
-            seen.append(bytes(buffer))
-        same = [i for i, (a, b) in enumerate(zip(*seen, strict=True)) if a == b]
-        return same[-1] + 1 if same else 0
 
 
 class _Context(NamedTuple):
@@ -406,7 +149,7 @@ class LlamaCommands:
         if mtp:
             settings.ctx_type = 1
         if other >= 0:
-            if not hasattr(api, _SET_NEXTN):
+            if not hasattr(api, SET_NEXTN):
                 raise CommandError("option", "this build has no rows for MTP blocks")
             settings.ctx_other = self._context(other).handle
         trace = _Trace(api) if traced else None
@@ -417,8 +160,8 @@ class LlamaCommands:
         if not handle:
             raise CommandError("model", self._why())
         if other >= 0:
-            getattr(api, _SET_NEXTN)(self._context(other).handle, True, False)
-            getattr(api, _SET_NEXTN)(handle, True, True)
+            getattr(api, SET_NEXTN)(self._context(other).handle, True, False)
+            getattr(api, SET_NEXTN)(handle, True, True)
         width = int(api.llama_n_batch(handle))
         batch, (owner, n_vocab) = api.llama_batch_init(width, 0, 1), self._models[model]
         memory, n_embd = api.llama_get_memory(handle), int(api.llama_model_n_embd(owner))
@@ -475,7 +218,7 @@ class LlamaCommands:
 
     def nextn(self, number: int, n: int) -> list[Value]:
         api, context = self._api, self._context(number)
-        rows = getattr(api, _GET_NEXTN)(context.handle) if hasattr(api, _GET_NEXTN) else None
+        rows = getattr(api, GET_NEXTN)(context.handle) if hasattr(api, GET_NEXTN) else None
         if not rows or not 0 < n <= context.batch.n_tokens:
             raise CommandError("option", "no context at the side reads these rows")
         found = np.ctypeslib.as_array(rows, (context.batch.n_tokens, context.n_embd))
@@ -572,7 +315,7 @@ class _Trace:
         self._api, self._limit = api, 0
         self._nodes: list[np.ndarray] = []
         self._values: list[bytes] = []
-        self.callback = _EvalCallback(self._observe)
+        self.callback = EvalCallback(self._observe)
 
     def begin(self, limit: int) -> None:
         """Keep the nodes of the next decode, at most `limit` values of each."""

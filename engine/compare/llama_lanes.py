@@ -7,17 +7,18 @@ lane had, and is in the `memory` table.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from engine.compare.divergence import LogitsDifference, MemoryDifference
-from engine.compare.lane import ComparisonSetup, ReferenceRound
-from engine.compare.lane_spec import LaneSpec, LlamaRollback
+from engine.compare.lane import LaneSetup, ReferenceRound
+from engine.compare.lane_spec import LlamaRollback
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
 from engine.compare.peer_lane import LlamaLane, PeerLane
 from engine.compare.state_blob import state_difference
 from engine.decode.round import Round
 from engine.errors import OptionError, RollbackRefusedError
-from engine.options import RunOptions
 from engine.trace.records import MISSING, NOISE, POLICY
 
 MARGIN = 3.0
@@ -30,15 +31,8 @@ after the batch before it."""
 class _JudgedByPlain(LlamaLane):
     """A lane measured against the plain lane of llama.cpp, whose engine it uses."""
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        plain: PeerLane,
-        n_rs_seq: int,
-    ) -> None:
-        super().__init__(setup, spec, options, plain, plain.engine, n_rs_seq)
+    def __init__(self, setup: LaneSetup, plain: PeerLane) -> None:
+        super().__init__(setup, plain, plain.engine)
         self.plain = plain
         self.facts.lane_margin = MARGIN
 
@@ -76,13 +70,11 @@ class LlamaNoiseLane(_JudgedByPlain):
     and drifts as they do; its states are those that are compared.
     """
 
-    def __init__(
-        self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, plain: PeerLane
-    ) -> None:
-        super().__init__(setup, spec, options, plain, 0)
+    def __init__(self, setup: LaneSetup, plain: PeerLane) -> None:
+        super().__init__(replace(setup, n_rs_seq=0), plain)
         self.facts.lane_kind = NOISE
         self._verifying, _ = self.engine.open_context(
-            setup.n_seqs, setup.n_ctx, options.n_ubatch, 0, self.n_threads
+            setup.n_seqs, setup.n_ctx, setup.options.n_ubatch, 0, self.n_threads
         )
 
     def forget(self, seq: int) -> None:
@@ -116,14 +108,8 @@ class LlamaRollbackLane(_JudgedByPlain):
     What is refused stops the lane: nothing is restored in its place.
     """
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        plain: PeerLane,
-        n_rs_seq: int,
-    ) -> None:
+    def __init__(self, setup: LaneSetup, plain: PeerLane) -> None:
+        spec, options, n_rs_seq = setup.spec, setup.options, setup.n_rs_seq
         assert spec.llama is not None
         self._way: LlamaRollback = spec.llama
         by_planes = self._way.by == "planes"
@@ -138,7 +124,7 @@ class LlamaRollbackLane(_JudgedByPlain):
                 f"Lane {spec.name!r} reads the planes of one sequence alone.",
                 "Give one prompt, or leave show-planes out.",
             )
-        super().__init__(setup, spec, options, plain, n_rs_seq if by_planes else 0)
+        super().__init__(setup if by_planes else replace(setup, n_rs_seq=0), plain)
         self.facts.lane_kind = POLICY
         self._rule = options.spec.accept
         self._slots: dict[int, dict[int, tuple[str, int | None]]] = {}

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 
 from engine.compare.lane import (
-    ComparisonSetup,
     EngineFollower,
     Follower,
     Lane,
+    LaneSetup,
     ReferenceRound,
     spans_alone,
 )
-from engine.compare.lane_spec import LaneSpec
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
@@ -28,7 +27,6 @@ from engine.errors import PeerLibraryError, StateBlobError
 from engine.model.mixers import layout_of
 from engine.model.parts.attention import RINGS
 from engine.model.recurrence import StateKey
-from engine.options import RunOptions
 from engine.options.llama_cpp import LlamaSettings
 from engine.trace.facts import SourceFacts
 from engine.trace.writer import TraceWriter
@@ -45,20 +43,12 @@ class LlamaLane(Follower):
     """A lane that llama.cpp decodes, in a context of its own; nothing is known of its memory but
     what a lane asks for."""
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        leader: Lane,
-        engine: LlamaEngine,
-        n_rs_seq: int = 0,
-    ) -> None:
-        session, self.engine = setup.session, engine
+    def __init__(self, setup: LaneSetup, leader: Lane, engine: LlamaEngine) -> None:
+        session, options, self.engine = setup.session, setup.options, engine
         version = engine.version()
         self.n_threads = torch.get_num_threads()
         self.context, self.n_rs_seq = engine.open_context(
-            setup.n_seqs, setup.n_ctx, options.n_ubatch, n_rs_seq, self.n_threads
+            setup.n_seqs, setup.n_ctx, options.n_ubatch, setup.n_rs_seq, self.n_threads
         )
         self.layout, self._n_layers = layout_of(session.config), engine.n_layers
         writer = TraceWriter.begin(
@@ -76,7 +66,7 @@ class LlamaLane(Follower):
                 "weight_bytes": engine.n_bytes,
             },
         )
-        super().__init__(setup, spec, writer.run_id)
+        super().__init__(setup, writer.run_id)
         self.writer = writer
         self._led_by(leader)
 
@@ -124,20 +114,13 @@ class PeerLane(LlamaLane):
     last round. states: what it holds of each sequence now.
     """
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        leader: Lane,
-        n_remembered: int = 0,
-    ) -> None:
+    def __init__(self, setup: LaneSetup, leader: Lane, n_remembered: int = 0) -> None:
         """n_remembered: positions whose states are kept, 0 for a lane that leads no others."""
         engine = open_llama(
             setup.session.unchanged_path(), setup.llama_library, setup.llama_settings
         )
         try:
-            super().__init__(setup, spec, options, leader, engine)
+            super().__init__(setup, leader, engine)
         except BaseException:
             engine.close()
             raise
@@ -199,15 +182,13 @@ class PeerNoiseLane(EngineFollower):
     than sums differ: what rounding itself tips, it tips as the peer does.
     """
 
-    def __init__(
-        self, setup: ComparisonSetup, spec: LaneSpec, options: RunOptions, leader: Lane
-    ) -> None:
-        session = setup.session
+    def __init__(self, setup: LaneSetup, leader: Lane) -> None:
+        session, spec = setup.session, setup.spec
         rounds = set(session.info.quant_mix) != {"F32"}
         model = session.model_as_llama_cpp()
         jitter = JITTER_ROUNDED if rounds and spec.seed != _FINE else JITTER["f32"]
         model = model.jittered(jitter, spec.seed)
-        super().__init__(setup, spec, options, model, leader)
+        super().__init__(setup, model, leader)
         self.facts.compute = f"{model.compute}, activations rounded as in llama.cpp"
 
     def _follow(self, round_: ReferenceRound) -> None:

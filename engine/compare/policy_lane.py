@@ -18,14 +18,12 @@ from engine.compare.divergence import (
     ReferenceLogits,
     ReferenceMemory,
 )
-from engine.compare.lane import ComparisonSetup, EngineFollower, Lane, ReferenceRound
-from engine.compare.lane_spec import LaneSpec
+from engine.compare.lane import EngineFollower, Lane, LaneSetup, ReferenceRound
 from engine.decode.forward import Forward
 from engine.decode.round import Round
 from engine.decode.verify_loop import VerifyLoop, pending_of
 from engine.draft.drafter import Draft
 from engine.model.hybrid import HybridModel
-from engine.options import RunOptions
 
 
 class PolicyLane(EngineFollower):
@@ -33,17 +31,9 @@ class PolicyLane(EngineFollower):
 
     has_trees = True
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        model: HybridModel,
-        leader: Lane,
-        n_rs_seq: int,
-    ) -> None:
-        super().__init__(setup, spec, options, model, leader, n_rs_seq)
-        self._loop = VerifyLoop(self._forward, options, self._take_over, branch=self._branch)
+    def __init__(self, setup: LaneSetup, model: HybridModel, leader: Lane) -> None:
+        super().__init__(setup, model, leader)
+        self._loop = VerifyLoop(self._forward, self.options, self._take_over, branch=self._branch)
         self._parts: dict[int, Round] = {}
         """What the leader did, by the memory sequence that verifies it."""
 
@@ -144,19 +134,10 @@ class ForkLane(PolicyLane):
 
     has_trees = False
 
-    def __init__(
-        self,
-        setup: ComparisonSetup,
-        spec: LaneSpec,
-        options: RunOptions,
-        model: HybridModel,
-        leader: Lane,
-        n_rs_seq: int,
-    ) -> None:
+    def __init__(self, setup: LaneSetup, model: HybridModel, leader: Lane) -> None:
         self._n_texts = setup.n_seqs
-        wide = replace(setup, n_seqs=setup.n_seqs * (1 + N_COPIES))
-        super().__init__(wide, spec, options, model, leader, n_rs_seq)
-        short = replace(options, n_ubatch=_SHORT_UBATCH)
+        super().__init__(replace(setup, n_seqs=setup.n_seqs * (1 + N_COPIES)), model, leader)
+        short = replace(self.options, n_ubatch=_SHORT_UBATCH)
         holder = self._holders.__getitem__
         forward = Forward(model, self.memory, short, self._recorder, holder)
         self._short = VerifyLoop(forward, short, self._take_over)

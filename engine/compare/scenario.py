@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -29,29 +29,15 @@ class Scenario:
     over; empty = the drafters of the options. expects: rules that fire.
     """
 
-    name: str
-    title: str
-    about: str
-    prompts: tuple[str, ...]
-    options: RunOptions
-    lanes: tuple[LaneSpec, ...]
-    draft_accept: tuple[int, ...]
-    expects: tuple[str, ...]
-    symptom: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _ScenarioFile:
-    """The keys of a file."""
-
     title: str
     about: str
     prompts: tuple[str, ...]
     options: RunOptions = RunOptions()  # noqa: RUF009 - frozen
-    lanes: tuple[str, ...] = ()
+    lanes: tuple[LaneSpec, ...] = ()
     draft_accept: tuple[int, ...] = ()
     expects: tuple[str, ...] = ()
     symptom: str = ""
+    name: str = ""
 
 
 def scenarios(folder: Path) -> tuple[Scenario, ...]:
@@ -69,34 +55,21 @@ def find_scenario(folder: Path, name: str) -> Scenario:
 
 def read_scenario(path: Path) -> Scenario:
     """One scenario. Raises OptionError, naming file and key."""
-    file = filled(_ScenarioFile, user_text(path, _MOST_BYTES), path)
-    if not file.prompts or not all(file.prompts):
+    found = filled(Scenario, user_text(path, _MOST_BYTES), path)
+    if not found.prompts or not all(found.prompts):
         raise wrong(path, "prompts", "is empty")
-    if file.draft_accept and not file.lanes:
+    if found.draft_accept and not found.lanes:
         raise wrong(path, "draft_accept", "needs lanes")
-    for rule in file.expects:
+    for rule in found.expects:
         if rule not in RULES:
             raise wrong(path, "expects", f"names {rule!r}, which is not a rule")
-    try:
-        lanes = tuple(LaneSpec.parse(text) for text in file.lanes)
-    except OptionError as error:
-        raise wrong(path, "lanes", f"is wrong: {error.message}") from error
-    return Scenario(
-        path.stem,
-        file.title,
-        file.about,
-        file.prompts,
-        file.options,
-        (NOISE_LANE, *lanes) if lanes else (),
-        file.draft_accept,
-        file.expects,
-        file.symptom,
-    )
+    lanes = (NOISE_LANE, *found.lanes) if found.lanes else ()
+    return replace(found, name=path.stem, lanes=lanes)
 
 
 def filled(cls: type[_T], text: str, path: Path) -> _T:
-    """A dataclass from a TOML text whose keys are its fields. Raises OptionError, naming file and
-    key, or the line of what is not TOML."""
+    """A dataclass from a TOML text whose keys are its fields, but for `name`. Raises OptionError,
+    naming file and key, or the line of what is not TOML."""
     try:
         table = parse_toml(text)
     except (ValueError, RecursionError) as error:
@@ -105,7 +78,7 @@ def filled(cls: type[_T], text: str, path: Path) -> _T:
 
 
 def _filled(cls: type[_T], table: dict[str, Any], path: Path, prefix: str) -> _T:
-    hints, names = get_type_hints(cls), [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    hints, names = get_type_hints(cls), [f.name for f in fields(cls) if f.name != "name"]  # type: ignore[arg-type]
     values = {}
     for key, value in table.items():
         if key not in names:
@@ -120,6 +93,12 @@ def _filled(cls: type[_T], table: dict[str, Any], path: Path, prefix: str) -> _T
 
 
 def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
+    if hint is LaneSpec:
+        text = _value(str, value, path, key)
+        try:
+            return LaneSpec.parse(text)
+        except OptionError as error:
+            raise wrong(path, key, f"is wrong: {error.message}") from error
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, dict):
             raise wrong(path, key, "is not a table")

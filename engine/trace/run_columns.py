@@ -1,24 +1,29 @@
-"""Columns of a run, and the rows of `rounds` that figures are computed from."""
+"""Columns of a run, and which of its rounds decode a prompt or verify a draft."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from engine.trace.records import MISSING, PHASES
-from engine.trace.store import Table, TraceStore
+from engine.trace.records import MISSING
+from engine.trace.store import TraceStore
 
 
 class RunColumns:
-    """The rows of one run in one table, as many as there are now, n; columns are cut out when they
-    are asked for."""
+    """The rows of one run in one table, or of one of its sequences, as many as there are now, n;
+    columns are cut out when they are asked for."""
 
-    def __init__(self, store: TraceStore, table: str, run_id: int) -> None:
+    def __init__(
+        self, store: TraceStore, table: str, run_id: int, seq_id: int | None = None
+    ) -> None:
         self._table, self._pool = store.tables[table], store.text_pool
         self._n = len(self._table)
-        mine = np.flatnonzero(self._table.column("run_id", 0, self._n) == run_id)
+        chosen = self._table.column("run_id", 0, self._n) == run_id
+        if seq_id is not None:
+            chosen &= self._table.column("seq_id", 0, self._n) == seq_id
+        mine = np.flatnonzero(chosen)
         self._mine: slice | np.ndarray = mine
         if mine.size and int(mine[-1]) - int(mine[0]) + 1 == mine.size:
             self._mine = slice(int(mine[0]), int(mine[-1]) + 1)
@@ -49,6 +54,47 @@ class RunColumns:
         for part in np.split(rows[order], starts[1:]) if rows.size else ():
             yield int(self["seq_id"][part[0]]), part
 
+    # -- of `rounds` ---------------------------------------------------------------------------
+
+    @cached_property
+    def is_prompt(self) -> np.ndarray:
+        """The first row of every sequence, and those without a draft count before it emits a token:
+        bool [n]."""
+        order, starts, counts = self._sequences
+        emits, drafted = self["num_emitted"][order] > 0, self["num_draft_tokens"][order]
+        n_before = np.cumsum(emits) - emits
+        found = (n_before == np.repeat(n_before[starts], counts)) & (drafted == MISSING)
+        found[starts] = True
+        is_prompt = np.empty(self.n, bool)
+        is_prompt[order] = found
+        return is_prompt
+
+    @property
+    def has_draft(self) -> np.ndarray:
+        """Rows after the prompt that drafted, several rounds in one row among them: bool [n]."""
+        return (self["num_draft_tokens"] > 0) & ~self.is_prompt
+
+    @property
+    def is_step(self) -> np.ndarray:
+        """Rows that are one verification of a draft: bool [n]."""
+        return self.has_draft & (self["n_merged"] == MISSING)
+
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row indices of each sequence's first row, last prompt row and last row, sequences in the
+        same order: [n sequences] each."""
+        order, starts, counts = self._sequences
+        prompt = np.where(self.is_prompt[order], np.arange(self.n), -1)
+        prompt_end = np.maximum.reduceat(prompt, starts) if len(starts) else starts
+        return order[starts], order[prompt_end], order[starts + counts - 1]
+
+    @cached_property
+    def _sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows by sequence, and where each begins among them and how many it has."""
+        order = np.argsort(self["seq_id"], kind="stable")
+        _, starts, counts = np.unique(self["seq_id"][order], return_index=True, return_counts=True)
+        return order, starts, counts
+
 
 def paired(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     """One number for each pair, int64 [n]; low: below 2 ** 31."""
@@ -67,97 +113,3 @@ def places_of(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     order = np.argsort(keys, kind="stable")
     at = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
     return np.where(keys[at] == wanted, at, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRows:
-    """The chosen rows of `rounds`, [n] each, in the order they were written.
-
-    is_prompt: bool [n]. first, prompt_end, last: row indices of each sequence's first row, last
-    prompt row and last row, sequences in the same order: [n sequences].
-    """
-
-    run_id: np.ndarray
-    t_ms: np.ndarray
-    verify_ms: np.ndarray
-    pos0: np.ndarray
-    num_drafted: np.ndarray
-    num_accepted: np.ndarray
-    num_target: np.ndarray
-    num_emitted: np.ndarray
-    rollback_depth: np.ndarray
-    verify_width: np.ndarray
-    n_merged: np.ndarray
-    phases: dict[str, np.ndarray]
-    is_prompt: np.ndarray
-    first: np.ndarray
-    prompt_end: np.ndarray
-    last: np.ndarray
-
-    @classmethod
-    def select(cls, table: Table, run_id: int | None, seq_id: int | None) -> RoundRows:
-        n = len(table)  # the table may grow meanwhile
-        chosen = np.ones(n, bool)
-        if run_id is not None:
-            chosen &= table.column("run_id", 0, n) == run_id
-        if seq_id is not None:
-            chosen &= table.column("seq_id", 0, n) == seq_id
-
-        rows: slice | np.ndarray = slice(None) if chosen.all() else chosen
-
-        def pick(name: str) -> np.ndarray:
-            return table.column(name, 0, n)[rows]
-
-        def milliseconds(name: str) -> np.ndarray:
-            return np.nan_to_num(pick(name), posinf=0.0, neginf=0.0)
-
-        runs = pick("run_id")
-        drafted, emitted = pick("num_draft_tokens"), pick("num_emitted")
-        sequences = (runs << 32) + pick("seq_id")
-        order = np.argsort(sequences, kind="stable")
-        _, starts, counts = np.unique(sequences[order], return_index=True, return_counts=True)
-        is_prompt = np.empty(len(order), bool)
-        is_prompt[order] = _is_prompt(drafted[order], emitted[order] > 0, starts, counts)
-        prompt_rows = np.where(is_prompt[order], np.arange(len(order)), -1)
-        prompt_end = np.maximum.reduceat(prompt_rows, starts) if len(starts) else starts
-        return cls(
-            run_id=runs,
-            t_ms=milliseconds("t_ms"),
-            verify_ms=milliseconds("verify_ms"),
-            pos0=pick("pos0"),
-            num_drafted=drafted,
-            num_accepted=pick("num_accepted_draft_tokens"),
-            num_target=pick("num_target_tokens"),
-            num_emitted=emitted,
-            rollback_depth=pick("rollback_depth"),
-            verify_width=pick("verify_width"),
-            n_merged=pick("n_merged"),
-            phases={phase: pick(f"{phase}_ms") for phase in PHASES},
-            is_prompt=is_prompt,
-            first=order[starts],
-            prompt_end=order[prompt_end],
-            last=order[starts + counts - 1],
-        )
-
-    @property
-    def has_draft(self) -> np.ndarray:
-        """Rows after the prompt that drafted, several rounds in one row among them: bool [n]."""
-        return (self.num_drafted > 0) & ~self.is_prompt
-
-    @property
-    def is_step(self) -> np.ndarray:
-        """Rows that are one verification of a draft: bool [n]."""
-        return self.has_draft & (self.n_merged == MISSING)
-
-
-def _is_prompt(
-    drafted: np.ndarray, emits: np.ndarray, starts: np.ndarray, counts: np.ndarray
-) -> np.ndarray:
-    """The first row of every sequence, and those without a draft count before it emits a token.
-
-    Rows are sorted by sequence; starts, counts: where each sequence's are.
-    """
-    n_before = np.cumsum(emits) - emits
-    found: np.ndarray = (n_before == np.repeat(n_before[starts], counts)) & (drafted == MISSING)
-    found[starts] = True
-    return found

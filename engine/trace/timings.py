@@ -26,7 +26,7 @@ import numpy as np
 
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES
-from engine.trace.run_columns import RoundRows
+from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 
 
@@ -165,7 +165,7 @@ _BY_STEP = (
 
 
 def with_told(
-    figures: dict[str, Any], store: TraceStore, run_id: int | None, seq_id: int | None = None
+    figures: dict[str, Any], store: TraceStore, run_id: int, seq_id: int | None = None
 ) -> dict[str, Any]:
     """Figures of `engine.trace.timings.summary`, computed from rows, and in front of them what
     was reported in the run's facts; None is neither reported nor known.
@@ -173,26 +173,17 @@ def with_told(
     `told` of the run, and of a request in `requests`: figures by name. `told_timings`: by sequence
     the server's own counters; of sequences without rows they are all that is known.
     """
-    facts = RunFacts() if run_id is None else store.runs.get(run_id, RunFacts())
-    timings, told = facts.told_timings or [], facts.told
+    facts = store.runs.get(run_id, RunFacts())
+    known, told = facts.told_timings or [], facts.told
     if seq_id is not None:
-        timings = timings[seq_id : seq_id + 1]
+        known = known[seq_id : seq_id + 1]
         requests = facts.requests or ()
         told = next((request.told for request in requests if seq_id in request.seq_ids), None)
-    elif run_id is not None and timings:
-        rowless = set(range(len(timings))) - _sequences(store, run_id)
-        return _with_timings(figures, timings, [timings[i] for i in sorted(rowless)])
-    if timings and run_id is not None:
-        has_rows = seq_id in _sequences(store, run_id)
-        return _with_timings(figures, timings, [] if has_rows else timings)
-    return figures | (told or {})
-
-
-def _sequences(store: TraceStore, run_id: int) -> set[int]:
-    """Those that have rows."""
-    n = len(store.rounds)
-    mine = store.rounds.column("run_id", 0, n) == run_id
-    return set(np.unique(store.rounds.column("seq_id", 0, n)[mine]).tolist())
+    if not known:
+        return figures | (told or {})
+    has_rows = set(RunColumns(store, "rounds", run_id)["seq_id"].tolist())
+    rowless = [one for seq, one in enumerate(known, seq_id or 0) if seq not in has_rows]
+    return _with_timings(figures, known, rowless)
 
 
 def _with_timings(
@@ -233,12 +224,11 @@ def _rates(name: str, ms: float, n: int) -> dict[str, float]:
 
 
 _MIN_MS = 1e-3  # a time that was too short for the clock
+_TIMES = ("t_ms", "verify_ms")
 
 
-def timings(
-    store: TraceStore, run_id: int | None = None, seq_id: int | None = None
-) -> dict[str, int | float]:
-    """llama-server's `timings` object for one sequence, one run (seq_id None) or all runs.
+def timings(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[str, int | float]:
+    """llama-server's `timings` object for one sequence, or one run (seq_id None).
 
     cache_n: prompt tokens that needed no processing. prompt_n, predicted_n: tokens processed
     and emitted. prompt_ms: forward passes over the prompt; where sequences shared them, each
@@ -256,19 +246,21 @@ def timings(
     `predicted_n - 1 == accepted + steps`, which holds where every round drafts and nothing is
     dropped: with this figure under replayed checkpoints, with draft_n_accepted elsewhere.
     """
-    return timings_of(RoundRows.select(store.rounds, run_id, seq_id))
+    return timings_of(RunColumns(store, "rounds", run_id, seq_id))
 
 
-def timings_of(rows: RoundRows) -> dict[str, int | float]:
+def timings_of(rows: RunColumns) -> dict[str, int | float]:
     """`timings` of rows that have been selected already."""
-    runs, prompt_end = rows.run_id[rows.first], rows.t_ms[rows.prompt_end]
-    prompt_n = _total(rows.verify_width[rows.is_prompt])
-    prompt_ms = float(rows.verify_ms[rows.is_prompt].sum())
-    predicted_n = _total(rows.num_emitted)
-    predicted_ms = max(_covered(runs, prompt_end, rows.t_ms[rows.last]), _MIN_MS)
-    timed_n = max(predicted_n - _total(rows.num_emitted[rows.is_prompt]), 0)
+    first, prompt_end, last = rows.ends
+    t_ms, verify_ms = (np.nan_to_num(rows[name], posinf=0.0, neginf=0.0) for name in _TIMES)
+    emitted = rows["num_emitted"]
+    prompt_n = _total(rows["verify_width"][rows.is_prompt])
+    prompt_ms = float(verify_ms[rows.is_prompt].sum())
+    predicted_n = _total(emitted)
+    predicted_ms = max(_covered(t_ms[prompt_end], t_ms[last]), _MIN_MS)
+    timed_n = max(predicted_n - _total(emitted[rows.is_prompt]), 0)
     figures: dict[str, int | float] = {
-        "cache_n": _total(rows.pos0[rows.first]),
+        "cache_n": _total(rows["pos0"][first]),
         "prompt_n": prompt_n,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": prompt_ms / prompt_n if prompt_n else 0.0,
@@ -280,23 +272,23 @@ def timings_of(rows: RoundRows) -> dict[str, int | float]:
         "predicted_per_token_ms_n_gen": predicted_ms / predicted_n if predicted_n else 0.0,
         "predicted_per_second_n_gen": 1e3 * predicted_n / predicted_ms,
     }
-    drafted = _total(rows.num_drafted[rows.is_step])
-    if not rows.t_ms.any():  # another engine's rows, without times
+    drafted = _total(rows["num_draft_tokens"][rows.is_step])
+    if not t_ms.any():  # another engine's rows, without times
         figures |= {
             name: 0.0 for name in figures if name.startswith(("predicted_ms", "predicted_per"))
         }
     if drafted:
         figures["draft_n"] = drafted
-        accepted = figures["draft_n_accepted"] = _total(rows.num_accepted[rows.is_step])
-        replayed = np.maximum(rows.num_target[rows.is_step] - 1, 0)
+        accepted = figures["draft_n_accepted"] = _total(
+            rows["num_accepted_draft_tokens"][rows.is_step]
+        )
+        replayed = np.maximum(rows["num_target_tokens"][rows.is_step] - 1, 0)
         figures["draft_n_accepted_with_replayed"] = accepted + int(replayed.sum())
     return figures
 
 
-def acceptance(
-    store: TraceStore, run_id: int | None = None, seq_id: int | None = None
-) -> dict[str, Any]:
-    """How drafts fared, over the steps of one sequence, one run or all runs.
+def acceptance(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[str, Any]:
+    """How drafts fared, over the steps of one sequence, or of one run.
 
     Names are those of vLLM and AIPerf. num_spec_steps: what llama-server calls verif_steps;
     mean_acceptance_length = 1 + accepted / steps, the 1 being the replacement or bonus token;
@@ -308,9 +300,10 @@ def acceptance(
     per_step_drafted, per_step_accepted: one entry per step, as recorded. A figure without a
     single observation is None.
     """
-    rows = RoundRows.select(store.rounds, run_id, seq_id)
-    drafted = rows.num_drafted[rows.is_step]
-    accepted = np.maximum(rows.num_accepted[rows.is_step], 0)  # a step cut short counts as 0
+    rows = RunColumns(store, "rounds", run_id, seq_id)
+    drafted = rows["num_draft_tokens"][rows.is_step]
+    # a step cut short counts as 0
+    accepted = np.maximum(rows["num_accepted_draft_tokens"][rows.is_step], 0)
     counts = joint_counts(drafted, accepted)
     return {
         **acceptance_of(rows),
@@ -321,21 +314,21 @@ def acceptance(
     }
 
 
-def acceptance_of(rows: RoundRows) -> dict[str, Any]:
+def acceptance_of(rows: RunColumns) -> dict[str, Any]:
     """The figures of `acceptance` that are one number, of rows that have been selected already."""
-    steps, n_accepted = int(rows.is_step.sum()), _total(rows.num_accepted[rows.is_step])
-    n_drafted = _total(rows.num_drafted[rows.has_draft])
-    n_confirmed = _total(rows.num_accepted[rows.has_draft])
+    drafted, accepted = rows["num_draft_tokens"], rows["num_accepted_draft_tokens"]
+    steps, n_accepted = int(rows.is_step.sum()), _total(accepted[rows.is_step])
+    n_drafted = _total(drafted[rows.has_draft])
     return {
         "num_spec_steps": steps,
         "mean_acceptance_length": 1 + n_accepted / steps if steps else None,
-        "draft_acceptance_rate": n_confirmed / n_drafted if n_drafted else None,
+        "draft_acceptance_rate": _total(accepted[rows.has_draft]) / n_drafted
+        if n_drafted
+        else None,
     }
 
 
-def summary(
-    store: TraceStore, run_id: int | None = None, seq_id: int | None = None
-) -> dict[str, Any]:
+def summary(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[str, Any]:
     """timings and acceptance in one object, with rollbacks and the time per phase; without the
     lists per step, which grow with the run.
 
@@ -345,20 +338,19 @@ def summary(
     engine gave of its run goes before what the rows say (`engine.trace.timings`); None is not
     known.
     """
-    rows = RoundRows.select(store.rounds, run_id, seq_id)
+    rows = RunColumns(store, "rounds", run_id, seq_id)
     later = ~rows.is_prompt
     fared = acceptance(store, run_id, seq_id)
     for name in ("per_step_drafted", "per_step_accepted"):
         del fared[name]
-    depth = rows.rollback_depth[later]
-    facts = store.runs.get(run_id) if run_id is not None and seq_id is None else None
-    drafters = facts.drafters if facts is not None else None
+    depth = rows["rollback_depth"][later]
+    facts = store.runs.get(run_id) if seq_id is None else None
     figures = {
-        **timings(store, run_id, seq_id),
+        **timings_of(rows),
         **fared,
         "rollback_depth_histogram": np.bincount(depth[depth >= 0]).tolist(),
-        "phase_ms": {phase: _sum_observed(rows.phases[phase][later]) for phase in PHASES},
-        "drafters": deepcopy(drafters or {}),
+        "phase_ms": {phase: _sum_observed(rows[f"{phase}_ms"][later]) for phase in PHASES},
+        "drafters": deepcopy((facts.drafters if facts else None) or {}),
     }
     return with_told(figures, store, run_id, seq_id)
 
@@ -371,12 +363,10 @@ def _sum_observed(values: np.ndarray) -> float | None:
     return None if np.isnan(values).all() else float(np.nansum(values))
 
 
-def _covered(runs: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> float:
-    """Length of the union of intervals, each run on its own clock, in the unit given."""
-    total = 0.0
-    for run in np.unique(runs).tolist():
-        until = -np.inf
-        for start, end in sorted(zip(starts[runs == run], ends[runs == run], strict=True)):
-            total += max(0.0, float(end - max(start, until)))
-            until = max(until, end)
+def _covered(starts: np.ndarray, ends: np.ndarray) -> float:
+    """Length of the union of intervals, in the unit given."""
+    total, until = 0.0, -np.inf
+    for start, end in sorted(zip(starts, ends, strict=True)):
+        total += max(0.0, float(end - max(start, until)))
+        until = max(until, end)
     return total

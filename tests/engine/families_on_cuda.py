@@ -12,7 +12,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_model import write_random_model
 from engine.machine import graphs
 from engine.model.layers import ResidualBlock
 from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import engine.machine.launches as on_processor
-from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
-from engine.experiments.random_models.random_qwen import QWEN4EXP_SIZES
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_model import write_random_model
 from engine.machine.graphs import VARIABLE
-from engine.model.parts.attention import SparseAttentionPart
 from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.session import Session
 from kernels.dispatch import uses_llvm
@@ -73,11 +72,8 @@ def test_recorded_runs_are_plain_ones(arch, tmp_path, recorded, monkeypatch):
 
 @pytest.mark.parametrize("policy", ["planes", "replay"])
 def test_where_queries_choose_among_blocks(policy, tmp_path, recorded, monkeypatch):
-    def chosen(mixer):
-        few = {"ratio": 8, "n_blocks": 1}
-        return replace(mixer, **few) if isinstance(mixer, SparseAttentionPart) else mixer
-
-    tiny = QWEN4EXP_SIZES["tiny"]
-    blocks = (replace(b, mixers=tuple(map(chosen, b.mixers))) for b in tiny.blocks)
-    monkeypatch.setitem(QWEN4EXP_SIZES, "tiny", replace(tiny, blocks=tuple(blocks)))
+    tiny = RANDOM_FAMILIES["qwen4exp"]["tiny"]
+    ratios = tiny.keys["attention.compress_ratios"] // 4
+    few = {"attention.compress_ratios": ratios, "attention.indexer.top_k": 8}
+    monkeypatch.setitem(RANDOM_FAMILIES["qwen4exp"], "tiny", replace(tiny, keys=tiny.keys | few))
     check("qwen4exp", policy, tmp_path / "tiny.gguf", recorded, monkeypatch)

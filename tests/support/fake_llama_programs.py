@@ -33,16 +33,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         Handler.starts -= 1  # not ready at first
-        self.answer(503 if Handler.starts > 0 else 200, {{}})
+        found = json.dumps({{"data": [{{"id": "fake"}}]}})
+        self.answer(503 if Handler.starts > 0 else 200, found)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with open({asked!r}, "a") as file:
             file.write(json.dumps(body) + "\\n")
-        self.answer(200, {reply!r})
+        self.answer(200, "data: " + json.dumps({reply!r}) + "\\n\\ndata: [DONE]\\n\\n")
 
-    def answer(self, status, value):
-        raw = json.dumps(value).encode()
+    def answer(self, status, text):
+        raw = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
@@ -55,7 +56,9 @@ HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Handler).serve_
 """
 
 FIGURES = [{"build_commit": "abc1234", "build_number": 7, "samples_ts": [30.0, 10.0, 20.0]}]
-TIMINGS = {"timings": {"predicted_per_second": 5.0, "draft_n": 30, "draft_n_accepted": 20}}
+TIMINGS = {
+    "timings": {"predicted_n": 10, "predicted_ms": 2000.0, "draft_n": 30, "draft_n_accepted": 20}
+}
 
 
 class FakePrograms:
@@ -74,7 +77,7 @@ class FakePrograms:
         self._write(_BENCH, "llama-bench", out=out, said=said, status=status, seconds=seconds)
 
     def server(self, reply: object = TIMINGS, said: str = "", status: int = 0) -> None:
-        """reply: to every request. status: it ends with it at once, unless 0."""
+        """reply: the one event of every answer. status: it ends with it at once, unless 0."""
         self._write(_SERVER, "llama-server", reply=reply, said=said, status=status)
 
     def asked(self, name: str) -> list[Any]:

@@ -15,8 +15,9 @@ import numpy as np
 
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.analysis.acceptance.counts import Logistic, fisher_less, logistic, wilson
+from engine.analysis.drafted_tokens import DraftedTokens
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_columns import RoundRows, RunColumns, paired, places_of
+from engine.trace.run_columns import RunColumns, paired, places_of
 from engine.trace.run_ref import RunRef
 
 INDEX, DEPTH, CATEGORY, CLASS, AFTER, ENTROPY, SEQUENCE = BY = (
@@ -77,9 +78,8 @@ class Judged(NamedTuple):
     def of(cls, run: RunRef) -> Judged:
         """Of all drafts of a run that are known by themselves."""
         rounds = RunColumns(run.store, "rounds", run.run_id)
-        is_prompt = RoundRows.select(run.store.rounds, run.run_id, None).is_prompt[: rounds.n]
         drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
-        usable = ~is_prompt & (accepted >= 0) & (rounds["n_merged"] == MISSING)
+        usable = ~rounds.is_prompt & (accepted >= 0) & (rounds["n_merged"] == MISSING)
         usable &= ~rounds.is_text("stop_kind", "end") & (drafted >= 0)
         order = np.flatnonzero(usable)
         order = order[np.lexsort((rounds["round"][order], rounds["seq_id"][order]))]
@@ -100,7 +100,7 @@ class Judged(NamedTuple):
             seq[source],
             before[source],
             *_at_places(run, seq[source], pos),
-            _expected(run, seq[source], rounds["round"][order][source], index),
+            _expected(run, DraftedTokens(run, rounds, order, n), source, index),
         )
 
 
@@ -113,21 +113,13 @@ def _at_places(run: RunRef, seq: np.ndarray, pos: np.ndarray) -> tuple[np.ndarra
     return ids[at], np.append(rows["target_entropy"][mine], np.nan)[at]
 
 
-def _expected(run: RunRef, seq: np.ndarray, round_: np.ndarray, index: np.ndarray) -> np.ndarray:
+def _expected(
+    run: RunRef, drafts: DraftedTokens, source: np.ndarray, index: np.ndarray
+) -> np.ndarray:
     """Probability with which the rule accepts drafted tokens, by their rounds and indices."""
-    rows = RunColumns(run.store, "tokens", run.run_id)
-    drafted = (rows["draft_index"] >= 0) & ~rows.is_text("kind", "replayed")
-    mine = np.flatnonzero(drafted & np.isfinite(rows["rule_p"]))
-    of, place = rows["seq_id"][mine], rows["draft_index"][mine]
-    at = places_of(_keys(of, rows["round"][mine], place), _keys(seq, round_, index))
-    rule = rule_of(run.facts) or AcceptRule()
-    chance = rule.chance(rows["rule_p"][mine], rows["rule_q"][mine], place)
-    return np.append(chance, np.nan)[at]
-
-
-def _keys(seq: np.ndarray, round_: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """One number for each, int64 [n]."""
-    return (seq.astype(np.int64) << 42) + (round_.astype(np.int64) << 11) + np.minimum(index, 2047)
+    p, q = (drafts.column(name)[source, index] for name in ("rule_p", "rule_q"))
+    chance = (rule_of(run.facts) or AcceptRule()).chance(p, q, index)
+    return np.where(np.isfinite(p), chance, np.nan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -105,15 +105,54 @@ _LOOKS_UP = ("ngram", "suffix", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
+class Survival:
+    """How far drafts come, by index in the draft, int64 [K] each. judged: those whose token there
+    was judged, after right ones. accepted: those whose token was accepted."""
+
+    judged: np.ndarray
+    accepted: np.ndarray
+
+    @classmethod
+    def of(
+        cls, drafted: np.ndarray, accepted: np.ndarray, n: np.ndarray | None = None, size: int = 0
+    ) -> Survival:
+        """From tokens drafted and accepted, [m] each: the first one that was not is judged, later
+        ones are not. n: how many drafts of each there are. size: K at least."""
+        size = max(size, int(drafted.max(initial=0)))
+        some = drafted > 0
+        drafted, accepted = drafted[some], accepted[some]
+        n = np.ones(len(drafted)) if n is None else n[some]
+        ended = np.bincount(np.minimum(accepted, drafted - 1), n, size)  # the last one judged
+        passed = np.bincount(accepted, n, size + 1)[1:]
+        judged, right = (one[::-1].cumsum()[::-1].astype(np.int64) for one in (ended, passed))
+        return cls(judged, right)
+
+    @property
+    def rate(self) -> np.ndarray:
+        """Share of drafts accepted up to and with each index, float64 [K]; NaN from the first
+        index that no draft was judged at."""
+        steps = np.full(len(self.judged), np.nan)
+        np.divide(self.accepted, self.judged, out=steps, where=self.judged > 0)
+        return np.cumprod(steps)
+
+    @property
+    def conditional(self) -> np.ndarray:
+        """The share accepted at each index after right ones; where no draft was judged, that of the
+        index before: float64 [K]."""
+        known = np.where(self.judged > 0, np.arange(len(self.judged)), -1)
+        rates = np.append(self.accepted / np.maximum(self.judged, 1), 0.0)  # at -1: none before
+        return rates[np.maximum.accumulate(known)]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftCounts:
     """Drafts of one drafter, int64 [u] each: number, those whose first token was accepted, tokens
     drafted and accepted, sequence, slot, round (of sums: number of the request), position of the
     first token (of sums: tokens of the prompt; MISSING where unknown), and whether the sampler's
     settings are those of the others.
 
-    reached, passed: drafts that came to index i with a token there, and those whose token there was
-    accepted, int64 [K]; of sums as far as they leave no choice. is_by_round: a row for each
-    draft; else unit says what a row is.
+    survival: of sums as far as they leave no choice. is_by_round: a row for each draft; else unit
+    says what a row is.
     """
 
     drafter: str
@@ -126,8 +165,7 @@ class DraftCounts:
     at: np.ndarray
     pos: np.ndarray
     setting: np.ndarray
-    reached: np.ndarray
-    passed: np.ndarray
+    survival: Survival
     is_by_round: bool
     unit: str = "request"
 
@@ -139,18 +177,10 @@ class DraftCounts:
     def only(self, rows: np.ndarray) -> DraftCounts:
         """Some of the rows, bool or indices; of sums all indices of drafts stay."""
         names = ("n", "first", "drafted", "accepted", "seq", "slot", "at", "pos", "setting")
-        mine = {name: getattr(self, name)[rows] for name in names}
-        reached, passed = self.reached, self.passed
+        mine: dict[str, Any] = {name: getattr(self, name)[rows] for name in names}
         if self.is_by_round:
-            reached, passed = _by_index(mine["drafted"], mine["accepted"])
-        return DraftCounts(
-            drafter=self.drafter,
-            reached=reached,
-            passed=passed,
-            is_by_round=self.is_by_round,
-            unit=self.unit,
-            **mine,
-        )
+            mine["survival"] = Survival.of(mine["drafted"], mine["accepted"])
+        return replace(self, **mine)
 
     def by_sequence(self, least: int = 1) -> list[DraftCounts]:
         """Each sequence by itself that has at least this many rows."""
@@ -186,7 +216,6 @@ def draft_counts(
         drafted = rounds["num_draft_tokens"][rows].astype(np.int64)
         accepted = np.minimum(rounds["num_accepted_draft_tokens"][rows], drafted).astype(np.int64)
         seq = rounds["seq_id"][rows].astype(np.int64)
-        reached, passed = _by_index(drafted, accepted)
         yield DraftCounts(
             rounds.texts("drafter", rows[:1])[0] or names,
             np.ones(len(rows), np.int64),
@@ -198,8 +227,7 @@ def draft_counts(
             rounds["round"][rows].astype(np.int64),
             rounds["pos0"][rows].astype(np.int64),
             _mapped(seq, numbers),
-            reached,
-            passed,
+            Survival.of(drafted, accepted),
             is_by_round=True,
         )
     with_rounds = set(np.unique(rounds["seq_id"][judged]).tolist())
@@ -258,8 +286,7 @@ def _of_sums(
         at,
         at_pos,
         which,
-        reached,
-        np.minimum(passed, reached),
+        Survival(reached, np.minimum(passed, reached)),
         is_by_round=False,
         unit=unit,
     )
@@ -276,18 +303,6 @@ def _least_offered(drafted: int, steps: int, n_pos: int) -> list[int]:
         min(steps, max(0, -(-(drafted - i * steps) // (n_pos - i)))) if n_pos > i else 0
         for i in range(n_pos)
     ]
-
-
-def _by_index(drafted: np.ndarray, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Drafts that came to each index, and those accepted there."""
-    size = int(drafted.max(initial=0))
-    came = np.minimum(accepted, drafted - 1)  # the last index that was judged
-    ended = np.bincount(came, minlength=size)[:size]
-    passed = np.bincount(accepted, minlength=size + 1)
-    return (
-        ended[::-1].cumsum()[::-1].astype(np.int64),
-        passed[::-1].cumsum()[::-1][1 : size + 1].astype(np.int64),
-    )
 
 
 def _slots(facts: RunFacts, requests: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:

@@ -406,7 +406,7 @@ def _log_likelihood(n: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 def _cliff(counts: DraftCounts) -> Iterator[Shape]:
     """The first index of a draft from which on acceptance falls far more than from any before."""
-    reached, passed = counts.reached, counts.passed
+    reached, passed = counts.survival.judged, counts.survival.accepted
     shares = [k / n if n else math.nan for n, k in zip(reached, passed, strict=True)]
     for i in range(1, len(reached)):
         n, k = int(reached[i]), int(passed[i])

@@ -14,7 +14,7 @@ from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, noise_bound, types_text
 from engine.trace.facts import AuditFacts, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
-from engine.trace.run_columns import RoundRows, RunColumns
+from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 
 POLICY = "policy"
@@ -66,8 +66,7 @@ class ExaminedRun:
     @cached_property
     def is_later(self) -> np.ndarray:
         """Rows of `rounds` after the prompt of their sequence: bool [n]."""
-        n = self.rounds.n  # the table may have grown
-        return ~RoundRows.select(self.trace.rounds, self.run_id, None).is_prompt[:n]
+        return ~self.rounds.is_prompt
 
     def option(self, *path: str) -> Any:
         """An option in effect, such as option("spec", "n_min"); None if it was not recorded."""

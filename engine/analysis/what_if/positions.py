@@ -12,89 +12,59 @@ as in the product-limit estimate of Kaplan and Meier (1958).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.analysis.acceptance.counts import Survival
+from engine.analysis.draft_quality import N_BINS, Calibration
 from engine.analysis.what_if.recorded import RecordedRounds
 
-_EDGES = np.linspace(0.0, 1.0, 11)
 _SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SurvivalRates:
-    """conditional: float [k], the share of tokens at each place of a draft that were right, of
-    those after right ones. n: drafts that were judged there, int64 [k]."""
-
-    conditional: np.ndarray
-    n: np.ndarray
-
-    @classmethod
-    def of(cls, rounds: RecordedRounds) -> SurvivalRates:
-        """From the drafts of a run. A place that no draft reached has the rate before it."""
-        k = rounds.n_max
-        right = np.bincount(rounds.accepted[rounds.drafted > 0], minlength=k + 1)
-        judged_last = rounds.accepted[rounds.is_final & (rounds.drafted > 0)]
-        wrong = np.bincount(judged_last, minlength=k + 1)
-        passed = right[::-1].cumsum()[::-1][1 : k + 1]  # drafts with at least i + 1 right
-        n = passed + wrong[:k]
-        conditional, last = np.zeros(k), 0.0
-        for i in range(k):
-            if n[i]:
-                last = float(passed[i] / n[i])
-            conditional[i] = last
-        return cls(conditional, n)
-
-    @property
-    def survival(self) -> np.ndarray:
-        """Probability that the first i + 1 tokens of a draft are all right, float [k]."""
-        found: np.ndarray = np.cumprod(self.conditional)
-        return found
-
-    def draw_more(self, reached: np.ndarray, wanted: int) -> np.ndarray:
-        """How many more tokens would have been right, drawn by chance with numbers that stay the
-        same: int64 of the shape of `reached`, the place in the draft of the first one; at most
-        `wanted`."""
-        if not len(self.conditional) or not wanted:
-            return np.zeros(reached.shape, np.int64)
-        random = np.random.default_rng(_SEED).random((*reached.shape, wanted))
-        place = np.minimum(reached[..., None] + np.arange(wanted), len(self.conditional) - 1)
-        right = random < self.conditional[place]
-        found: np.ndarray = np.where(right.all(-1), wanted, np.argmin(right, -1))
-        return found
+def survival_of(rounds: RecordedRounds) -> Survival:
+    """How far the drafts of a run come, as far as their fate is known."""
+    known = np.where(rounds.drafted > 0, rounds.accepted + rounds.is_final, 0)
+    return Survival.of(known, rounds.accepted, size=rounds.n_max)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfidenceScale:
-    """What the drafter's confidence was worth. rates: of the tokens in each tenth of it that were
-    judged, the share that was right, float [10]; where none was, the middle of that tenth."""
+def _draw_more(rates: np.ndarray, reached: np.ndarray, wanted: int) -> np.ndarray:
+    """How many more tokens would have been right, drawn by chance with numbers that stay the same:
+    int64 of the shape of `reached`, the place in the draft of the first one; at most `wanted`.
+    rates: by place, of those after right ones."""
+    if not len(rates) or not wanted:
+        return np.zeros(reached.shape, np.int64)
+    random = np.random.default_rng(_SEED).random((*reached.shape, wanted))
+    place = np.minimum(reached[..., None] + np.arange(wanted), len(rates) - 1)
+    right = random < rates[place]
+    found: np.ndarray = np.where(right.all(-1), wanted, np.argmin(right, -1))
+    return found
 
-    rates: np.ndarray
 
-    @classmethod
-    def of(cls, rounds: RecordedRounds) -> ConfidenceScale:
-        """From the judged tokens of a run, the accepted and the first wrong one of each draft."""
-        k = rounds.confidence.shape[1]
-        place = np.arange(k)
-        right = place < rounds.accepted[:, None]
-        wrong = (place == rounds.accepted[:, None]) & rounds.is_final[:, None]
-        judged = (right | wrong) & np.isfinite(rounds.confidence)
-        tenth = _tenth(rounds.confidence[judged])
-        n = np.bincount(tenth, minlength=10)
-        n_right = np.bincount(tenth, right[judged], minlength=10)
-        middle = (_EDGES[:-1] + _EDGES[1:]) / 2
-        return cls(np.where(n > 0, n_right / np.maximum(n, 1), middle))
+Scale = Callable[[np.ndarray], np.ndarray]
+"""Probabilities of being right of confidences, of the same shape; NaN stays."""
 
-    def __call__(self, confidence: np.ndarray) -> np.ndarray:
-        """Probability of being right, of the same shape; NaN stays."""
+
+def confidence_scale(rounds: RecordedRounds) -> Scale:
+    """What the drafter's confidence was worth: in each tenth of it the share of the judged tokens,
+    the accepted and the first wrong one of each draft, that was right; where none was judged, the
+    middle of that tenth."""
+    place = np.arange(rounds.confidence.shape[1])
+    right = place < rounds.accepted[:, None]
+    wrong = (place == rounds.accepted[:, None]) & rounds.is_final[:, None]
+    judged = (right | wrong) & np.isfinite(rounds.confidence)
+    found = Calibration.of(rounds.confidence[judged], right[judged], N_BINS)
+    edges = np.linspace(0.0, 1.0, N_BINS + 1)
+    rates = np.where(found.n > 0, found.rate, (edges[:-1] + edges[1:]) / 2)
+
+    def scaled(confidence: np.ndarray) -> np.ndarray:
         known = np.isfinite(confidence)
-        scaled = self.rates[_tenth(np.where(known, confidence, 0.0))]
-        return np.where(known, scaled, np.nan)
+        tenth = np.clip((np.where(known, confidence, 0.0) * N_BINS).astype(np.int64), 0, N_BINS - 1)
+        return np.where(known, rates[tenth], np.nan)
 
-
-def _tenth(confidence: np.ndarray) -> np.ndarray:
-    return np.clip((confidence * 10).astype(np.int64), 0, 9)
+    return scaled
 
 
 _ENDLESS = 1 << 20
@@ -130,7 +100,7 @@ class Positions:
     @classmethod
     def of(cls, rounds: RecordedRounds, n_max: int) -> Positions:
         """The places where rounds with drafts of up to n_max tokens may begin."""
-        rates = SurvivalRates.of(rounds)
+        rates = survival_of(rounds).conditional
         if rounds.is_independent:
             source, texts, nth = _again(rounds)
             offset = np.zeros(len(source), np.int64)
@@ -152,7 +122,7 @@ class Positions:
         goes_on = (rounds.was_full | _cut_by_limit(rounds))[source]
         available = np.where(goes_on, np.maximum(rest, n_max), rest)
         is_open = ~is_final & (right < available)
-        more = rates.draw_more((offset + right)[is_open], n_max)
+        more = _draw_more(rates, (offset + right)[is_open], n_max)
         right[is_open] = np.minimum(right[is_open] + more, available[is_open])
         k = rounds.confidence.shape[1]
         place = offset[:, None] + np.arange(k)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.analysis.acceptance.counts import Survival
 from engine.analysis.what_if.costs import RoundCosts
-from engine.analysis.what_if.positions import ConfidenceScale, Positions, SurvivalRates
+from engine.analysis.what_if.positions import Positions, Scale
 from engine.draft.adaptive import ADAPT_RULES, AdaptRule
 from engine.draft.adaptive import Setting as Setting
 from engine.draft.adaptive import column as _column
@@ -29,8 +30,8 @@ class RuleInputs:
 
     positions: Positions
     costs: RoundCosts
-    rates: SurvivalRates
-    scale: ConfidenceScale
+    survival: Survival
+    scale: Scale
     settings: np.ndarray
 
 
@@ -158,11 +159,8 @@ class SurvivingLengths(Chooser):
         k = int(n_max.max(initial=0))
         sure = inputs.scale(places.confidence[:, :k])
         sure = np.pad(sure, ((0, 0), (0, k - sure.shape[1])), constant_values=np.nan)
-        rates = (
-            np.resize(inputs.rates.conditional, k)
-            if len(inputs.rates.conditional)
-            else (np.zeros(k))
-        )
+        rates = inputs.survival.conditional
+        rates = np.resize(rates, k) if len(rates) else np.zeros(k)
         survival = np.cumprod(np.where(np.isnan(sure), rates, sure), axis=1)
         expected = 1 + np.pad(np.cumsum(survival, axis=1), ((0, 0), (1, 0)))
         width = 1 + np.arange(k + 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.analysis.what_if.costs import RoundCosts
-from engine.analysis.what_if.positions import ConfidenceScale, Positions, SurvivalRates
+from engine.analysis.what_if.positions import Positions, confidence_scale, survival_of
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED, NO_DRAFTER, RuleInputs, RuleSpec, Setting
 
@@ -76,7 +76,7 @@ def simulate(
     begins, ends, text = _pieces(places, in_pieces=rule is FIXED)
     of = np.repeat(np.arange(m), len(begins))
     timed = costs or RoundCosts.free()
-    inputs = RuleInputs(places, timed, SurvivalRates.of(rounds), ConfidenceScale.of(rounds), of)
+    inputs = RuleInputs(places, timed, survival_of(rounds), confidence_scale(rounds), of)
     has_floor = np.array([setting.get("p_min", 0) > 0 for setting in settings], bool)[of]
     chooser = rule.make(inputs, settings)
     table = _Prices(timed, max(n_max, places.confidence.shape[1]) + 1)

@@ -187,9 +187,7 @@ def surface(
 _PARTS, _LEAST_ROUNDS = 4, 32
 
 
-def gain(
-    rounds: RecordedRounds, best: Setting, now: Setting, rule: RuleSpec = FIXED
-) -> tuple[float, float] | None:
+def gain(rounds: RecordedRounds, best: Setting, now: Setting) -> tuple[float, float] | None:
     """The lowest and the highest speed of one setting over that of another, when the rounds cost
     what those of a quarter of the run did, the first to the last; None without times, or with too
     few rounds to say."""
@@ -198,7 +196,7 @@ def gain(
         costs = RoundCosts.measured(rounds.where(part == i))
         if costs is None:
             return None
-        speeds = simulate(rounds, costs, rule, [best, now]).tokens_per_second()
+        speeds = simulate(rounds, costs, FIXED, [best, now]).tokens_per_second()
         found.append(float(speeds[0] / speeds[1]))
     return (min(found), max(found)) if found else None
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from math import comb
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from engine.analysis.baseline import sign_test
 from engine.batch import Span
 from engine.errors import PeerLibraryError
 from engine.experiments.bench.llama_programs import (
     LONGEST_S,
-    SpeculativeResult,
     SpeculativeWork,
     find_program,
     llama_server,
@@ -86,25 +85,16 @@ def _waiting(theirs: Callable[[], _T]) -> tuple[_T, float]:
 def paired_ratio(pairs: Sequence[Pair]) -> PairedRatio:
     """What at least one pair comes to."""
     ratios = [pair.ours / pair.theirs for pair in pairs]
+    wins, n = sum(ratio > 1 for ratio in ratios), sum(ratio != 1 for ratio in ratios)
     return PairedRatio(
         median(pair.theirs for pair in pairs),
         median(pair.ours for pair in pairs),
         median(ratios),
         min(ratios),
         max(ratios),
-        sign_test(ratios),
+        sign_test(wins, n),
         len(pairs),
     )
-
-
-def sign_test(ratios: Sequence[float]) -> float:
-    """Probability that at least as many ratios lie on one side of 1, were both sides equally
-    likely; ratios of 1 count for neither. Two-sided and exact; 1 without any."""
-    above = sum(ratio > 1 for ratio in ratios)
-    below = sum(ratio < 1 for ratio in ratios)
-    n = above + below
-    tail = sum(comb(n, k) for k in range(max(above, below), n + 1)) / 2**n
-    return min(1.0, 2 * tail)
 
 
 SPECULATIVE = "draft-mtp"
@@ -113,14 +103,33 @@ BETTER = f"{SPECULATIVE}, better"
 _COPIES = 5
 
 
-@dataclass(slots=True)
-class AgainstReport:
-    """pairs: what was measured so far, by name of the work. acceptance: of each pair, (theirs,
-    ours). build: that of llama-bench."""
+class Against:
+    """A session's model against a build of llama.cpp on the same file and as many threads.
 
-    pairs: dict[str, list[Pair]] = field(default_factory=dict)
-    acceptance: list[tuple[float, float]] = field(default_factory=list)
-    build: str = ""
+    folder: of the build, None = $PATH. works: forward passes. speculative: None leaves it out.
+    options: the rest of what its runs are decoded with. pairs: what was measured so far, by name of
+    the work; acceptance: of each pair of requests, (theirs, ours); build: that of llama-bench.
+    Raises OptionError where a program is missing.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        folder: Path | None,
+        works: Sequence[PassWork],
+        speculative: SpeculativeWork | None,
+        options: RunOptions,
+        n_pairs: int,
+    ) -> None:
+        self._session, self._folder, self._n_pairs = session, folder, n_pairs
+        self._works, self._speculative, self._options = works, speculative, options
+        self._n_threads = torch.get_num_threads()
+        self._bench = LlamaBench(folder, session.unchanged_path(), self._n_threads)
+        if speculative is not None:
+            find_program(folder, "llama-server")
+        self.pairs: dict[str, list[Pair]] = {}
+        self.acceptance: list[tuple[float, float]] = []
+        self.build = ""
 
     def rows(self) -> dict[str, PairedRatio]:
         """Every work's ratios, and BETTER once there are figures of speculation."""
@@ -140,39 +149,13 @@ class AgainstReport:
         """The most of a core that this process used while it waited."""
         return max((pair.idle_share for pairs in self.pairs.values() for pair in pairs), default=0)
 
-
-class Against:
-    """A session's model against a build of llama.cpp on the same file and as many threads.
-
-    folder: of the build, None = $PATH. works: forward passes. speculative: None leaves it out.
-    options: the rest of what its runs are decoded with. Raises OptionError where a program is
-    missing.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        folder: Path | None,
-        works: Sequence[PassWork],
-        speculative: SpeculativeWork | None,
-        options: RunOptions,
-        n_pairs: int,
-    ) -> None:
-        self._session, self._folder, self._n_pairs = session, folder, n_pairs
-        self._works, self._speculative, self._options = works, speculative, options
-        self._n_threads = torch.get_num_threads()
-        self._bench = LlamaBench(folder, session.unchanged_path(), self._n_threads)
-        if speculative is not None:
-            find_program(folder, "llama-server")
-        self.report = AgainstReport()
-
     @property
     def n_steps(self) -> int:
         """How often `steps` yields."""
         return self._n_pairs * (len(self._works) + (self._speculative is not None))
 
     def steps(self) -> Iterator[str]:
-        """Measure; the report grows. Yields the name of what was done, pair by pair.
+        """Measure; the pairs grow. Yields the name of what was done, pair by pair.
 
         Raises PeerLibraryError, and what Session.start raises.
         """
@@ -186,27 +169,30 @@ class Against:
             yield from self._speculative_pairs(self._speculative)
 
     def _pass_pair(self, number: int, work: PassWork, own: OwnPasses) -> None:
-        (theirs, self.report.build), ours, idle_share = take_turns(
+        (theirs, self.build), ours, idle_share = take_turns(
             number, lambda: self._bench.measure(work), lambda: own.measure(work)
         )
         self._session.unchanged_path()
         pair = Pair(theirs, ours, idle_share)
-        self.report.pairs.setdefault(work.name, []).append(pair)
+        self.pairs.setdefault(work.name, []).append(pair)
 
     def _speculative_pairs(self, work: SpeculativeWork) -> Iterator[str]:
         path = self._session.unchanged_path()
         with llama_server(self._folder, path, work, self._n_threads) as server:
-            server.measure(work)
+
+            def ask() -> tuple[float, float]:
+                done = server.ask([work.prompt], work.n_predict, ignore_eos=True)
+                return done.speed(), done.acceptance or 0.0
+
+            ask()
             own_request(self._session, self._options, work)
             for number in range(self._n_pairs):
                 theirs, ours, idle_share = take_turns(
-                    number,
-                    lambda: server.measure(work),
-                    lambda: own_request(self._session, self._options, work),
+                    number, ask, lambda: own_request(self._session, self._options, work)
                 )
-                pair = Pair(theirs.tokens_per_second, ours.tokens_per_second, idle_share)
-                self.report.pairs.setdefault(SPECULATIVE, []).append(pair)
-                self.report.acceptance.append((theirs.acceptance, ours.acceptance))
+                pair = Pair(theirs[0], ours[0], idle_share)
+                self.pairs.setdefault(SPECULATIVE, []).append(pair)
+                self.acceptance.append((theirs[1], ours[1]))
                 yield SPECULATIVE
 
 
@@ -303,9 +289,11 @@ class OwnPasses:
             self._model.forward(ubatch, self._memory)
 
 
-def own_request(session: Session, options: RunOptions, work: SpeculativeWork) -> SpeculativeResult:
-    """The request decoded here. options: sizes, policy and the like; what the work says goes
-    first. Raises what Session.start raises."""
+def own_request(
+    session: Session, options: RunOptions, work: SpeculativeWork
+) -> tuple[float, float]:
+    """Tokens per second of the request decoded here, and its acceptance. options: sizes, policy and
+    the like; what the work says goes first. Raises what Session.start raises."""
     spec = replace(
         options.spec,
         types=("draft-mtp",),
@@ -323,9 +311,7 @@ def own_request(session: Session, options: RunOptions, work: SpeculativeWork) ->
     )
     done = measure_request(session, Prompt(work.prompt, ""), "", Configuration("", asked))
     drafted = done.draft_n
-    return SpeculativeResult(
-        done.predicted_per_second, done.draft_n_accepted / drafted if drafted else 0.0
-    )
+    return done.predicted_per_second, done.draft_n_accepted / drafted if drafted else 0.0
 
 
 PLAIN = "1 token"

@@ -1,10 +1,8 @@
-"""llama.cpp's programs as child processes, none of which outlives this one, and llama-server:
-speculative decoding from end to end, with acceptance by chance."""
+"""Programs of llama.cpp and others as child processes, none of which outlives this one, and servers
+among them, which are asked once they are ready."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import shutil
 import signal
@@ -12,29 +10,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from engine.compare.llama_library import how_it_ended
 from engine.compare.llama_process import last_words
-from engine.errors import OptionError, PeerLibraryError
+from engine.errors import OptionError, PeerLibraryError, ServerError
+from engine.experiments.bench.server_speed import TimedServer
 
 _HOST = "127.0.0.1"
-_AGAIN_S = 0.1
 _MORE_CELLS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeResult:
-    """One request. tokens_per_second: from the first generated token on. acceptance: accepted share
-    of the drafted tokens, 0 without drafts."""
-
-    tokens_per_second: float
-    acceptance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,88 +35,13 @@ class SpeculativeWork:
     rates: tuple[float, ...]
 
 
-class LlamaServer:
-    """A llama-server with a model, which answers one request at a time."""
-
-    def __init__(self, program: StartedProgram, port: int) -> None:
-        self._program, self._port = program, port
-
-    def measure(self, work: SpeculativeWork) -> SpeculativeResult:
-        """Send the request and wait for its timings. Raises PeerLibraryError."""
-        body = {
-            "prompt": list(work.prompt),
-            "n_predict": work.n_predict,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "cache_prompt": False,
-        }
-        status, reply = self._ask("POST", "/completion", body, LONGEST_S)
-        try:
-            timings = reply["timings"]
-            drafted = timings.get("draft_n", 0)
-            return SpeculativeResult(
-                float(timings["predicted_per_second"]),
-                timings["draft_n_accepted"] / drafted if drafted else 0.0,
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise PeerLibraryError(
-                f"llama-server answered a request with status {status} and no timings.",
-                "Use a build of 2026.",
-            ) from error
-
-    def wait_until_ready(self) -> None:
-        """Return once the model is loaded. Raises PeerLibraryError."""
-        until = time.monotonic() + LONGEST_S
-        while time.monotonic() < until:
-            if self._program.process.poll() is not None:
-                raise self._program.ended()
-            try:
-                if self._request("GET", "/health", None, LONGEST_S)[0] == 200:
-                    return
-            except (OSError, http.client.HTTPException):
-                pass  # nothing listens yet
-            time.sleep(_AGAIN_S)
-        raise PeerLibraryError(
-            f"llama-server had not loaded the model within {LONGEST_S / 60:.0f} minutes.",
-            "Measure a smaller model.",
-        )
-
-    def _ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
-    ) -> tuple[int, Any]:
-        try:
-            status, raw = self._request(method, path, body, seconds)
-            return status, json.loads(raw)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            if self._program.process.poll() is not None:
-                raise self._program.ended() from error
-            raise PeerLibraryError(
-                f"llama-server did not answer {path}: {error or type(error).__name__}.",
-                "Measure again.",
-            ) from error
-
-    def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float
-    ) -> tuple[int, bytes]:
-        # of the standard library: no proxy between this machine and itself
-        connection = http.client.HTTPConnection(_HOST, self._port, timeout=seconds)
-        try:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": "application/json"})
-            reply = connection.getresponse()
-            return reply.status, reply.read()
-        finally:
-            connection.close()
-
-
 @contextmanager
 def llama_server(
     folder: Path | None, model: Path, work: SpeculativeWork, n_threads: int
-) -> Iterator[LlamaServer]:
-    """A server that is ready for this work, on the processor alone; gone after the body.
+) -> Iterator[TimedServer]:
+    """A llama-server that is ready for this work, on the processor alone; gone after the body.
 
-    folder: see find_program, whose errors it raises. Raises PeerLibraryError where the server does
-    not come up.
+    folder: see find_program, whose errors it raises. Raises as `served`.
     """
     program = find_program(folder, "llama-server")
     port = free_port()
@@ -138,10 +51,33 @@ def llama_server(
         *("--spec-type", "draft-mtp", "--spec-draft-n-max", len(work.rates)),
         *("--spec-draft-p-min", 0, "--spec-synth-rates", ",".join(map(str, work.rates))),
     )
-    with started(program, words, subprocess.DEVNULL) as running:
-        server = LlamaServer(running, port)
-        server.wait_until_ready()
+    with served(program, words, port, LONGEST_S, "Measure a smaller model.") as server:
         yield server
+
+
+@contextmanager
+def served(
+    program: Path, words: Sequence[object], port: int, most_s: float, remedy: str
+) -> Iterator[TimedServer]:
+    """The server that a program with these arguments is at a port of this machine, once it answers;
+    gone after the body.
+
+    most_s, remedy: see TimedServer.wait. Raises PeerLibraryError where it does not come up, also
+    where the body fails because it has ended.
+    """
+    with started(program, words, subprocess.DEVNULL) as running:
+        server = TimedServer(f"http://{_HOST}:{port}")
+
+        def check() -> None:
+            if running.process.poll() is not None:
+                raise running.ended()
+
+        server.wait(check, most_s, remedy)
+        try:
+            yield server
+        except ServerError:
+            check()
+            raise
 
 
 def free_port() -> int:
@@ -202,7 +138,6 @@ def started(
     stdout: int | IO[bytes],
     *,
     stderr: IO[bytes] | None = None,
-    cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[StartedProgram]:
     """The program with these arguments; after the body, or an error in it, it is gone, and with it
@@ -225,7 +160,6 @@ def started(
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=errors,
-                cwd=cwd,
                 env=env,
                 start_new_session=True,
                 pass_fds=held,

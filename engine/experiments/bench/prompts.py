@@ -1,27 +1,40 @@
-"""Named prompts kept as data: a JSON list of objects with a name and a text."""
+"""Prompts with categories, from files as data sets are distributed: JSON, JSON lines, gzipped.
+
+A prompt is a text, or an object whose fields are looked for by the names that the known sets use:
+HumanEval (prompt, task_id), GSM8K (question), MT-Bench, Spec-Bench and SPEED-Bench (turns,
+category, question_id), and this program's own (text, name). Of several turns the first is taken:
+what a later one says depends on an answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import random
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from engine.errors import OptionError
-from engine.files import is_unicode, user_text
+from engine.files import file_head, is_unicode, user_text
 from engine.foreign_json import JsonError, parse_json
+from engine.gguf.binary import shorten
 
-_MOST_BYTES = 64 << 20
-_LONGEST_NAME, _LONGEST_TEXT = 200, 1 << 20
-_REMEDY = 'Give a JSON list of objects like {"name": "fox", "text": "The quick"}.'
+TEXT_FIELDS = ("text", "prompt", "question", "turns", "messages", "instruction")
+NAME_FIELDS = ("name", "task_id", "question_id", "id")
+CATEGORY_FIELDS = ("category",)
+_MOST_BYTES = 1 << 28
+_MOST_PROMPTS = 1_000_000
+_LONGEST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPrompt:
-    """A text to be continued, or a user's message, under a name for tables."""
+    """A text to be continued, or a user's message, under a name that no other of its set has.
+    category: empty without one."""
 
     name: str
     text: str
+    category: str = ""
 
 
 def default_set(sets: Collection[str], *, on_demo: bool) -> str:
@@ -31,32 +44,148 @@ def default_set(sets: Collection[str], *, on_demo: bool) -> str:
     return "demo" if "demo" in sets else "python"
 
 
-def read_prompts(path: Path) -> list[NamedPrompt]:
-    """The prompts of a file in their order.
+def read_prompts(path: Path, fields: tuple[str, str, str] = ("", "", "")) -> list[NamedPrompt]:
+    """The prompts of a file in their order. fields: where the text, the name and the category of
+    one are; empty: the usual places.
 
-    Raises OptionError, naming the line or the prompt (from 1), for a file that cannot be read, is
-    larger than 64 MiB or no such list, has no prompt, a name or text that is empty, too long (200
-    characters, 2^20) or no Unicode, or a name twice.
+    Raises OptionError naming file and line (of a JSON list: number) for anything that is no
+    prompt, and for a file that cannot be read, is larger than 256 MiB or holds none.
     """
-    try:
-        entries = parse_json(user_text(path, _MOST_BYTES), unique=True)
-    except JsonError as error:
-        raise OptionError(f"{path}: {error}.", _REMEDY) from error
-    if not isinstance(entries, list) or not entries:
-        raise OptionError(f"{path} holds no list of prompts.", _REMEDY)
+    if file_head(path, 4) == b"PAR1":
+        raise OptionError(
+            f"{path} is a Parquet file.", "Write it as JSON lines, one prompt a line."
+        )
+    text = user_text(path, _MOST_BYTES, packed=True)
     prompts: list[NamedPrompt] = []
-    names: set[str] = set()
-    for number, entry in enumerate(entries, 1):
-        fields = entry if isinstance(entry, dict) else {}
-        name, text = fields.get("name"), fields.get("text")
-        if not (_is_text(name, _LONGEST_NAME) and _is_text(text, _LONGEST_TEXT)):
-            raise OptionError(f"{path}: prompt {number} has no name or no text.", _REMEDY)
-        if name in names:
-            raise OptionError(f"{path}: the name {name!r} is given twice.", "Rename one of them.")
-        names.add(name)
-        prompts.append(NamedPrompt(name, text))
+    names = _UniqueNames()
+    for place, entry in _entries(path, text):
+        prompt = _prompt(path, place, entry, fields, len(prompts) + 1)
+        prompts.append(NamedPrompt(names.of(prompt.name), prompt.text, prompt.category))
+        if len(prompts) > _MOST_PROMPTS:
+            raise OptionError(f"{path} has more than {_MOST_PROMPTS:,} prompts.", "Split it.")
+    if not prompts:
+        raise OptionError(f"{path} holds no prompts.", "Give a JSON list or JSON lines.")
     return prompts
 
 
-def _is_text(value: Any, longest: int) -> TypeGuard[str]:
-    return isinstance(value, str) and 0 < len(value) <= longest and is_unicode(value)
+class _UniqueNames:
+    """Gives names that came before a number, such as "a (2)"."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self._last: dict[str, int] = {}
+
+    def of(self, name: str) -> str:
+        """The name, or the next one like it that was not given."""
+        found, n = name, self._last.get(name, 1)
+        while found in self._given:
+            n += 1
+            found = f"{name} ({n})"
+        self._last[name] = n
+        self._given.add(found)
+        return found
+
+
+def choose(
+    prompts: Sequence[NamedPrompt], limit: int | None, seed: int | None
+) -> list[NamedPrompt]:
+    """At most `limit` prompts, the categories in turn, in the order of the set. seed: drawn by
+    chance, the same for the same seed; None: the first ones."""
+    if limit is None or limit >= len(prompts):
+        return list(prompts)
+    by_category: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        by_category.setdefault(prompt.category, []).append(number)
+    if seed is not None:
+        draw = random.Random(seed)
+        for numbers in by_category.values():
+            draw.shuffle(numbers)
+    chosen: list[int] = []
+    depth = 0
+    while len(chosen) < limit:
+        for numbers in by_category.values():
+            if depth < len(numbers) and len(chosen) < limit:
+                chosen.append(numbers[depth])
+        depth += 1
+    return [prompts[number] for number in sorted(chosen)]
+
+
+def _entries(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """Prompts with the place of each. A list is one JSON value, anything else a value a line."""
+    if text.lstrip()[:1] == "[":
+        try:
+            values = parse_json(text)
+        except JsonError as error:
+            raise _not_json(path, error.line, error) from error
+        for number, value in enumerate(values, 1):
+            yield f"prompt {number}", value
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {number}", parse_json(line)
+        except JsonError as error:
+            raise _not_json(path, number, error) from error
+
+
+def _prompt(
+    path: Path, place: str, entry: Any, fields: tuple[str, str, str], number: int
+) -> NamedPrompt:
+    if isinstance(entry, str):
+        return NamedPrompt(f"prompt {number}", _checked(path, place, entry), "")
+    if not isinstance(entry, dict):
+        raise OptionError(
+            f"{path}: {place} is neither a text nor an object.", "Correct it or leave it out."
+        )
+    text, name, category = fields
+    names = (text,) if text else TEXT_FIELDS
+    found = next((entry[one] for one in names if one in entry), None)
+    if found is None:
+        known = ", ".join(map(shorten, list(entry)[:8])) or "none"
+        raise OptionError(
+            f"{path}: {place} has no field {' or '.join(names)}; its fields: {known}.",
+            "Name the field of the text with --prompt-field.",
+        )
+    return NamedPrompt(
+        _word(entry, (name,) if name else NAME_FIELDS) or f"prompt {number}",
+        _checked(path, place, _first_turn(found)),
+        _word(entry, (category,) if category else CATEGORY_FIELDS),
+    )
+
+
+def _first_turn(found: Any) -> Any:
+    """The text itself, the first of several turns, or what the first user's message says."""
+    if not isinstance(found, list):
+        return found
+    for turn in found:
+        if isinstance(turn, dict):
+            if turn.get("role", "user") == "user":
+                return turn.get("content")
+        else:
+            return turn
+    return None
+
+
+def _checked(path: Path, place: str, text: Any) -> str:
+    if not (isinstance(text, str) and 0 < len(text) <= _LONGEST_TEXT and is_unicode(text)):
+        raise OptionError(
+            f"{path}: {place} has no text of 1 to {_LONGEST_TEXT:,} characters.",
+            "Correct it or leave it out.",
+        )
+    return text
+
+
+def _word(entry: dict[str, Any], names: Sequence[str]) -> str:
+    """A name or category in one line, empty where there is none."""
+    value = next((entry[name] for name in names if name in entry), "")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return ""
+    return shorten(" ".join(str(value).split()))
+
+
+def _not_json(path: Path, line: int, error: JsonError) -> OptionError:
+    return OptionError(
+        f"{path}: line {line} is not valid JSON (column {error.column}: {error.what}).",
+        "Give a JSON list of prompts, or one JSON value a line.",
+    )

@@ -1,13 +1,13 @@
-"""Requests, decoded alone and measured, which every suite is made of; and the same requests in one
-slot and in several."""
+"""Requests, decoded alone, one after another or side by side, and measured; and what their rounds
+cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.options import Prompt, RunOptions
 from engine.trace.records import MISSING
@@ -70,6 +70,11 @@ class RequestResult:
     tokens: tuple[int, ...]
     text: str
 
+    @property
+    def n_timed(self) -> int:
+        """Tokens after the first one, which is free."""
+        return self.predicted_n - 1
+
 
 def measure_request(
     session: Session,
@@ -79,33 +84,107 @@ def measure_request(
     cache: PromptCache | None = None,
 ) -> RequestResult:
     """Decode a prompt in one slot. Raises what Session.start raises."""
-    run = session.start([prompt], replace(configuration.options, parallel=1), cache=cache)
-    wall_s = run_to_end(run)
+    run, known = measured(session, [prompt], replace(configuration.options, parallel=1), cache)
     (result,) = run.results()
-    figures = summary(run.trace, run.run_id)
-    rounds = run.trace.rounds
-    return RequestResult(
-        prompt=name,
-        configuration=configuration.name,
-        cache_n=figures["cache_n"],
-        prompt_n=figures["prompt_n"],
-        prompt_ms=figures["prompt_ms"],
-        predicted_n=figures["predicted_n"],
-        predicted_ms=figures["predicted_ms"],
-        predicted_per_second=figures["predicted_per_second"],
-        draft_n=figures.get("draft_n", 0),
-        draft_n_accepted=figures.get("draft_n_accepted", 0),
-        num_spec_steps=figures["num_spec_steps"],
-        num_rounds=int((rounds.column("num_draft_tokens") != MISSING).sum()),
-        draft_ms=figures["phase_ms"]["draft"] or 0.0,
-        verify_ms=figures["phase_ms"]["verify"] or 0.0,
-        num_restores=int(rounds.column("replay_index").sum()),
-        duplicate_cells=int(rounds.column("kv_cells_duplicate").max()),
-        wall_s=wall_s,
-        stop=result.stop,
-        tokens=tuple(result.tokens),
-        text=result.text,
-    )
+    known |= {"prompt": name, "configuration": configuration.name}
+    known |= {"stop": result.stop, "tokens": tuple(result.tokens), "text": result.text}
+    return RequestResult(**{field.name: known[field.name] for field in fields(RequestResult)})
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """Several requests decoded one after another. tokens: of each. n_timed: of them all, after the
+    free first ones. The others as of a RequestResult."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    n_timed: int
+    predicted_ms: float
+    draft_ms: float
+    verify_ms: float
+    num_rounds: int
+    draft_n: int
+    draft_n_accepted: int
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, 0 where nothing was timed."""
+        return 1e3 * self.n_timed / self.predicted_ms if self.predicted_ms else 0.0
+
+
+def timed_run(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> TimedRun:
+    """Decode prompts one after another in one slot. Raises what Session.start raises."""
+    run, known = measured(session, prompts, replace(options, parallel=1))
+    tokens = tuple(tuple(result.tokens) for result in run.results())
+    known |= {"tokens": tokens, "n_timed": sum(max(len(one) - 1, 0) for one in tokens)}
+    return TimedRun(**{field.name: known[field.name] for field in fields(TimedRun)})
+
+
+def measured(
+    session: Session,
+    prompts: Sequence[Prompt],
+    options: RunOptions,
+    cache: PromptCache | None = None,
+) -> tuple[Run, dict[str, Any]]:
+    """A finished run and its figures: those of engine.trace.timings.summary, and of a RequestResult
+    what they lack. Raises what Session.start raises."""
+    run = session.start(prompts, options, cache=cache)
+    wall_s = run_to_end(run)
+    figures, rounds = summary(run.trace, run.run_id), run.trace.rounds
+    return run, {
+        "draft_n": 0,
+        "draft_n_accepted": 0,
+        **figures,
+        "num_rounds": int((rounds.column("num_draft_tokens") != MISSING).sum()),
+        "draft_ms": figures["phase_ms"]["draft"] or 0.0,
+        "verify_ms": figures["phase_ms"]["verify"] or 0.0,
+        "num_restores": int(rounds.column("replay_index").sum()),
+        "duplicate_cells": int(rounds.column("kv_cells_duplicate").max()),
+        "wall_s": wall_s,
+    }
+
+
+def round_costs(
+    runs: Sequence[RequestResult | TimedRun], plain: Sequence[RequestResult | TimedRun]
+) -> dict[str, Any] | None:
+    """Why a configuration is faster or slower than plain decoding; None where nothing is timed.
+
+    Means over the rounds of all runs: tokens_per_round (emitted), drafted_per_round, and the
+    milliseconds of drafting, verifying and the rest of a round. plain_step_ms: a token of plain
+    decoding. A round pays when it emits more than break_even_tokens = round_ms / plain_step_ms,
+    which takes an acceptance of break_even_acceptance = (break_even_tokens - 1) /
+    drafted_per_round at the cost measured here, where it had `acceptance`; above 1 it cannot pay.
+    These two are None without a draft.
+    """
+    names = ("num_rounds", "n_timed", "predicted_ms", "draft_ms", "verify_ms")
+    rounds, n_tokens, ms, draft_ms, verify_ms = (_sum(runs, name) for name in names)
+    plain_step_ms = ms_per_token(plain)
+    if not rounds or not plain_step_ms:
+        return None
+    drafted = _sum(runs, "draft_n")
+    break_even = ms / rounds / plain_step_ms
+    return {
+        "num_rounds": rounds,
+        "tokens_per_round": n_tokens / rounds,
+        "drafted_per_round": drafted / rounds,
+        "round_ms": ms / rounds,
+        "draft_ms": draft_ms / rounds,
+        "verify_ms": verify_ms / rounds,
+        "rest_ms": (ms - draft_ms - verify_ms) / rounds,
+        "plain_step_ms": plain_step_ms,
+        "break_even_tokens": break_even,
+        "break_even_acceptance": (break_even - 1) * rounds / drafted if drafted else None,
+        "acceptance": _sum(runs, "draft_n_accepted") / drafted if drafted else None,
+    }
+
+
+def ms_per_token(runs: Sequence[RequestResult | TimedRun]) -> float | None:
+    """The first token of a request is free; None where there are no others."""
+    n = _sum(runs, "n_timed")
+    return _sum(runs, "predicted_ms") / n if n else None
+
+
+def _sum(runs: Sequence[RequestResult | TimedRun], name: str) -> Any:
+    return sum(getattr(run, name) for run in runs)
 
 
 def run_to_end(run: Run) -> float:
@@ -172,15 +251,13 @@ def bench_slots(
 
 def _run(session: Session, prompts: Sequence[Prompt], configuration: Configuration) -> SlotRow:
     """One run, its ratio not known yet."""
-    run = session.start(prompts, replace(configuration.options, parallel=len(prompts)))
-    wall_s = run_to_end(run)
-    figures = summary(run.trace, run.run_id)
+    _, figures = measured(session, prompts, replace(configuration.options, parallel=len(prompts)))
     return SlotRow(
         configuration.name,
         len(prompts),
         figures["predicted_n"],
         figures["predicted_per_second"],
-        wall_s,
-        figures["draft_acceptance_rate"] if figures.get("draft_n") else None,
+        figures["wall_s"],
+        figures["draft_acceptance_rate"] if figures["draft_n"] else None,
         0.0,
     )

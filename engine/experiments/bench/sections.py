@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from inspect import isfunction, ismethod
 from time import perf_counter
@@ -161,18 +160,6 @@ RECORDING_SECTIONS = ("recording", "rest")
 """recording: the recorder's public methods. rest: everything else."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
-    """One run. predicted_n: tokens emitted. wall_s: from the first round to the end of the run,
-    seconds. recording_s: of them, in the section "recording". share: recording_s over wall_s."""
-
-    configuration: str
-    predicted_n: int
-    wall_s: float
-    recording_s: float
-    share: float
-
-
 @contextmanager
 def recording_timed(clock: SectionClock) -> Iterator[None]:
     """Within the context, the time that any run spends recording is counted by `clock`, which must
@@ -186,9 +173,11 @@ def recording_timed(clock: SectionClock) -> Iterator[None]:
 
 def bench_recording(
     session: Session, prompt: Prompt, configurations: Sequence[Configuration], *, repeats: int = 1
-) -> Iterator[RecordedRun]:
+) -> Iterator[dict[str, Any]]:
     """Decode a prompt in one slot, `repeats` times in every configuration; nothing warms up.
 
+    Of each run: configuration, predicted_n (tokens emitted), wall_s (from the first round to the
+    end, seconds), recording_s (of them, in the section "recording") and share, one over the other.
     Raises what Session.start raises.
     """
     clock = SectionClock(session.device, RECORDING_SECTIONS)
@@ -198,10 +187,10 @@ def bench_recording(
                 clock.restart()
                 done = measure_request(session, prompt, "", configuration)
                 recording_s = clock.ms()["recording"] / 1000
-            yield RecordedRun(
-                configuration.name,
-                done.predicted_n,
-                done.wall_s,
-                recording_s,
-                recording_s / done.wall_s,
-            )
+            yield {
+                "configuration": configuration.name,
+                "predicted_n": done.predicted_n,
+                "wall_s": done.wall_s,
+                "recording_s": recording_s,
+                "share": recording_s / done.wall_s,
+            }

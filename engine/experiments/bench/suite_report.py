@@ -9,7 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from engine.experiments.bench.request import PLAIN, Configuration, RequestResult
+from engine.experiments.bench.request import (
+    PLAIN,
+    Configuration,
+    RequestResult,
+    ms_per_token,
+    round_costs,
+)
 from engine.report.common import (
     decimals,
     machine_section,
@@ -51,40 +57,6 @@ def aggregate_requests(requests: Sequence[RequestResult]) -> dict[str, Any]:
     }
 
 
-def round_costs(
-    requests: Sequence[RequestResult], plain: Sequence[RequestResult]
-) -> dict[str, Any] | None:
-    """Why a configuration is faster or slower than plain decoding; None where nothing is timed.
-
-    Means over the rounds of all requests: tokens_per_round (emitted), drafted_per_round, and the
-    milliseconds of drafting, verifying and the rest of a round. plain_step_ms: a token of plain
-    decoding. A round pays when it emits more than break_even_tokens = round_ms / plain_step_ms,
-    which takes an acceptance of break_even_acceptance = (break_even_tokens - 1) /
-    drafted_per_round at the cost measured here; above 1 it cannot pay. None without a draft.
-    """
-    rounds = sum(request.num_rounds for request in requests)
-    plain_step_ms = _ms_per_token(plain)
-    if not rounds or not plain_step_ms:
-        return None
-    ms = sum(request.predicted_ms for request in requests)
-    draft_ms = sum(request.draft_ms for request in requests)
-    verify_ms = sum(request.verify_ms for request in requests)
-    drafted = sum(request.draft_n for request in requests)
-    break_even = ms / rounds / plain_step_ms
-    return {
-        "num_rounds": rounds,
-        "tokens_per_round": sum(request.predicted_n - 1 for request in requests) / rounds,
-        "drafted_per_round": drafted / rounds,
-        "round_ms": ms / rounds,
-        "draft_ms": draft_ms / rounds,
-        "verify_ms": verify_ms / rounds,
-        "rest_ms": (ms - draft_ms - verify_ms) / rounds,
-        "plain_step_ms": plain_step_ms,
-        "break_even_tokens": break_even,
-        "break_even_acceptance": (break_even - 1) * rounds / drafted if drafted else None,
-    }
-
-
 def _configuration(
     name: str,
     options: Mapping[str, Any],
@@ -94,8 +66,8 @@ def _configuration(
     plain_of = {request.prompt: request for request in plain}
     compared = [request for request in requests if request.prompt in plain_of]
     beside = [plain_of[request.prompt] for request in compared]
-    per_token, plain_per_token = _ms_per_token(compared), _ms_per_token(beside)
-    own = _ms_per_token(requests)
+    per_token, plain_per_token = ms_per_token(compared), ms_per_token(beside)
+    own = ms_per_token(requests)
     rows = [_row(request, plain_of.get(request.prompt)) for request in requests]
     return {
         "name": name,
@@ -122,12 +94,6 @@ def _row(request: RequestResult, plain: RequestResult | None) -> dict[str, Any]:
         else None,
         "same": None if plain is None else request.tokens == plain.tokens,
     }
-
-
-def _ms_per_token(requests: Sequence[RequestResult]) -> float | None:
-    """The first token of a request is free."""
-    timed = sum(request.predicted_n - 1 for request in requests)
-    return sum(request.predicted_ms for request in requests) / timed if timed else None
 
 
 OVERVIEW_HEADS = ("configuration", "tok/s", "speed-up", "rate", "tokens/round", "wall s", "same")

@@ -7,7 +7,6 @@ checkpoints are used again and again; the counters are those in which damage sho
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.conversation.conversation import Rendering
@@ -18,30 +17,6 @@ from engine.options import Prompt
 if TYPE_CHECKING:
     from engine.decode.held_sequences import PromptCache
     from engine.session import Session
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadTurn:
-    """Counters of one turn.
-
-    prompt_tokens = cache_n (used again) + prompt_n (processed). tokens: emitted. drafts:
-    verification steps. drafted = accepted + rejected. restores: checkpoints put back.
-    duplicate_cells: most attention cells beyond one per position, scanned after every round.
-    """
-
-    turn: str
-    prompt_tokens: int
-    cache_n: int
-    prompt_n: int
-    tokens: int
-    drafts: int
-    drafted: int
-    accepted: int
-    rejected: int
-    restores: int
-    duplicate_cells: int
-    tokens_per_second: float
-    text: str
 
 
 class Workload:
@@ -67,9 +42,9 @@ class Workload:
         self.configuration = configuration
         self._cache = cache
         self._message_starts: tuple[int, ...] = ()
-        self.done: list[WorkloadTurn] = []
+        self.done: list[RequestResult] = []
 
-    def turns(self) -> Iterator[WorkloadTurn]:
+    def turns(self) -> Iterator[RequestResult]:
         """Decode turn after turn; each is in `done` before it is yielded.
 
         Raises what Session.start and ChatTemplate.render raise.
@@ -81,7 +56,7 @@ class Workload:
                 self._session, self._prompt(history), message.name, self.configuration, self._cache
             )
             history.append({"role": "assistant", "content": measured.text})
-            self.done.append(_turn(measured))
+            self.done.append(measured)
             yield self.done[-1]
 
     def _prompt(self, history: Sequence[dict[str, str]]) -> Prompt:
@@ -93,37 +68,32 @@ class Workload:
         return prompt
 
 
-def _turn(measured: RequestResult) -> WorkloadTurn:
-    return WorkloadTurn(
-        turn=measured.prompt,
-        prompt_tokens=measured.cache_n + measured.prompt_n,
-        cache_n=measured.cache_n,
-        prompt_n=measured.prompt_n,
-        tokens=measured.predicted_n,
-        drafts=measured.num_spec_steps,
-        drafted=measured.draft_n,
-        accepted=measured.draft_n_accepted,
-        rejected=measured.draft_n - measured.draft_n_accepted,
-        restores=measured.num_restores,
-        duplicate_cells=measured.duplicate_cells,
-        tokens_per_second=measured.predicted_per_second,
-        text=measured.text,
-    )
+def turn_counters(turn: RequestResult) -> dict[str, Any]:
+    """A turn by the names that `bench w1` has.
+
+    prompt_tokens = cache_n (used again) + prompt_n (processed). tokens: emitted. drafts:
+    verification steps. drafted = accepted + rejected. restores: checkpoints put back.
+    duplicate_cells: most attention cells beyond one per position, scanned after every round.
+    """
+    return {
+        "turn": turn.prompt,
+        "prompt_tokens": turn.cache_n + turn.prompt_n,
+        "cache_n": turn.cache_n,
+        "prompt_n": turn.prompt_n,
+        "tokens": turn.predicted_n,
+        "drafts": turn.num_spec_steps,
+        "drafted": turn.draft_n,
+        "accepted": turn.draft_n_accepted,
+        "rejected": turn.draft_n - turn.draft_n_accepted,
+        "restores": turn.num_restores,
+        "duplicate_cells": turn.duplicate_cells,
+        "tokens_per_second": turn.predicted_per_second,
+        "text": turn.text,
+    }
 
 
-def turn_totals(turns: Sequence[WorkloadTurn]) -> dict[str, int]:
+def turn_totals(turns: Sequence[dict[str, Any]]) -> dict[str, int]:
     """Sums of the counters over the turns; of duplicate_cells, the most."""
-    facts = [asdict(turn) for turn in turns]
-    names = (
-        "prompt_tokens",
-        "cache_n",
-        "prompt_n",
-        "tokens",
-        "drafts",
-        "drafted",
-        "accepted",
-        "rejected",
-        "restores",
-    )
-    sums = {name: sum(fact[name] for fact in facts) for name in names}
-    return {**sums, "duplicate_cells": max((turn.duplicate_cells for turn in turns), default=0)}
+    names = "prompt_tokens cache_n prompt_n tokens drafts drafted accepted rejected restores"
+    sums = {name: sum(turn[name] for turn in turns) for name in names.split()}
+    return sums | {"duplicate_cells": max((turn["duplicate_cells"] for turn in turns), default=0)}

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engine.compare.llama_cpp import CommandError
+from engine.compare.llama_api import CommandError
 from engine.compare.llama_process import GraphNode, LlamaProcess, graph_nodes
 from engine.compare.llama_wire import TRANSCRIPTS, Asked, Value, read_transcript
 from engine.errors import DraftscopeError, PeerLibraryError

@@ -8,6 +8,8 @@ whose levels are off centre get scales of either sign, or a minimum that centres
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -15,7 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 Quant = GGMLQuantizationType
 
 # what the 16 levels of the types with a table stand for; those of MXFP4 are doubled
-_IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ4_LEVELS = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 _FP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _SIX_BITS = np.arange(64) - 32
 
@@ -44,24 +46,25 @@ def random_tensor(
     return blocks.reshape(*shape[:-1], -1)
 
 
-def _fill_q4_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # half scale d, 32 nibbles q: d (q - 8)
-    blocks[:, :2] = _signed(rng, blocks, std / _rms(np.arange(16) - 8))
+def _fill_signed(
+    rng: np.random.Generator,
+    blocks: np.ndarray,
+    std: float,
+    *,
+    levels: Sequence[np.ndarray],
+    at: int = 0,
+) -> None:
+    """A half scale of either sign at a byte; a value is the scale times one of each of the levels,
+    quants and perhaps scales of parts of a block, which are random as they are."""
+    scale = std / math.prod(map(_rms, levels))
+    blocks[:, at : at + 2] = _signed(rng, blocks, scale)
 
 
-def _fill_q4_1(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # half scale d, half minimum m, 32 nibbles q: d q + m
-    _centred(blocks, std / _rms(np.arange(16) - 7.5), -7.5)
-
-
-def _fill_q5_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # half scale d, fifth bits, 32 nibbles: d (q - 16)
-    blocks[:, :2] = _signed(rng, blocks, std / _rms(np.arange(32) - 16))
-
-
-def _fill_q5_1(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # half scale d, half minimum m, fifth bits, 32 nibbles: d q + m
-    _centred(blocks, std / _rms(np.arange(32) - 15.5), -15.5)
+def _fill_centred(
+    _rng: np.random.Generator, blocks: np.ndarray, std: float, *, centre: float
+) -> None:
+    """A half scale d and a half minimum m, then quants q from 0 to twice the centre: d q + m."""
+    _centred(blocks, std / _rms(np.arange(2 * centre + 1) - centre), -centre)
 
 
 def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
@@ -69,11 +72,6 @@ def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     quants = blocks[:, 2:].view(np.int8)
     quants[quants == -128] = 0
     blocks[:, :2] = _half(std / math.sqrt(127 * 128 / 3))
-
-
-def _fill_iq4_nl(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # half scale d, 32 nibbles q: d level[q]
-    blocks[:, :2] = _signed(rng, blocks, std / _rms(np.array(_IQ4_LEVELS)))
 
 
 def _fill_mxfp4(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
@@ -92,12 +90,6 @@ def _fill_q2_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     blocks[:, :16] = scales | scales << 4
     d = std / (_rms(np.arange(8, 16)) * _rms(np.arange(4) - 1.5))
     _centred(blocks[:, 80:], d, 1.5)
-
-
-def _fill_q3_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # 256 quants of 3 bits, 16 scales of 6 bits, half scale d: d (scale - 32) (q - 4)
-    d = std / (_rms(_SIX_BITS) * _rms(np.arange(8) - 4))
-    blocks[:, 108:] = _signed(rng, blocks, d)
 
 
 def _fill_q4_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
@@ -122,26 +114,20 @@ def _fill_q6_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     blocks[:, 208:] = _half(std / (_rms(np.arange(16, 32)) * _rms(_SIX_BITS)))
 
 
-def _fill_iq4_xs(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # half scale d, 8 scales of 6 bits, 256 nibbles q: d (scale - 32) level[q]
-    d = std / (_rms(_SIX_BITS) * _rms(np.array(_IQ4_LEVELS)))
-    blocks[:, :2] = _signed(rng, blocks, d)
-
-
-_FILL = {
-    Quant.Q4_0: _fill_q4_0,
-    Quant.Q4_1: _fill_q4_1,
-    Quant.Q5_0: _fill_q5_0,
-    Quant.Q5_1: _fill_q5_1,
+_FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, float], None]] = {
+    Quant.Q4_0: partial(_fill_signed, levels=(np.arange(16) - 8,)),
+    Quant.Q4_1: partial(_fill_centred, centre=7.5),
+    Quant.Q5_0: partial(_fill_signed, levels=(np.arange(32) - 16,)),
+    Quant.Q5_1: partial(_fill_centred, centre=15.5),
     Quant.Q8_0: _fill_q8_0,
-    Quant.IQ4_NL: _fill_iq4_nl,
+    Quant.IQ4_NL: partial(_fill_signed, levels=(_IQ4_LEVELS,)),
     Quant.MXFP4: _fill_mxfp4,
     Quant.Q2_K: _fill_q2_k,
-    Quant.Q3_K: _fill_q3_k,
+    Quant.Q3_K: partial(_fill_signed, levels=(_SIX_BITS, np.arange(8) - 4), at=108),
     Quant.Q4_K: _fill_q4_k,
     Quant.Q5_K: _fill_q5_k,
     Quant.Q6_K: _fill_q6_k,
-    Quant.IQ4_XS: _fill_iq4_xs,
+    Quant.IQ4_XS: partial(_fill_signed, levels=(_SIX_BITS, _IQ4_LEVELS)),
 }
 BLOCK_TYPES = tuple(_FILL)
 """Types in blocks that random_tensor can make."""

@@ -7,10 +7,11 @@ activation near 1, and the tied embedding twice that, which gives logits of abou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Container
+from contextlib import closing
 from pathlib import Path
 from string import ascii_lowercase
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
@@ -25,16 +26,9 @@ from engine.experiments.random_models.quant_mixes import (
     tensor_type,
 )
 from engine.experiments.random_models.random_blocks import random_tensor
-from engine.experiments.random_models.random_deepseek4 import DEEPSEEK4_SIZES, add_deepseek4_keys
-from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
-from engine.experiments.random_models.random_kda import KDA_SIZES, add_kda_keys
-from engine.experiments.random_models.random_mamba import MAMBA_SIZES, add_mamba_keys
-from engine.experiments.random_models.random_qwen import (
-    CONFIGS,
-    QWEN4EXP_SIZES,
-    add_qwen4exp_keys,
-    add_qwen_keys,
-)
+from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS, drafter_shapes
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_file import CONTROL_TOKENS, RandomFile
 from engine.files import written_whole
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType
@@ -42,8 +36,6 @@ from engine.model.config import ModelConfig
 from engine.model.parts import Shapes
 from engine.model.tensors import block_shapes, global_shapes
 
-CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""The last tokens of every vocabulary."""
 _CANNOT_LACK = tuple(
     f"ssm_{one}" for one in ("conv1d.bias", "dt_norm.weight", "b_norm.weight", "c_norm.weight")
 )
@@ -65,21 +57,9 @@ def write_random_model(
     arch: one of RANDOM_FAMILIES. size: one of its sizes, None for the first. quant: one of QUANTS.
     Raises OptionError for others and where the file cannot be written; there is never half a file.
     """
-    _choose("architecture", arch, RANDOM_FAMILIES)
-    family = RANDOM_FAMILIES[arch]
-    sizes = family.sizes
-    size = size or next(iter(sizes))
-    _choose("size", size, sizes)
-    _choose("quantisation", quant, QUANTS)
-    config = sizes[size]
-    with written_whole(path) as part:
-        writer = GGUFWriter(part, config.architecture)
-        try:
-            family.add_keys(writer, config)
-            shapes = _shapes(config, tied=family.tied)
-            _write(writer, config, f"Random {size} {quant}", quant, shapes, tied=family.tied)
-        finally:
-            writer.close()
+    size, file = _chosen(arch, size, quant)
+    config = file.config()
+    _write(path, file, config, f"Random {size} {quant}", quant, _shapes(config, file.shapes))
 
 
 def write_random_drafter(
@@ -91,23 +71,20 @@ def write_random_drafter(
     drafter: one of RANDOM_DRAFTERS. Raises as `write_random_model`.
     """
     _choose("drafter", drafter, RANDOM_DRAFTERS)
+    size, target = _chosen(arch, size, quant)
+    file, config = RANDOM_DRAFTERS[drafter](target), target.config()
+    name, shapes = f"Random {drafter} for {size} {quant}", drafter_shapes(file, config.n_vocab)
+    _write(path, file, config, name, quant, shapes)
+
+
+def _chosen(arch: str, size: str | None, quant: str) -> tuple[str, RandomFile]:
+    """The name of the size, and the model."""
     _choose("architecture", arch, RANDOM_FAMILIES)
-    sizes = RANDOM_FAMILIES[arch].sizes
+    sizes = RANDOM_FAMILIES[arch]
     size = size or next(iter(sizes))
     _choose("size", size, sizes)
     _choose("quantisation", quant, QUANTS)
-    kind, target = RANDOM_DRAFTERS[drafter], sizes[size]
-    config = kind.config_for(target)
-    with written_whole(path) as part:
-        writer = GGUFWriter(part, kind.architecture)
-        try:
-            kind.add_keys(writer, config)
-            writer.add_mask_token_id(target.n_vocab - len(CONTROL_TOKENS))
-            shapes = config.shapes((), target.n_vocab, target.n_vocab) | kind.further(config)
-            name = f"Random {drafter} for {size} {quant}"
-            _write(writer, target, name, quant, shapes, tied=True)
-        finally:
-            writer.close()
+    return size, sizes[size]
 
 
 def _choose(what: str, value: str, choices: Collection[str]) -> None:
@@ -116,39 +93,42 @@ def _choose(what: str, value: str, choices: Collection[str]) -> None:
 
 
 def _write(
-    writer: GGUFWriter, config: ModelConfig, name: str, quant: str, shapes: Shapes, *, tied: bool
+    path: Path, file: RandomFile, config: ModelConfig, name: str, quant: str, shapes: Shapes
 ) -> None:
     """config: of the model, or of the target that a drafter is for."""
-    n_params = sum(math.prod(shape) for shape in shapes.values())
-    writer.add_type("model")
-    writer.add_name(name)
-    writer.add_size_label(model_weight_count_rounded_notation(n_params))
-    writer.add_file_type(file_type(quant))
-    writer.add_quantization_version(2)
-    _add_vocabulary(writer, config.n_vocab)
+    n_params, tied = sum(map(math.prod, shapes.values())), "output.weight" not in file.shapes
     kinds = {
         name: tensor_type(name, shape, config, quant, tied=tied) for name, shape in shapes.items()
     }
-    for name, shape in shapes.items():
-        kind = kinds[name]
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), _n_bytes(shape, kind), kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
     rng = np.random.default_rng(0)
-    for name, shape in shapes.items():
-        pieces = _Pieces(rng, name, shape, kinds[name], n_experts(config))
-        writer.write_tensor_data(pieces)  # type: ignore[arg-type]
+    with written_whole(path) as part, closing(GGUFWriter(part, file.arch)) as writer:
+        file.add_keys(writer)
+        writer.add_type("model")
+        writer.add_name(name)
+        writer.add_size_label(model_weight_count_rounded_notation(n_params))
+        writer.add_file_type(file_type(quant))
+        writer.add_quantization_version(2)
+        _add_vocabulary(writer, config.n_vocab)
+        for name, shape in shapes.items():
+            kind = kinds[name]
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), _n_bytes(shape, kind), kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, shape in shapes.items():
+            pieces = _Pieces(rng, name, shape, kinds[name], n_experts(config))
+            writer.write_tensor_data(pieces)  # type: ignore[arg-type]
 
 
-def _shapes(config: ModelConfig, *, tied: bool) -> Shapes:
-    """An MTP block has a norm of its own, Mamba what llama.cpp cannot do without."""
-    shapes = global_shapes(config, () if tied else ("output.weight",))
+def _shapes(config: ModelConfig, present: Container[str]) -> Shapes:
+    """An MTP block has a norm of its own, Mamba what llama.cpp cannot do without. present: tensors
+    that the file may lack, and has."""
+    shapes = global_shapes(config, present)
     for index in range(config.n_layer + config.n_mtp):
         norm = config.mtp.output_norm if config.mtp else ""
         names = (*_CANNOT_LACK, *_ALSO.get(config.architecture, ()))
-        present = f"blk.{config.n_layer}.{norm}", *(f"blk.{index}.{name}" for name in names)
-        shapes |= block_shapes(config, index, present)
+        of_block = f"blk.{config.n_layer}.{norm}", *(f"blk.{index}.{name}" for name in names)
+        shapes |= block_shapes(config, index, of_block)
     return shapes
 
 
@@ -239,25 +219,3 @@ def made_up_vocabulary(n: int) -> tuple[list[str], list[str]]:
         tokens += [word + letter for word, letter in longer]
         words = iter([word + letter for word, letter in longer])
     return [*tokens, *CONTROL_TOKENS], merges
-
-
-class RandomFamily(NamedTuple):
-    """sizes: shapes by name, the default first. add_keys: writes what a file says of its sizes.
-    tied: the output matrix is the embedding."""
-
-    sizes: Mapping[str, ModelConfig]
-    add_keys: Callable[[GGUFWriter, ModelConfig], None]
-    tied: bool = True
-
-
-RANDOM_FAMILIES = {
-    "qwen35": RandomFamily(CONFIGS, add_qwen_keys),
-    "qwen4exp": RandomFamily(QWEN4EXP_SIZES, add_qwen4exp_keys),
-    "bailingmoe3": RandomFamily(KDA_SIZES["bailingmoe3"], add_kda_keys),
-    "kimi-linear": RandomFamily(KDA_SIZES["kimi-linear"], add_kda_keys, tied=False),
-    "kimi-k3": RandomFamily(KDA_SIZES["kimi-k3"], add_kda_keys, tied=False),
-    "glm5-next": RandomFamily(KDA_SIZES["glm5-next"], add_kda_keys, tied=False),
-    "deepseek4": RandomFamily(DEEPSEEK4_SIZES, add_deepseek4_keys, tied=False),
-    **{arch: RandomFamily(sizes, add_mamba_keys) for arch, sizes in MAMBA_SIZES.items()},
-}
-"""By architecture; sizes of qwen35 with a mixture of experts are qwen35moe."""

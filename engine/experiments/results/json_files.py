@@ -76,7 +76,7 @@ def key_of(settings: Mapping[str, Any]) -> str:
 
 
 def tune_rows(data: Mapping[str, Any]) -> list[Row]:
-    """The rows of engine.experiments.tune.tune.Tuned.data: real runs, and the simulated settings,
+    """The rows of what `tune` returns: real runs, and the simulated settings,
     distinguished by the setting `figures`."""
     measured = [
         (

@@ -7,13 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from engine.analysis.findings.check import recorded
 from engine.draft.registry import DRAFTERS
 from engine.errors import DraftscopeError, OptionError, TraceFileError
-from engine.experiments.bench.request import run_to_end
+from engine.experiments.bench.request import measured, run_to_end
 from engine.experiments.results.schema import FIGURES
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import CHAT, COMPUTE, DEVICE, REPEAT, THREADS, SweepJob
@@ -28,7 +27,6 @@ from engine.run import Run
 from engine.session import Session
 from engine.thread_trial import choose_threads
 from engine.trace.export import export_csv
-from engine.trace.timings import summary
 
 _WARM_UP_TOKENS = 8
 _CONTENT_S = 1.0
@@ -62,8 +60,8 @@ class SweepWorker:
         run_to_end(session.start(prompts[:1], _few(job.options)))
         runs = [_timed(session, prompts, job.options) for _ in range(job.setting(REPEAT))]
         runs.sort(key=lambda timed: timed[1]["predicted_ms"] or 0.0)
-        run, figures, _ = runs[(len(runs) - 1) // 2]
-        speeds = [figures["predicted_per_second"] or 0.0 for _, figures, _ in runs]
+        run, figures = runs[(len(runs) - 1) // 2]
+        speeds = [figures["predicted_per_second"] or 0.0 for _, figures in runs]
         if trace is not None:
             if session.content:
                 session.content.start(lambda: True)
@@ -77,7 +75,7 @@ class SweepWorker:
                 **figures,
                 "predicted_per_second_low": min(speeds),
                 "predicted_per_second_high": max(speeds),
-                "wall_s": statistics.median(wall_s for _, _, wall_s in runs),
+                "wall_s": statistics.median(figures["wall_s"] for _, figures in runs),
             },
             machine={**machine(), "device": device_name(session.device)},
             model=dict(session.identity),
@@ -129,22 +127,19 @@ def _prompt(session: Session, text: str, chat: bool) -> Prompt:
 
 def _timed(
     session: Session, prompts: Sequence[Prompt], options: RunOptions
-) -> tuple[Run, dict[str, float | None], float]:
-    """A finished run, its figures, and its time in seconds."""
-    start = perf_counter()
-    run = session.start(prompts, options)
-    run_to_end(run)
-    facts, found = run.trace.runs[run.run_id], summary(run.trace, run.run_id)
-    phases = found["phase_ms"]
+) -> tuple[Run, dict[str, Any]]:
+    """A finished run and its figures; None is not known."""
+    run, found = measured(session, prompts, options)
     known = {
         **found,
-        **facts,
-        "draft_ms": phases["draft"],
-        "verify_ms": phases["verify"],
-        "num_restores": int(run.trace.rounds.column("replay_index").sum()),
+        **run.trace.runs[run.run_id],
+        "draft_ms": found["phase_ms"]["draft"],
+        "verify_ms": found["phase_ms"]["verify"],
         "num_findings": sum(finding.severity != "info" for finding in recorded(run.trace)),
     }
-    return run, {name: known.get(name) for name in FIGURES}, perf_counter() - start
+    if not found["draft_n"]:
+        known |= {"draft_n": None, "draft_n_accepted": None}
+    return run, {name: known.get(name) for name in FIGURES}
 
 
 def _output(run: Run) -> str:

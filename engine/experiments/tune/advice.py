@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.what_if.positions import SurvivalRates
+from engine.analysis.what_if.positions import survival_of
 from engine.analysis.what_if.rules import FIXED
+from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.tune.candidates import Estimate, outcome
 from engine.experiments.tune.confirm import Confirmed, SpeedComparison, compare
 from engine.experiments.tune.lengths import DraftSetting, drafting
-from engine.experiments.tune.prompt_sets import TunePrompt
 from engine.experiments.tune.record import TuneRecording
 from engine.memory.policies import memory_sizes
 from engine.model.info import ModelInfo
@@ -66,36 +66,12 @@ def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
     )
 
 
-def costs_of(one: Confirmed, plain: Confirmed) -> dict[str, Any]:
-    """Where a configuration's time went, per round, the acceptance it had, and the one from which
-    it pays at that cost, above 1 where it cannot; empty where nothing was decoded."""
-    rounds = sum(run.n_rounds for run in one.runs)
-    plain_tokens = sum(run.n_tokens for run in plain.runs)
-    if not rounds or not plain_tokens:
-        return {}
-    drafted, ms = sum(run.drafted for run in one.runs), sum(run.ms for run in one.runs)
-    draft_ms = sum(run.draft_ms for run in one.runs)
-    verify_ms = sum(run.verify_ms for run in one.runs)
-    plain_ms = sum(run.ms for run in plain.runs) / plain_tokens
-    needed = ms / rounds / plain_ms
-    return {
-        "acceptance": sum(run.accepted for run in one.runs) / drafted if drafted else None,
-        "break_even_acceptance": (needed - 1) * rounds / drafted if drafted else None,
-        "break_even_tokens": needed,
-        "tokens_per_round": sum(run.n_tokens for run in one.runs) / rounds,
-        "round_ms": ms / rounds,
-        "draft_ms": draft_ms / rounds,
-        "verify_ms": verify_ms / rounds,
-        "rest_ms": (ms - draft_ms - verify_ms) / rounds,
-        "plain_step_ms": plain_ms,
-    }
-
-
 def by_position(recording: TuneRecording, n_max: int) -> list[dict[str, Any]]:
     """For each place of a draft: how often the token there was right where all before it were
     (conditional), how often everything up to it was (survival), and drafts judged there (n)."""
-    rates = SurvivalRates.of(recording.rounds)
-    rows = zip(rates.conditional.tolist(), rates.survival.tolist(), rates.n.tolist(), strict=True)
+    found = survival_of(recording.rounds)
+    rates = found.conditional
+    rows = zip(rates.tolist(), np.cumprod(rates).tolist(), found.judged.tolist(), strict=True)
     return [
         {"position": i, "conditional": right, "survival": all_right, "n": n}
         for i, (right, all_right, n) in enumerate(rows, 1)
@@ -104,7 +80,7 @@ def by_position(recording: TuneRecording, n_max: int) -> list[dict[str, Any]]:
 
 
 def by_category(
-    recording: TuneRecording, setting: DraftSetting, prompts: Sequence[TunePrompt]
+    recording: TuneRecording, setting: DraftSetting, prompts: Sequence[NamedPrompt]
 ) -> list[dict[str, Any]]:
     """Simulated figures of a setting for the prompts of each category, in the order of the set."""
     played = outcome(recording, setting)
@@ -134,11 +110,9 @@ def undo_bytes(info: ModelInfo, options: RunOptions) -> int:
     return sizes["snapshots"] + checkpoint
 
 
-def pareto(
-    found: Sequence[Estimate], info: ModelInfo, base: RunOptions, slots: Sequence[int] = (1, 4, 16)
-) -> list[dict[str, Any]]:
+def pareto(found: Sequence[Estimate], info: ModelInfo, base: RunOptions) -> list[dict[str, Any]]:
     """Of the simulated settings that this engine has, those that no other is faster than for as
-    little memory; the memory for each number of slots."""
+    little memory; the memory for some numbers of slots."""
     rows = [
         (undo_bytes(info, drafting(base, one.draft)), -one.tokens_per_second, one)
         for one in found
@@ -153,7 +127,7 @@ def pareto(
                 {
                     "setting": one.draft.name,
                     "tokens_per_second": best,
-                    "bytes": {str(n): n * n_bytes for n in slots},
+                    "bytes": {str(n): n * n_bytes for n in (1, 4, 16)},
                 }
             )
     return kept

@@ -18,16 +18,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from engine.analysis.what_if.simulation import Outcomes
-from engine.experiments.bench.request import PLAIN, Configuration
+from engine.experiments.bench.request import PLAIN, Configuration, TimedRun, timed_run
 from engine.experiments.tune.candidates import outcome
-from engine.experiments.tune.confirm import (
-    Confirmed,
-    SpeedComparison,
-    TimedRun,
-    compare,
-    confirm,
-    timed_run,
-)
+from engine.experiments.tune.confirm import Confirmed, SpeedComparison, compare, confirm
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
 from engine.experiments.tune.record import LONGEST, record
 from engine.options import Prompt, RunOptions
@@ -202,7 +195,7 @@ def simulator_error(
             one,
             tuple(run.speed for run in ran[one]),
             tuple(float(found.tokens_per_second()[0]) for found in played[one]),
-            sum(run.n_tokens for run in ran[one]) / sum(run.n_rounds for run in ran[one]),
+            sum(run.n_timed for run in ran[one]) / sum(run.num_rounds for run in ran[one]),
             float(played[one][0].tokens_per_round()[0]),
         )
         for one in settings

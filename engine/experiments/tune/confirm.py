@@ -17,16 +17,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import comb
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine.analysis.baseline import sign_test
 from engine.errors import DraftscopeError, OptionError
-from engine.experiments.bench.request import PLAIN, Configuration, run_to_end
+from engine.experiments.bench.request import PLAIN, Configuration, TimedRun, timed_run
 from engine.options import ROLLBACK_POLICIES, SPLITS, Prompt, RunOptions
-from engine.trace.records import MISSING
-from engine.trace.timings import summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,26 +34,6 @@ if TYPE_CHECKING:
 
 SIGNIFICANT = 0.05
 """A probability below this shows a difference; six rounds all of one sign have 0.031."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimedRun:
-    """All prompts decoded once. tokens: of each prompt. n_tokens: after the free first ones.
-    *_ms: after the prompts, milliseconds: of all, of drafting, of the target's passes."""
-
-    tokens: tuple[tuple[int, ...], ...]
-    n_tokens: int
-    ms: float
-    draft_ms: float
-    verify_ms: float
-    n_rounds: int
-    drafted: int
-    accepted: int
-
-    @property
-    def speed(self) -> float:
-        """Tokens per second, 0 where nothing was timed."""
-        return 1e3 * self.n_tokens / self.ms if self.ms else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,25 +105,6 @@ def confirm(
     return [_confirmed(name, runs, plain) for name, runs in taken.items()]
 
 
-def timed_run(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> TimedRun:
-    """Decode prompts one after another in one slot. Raises what Session.start raises."""
-    run = session.start(prompts, replace(options, parallel=1))
-    run_to_end(run)
-    figures = summary(run.trace, run.run_id)
-    phases = figures["phase_ms"]
-    tokens = tuple(tuple(result.tokens) for result in run.results())
-    return TimedRun(
-        tokens,
-        sum(max(len(of_prompt) - 1, 0) for of_prompt in tokens),
-        figures["predicted_ms"],
-        phases["draft"] or 0.0,
-        phases["verify"] or 0.0,
-        int((run.trace.rounds.column("num_draft_tokens") != MISSING).sum()),
-        figures.get("draft_n", 0),
-        figures.get("draft_n_accepted", 0),
-    )
-
-
 def _confirmed(name: str, runs: Sequence[TimedRun], plain: Sequence[tuple[int, ...]]) -> Confirmed:
     same = sum(all(run.tokens[i] == tokens for run in runs) for i, tokens in enumerate(plain))
     return Confirmed(name, tuple(run.speed for run in runs), same, len(plain), tuple(runs))
@@ -158,14 +117,6 @@ def compare(a: Confirmed, b: Confirmed) -> SpeedComparison:
     ratios = [x / y for x, y in zip(a.speeds, b.speeds, strict=False) if y]
     ratio = statistics.median(ratios) if ratios else float("nan")
     return SpeedComparison(a.name, b.name, wins, len(pairs), sign_test(wins, len(pairs)), ratio)
-
-
-def sign_test(wins: int, n: int) -> float:
-    """Two-sided probability of at least so lopsided a result of n fair coins."""
-    if not n:
-        return 1.0
-    least = min(wins, n - wins)
-    return float(min(1.0, 2 * sum(comb(n, i) for i in range(least + 1)) / 2**n))
 
 
 def check_optuna() -> None:

@@ -16,7 +16,6 @@ import os
 import shlex
 import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,16 +23,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import ValidationError, convert
+
+from engine.analysis.baseline import sign_test
 from engine.errors import OptionError, PeerLibraryError
-from engine.experiments.bench.llama_programs import free_port, started
+from engine.experiments.bench.llama_programs import free_port, served
 from engine.experiments.bench.request import PLAIN
+from engine.experiments.bench.server_speed import ServerPass, TimedServer
 from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict
-from engine.experiments.tune.confirm import SIGNIFICANT, Confirmed, sign_test
+from engine.experiments.tune.confirm import SIGNIFICANT, Confirmed
 from engine.experiments.tune.lengths import DraftSetting, has_floor
 from engine.experiments.tune.proposed import ServerRounds, TokensPerRound, at_best, recorded
-from engine.experiments.tune.server_speed import ServerPass, TimedServer
 
-_AGAIN_S = 0.1
+_WAIT_LONGER = "Give it more time with --budget, or see what its log says."
 _LEAST_TOKENS = 16
 _CLEARLY_SLOWER = 0.9
 _WORTH = 1.02
@@ -285,20 +287,13 @@ class _Tuner:
         """A server with this setting that answers; one that was started here is gone afterwards."""
         if self.plan.running:
             server = TimedServer(self.plan.running[name])
-            _wait(server, lambda: None, self.plan.most_s)
+            server.wait(lambda: None, self.plan.most_s, _WAIT_LONGER)
             self._warm(server)
             yield server
             return
         port = free_port()
         program, words = self._command(name, port)
-        with started(program, words, subprocess.DEVNULL) as running:
-            server = TimedServer(f"http://127.0.0.1:{port}")
-
-            def check() -> None:
-                if running.process.poll() is not None:
-                    raise running.ended()
-
-            _wait(server, check, self.plan.most_s)
+        with served(program, words, port, self.plan.most_s, _WAIT_LONGER) as server:
             self._warm(server)
             yield server
 
@@ -383,7 +378,7 @@ class _Kept:
                 raise KeyError
             for one in rest:
                 self._take(one)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, ValidationError) as error:
             raise OptionError(
                 f"{plan.kept} has measurements of another command, or is something else.",
                 "Name another file with --keep, or delete it.",
@@ -396,21 +391,16 @@ class _Kept:
 
     def _take(self, one: Mapping[str, Any]) -> None:
         if "n_predict" in one:
-            self.n_predict = int(str(one["n_predict"]))
+            self.n_predict = convert(one["n_predict"], int)
         elif "in_pairs" in one:
-            n_prompts, n_tokens = one["in_pairs"]
-            self.in_pairs = int(n_prompts), int(n_tokens)
+            self.in_pairs = convert(one["in_pairs"], tuple[int, int])
         elif "rounds" in one:
-            self.rounds[str(one["name"])] = [
-                [(int(drafted), int(accepted)) for drafted, accepted in answer]
-                for answer in one["rounds"]
-            ]
+            self.rounds[one["name"]] = convert(one["rounds"], list[list[tuple[int, int]]])
         elif "screened" in one:
-            rate = one["acceptance"]
-            known = float(str(one["speed"])), None if rate is None else float(str(rate))
-            self.screened[str(one["screened"])] = known
+            known = convert((one["speed"], one["acceptance"]), tuple[float, float | None])
+            self.screened[one["screened"]] = known
         else:
-            self.pairs[str(one["name"]), int(str(one["pair"]))] = float(str(one["speed"]))
+            self.pairs[one["name"], convert(one["pair"], int)] = convert(one["speed"], float)
 
     def add(self, line: Mapping[str, object]) -> None:
         """Append a line and have it on disk. Raises OptionError where that fails."""
@@ -426,16 +416,3 @@ class _Kept:
                 f"{self._path} cannot be written: {error.strerror or error}.",
                 "Name another file with --keep.",
             ) from error
-
-
-def _wait(server: TimedServer, check: Callable[[], None], most_s: float) -> None:
-    """Until the server answers. check: raises once it has ended."""
-    until = time.monotonic() + most_s
-    while not server.is_ready():
-        check()
-        if time.monotonic() > until:
-            raise PeerLibraryError(
-                f"{server.url} was not ready within {most_s:.0f} s.",
-                "Give it more time with --budget, or see what its log says.",
-            )
-        time.sleep(_AGAIN_S)

@@ -68,7 +68,7 @@ def record(
     report("plain decoding, for the time of its step")
     plain_rounds = _repeated(session, prompts, Configuration.plain(base).options)
     longest = min(LONGEST, len(rates) or LONGEST)
-    parts: dict[str, _Timed] = {}
+    parts: dict[str, tuple[RecordedRounds, RecordedRounds, RecordedRounds | None]] = {}
     for drafter in filter(has_length, drafters):
         report(f"{drafter}: drafts of {longest} tokens at every place")
         judged = None if rates else 0
@@ -86,35 +86,31 @@ def record(
             tried = [DraftSetting(drafter, n, _LEAST_FLOOR) for n in lengths]
             tried += [DraftSetting(drafter, *one) for one in _MIXED]
             floored = _cost_rounds(session, prompts, base, tried)
-        parts[drafter] = _Timed(rounds, cost, floored)
-    everything = [*(one.passes for one in parts.values()), plain_rounds]
+        parts[drafter] = rounds, cost, floored
+    everything = [*(_passes(cost, floored) for _, cost, floored in parts.values()), plain_rounds]
     shared = RoundCosts.measured(RecordedRounds.joined(everything))
     return [
-        TuneRecording(drafter, one.rounds, _costs(one, plain_rounds, shared))
-        for drafter, one in parts.items()
+        TuneRecording(drafter, rounds, _costs(cost, floored, plain_rounds, shared))
+        for drafter, (rounds, cost, floored) in parts.items()
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """Rounds of one drafter. rounds: of the recording; cost: of short runs without a floor;
-    floored: with one, None where it has none."""
-
-    rounds: RecordedRounds
-    cost: RecordedRounds
-    floored: RecordedRounds | None
-
-    @property
-    def passes(self) -> RecordedRounds:
-        """Those whose passes are as in real runs."""
-        return RecordedRounds.joined([self.cost, *([self.floored] if self.floored else [])])
+def _passes(cost: RecordedRounds, floored: RecordedRounds | None) -> RecordedRounds:
+    """Those whose passes are as in real runs."""
+    return RecordedRounds.joined([cost, *([floored] if floored else [])])
 
 
-def _costs(timed: _Timed, plain: RecordedRounds, shared: RoundCosts | None) -> RoundCosts | None:
-    """shared: the costs of all drafters together."""
-    costs = RoundCosts.measured(timed.passes, plain)
-    at_once = RoundCosts.measured(timed.cost)
-    by_step = RoundCosts.measured(timed.floored) if timed.floored else None
+def _costs(
+    cost: RecordedRounds,
+    floored: RecordedRounds | None,
+    plain: RecordedRounds,
+    shared: RoundCosts | None,
+) -> RoundCosts | None:
+    """cost: of short runs without a floor; floored: with one, None where the drafter has none.
+    shared: the costs of all drafters together."""
+    costs = RoundCosts.measured(_passes(cost, floored), plain)
+    at_once = RoundCosts.measured(cost)
+    by_step = RoundCosts.measured(floored) if floored else None
     if costs is None or at_once is None or shared is None:
         return None
     return replace(
@@ -131,13 +127,12 @@ def _costs(timed: _Timed, plain: RecordedRounds, shared: RoundCosts | None) -> R
 def completed(own: CostCurve, others: CostCurve) -> CostCurve:
     """A curve whose numbers that were measured less than a few times are taken from another."""
     at = np.union1d(own.at, others.at)
-    mine = dict(
-        zip(own.at.tolist(), zip(own.ms.tolist(), own.n.tolist(), strict=True), strict=True)
-    )
-    theirs = dict(
-        zip(
-            others.at.tolist(), zip(others.ms.tolist(), others.n.tolist(), strict=True), strict=True
-        )
+    mine, theirs = (
+        {
+            i: (ms, n)
+            for i, ms, n in zip(one.at.tolist(), one.ms.tolist(), one.n.tolist(), strict=True)
+        }
+        for one in (own, others)
     )
     chosen = [
         mine[i] if i in mine and (mine[i][1] >= _FEW or i not in theirs) else theirs[i]

@@ -1,7 +1,7 @@
 """From a model, its drafters and prompts to settings: record, simulate, confirm, advise.
 
     plan = TunePlan(prompts, base, drafters, pairs=6)
-    result = tune(session, plan, texts, report)
+    data = tune(session, plan, texts, report)
 
 The result is plain data, as it is written to a file; engine.experiments.tune.report shows it.
 """
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from engine.analysis.what_if.rules import FIXED
 from engine.errors import OptionError
-from engine.experiments.bench.request import PLAIN, Configuration
+from engine.experiments.bench.prompts import NamedPrompt
+from engine.experiments.bench.request import PLAIN, Configuration, round_costs
 from engine.experiments.results.json_files import VERSION, key_of, title, tune_rows
 from engine.experiments.results.schema import TUNE
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.tune.advice import (
     by_category,
     by_position,
-    costs_of,
     engine_flags,
     pareto,
     undo_bytes,
@@ -32,7 +32,6 @@ from engine.experiments.tune.advice import (
 from engine.experiments.tune.candidates import Estimate, best_of_rules, estimates, to_confirm
 from engine.experiments.tune.confirm import Confirmed, confirm
 from engine.experiments.tune.lengths import DraftSetting, drafting
-from engine.experiments.tune.prompt_sets import TunePrompt
 from engine.experiments.tune.record import TuneRecording, record
 from engine.machine.device import device_name
 from engine.machine.environment import environment
@@ -53,7 +52,7 @@ class TunePlan:
     rates: of synthetic acceptance, empty while the target decides. files: names of the files that
     draft, by drafter."""
 
-    prompts: Sequence[TunePrompt]
+    prompts: Sequence[NamedPrompt]
     base: RunOptions
     drafters: Sequence[str]
     pairs: int = 6
@@ -75,21 +74,9 @@ class TunePlan:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """What was found. found: every simulated setting. settings: of the configurations confirmed
-    but for the plain one, by name. data: for a file."""
-
-    recordings: Sequence[TuneRecording]
-    found: Sequence[Estimate]
-    settings: Mapping[str, DraftSetting]
-    confirmed: Sequence[Confirmed]
-    data: dict[str, Any]
-
-    @property
-    def chosen(self) -> DraftSetting | None:
-        """The setting to use, None for plain decoding."""
-        return self.settings.get(self.data["verdict"]["chosen"])
+def chosen(data: Mapping[str, Any]) -> DraftSetting | None:
+    """The setting to use, None for plain decoding."""
+    return DraftSetting(**data["setting"]) if data["setting"] else None
 
 
 def tune(
@@ -97,7 +84,7 @@ def tune(
     plan: TunePlan,
     texts: Sequence[Prompt],
     report: Callable[[str], None] = lambda what: None,
-) -> Tuned:
+) -> dict[str, Any]:
     """Do all of it. texts: the plan's prompts as the model reads them. report: called with what
     is done now. Raises what Session.start raises, and OptionError where no drafter drafts."""
     wait_for_huge_pages()
@@ -110,13 +97,12 @@ def tune(
             "None of the drafters drafted anything in these texts.",
             "Raise -n, give other prompts, or name other drafters with --spec-type.",
         )
-    chosen = to_confirm(found, N_CONFIRMED)
-    settings = {one.draft.name: one.draft for one in chosen}
+    best = to_confirm(found, N_CONFIRMED)
     configurations = [
         Configuration.plain(plan.base),
         *(
-            Configuration(name, drafting(plan.base, setting, rates=plan.rates))
-            for name, setting in settings.items()
+            Configuration(one.draft.name, drafting(plan.base, one.draft, rates=plan.rates))
+            for one in best
         ),
     ]
     begun = perf_counter()
@@ -128,13 +114,12 @@ def tune(
 
     confirmed = confirm(session, texts, configurations, plan.pairs, told)
     times = {"record_s": recorded_s, "simulate_s": simulated_s, "confirm_s": perf_counter() - begun}
-    data = _data(session, plan, recordings, found, chosen, confirmed, times)
-    return Tuned(recordings, found, settings, confirmed, data)
+    return _data(session, plan, recordings, found, best, confirmed, times)
 
 
 def write_results(data: Mapping[str, Any], folder: Path) -> Path:
-    """Write Tuned.data as a results file; returns where it is. Raises OptionError where it cannot
-    be written, TraceFileError where the folder has something else of that name."""
+    """Write what `tune` returns as a results file; returns where it is. Raises OptionError where
+    it cannot be written, TraceFileError where the folder has something else of that name."""
     machine = {**data["environment"], "device": data["device"]}
     del machine["date"]
     rows = tune_rows(data)
@@ -151,12 +136,12 @@ def _data(
     plan: TunePlan,
     recordings: Sequence[TuneRecording],
     found: Sequence[Estimate],
-    chosen: Sequence[Estimate],
+    best: Sequence[Estimate],
     confirmed: Sequence[Confirmed],
     times: Mapping[str, float],
 ) -> dict[str, Any]:
     plain = next(one for one in confirmed if one.name == PLAIN)
-    estimated = {one.draft.name: one for one in chosen}
+    estimated = {one.draft.name: one for one in best}
     judged = verdict(confirmed)
     shown = estimated[judged.fastest].draft
     of_drafter = {one.drafter: one for one in recordings}
@@ -220,7 +205,7 @@ def _confirmed(
         "same": one.same,
         "n_prompts": one.n_prompts,
         "undo_bytes": 0 if estimate is None else undo_bytes(session.info, options),
-        "costs": None if estimate is None else strict_json(costs_of(one, plain)),
+        "costs": None if estimate is None else strict_json(round_costs(one.runs, plain.runs)),
     }
 
 

@@ -54,7 +54,7 @@ def test_jobs_of_the_demo_model(cli: Cli, tmp_path: Path) -> None:
     assert results.trace(1) is None
     folder = results.trace(2)
     assert folder is not None
-    found = timings(open_trace(folder))
+    found = timings(open_trace(folder), 0)
     assert found["predicted_per_second"] == pytest.approx(
         results.columns["predicted_per_second"][2], rel=1e-6
     )

@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.analysis.acceptance.counts import Survival
 from engine.analysis.draft_quality import (
     Calibration,
     DraftQuality,
     DraftReader,
-    Survival,
     by_drafter,
     tree_gains,
     width_cost,
 )
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.timings import joint_counts
 
 Drafted = tuple[float | None, list[int]]
 """Confidence and candidates; the drafted token is the first of them."""
@@ -151,11 +150,14 @@ def test_confidence_and_rate_are_compared_bin_by_bin() -> None:
 
 
 def test_drafts_that_end_early_leave_later_indices_alone() -> None:
-    survival = Survival.of(joint_counts(np.array([3, 3, 1, 1, 2, 3]), np.array([3, 1, 1, 0, 2, 2])))
+    drafted, accepted = np.array([3, 3, 1, 1, 2, 3, 0]), np.array([3, 1, 1, 0, 2, 2, 0])
+    survival = Survival.of(drafted, accepted)
     assert survival.judged.tolist() == [6, 4, 2]  # the drafts of one end before the second
     assert survival.accepted.tolist() == [5, 3, 1]
     assert survival.rate == pytest.approx([5 / 6, 5 / 6 * 3 / 4, 5 / 6 * 3 / 4 / 2])
-    assert len(Survival.of(np.zeros((1, 1), np.int64)).rate) == 0
+    assert survival.conditional == pytest.approx([5 / 6, 3 / 4, 1 / 2])
+    none = Survival.of(np.zeros(2, np.int64), np.zeros(2, np.int64), size=1)
+    assert none.conditional.tolist() == [0.0] and np.isnan(none.rate).all()
 
 
 def test_a_tree_takes_the_places_that_helped_most() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.compare import llama_library
-from engine.compare.llama_cpp import LAYOUTS
+from engine.compare.llama_api import LAYOUTS
 from engine.compare.llama_library import (
     LlamaBuild,
     environment,

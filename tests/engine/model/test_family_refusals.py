@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError, UnsupportedModelError
-from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_model import write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.families import MISSING, read_config
 from engine.model.loader import load_model

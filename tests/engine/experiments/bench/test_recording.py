@@ -73,9 +73,9 @@ def test_all_that_records_is_counted_and_nothing_else(
     calls[Recorder, "drafts"] = drafts
     recorded = sum(2.0**i * len(calls[part]) for i, part in enumerate(PARTS))
     for done in (first, second):
-        assert done.recording_s == pytest.approx(recorded / 2)
-        assert done.wall_s == pytest.approx((recorded + 1000 * len(passes)) / 2)
-        assert done.share == pytest.approx(done.recording_s / done.wall_s)
+        assert done["recording_s"] == pytest.approx(recorded / 2)
+        assert done["wall_s"] == pytest.approx((recorded + 1000 * len(passes)) / 2)
+        assert done["share"] == pytest.approx(done["recording_s"] / done["wall_s"])
 
 
 def test_a_call_inside_another_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +102,11 @@ def test_a_call_inside_another_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_run_of_every_configuration_has_a_share() -> None:
     runs = list(bench_recording(session(NAME), prompt_of(NAME), CONFIGURATIONS, repeats=2))
-    assert [run.configuration for run in runs] == ["plain", "plain", "draft-mtp", "draft-mtp"]
+    assert [run["configuration"] for run in runs] == ["plain", "plain", "draft-mtp", "draft-mtp"]
     for run in runs:
-        assert run.predicted_n == 20
-        assert 0 < run.recording_s < run.wall_s
-        assert 0 < run.share < 1
+        assert run["predicted_n"] == 20
+        assert 0 < run["recording_s"] < run["wall_s"]
+        assert 0 < run["share"] < 1
 
 
 def test_the_clocks_are_gone_behind_each_run() -> None:

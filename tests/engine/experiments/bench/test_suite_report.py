@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli.bench_suite import row_line, suite_lines
-from engine.experiments.bench.request import Configuration
-from engine.experiments.bench.suite_report import (
-    aggregate_requests,
-    options_of,
-    round_costs,
-    suite_report,
-)
+from engine.experiments.bench.request import Configuration, round_costs
+from engine.experiments.bench.suite_report import aggregate_requests, options_of, suite_report
 from engine.options import RunOptions, SpecOptions
 from tests.support.request_results import made_up
 

@@ -9,7 +9,7 @@ import pytest
 from engine.decode.held_sequences import PromptCache
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration
-from engine.experiments.bench.workload import Workload, turn_totals
+from engine.experiments.bench.workload import Workload, turn_counters, turn_totals
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_TARGET
@@ -33,16 +33,17 @@ def test_turns_continue_the_plain_concatenation(demo: Session) -> None:
         history += message.text
         run = decode(demo, [demo.prompt(history)], OPTIONS)
         (result,) = run.results()
-        assert (turn.turn, turn.text) == (message.name, result.text)
-        assert turn.prompt_tokens == len(result.prompt_tokens)
+        counters = turn_counters(turn)
+        assert (counters["turn"], turn.text) == (message.name, result.text)
+        assert counters["prompt_tokens"] == len(result.prompt_tokens)
         assert (turn.cache_n, turn.prompt_n) == (0, len(result.prompt_tokens))
         rounds = run.trace.rounds
         drafted = rounds.column("num_draft_tokens")
-        assert turn.drafts == sum(drafted > 0)
-        assert turn.drafted == drafted[1:].sum()
-        assert turn.accepted == sum(rounds.column("num_accepted_draft_tokens")[1:])
-        assert turn.accepted + turn.rejected == turn.drafted
-        assert (turn.tokens, turn.restores, turn.duplicate_cells) == (16, 0, 0)
+        assert counters["drafts"] == sum(drafted > 0)
+        assert counters["drafted"] == drafted[1:].sum()
+        assert counters["accepted"] == sum(rounds.column("num_accepted_draft_tokens")[1:])
+        assert counters["accepted"] + counters["rejected"] == counters["drafted"]
+        assert [counters[name] for name in ("tokens", "restores", "duplicate_cells")] == [16, 0, 0]
         history += result.text
 
 
@@ -52,14 +53,14 @@ def test_a_cache_spares_work_and_changes_no_text(demo: Session) -> None:
         options = Configuration("x", replace(OPTIONS, spec=SpecOptions(types)))
         cached = list(Workload(demo, messages, options, cache=PromptCache()).turns())
         control = list(Workload(demo, messages, options).turns())
-        names = ("prompt_tokens", "tokens", "drafts", "drafted", "accepted", "text")
+        names = ("predicted_n", "num_spec_steps", "draft_n", "draft_n_accepted", "text")
         for turn, bare in zip(cached, control, strict=True):
             assert [getattr(turn, name) for name in names] == [
                 getattr(bare, name) for name in names
             ]
-            assert turn.cache_n + turn.prompt_n == turn.prompt_tokens == bare.prompt_n
+            assert turn.cache_n + turn.prompt_n == bare.prompt_n
         assert [turn.cache_n > 0 for turn in cached] == [False, True, True]
-        assert cached[1].cache_n >= cached[0].prompt_tokens - 4  # its last checkpoint
+        assert cached[1].cache_n >= cached[0].prompt_n - 4  # its last checkpoint
 
 
 def test_a_turn_knows_where_its_message_starts(
@@ -86,10 +87,10 @@ def test_a_turn_knows_where_its_message_starts(
 def test_damage_shows_in_the_counters(demo: Session) -> None:
     broken = replace(OPTIONS, rollback="checkpoint", faults=("keep-stale-kv",))
     (first, second) = Workload(demo, MESSAGES, Configuration("x", broken)).turns()
-    assert first.restores > 0 and second.restores > 0
+    assert first.num_restores > 0 and second.num_restores > 0
     assert first.duplicate_cells > 0
-    sums = turn_totals([first, second])
-    assert sums["restores"] == first.restores + second.restores
+    sums = turn_totals([turn_counters(first), turn_counters(second)])
+    assert sums["restores"] == first.num_restores + second.num_restores
     assert sums["duplicate_cells"] == max(first.duplicate_cells, second.duplicate_cells)
     assert sums["tokens"] == 32
     assert set(turn_totals([]).values()) == {0}

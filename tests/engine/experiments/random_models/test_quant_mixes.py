@@ -10,10 +10,10 @@ import gguf
 import pytest
 
 from engine.experiments.random_models.quant_mixes import QUANTS, tensor_type
-from engine.experiments.random_models.random_kda import KDA_SIZES
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
 from engine.experiments.random_models.random_model import write_random_model
-from engine.experiments.random_models.random_qwen import CONFIGS
 
+KDA = ("bailingmoe3", "kimi-linear", "kimi-k3", "glm5-next")
 OURS = ("f32", "q4_k")
 
 
@@ -24,7 +24,7 @@ def types_of(path: Path) -> dict[str, str]:
 @pytest.mark.peer
 @pytest.mark.parametrize(
     ("arch", "size"),
-    [("qwen35", "tiny"), ("qwen35", "moe-tiny"), *((arch, "tiny") for arch in KDA_SIZES)],
+    [("qwen35", "tiny"), ("qwen35", "moe-tiny"), *((arch, "tiny") for arch in KDA)],
 )
 def test_types_are_those_of_llama_quantize(tmp_path: Path, arch: str, size: str) -> None:
     folder = os.environ.get("DRAFTSCOPE_LLAMA_CPP")
@@ -50,7 +50,7 @@ def test_types_are_those_of_llama_quantize(tmp_path: Path, arch: str, size: str)
 )
 def test_more_bits_in_the_first_the_last_and_every_third_block(block: int, kind: str) -> None:
     """33 blocks with the MTP head: four at the start, five at the end."""
-    config = CONFIGS["4b"]
+    config = RANDOM_FAMILIES["qwen35"]["4b"].config()
     for name, n_in in (("ffn_down", 9216), ("attn_qkv", 2560), ("attn_v", 2560)):
         found = tensor_type(f"blk.{block}.{name}.weight", (2560, n_in), config, "q4_k_m")
         assert found.name == kind

@@ -15,13 +15,9 @@ from engine.errors import OptionError
 from engine.experiments.random_models import random_model
 from engine.experiments.random_models.quant_mixes import QUANTS, tensor_type
 from engine.experiments.random_models.random_blocks import BLOCK_TYPES, random_tensor
-from engine.experiments.random_models.random_kda import KDA_SIZES
-from engine.experiments.random_models.random_model import (
-    CONTROL_TOKENS,
-    RANDOM_FAMILIES,
-    made_up_vocabulary,
-    write_random_model,
-)
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_file import CONTROL_TOKENS
+from engine.experiments.random_models.random_model import made_up_vocabulary, write_random_model
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.model.families import FAMILIES
@@ -36,6 +32,7 @@ CONVERTED = {
     "moe-tiny": DATA / "qwen35moe-d-v2x-mtp-f32.gguf",
 }
 N_VOCAB = 512
+KDA = ("bailingmoe3", "kimi-linear", "kimi-k3", "glm5-next")
 TYPES: dict[object, set[str]] = {
     "f32": {"F32"},
     "bf16": {"BF16"},
@@ -230,7 +227,7 @@ def test_keys_and_tensors_are_those_of_another_file(name, tmp_path):
     assert names[0] ^ names[1] <= {"weight", "output.weight"}
 
 
-@pytest.mark.parametrize("arch", KDA_SIZES)
+@pytest.mark.parametrize("arch", KDA)
 def test_logits_of_each_family_are_finite(arch, tmp_path):
     path = tmp_path / "tiny.gguf"
     write_random_model(path, arch=arch, size="tiny", quant="q8_0")
@@ -245,12 +242,12 @@ def test_logits_of_each_family_are_finite(arch, tmp_path):
 
 @pytest.mark.parametrize("arch", RANDOM_FAMILIES)
 def test_every_size_is_of_a_family_that_opens(arch):
-    for config in RANDOM_FAMILIES[arch].sizes.values():
-        assert config.architecture in FAMILIES
+    for file in RANDOM_FAMILIES[arch].values():
+        assert file.config().architecture in FAMILIES
 
 
 def test_rows_that_are_no_whole_blocks_have_shorter_ones():
-    config = KDA_SIZES["kimi-linear"]["0.7b"]
+    config = RANDOM_FAMILIES["kimi-linear"]["0.7b"].config()
     kinds = [
         tensor_type("blk.3.attn_k_b.weight", (8, 512, n_in), config, mix).name
         for mix in ("q4_k_m", "q5_k_m", "iq4_xs", "q8_0")

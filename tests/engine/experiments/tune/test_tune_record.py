@@ -12,11 +12,11 @@ import pytest
 
 from engine.analysis.what_if.costs import CostCurve
 from engine.errors import OptionError
+from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration, measure_request
 from engine.experiments.tune.candidates import estimates, outcome
 from engine.experiments.tune.confirm import search
 from engine.experiments.tune.lengths import DraftSetting, drafting
-from engine.experiments.tune.prompt_sets import TunePrompt
 from engine.experiments.tune.record import completed, record
 from engine.experiments.tune.tune import TunePlan
 from engine.options import RunOptions
@@ -92,7 +92,7 @@ def test_numbers_measured_too_rarely_are_taken_from_the_others() -> None:
 @pytest.mark.parametrize(("pairs", "drafters"), [(5, ["suffix"]), (6, [])])
 def test_a_plan_that_shows_nothing_is_refused(pairs: int, drafters: list[str]) -> None:
     with pytest.raises(OptionError):
-        TunePlan([TunePrompt("a", "b", "")], RunOptions(), drafters, pairs)
+        TunePlan([NamedPrompt("a", "b", "")], RunOptions(), drafters, pairs)
 
 
 def test_trials_are_real_runs_the_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import OptionError, PeerLibraryError
+from engine.errors import OptionError, PeerLibraryError, ServerError
 from engine.experiments.bench import llama_programs as programs
 from engine.experiments.bench.against_llama_cpp import LlamaBench, PassWork, pass_works
 from engine.experiments.bench.llama_programs import (
@@ -93,8 +93,8 @@ def test_a_llama_bench_that_hangs_is_ended(
 
 def test_a_server_is_started_for_the_work_and_asked_once_it_is_ready(fake: FakePrograms) -> None:
     with llama_server(fake.folder, MODEL, WORK, 2) as server:
-        result = server.measure(WORK)
-    assert result.tokens_per_second == 5.0
+        result = server.ask([WORK.prompt], WORK.n_predict, ignore_eos=True)
+    assert result.speed() == 5.0
     assert result.acceptance == pytest.approx(2 / 3)
     words, body = fake.asked("llama-server")
     told = dict(zip(words[::2], words[1::2], strict=True))
@@ -102,13 +102,8 @@ def test_a_server_is_started_for_the_work_and_asked_once_it_is_ready(fake: FakeP
     assert (told["--spec-type"], told["--spec-draft-n-max"]) == ("draft-mtp", "2")
     assert (told["-t"], told["-np"], told["-dev"]) == ("2", "1", "none")
     assert int(told["-c"]) > 3 + 24
-    assert body == {
-        "prompt": [1, 2, 3],
-        "n_predict": 24,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "cache_prompt": False,
-    }
+    assert (body["prompt"], body["max_tokens"]) == ([1, 2, 3], 24)
+    assert (body["temperature"], body["ignore_eos"], body["cache_prompt"]) == (0, True, False)
 
 
 def test_a_server_that_does_not_come_up_has_the_last_word(fake: FakePrograms) -> None:
@@ -125,9 +120,9 @@ def test_a_reply_without_timings_is_refused(fake: FakePrograms, reply: object) -
     fake.server(reply=reply)
     with (
         llama_server(fake.folder, MODEL, WORK, 1) as server,
-        pytest.raises(PeerLibraryError, match="status 200 and no timings"),
+        pytest.raises(ServerError, match="did not answer a request"),
     ):
-        server.measure(WORK)
+        server.ask([WORK.prompt], WORK.n_predict, ignore_eos=True)
 
 
 def test_an_error_or_ctrl_c_leaves_no_process_behind(fake: FakePrograms) -> None:

@@ -6,17 +6,20 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.errors import ServerError
+from engine.errors import PeerLibraryError, ServerError
 from engine.foreign_numbers import COUNT
 
+Prompt = str | Sequence[int]
+"""A text, or its tokens."""
 _LONGEST_LINE = 2**22
 _LONGEST_TEXT = 2**24
+_AGAIN_S, _LONGEST_S = 0.1, 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,10 @@ class ServerPass:
 class TimedServer:
     """An OpenAI-compatible server at an address such as http://127.0.0.1:8080."""
 
-    def __init__(self, url: str, *, longest_s: float = 600.0) -> None:
+    def __init__(self, url: str) -> None:
         self._parts = urlsplit(url if "//" in url else f"http://{url}")
         if self._parts.scheme not in ("http", "https") or not self._parts.hostname:
             raise ServerError(f"{url} is not the address of a server.", "Write http://HOST:PORT.")
-        self._longest_s = longest_s
         self._model = ""
 
     @property
@@ -94,8 +96,18 @@ class TimedServer:
         # a llama-server that loads lists models, too
         return bool(self._model) and self._is_healthy()
 
+    def wait(self, check: Callable[[], None], most_s: float, remedy: str) -> None:
+        """Return once it is ready. check: raises once it has ended. Raises PeerLibraryError, with
+        this remedy, after most_s seconds."""
+        until = time.monotonic() + most_s
+        while not self.is_ready():
+            check()
+            if time.monotonic() > until:
+                raise PeerLibraryError(f"{self.url} was not ready within {most_s:.0f} s.", remedy)
+            time.sleep(_AGAIN_S)
+
     def ask(
-        self, prompts: Sequence[str], n_predict: int, *, ignore_eos: bool, by_round: bool = False
+        self, prompts: Sequence[Prompt], n_predict: int, *, ignore_eos: bool, by_round: bool = False
     ) -> ServerPass:
         """Answers to the prompts, one after another. by_round: with their rounds, if a llama-server
         answers. Raises ServerError."""
@@ -112,10 +124,10 @@ class TimedServer:
             return False
         return status in (200, 404)  # not every server has it
 
-    def _answer(self, prompt: str, n_predict: int, more: Mapping[str, bool]) -> Answer:
+    def _answer(self, prompt: Prompt, n_predict: int, more: Mapping[str, bool]) -> Answer:
         body = {
             "model": self._model,
-            "prompt": prompt,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": n_predict,
             "temperature": 0,
             "stream": True,
@@ -143,7 +155,7 @@ class TimedServer:
     ) -> tuple[int, http.client.HTTPResponse]:
         https = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        connection = kind(self._parts.netloc, timeout=self._longest_s)
+        connection = kind(self._parts.netloc, timeout=_LONGEST_S)
         text = None if body is None else json.dumps(body)
         heads = {"Content-Type": "application/json", "Connection": "close"}
         connection.request(method, f"{self._parts.path.rstrip('/')}{path}", text, heads)

@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from engine.experiments.random_models.random_mamba import MAMBA_SIZES
-from engine.experiments.random_models.random_model import RANDOM_FAMILIES, write_random_model
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_model import write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.families import read_config
 from engine.model.loader import load_model
@@ -25,6 +25,7 @@ GOLDEN = {
     "lfm2": "lfm2-a-tied-f32",
     "lfm2moe": "lfm2moe-b-f32",
 }
+MAMBA = (*GOLDEN, "mamba", "mamba2", "jamba", "plamo2")
 
 
 def written(folder: Path, arch: str, quant: str) -> Path:
@@ -42,11 +43,11 @@ def n_dims(path: Path) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("arch", MAMBA_SIZES)
+@pytest.mark.parametrize("arch", MAMBA)
 def test_it_is_read_as_it_was_meant(arch, tmp_path):
     with GgufFile.open(written(tmp_path, arch, "q8_0")) as file:
         config = read_config(file)
-    assert replace(config, name="") == RANDOM_FAMILIES[arch].sizes["tiny"]
+    assert replace(config, name="") == RANDOM_FAMILIES[arch]["tiny"].config()
 
 
 @pytest.mark.parametrize("arch", GOLDEN)
@@ -62,7 +63,7 @@ def test_it_has_the_tensors_of_a_converted_model(arch, tmp_path):
 
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k_m"])
-@pytest.mark.parametrize("arch", MAMBA_SIZES)
+@pytest.mark.parametrize("arch", MAMBA)
 def test_logits_are_finite_and_of_a_sane_size(arch, quant, tmp_path):
     path = written(tmp_path, arch, quant)
     for tensor in gguf.GGUFReader(path).tensors:
