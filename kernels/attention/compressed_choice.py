@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.attention.block_choice import threshold
+from kernels.attention.block_choice_with_llvm import threshold
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import vectors

@@ -58,18 +58,16 @@ def _open(
     inside, m = place < end, choice // n_used
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     in_columns = n < width
-    integers, scales, sums = rows[ROWS[0]]
     weights, expert_bytes, row_bytes = parts[0]
     opened = block_sums(
-        weights + expert * expert_bytes, integers, scales, sums, m, inside, n, in_columns,
-        row_bytes, n_in, TYPES[0], LAYOUTS, 0, BM, BN,
+        weights + expert * expert_bytes, rows[ROWS[0]], m, inside, n, in_columns, row_bytes, n_in,
+        TYPES[0], LAYOUTS, 0, BM, BN,
     )  # fmt: skip
     if len(TYPES) == 2:
-        integers, scales, sums = rows[ROWS[1]]
         weights, expert_bytes, row_bytes = parts[1]
         up = block_sums(
-            weights + expert * expert_bytes, integers, scales, sums, m, inside, n, in_columns,
-            row_bytes, n_in, TYPES[1], LAYOUTS, 1, BM, BN,
+            weights + expert * expert_bytes, rows[ROWS[1]], m, inside, n, in_columns, row_bytes,
+            n_in, TYPES[1], LAYOUTS, 1, BM, BN,
         )  # fmt: skip
         opened = EXPRESSION(opened, up, *numbers)
     else:
@@ -87,9 +85,9 @@ def _open(
 
 @jit
 def _close(
-    integers, scales, sums, weights, expert_bytes, row_bytes, order, ends, lines, n_experts,
-    width, n_out, TYPES: tl.constexpr, LAYOUTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
+    rows, weights, expert_bytes, row_bytes, order, ends, lines, n_experts, width, n_out,
+    TYPES: tl.constexpr, LAYOUTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BE: tl.constexpr,
 ):  # fmt: skip
     """down of the places of a tile, in the order of the choices."""
     expert, first, end, choice = _places(order, order, ends, n_experts, True, BM, BE)
@@ -100,8 +98,8 @@ def _close(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     in_columns = n < n_out
     total = block_sums(
-        weights + expert * expert_bytes, integers, scales, sums, place.to(tl.int64), inside, n,
-        in_columns, row_bytes, width, TYPES[0], LAYOUTS, 0, BM, BN,
+        weights + expert * expert_bytes, rows, place.to(tl.int64), inside, n, in_columns,
+        row_bytes, width, TYPES[0], LAYOUTS, 0, BM, BN,
     )  # fmt: skip
     to = lines + choice[:, None] * n_out + n[None]
     tl.store(to, total, inside[:, None] & in_columns[None])
@@ -109,8 +107,8 @@ def _close(
 
 @jit
 def _close_row(
-    integers, scales, sums, weights, expert_bytes, row_bytes, ids, shares, y, added, n_used, width,
-    n_out, TYPES: tl.constexpr, LAYOUTS: tl.constexpr, BN: tl.constexpr,
+    rows, weights, expert_bytes, row_bytes, ids, shares, y, added, n_used, width, n_out,
+    TYPES: tl.constexpr, LAYOUTS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The sum over a row's choices of its share times down, and what is added."""
     row = tl.program_id(1).to(tl.int64)
@@ -120,9 +118,8 @@ def _close_row(
     for i in range(n_used):
         place = row * n_used + i
         line = block_sums(
-            weights + tl.load(ids + place) * expert_bytes, integers, scales, sums,
-            place + tl.arange(0, 1), tl.arange(0, 1) == 0, n, in_columns, row_bytes, width,
-            TYPES[0], LAYOUTS, 0, 1, BN,
+            weights + tl.load(ids + place) * expert_bytes, rows, place + tl.arange(0, 1),
+            tl.arange(0, 1) == 0, n, in_columns, row_bytes, width, TYPES[0], LAYOUTS, 0, 1, BN,
         )  # fmt: skip
         total += tl.load(shares + place) * line
     total = added_to(total, added, row, n[None], in_columns[None])
@@ -164,7 +161,7 @@ def experts(
     last = Launch(PreparedRows(hidden, made), [closing], invariant=False)
     places = last.places([closing])
     del places["ROWS"]
-    given = *last.integers[0], down.bytes, down.bytes.stride(0), closing.row_bytes
+    given = last.integers[0], down.bytes, down.bytes.stride(0), closing.row_bytes
     if not is_sorted:
         y, columns = hidden.new_empty(n_rows, n_out), columns_of(1, n_out * n_rows)
         _close_row[(cdiv(n_out, columns), n_rows)](

@@ -80,10 +80,11 @@ def _numbers(
 
 @jit
 def block_sums(
-    weights, integers, scales, sums, m, in_rows, n, in_columns, row_bytes, n_in,
+    weights, rows, m, in_rows, n, in_columns, row_bytes, n_in,
     TYPE: tl.constexpr, LAYOUTS: tl.constexpr, AT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The same of blocks and rows of integers."""
+    """The same of blocks and rows of integers, with their scales and sums."""
+    integers, scales, sums = rows
     IS_LONG: tl.constexpr = LAYOUTS[7 * AT]
     HAS_MINIMUMS: tl.constexpr = LAYOUTS[7 * AT + 1]
     SIZE: tl.constexpr = LAYOUTS[7 * AT + 2]
@@ -169,11 +170,9 @@ def _of_part(
     if TYPE == "F32":
         total = _numbers(weights, x, x_row, m, in_rows, n, in_columns, n_in, BM, BN)
     else:
-        integers, scales, sums = rows
         total = block_sums(
-            weights, integers, scales, sums, m, in_rows, n, in_columns, row_bytes, n_in,
-            TYPE, LAYOUTS, AT, BM, BN,
-        )  # fmt: skip
+            weights, rows, m, in_rows, n, in_columns, row_bytes, n_in, TYPE, LAYOUTS, AT, BM, BN
+        )
     return total
 
 
