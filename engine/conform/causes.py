@@ -4,22 +4,29 @@ with what the kernel gave."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.reference import VARIANTS, Reference, gate, play, step
+from engine.conform.mistakes import Log, Played, decays, formulas
+from engine.conform.reference import VARIANTS, Reference, play, step
 from engine.conform.subject import Kernel
 
-_MOST_COMMITS, _MOST_HEADS = 12, 16
+_MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
 # What a row brings, its gate first
 _ROW_INPUTS = {
     "gdn": ("a", "b", "q", "k", "v"),
     "kda": ("a", "b", "q", "k", "v"),
     "mamba2": ("dt", "x", "B", "C"),
     "conv": ("x",),
+}
+# Weights that a head has of its own
+_HEAD_WEIGHTS = {
+    "gdn": ("A_log", "dt_bias"),
+    "kda": ("A_log", "dt_bias"),
+    "mamba2": ("A", "dt_bias", "D"),
 }
 
 # What each cause means, for reports and `draftscope help conform`
@@ -31,9 +38,13 @@ CAUSES = {
     "other-sequence": "the state of another sequence is read",
     "other-sequence-written": "a sequence that was not in the pass has changed",
     "lost-fold": "rows that the log had taken are missing from the state",
-    "wrong-wrap": "wrong from the first pass on that crosses the end of the log",
+    "double-fold": "rows of the log are folded into the state twice",
+    "wrong-wrap": "rows at the end of the log are read or written at another place",
     "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
     "gate-of-other-row": "the decay of another row is applied",
+    "wrong-gate": "the decay, beta or dt is computed by another formula",
+    "wrong-norm": "q or k are not divided by their own length",
+    "wrong-term": "an input is left out or exchanged, or taps are in another order",
     "other-row": "a row's input or output is that of another row",
     "head-mapping": "heads read the input of another head",
     "wrong-scale": "outputs are the right ones times a constant",
@@ -89,6 +100,8 @@ class Situation:
             yield from self._columns(age)
         yield from self._others()
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
+        if self.shape.recurrence == "conv":
+            yield from self._windows()
 
     def _columns(self, age: int) -> Iterator[tuple[str, str, torch.Tensor]]:
         """States after the rows of the last pass (age 0), of the one before it (1), and so on."""
@@ -111,26 +124,54 @@ class Situation:
                     yield "other-sequence", f"a state of sequence {other}", state
 
     def _folds(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """States after a log that is folded otherwise, from each of the last commits on."""
         commits = self.reference.committed[self.sequence]
-        rows = self.reference.tokens[self.sequence]
-        first = max(0, len(commits) - _MOST_COMMITS)
-        for kept in range(len(commits) - 2, first - 1, -1):
-            for resumed in range(kept + 1, len(commits)):
-                tokens = [row for commit in rows[resumed:] for row in commit]
-                state = commits[kept]
-                if tokens:
-                    state = play(self.shape, state, tokens)[1][-1]
-                missing = sum(len(commit) for commit in rows[kept:resumed])
-                yield "lost-fold", f"{missing} accepted rows missing", state
-            tokens = [row for commit in rows[kept:] for row in commit]
-            states = play(self.shape, commits[kept], tokens)[1]
-            for words, state in self._refolded(commits[kept], tokens, states):
-                yield "gate-order", f"{words}, {len(tokens)} rows of the log", state
+        taken = self.reference.tokens[self.sequence]
+        logs = []
+        for kept in range(len(commits) - 2, max(-1, len(commits) - 2 - _MOST_COMMITS), -1):
+            rows = [row for commit in taken[kept:] for row in commit]
+            if not logs or len(rows) <= self.kernel.ring + 1:
+                logs.append(Log(self.shape, commits[kept], rows))
+        if not logs:
+            return
+        yield from logs[-1].cursors(self.kernel.ring)
+        for log in logs:
+            for words, state in log.decays():
+                yield "gate-order", f"{words}, {len(log.rows)} rows of the log", state
+        rejected = self.reference.rows[self.sequence][-2][self.accepted : self.accepted + 1]
+        yield from logs[-1].shifted([*rejected, *logs[-1].rows[:2]])
+        for log in logs:
+            for cause, words, state in log.formulas():
+                yield cause, f"{words}, in the fold of {len(log.rows)} rows", state
+
+    def _inputs_before(self) -> tuple[list[torch.Tensor], int]:
+        """Inputs of a convolution before this pass, and how many of them were accepted: those of
+        the window before the last pass, of that pass, and nothing."""
+        commits = self.reference.committed[self.sequence]
+        first = commits[-2] if len(commits) > 1 else commits[-1]
+        rows = self.reference.rows[self.sequence]
+        last = rows[-2] if len(commits) > 1 else []
+        known = [*first.unbind(-1), *(row["x"] for row in last)]
+        return [*known, torch.zeros_like(known[0])], self.shape.d_k - 1 + self.accepted * bool(last)
+
+    def _windows(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Windows of other inputs than the last accepted ones."""
+        known, accepted = self._inputs_before()
+        for at in product(range(len(known)), repeat=self.shape.d_k - 1):
+            yield *self._window(at, len(known), accepted), torch.stack([known[i] for i in at], -1)
+
+    def _window(self, at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
+        rejected = any(accepted <= i < n - 1 for i in at)
+        cause = "window-not-rolled-back" if rejected else "stale-column"
+        names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
+        return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
     def inputs(self) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
-            yield "gate-order", variant.replace("-", " "), self.tokens, variant
+            order = variant not in ("no-correction", "no-activation")
+            cause = "gate-order" if order else "wrong-term"
+            yield cause, variant.replace("-", " "), self.tokens, variant
         gate, *others = _ROW_INPUTS[self.shape.recurrence]
         for name in (gate, *others) if len(self.tokens) > 1 else ():
             cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
@@ -143,6 +184,8 @@ class Situation:
             ):
                 rows = [row | {name: x} for row, x in zip(self.tokens, values, strict=True)]
                 yield cause, f"{words} of the {which}", rows, ""
+        for cause, words, rows in formulas(self.shape, self.tokens):
+            yield cause, words, rows, ""
 
     def _played(
         self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
@@ -150,11 +193,29 @@ class Situation:
         return play(self.shape, state, tokens, variant, self.parents)
 
     def _ways(
-        self, state: torch.Tensor, count: int
-    ) -> Iterator[tuple[str, str, tuple[list[torch.Tensor], list[torch.Tensor]]]]:
-        """Cause, sentence, outputs and states of each wrong way through the first rows."""
-        for cause, sentence, tokens, variant in self.inputs():
-            yield cause, sentence, self._played(state, tokens[:count], variant)
+        self, state: torch.Tensor, count: int, of: int, bound: float
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and what each wrong way through the first rows gives that is not right;
+        of: 0 outputs, 1 the last state."""
+
+        def part(played: Played) -> torch.Tensor:
+            return played[1][-1] if of else torch.stack(played[0])
+
+        right = part(self._played(state, self.tokens[:count]))
+        ways = (
+            (cause, sentence, self._played(state, tokens[:count], variant))
+            for cause, sentence, tokens, variant in self.inputs()
+        )
+        views: Iterator[tuple[str, Played]] = iter(())
+        if count <= _MOST_ROWS and not self.parents:
+            views = decays(self.shape, state, self.tokens[:count])
+        for cause, sentence, played in chain(ways, (("gate-order", *view) for view in views)):
+            if not _same(part(played), [right], bound / 4):
+                yield cause, sentence, part(played)
+        if of and self.shape.recurrence != "conv" and count <= _MOST_ROWS:
+            log = Log(self.shape, state, self.tokens[:count])
+            yield from (("gate-order", *fold) for fold in log.decays())
+            yield from log.formulas()
 
     def _heads(self, seen: torch.Tensor, tokens: Sequence[Any], bound: float, last: bool) -> str:
         """Which key heads a value head reads, where other ones than its own explain all; last:
@@ -166,10 +227,15 @@ class Situation:
         start = self.reference.state(self.sequence)
         shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
         others = (x for x in _ROW_INPUTS[self.shape.recurrence] if x not in shared)
-        for names, count in ((shared, groups), *(((x,), n) for x in others)):
+        weights = _HEAD_WEIGHTS[self.shape.recurrence]
+        for names, count in (
+            (shared, groups),
+            *(((x,), n) for x in (*others, *weights)),
+            (weights, n),
+        ):
             read: dict[int, tuple[int, ...]] = {}
             for heads in product(range(count), repeat=len(names)):
-                if last and len(set(heads)) > 1:
+                if (last or names is weights) and len(set(heads)) > 1:
                     continue  # states do not depend on q
                 at = dict(zip(names, heads, strict=True))
                 rows = [
@@ -186,22 +252,6 @@ class Situation:
                 words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
                 return f"value head {head} reads {', '.join(words)}"
         return ""
-
-    def _refolded(
-        self, state: torch.Tensor, tokens: Sequence[Any], states: Sequence[torch.Tensor]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the right writes of rows, of which `states` are the states after each, give where
-        the decays are others: sentence and last state."""
-        if self.shape.recurrence == "conv":
-            return
-        once = plain = state
-        for row, before, after in zip(tokens, [state, *states], states, strict=False):
-            decay = gate(self.shape, row)
-            write = after - decay * before
-            once, plain = decay * (once + write), decay * plain
-        yield "a row's own decay is applied to what it writes", once
-        total = states[-1] - plain  # of all writes
-        yield "the state before them is not decayed", state + total
 
     def _outputs_of(self, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
         """The first row that has another one's output, where every row has some row's; else ""."""
@@ -266,14 +316,15 @@ class Situation:
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if seen.isnan().any():
-            return "unused-memory", "NaN in an output"
+            row = int(seen.flatten(1).isnan().any(1).nonzero()[0])
+            return "unused-memory", f"NaN in the output of row {row + 1} of {len(seen)}"
         right = self.reference.state(self.sequence)
         for cause, sentence, state in self.starts():
             ends = (1, len(self.tokens))  # most are wrong in the first row
             if all(_same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
-        for cause, sentence, played in self._ways(right, len(self.tokens)):
-            if _same(seen, played[0], bound):
+        for cause, sentence, made in self._ways(right, len(self.tokens), 0, bound):
+            if _same(seen, [made], bound):
                 return cause, sentence
         if parents := self._parents(seen, bound):
             return "wrong-parent", parents
@@ -286,19 +337,22 @@ class Situation:
             return "other-row", row
         times = float((seen * wanted).sum() / (wanted * wanted).sum())
         if times and _same(seen / times, [wanted], bound):
-            return "wrong-scale", f"outputs are {times:.4g} times the right ones"
+            words = f"outputs are {times:.4g} times the right ones"
+            if (size := self.shape.d_k / times**2) > 1 and abs(size - round(size)) < 1e-3:
+                words += f": the root of {round(size)} in place of {self.shape.d_k}"
+            return "wrong-scale", words
         if tile := _tile(seen, wanted, bound):
             return "wrong-tile", tile
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         chunk = self.kernel.chunk
         if chunk and len(wrong) and int(wrong[0]) >= chunk:
             return "wrong-chunk", f"from row {int(wrong[0])} on, chunks have {chunk} rows"
-        return self._unnamed("wrong-output")
+        return self._unnamed("wrong-output", _place(seen, wanted, bound))
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
         if seen.isnan().any():
-            return "unused-memory", "NaN in a state"
+            return "unused-memory", f"NaN in the state after row {count} of {len(self.tokens)}"
         start = self.reference.state(self.sequence)
         states = self._played(start, self.tokens)[1]
         for rows, state in enumerate(states, 1):
@@ -311,18 +365,19 @@ class Situation:
             cause = "lost-fold" if self.kernel.ring else "state-not-committed"
             if count < self.kernel.chunk:
                 cause = "wrong-chunk"
-            return cause, "state before the pass"
+            return cause, f"state before the pass, {count} of {len(states)} rows accepted"
+        if not seen.any():
+            return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
         for cause, sentence, state in self.starts():
             if _same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
                 return cause, sentence
             if cause == "other-sequence" and _same(seen, [state], bound):
                 return cause, sentence
-        for sentence, state in self._refolded(start, self.tokens[:count], states[:count]):
-            if _same(seen, [state], bound):
-                return "gate-order", sentence
-        for cause, sentence, played in self._ways(start, count):
-            if _same(seen, [played[1][-1]], bound):
-                return cause, sentence
+        for cause, sentence, made in self._ways(start, count, 1, bound):
+            if _same(seen, [made], bound):
+                return cause, f"{sentence}, in the state alone: outputs are right"
+        if self.shape.recurrence == "conv" and (words := self._held(seen, count, bound)):
+            return words
         if rounded := self._rounded(seen, start, count, 1):
             return "drift", rounded
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
@@ -331,17 +386,41 @@ class Situation:
             return "wrong-tile", tile
         if 0 < self.kernel.chunk < count:  # the last chunk's outputs need the state before it
             return "wrong-chunk", f"state after {count} rows, of which all outputs are right"
-        return self._unnamed("wrong-state")
+        return self._unnamed("wrong-state", _place(seen, states[count - 1], bound))
 
-    def _unnamed(self, cause: str) -> tuple[str, str]:
+    def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
+        """The inputs that a window after `count` rows of this pass holds, where all are known."""
+        known, accepted = self._inputs_before()
+        known = [*known[:accepted], *(row["x"] for row in self.tokens), known[-1]]
+        at = []
+        for column in seen.unbind(-1):
+            same = [i for i, x in enumerate(known) if _same(column, [x], bound)]
+            if not same:
+                return None
+            at.append(same[0])
+        return self._window(at, len(known), accepted + count)
+
+    def _unnamed(self, cause: str, place: str) -> tuple[str, str]:
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
             return "wrong-wrap", f"after {taken} rows in a log of {self.kernel.ring}"
-        return cause, "no known mistake gives this"
+        return cause, f"no known mistake gives this; {place}"
 
 
 def _cut(x: torch.Tensor) -> torch.Tensor:
     return (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32)
+
+
+def _place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """Which rows (or heads) and heads (or channels) are wrong."""
+    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    words = []
+    for dim in range(min(2, off.dim())):
+        rest = off.transpose(0, dim).flatten(1).any(1)
+        at = rest.nonzero().flatten().tolist()
+        shown = "all" if len(at) == len(rest) else ", ".join(str(i) for i in at[:8])
+        words.append(f"{shown} of {len(rest)}")
+    return "wrong are " + " and ".join(words) + " of its first dimensions"
 
 
 def _tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
