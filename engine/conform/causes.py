@@ -368,6 +368,8 @@ class Situation:
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
         if not seen.any():
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
+        if self.shape.recurrence == "conv" and (words := self._held(seen, count, bound)):
+            return words
         for cause, sentence, state in self.starts():
             if _same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
                 return cause, sentence
@@ -376,8 +378,6 @@ class Situation:
         for cause, sentence, made in self._ways(start, count, 1, bound):
             if _same(seen, [made], bound):
                 return cause, f"{sentence}, in the state alone: outputs are right"
-        if self.shape.recurrence == "conv" and (words := self._held(seen, count, bound)):
-            return words
         if rounded := self._rounded(seen, start, count, 1):
             return "drift", rounded
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):

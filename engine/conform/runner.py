@@ -421,7 +421,7 @@ def _checked(
         return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
 
     found = [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
-    return [Player(kernel, package, f.shape, seed, device).alone(f) for f in found]
+    return [Player(kernel, package, f.shape, seed, device).placed(f) for f in found]
 
 
 if __name__ == "__main__":

@@ -24,15 +24,15 @@ class Memory:
 
     MARGIN = 1024
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, blank: bool = False) -> None:
+        self.device, self.blank = device, blank
         self._kept: list[tuple[str, str, torch.Tensor, torch.Tensor]] = []
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A tensor of NaN, or of -1 for whole numbers."""
+        """A tensor of NaN, or of -1 for whole numbers; of zeros where `blank` is set."""
         bits = _BITS[dtype.itemsize]
         n, m = math.prod(sizes), max(self.MARGIN, math.prod(sizes[1:]))  # slot -1 too
-        fill = _NAN.get(dtype, -1)
+        fill = 0 if self.blank else _NAN.get(dtype, -1)
         whole = torch.full((n + 2 * m,), fill, dtype=bits, device=self.device).view(dtype)
         for words, part in (("before", whole[:m]), ("after", whole[m + n :])):
             self.keep("padding-written", f"{words} a tensor of {list(sizes)}", part)
