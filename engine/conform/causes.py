@@ -51,6 +51,7 @@ CAUSES = {
     "wrong-tile": "only some columns of the heads are wrong",
     "wrong-parent": "a row of a tree of drafts follows another row than its parent",
     "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
+    "wrong-stride": "states are stored elsewhere where a pass is shorter than the longest",
     "null-slot-written": "a slot that belongs to no sequence has changed",
     "padding-written": "memory outside of the tensors has changed",
     "signature": "the kernel takes other arguments than in the versions that were tried",
@@ -88,8 +89,14 @@ class Situation:
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
 
-    def starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def starts(self, bound: float) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states to start from: cause, sentence, state."""
+        right = self.reference.state(self.sequence)
+        for cause, sentence, state in self._starts():
+            if not _same(state, [right], bound / 4):  # as one row of a log may leave it
+                yield cause, sentence, state
+
+    def _starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield from self._columns(0)
         commits = self.reference.committed[self.sequence]
         if self.kernel.ring:
@@ -127,7 +134,7 @@ class Situation:
         """States after a log that is folded otherwise, from each of the last commits on."""
         commits = self.reference.committed[self.sequence]
         taken = self.reference.tokens[self.sequence]
-        logs = []
+        logs: list[Log] = []
         for kept in range(len(commits) - 2, max(-1, len(commits) - 2 - _MOST_COMMITS), -1):
             rows = [row for commit in taken[kept:] for row in commit]
             if not logs or len(rows) <= self.kernel.ring + 1:
@@ -138,8 +145,14 @@ class Situation:
         for log in logs:
             for words, state in log.decays():
                 yield "gate-order", f"{words}, {len(log.rows)} rows of the log", state
-        rejected = self.reference.rows[self.sequence][-2][self.accepted : self.accepted + 1]
-        yield from logs[-1].shifted([*rejected, *logs[-1].rows[:2]])
+        oldest, rows = logs[-1], logs[-1].rows
+        for end in range(len(rows) - 1, max(0, len(rows) - self.kernel.ring), -1):
+            log = Log(self.shape, oldest.states[0], rows[:end])
+            for words, state in log.decays(rows[end:]):
+                yield "gate-order", f"{words}, {len(rows) - end} rows ago", state
+        rejected = self.reference.rows[self.sequence][-2][self.accepted :]
+        first = sum(map(len, taken)) - len(rows)
+        yield from oldest.stretches(self.kernel.ring, first, rejected)
         for log in logs:
             for cause, words, state in log.formulas():
                 yield cause, f"{words}, in the fold of {len(log.rows)} rows", state
@@ -316,10 +329,10 @@ class Situation:
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if seen.isnan().any():
-            row = int(seen.flatten(1).isnan().any(1).nonzero()[0])
-            return "unused-memory", f"NaN in the output of row {row + 1} of {len(seen)}"
+            first = int(seen.flatten(1).isnan().any(1).nonzero()[0])
+            return "unused-memory", f"NaN in the output of row {first + 1} of {len(seen)}"
         right = self.reference.state(self.sequence)
-        for cause, sentence, state in self.starts():
+        for cause, sentence, state in self.starts(bound):
             ends = (1, len(self.tokens))  # most are wrong in the first row
             if all(_same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
@@ -368,13 +381,14 @@ class Situation:
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
         if not seen.any():
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
-        if self.shape.recurrence == "conv" and (words := self._held(seen, count, bound)):
-            return words
-        for cause, sentence, state in self.starts():
+        if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
+            return held
+        for cause, sentence, state in self.starts(bound):
             if _same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
                 return cause, sentence
-            if cause == "other-sequence" and _same(seen, [state], bound):
-                return cause, sentence
+            if _same(seen, [state], bound):
+                words = "" if cause == "other-sequence" else ", without the rows of this pass"
+                return cause, sentence + words
         for cause, sentence, made in self._ways(start, count, 1, bound):
             if _same(seen, [made], bound):
                 return cause, f"{sentence}, in the state alone: outputs are right"

@@ -28,7 +28,15 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # where no first chunk is wrong
 _VAGUE = ("wrong-output", "wrong-state", "wrong-chunk")
 # Causes that may be those of a wrong count, or of another sequence's
-_COUNTED = ("stale-column", "state-not-committed", "lost-fold", "state-lost", "unused-memory")
+_COUNTED = (
+    "stale-column",
+    "window-not-rolled-back",
+    "state-not-committed",
+    "lost-fold",
+    "state-lost",
+    "unused-memory",
+)
+_WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ class Player:
         """The fault with what further plays tell: with zeros in place of NaN, of every number of
         accepted rows, and without other sequences."""
         try:
-            for further in (self._filled, self._by_count, self.alone):
+            for further in (self._filled, self._by_count, self._by_length, self.alone):
                 fault = further(fault)
         except Exception:  # of a play that the check had not; the fault remains
             return fault
@@ -157,12 +165,31 @@ class Player:
         wrong = [row for count, row in enumerate(left, 1) if row != count]
         if not wrong:
             return fault
-        cause = "stale-column" if any(wrong) else "state-not-committed"
-        if fault.cause == "lost-fold":
-            cause = fault.cause
+        cause = fault.cause
+        if cause in ("unused-memory", "state-not-committed", "state-lost"):
+            cause = "stale-column" if any(wrong) else "state-not-committed"
         each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
         words = f"1 to {t} rows accepted leave the state after {each}"
         return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
+
+    def _by_length(self, fault: Fault) -> Fault:
+        """What is written elsewhere in short passes alone is at another stride."""
+        t = self.shape.n_tokens
+        if fault.cause not in _WRITTEN or self._wrong_with(fault, lambda one: one.full(t)):
+            return fault
+        words = f"{fault.detail}; right where every pass has {t} rows".lstrip("; ")
+        return replace(fault, cause="wrong-stride", detail=words)
+
+    def _wrong_with(self, fault: Fault, changed: Callable[[Pass], Iterator[Pass]]) -> bool:
+        """Whether a check's passes, up to that of its fault, are wrong where they are changed."""
+        wrong = False
+        dice = random.Random(f"{fault.check} {self.seed}")
+        for empty in (False, True) if fault.check == "prompts" else (False,):
+            started = self.start(empty)
+            script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
+            played = (p for one in islice(script, fault.round + 1) for p in changed(one))
+            wrong |= any(self._pass(fault.check, i, p, *started) for i, p in enumerate(played))
+        return wrong
 
     def alone(self, fault: Fault) -> Fault:
         """A fault without a known cause is another sequence's where its passes are right with its
@@ -175,18 +202,12 @@ class Player:
             "all sequences are": lambda one: one.whole(n),
         }
         for words, changed in ways.items():
-            wrong = False
-            dice = random.Random(f"{fault.check} {self.seed}")
-            for empty in (False, True) if fault.check == "prompts" else (False,):
-                started = self.start(empty)
-                script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
-                played = (p for one in islice(script, fault.round + 1) for p in changed(one))
-                wrong |= any(self._pass(fault.check, i, p, *started) for i, p in enumerate(played))
-            if not wrong:
+            if not self._wrong_with(fault, changed):
                 detail = f"sequence {fault.sequence} is right where {words} in its passes"
                 if fault.cause in _COUNTED:
                     detail = f"{fault.detail}; {detail}"
-                cause = fault.cause if fault.cause == "stale-column" else "other-sequence"
+                known = fault.cause in ("stale-column", "window-not-rolled-back")
+                cause = fault.cause if known else "other-sequence"
                 return replace(fault, cause=cause, detail=detail)
         return fault
 

@@ -122,9 +122,10 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
 Factor = Callable[[int, int], torch.Tensor | float]
 
 
-def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, bool, Factor]]]:
+def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, tuple[bool, ...], Factor]]]:
     """How much of what row j wrote row i sees (j = -1: of the state before the rows); and wrong
-    ways, each with its sentence and whether it is about the state before."""
+    ways, each with its sentence and whether it is about the state before, what rows wrote, or
+    both."""
     up = [torch.ones_like(rows[0]["decay"])]
     for row in rows:
         up.append(up[-1] * row["decay"])
@@ -132,15 +133,19 @@ def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, bool, Factor]
     def right(i: int, j: int) -> torch.Tensor:
         return up[i + 1] / up[j + 1]
 
+    def short(i: int, j: int) -> torch.Tensor | float:
+        return up[i] / up[j + 1] if j < i else 1.0
+
+    start, earlier = (True,), (False,)
     return right, [
-        (f"{_START} without its decay", True, lambda i, j: 1.0),
-        (f"{_START} without the last row's decay", True, lambda i, j: up[i] / up[j + 1]),
-        (f"nothing of {_START}", True, lambda i, j: 0.0),
-        (f"{_EARLIER} without its decay", False, lambda i, j: 1.0),
-        (f"{_EARLIER} with the writing row's own decay too", False, lambda i, j: up[i + 1] / up[j]),
-        (f"{_EARLIER} without the last row's decay", False,
-         lambda i, j: up[i] / up[j + 1] if j < i else 1.0),
-        (f"nothing of {_EARLIER}", False, lambda i, j: float(j == i)),
+        (f"{_START} without its decay", start, lambda i, j: 1.0),
+        (f"{_START} without the last row's decay", start, short),
+        (f"nothing of {_START}", start, lambda i, j: 0.0),
+        (f"{_EARLIER} without its decay", earlier, lambda i, j: 1.0),
+        (f"{_EARLIER} with its own row's decay too", earlier, lambda i, j: up[i + 1] / up[j]),
+        (f"{_EARLIER} without the last row's decay", earlier, short),
+        (f"nothing of {_EARLIER}", earlier, lambda i, j: float(j == i)),
+        (f"{_START} and {_EARLIER} without the last row's decay", (True, False), short),
     ]  # fmt: skip
 
 
@@ -151,30 +156,28 @@ def decays(shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> Iterator[t
         return
     rows = [terms(shape, row) for row in rows]
     right, wrong = _factors(rows)
-    ways = [(f"{who} see {words}", views, of_start, factor)
-            for words, of_start, factor in wrong for who, views in _VIEWS.items()]  # fmt: skip
+    ways = [(f"{who} see {words}", views, sides, factor)
+            for words, sides, factor in wrong for who, views in _VIEWS.items()]  # fmt: skip
     if shape.recurrence != "mamba2":
         betas = [row["beta"][:, :, None] for row in rows]
         words = f"corrections take {_EARLIER} with the beta of the row that wrote"
         ways += [
-            (f"corrections take {_START} without beta", (0,), True,
+            (f"corrections take {_START} without beta", (0,), (True,),
              lambda i, j: right(i, j) / betas[i]),
-            (f"corrections take {_EARLIER} without beta", (0,), False,
+            (f"corrections take {_EARLIER} without beta", (0,), (False,),
              lambda i, j: right(i, j) / betas[i]),
-            (words, (0,), False, lambda i, j: right(i, j) * betas[j] / betas[i]),
+            (words, (0,), (False,), lambda i, j: right(i, j) * betas[j] / betas[i]),
         ]  # fmt: skip
-    for sentence, views, of_start, factor in ways:
+    for sentence, views, sides, factor in ways:
         pairs = [
-            (factor if of_start else right, right if of_start else factor)
-            if view in views
-            else (right, right)
+            [factor if view in views and side in sides else right for side in (True, False)]
             for view in range(3)
         ]
         yield sentence, _viewed(shape, state, rows, pairs)
 
 
 def _viewed(
-    shape: Shape, state: torch.Tensor, rows: Sequence[Row], pairs: Sequence[tuple[Factor, Factor]]
+    shape: Shape, state: torch.Tensor, rows: Sequence[Row], pairs: Sequence[Sequence[Factor]]
 ) -> Played:
     """Outputs and states of rows; pairs: how corrections, outputs and kept states see the state
     before, and what rows wrote."""
@@ -218,11 +221,14 @@ class Log:
         wrote is kept, else it is computed anew."""
         state = self.states[start]
         for i in rows:
-            if stored:
-                state = self.rows[i]["decay"] * state + self.writes[i]
-            else:
-                state = step(self.shape, state, self.rows[i])[1]
+            state = self.after(state, i, stored)
         return state
+
+    def after(self, state: torch.Tensor, row: int, stored: bool) -> torch.Tensor:
+        """A state with one more row."""
+        if stored:
+            return self.rows[row]["decay"] * state + self.writes[row]
+        return step(self.shape, state, self.rows[row])[1]
 
     def cursors(self, ring: int) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where other rows are folded than were accepted."""
@@ -239,24 +245,41 @@ class Log:
                     words = f"row {i + 1} was overwritten in a log of {ring}"
                     yield "wrong-wrap", words, self.folded(i - ring, rows, stored)
 
-    def shifted(self, others: Sequence[Row]) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """The same where rows are read one on, so that the last is one that was not accepted."""
+    def stretches(
+        self, ring: int, first: int, rejected: Sequence[Row]
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same where the log is read from another place on, to another end; first: the place
+        of the oldest row; rejected: rows after the newest, which were not accepted."""
         n = len(self.rows)
-        for row in others:
-            longer = Log(self.shape, self.states[0], [*self.rows, row])
-            for i in range(n - 1, -1, -1):
+        whole = Log(self.shape, self.states[0], [*self.rows, *rejected])
+        held: dict[int, int] = {(first + i) % ring: i for i in range(n + len(rejected))}
+        for done in range(n, max(-1, n - ring - 1), -1):
+            for place in range(ring):
                 for stored in (True, False):
-                    state = longer.folded(i, range(i + 1, n + 1), stored)
-                    yield "wrong-wrap", f"{n - i} rows of the log are read one row on", state
+                    state, read = self.states[done], []
+                    for step_ in range(ring):
+                        row = held.get((place + step_) % ring)
+                        if row is not None:
+                            state = whole.after(state, row, stored)
+                            read.append(row)
+                        twice = sum(row < done for row in read)
+                        words = (
+                            f"the state after {done - n} rows (0: the newest) and then {step_ + 1} "
+                            f"places of the log from {place} on, {twice} of them folded already"
+                        )
+                        yield "double-fold" if twice else "wrong-wrap", words, state
 
-    def decays(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Sentence and last state where the decays of what is folded are others."""
+    def decays(self, after: Sequence[Row] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+        """Sentence and last state where the decays of what is folded are others, and right rows
+        come after."""
         last = len(self.rows) - 1
         right, wrong = _factors(self.rows)
-        for words, of_start, factor in wrong:
+        for words, sides, factor in wrong:
             state = torch.zeros_like(self.states[0])
             for j, part in enumerate((self.states[0], *self.writes), -1):
-                state = state + (factor if of_start == (j < 0) else right)(last, j) * part
+                state = state + (factor if (j < 0) in sides else right)(last, j) * part
+            for row in after:
+                state = step(self.shape, state, row)[1]
             yield f"the fold takes {words}", state
 
     def formulas(self) -> Iterator[tuple[str, str, torch.Tensor]]:

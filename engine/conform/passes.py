@@ -28,6 +28,10 @@ class Pass:
             parts = self.sequences[at], self.lengths[at], self.accepted[at]
             yield Pass(*parts, self.drafts, self.parents[at])
 
+    def full(self, t: int) -> Iterator[Pass]:
+        """The pass with t rows of every sequence, where it has drafts."""
+        yield replace(self, lengths=(t,) * len(self.lengths)) if self.drafts else self
+
     def whole(self, n: int) -> Iterator[Pass]:
         """The pass with all of n sequences in their order; those added are like the first."""
         at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]

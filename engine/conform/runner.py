@@ -145,7 +145,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
         sizes = [
             (2, 1, max(32, d), 16, 3, 3),
             (4, 2, max(16, d), 16, 4, 2),
-            (1, 1, max(64, d), 32, 2, 3),
+            (1, 1, max(64, d) if kernel.powers else max(48, d), 32, 2, 3),
             (2, 2, 128, 16, 3, 2),
         ]
         if kernel.chunk:

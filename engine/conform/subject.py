@@ -167,9 +167,9 @@ class Kernel:
     kernel for prompts, which knows the last state alone (0: it is none); `bf16_products`: it
     rounds factors of its products to bfloat16, whatever its tensors are; `rows_dtype`: what rows
     are rounded to before the kernel and the reference take them; `d`: the only size of its heads
-    (0: any). `compiled`: who compiles a kernel that needs a CUDA device and its package as it is
-    installed; `capability`: the major compute capability that it needs there; `host`: it runs on
-    the processor alone.
+    (0: any), `powers`: it must be a power of two. `compiled`: who compiles a kernel that needs a
+    CUDA device and its package as it is installed; `capability`: the major compute capability that
+    it needs there; `host`: it runs on the processor alone.
     """
 
     name: str
@@ -187,6 +187,7 @@ class Kernel:
     bf16_products: bool = False
     rows_dtype: str = "float32"
     d: int = 0
+    powers: bool = False
     compiled: str = ""
     capability: int = 0
     host: bool = False
