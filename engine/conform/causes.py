@@ -3,7 +3,7 @@ with what the kernel gave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, product
 from typing import Any
 
@@ -130,13 +130,17 @@ class Situation:
                 for state in (states[-1], *(state for one in passes for state in one)):
                     yield "other-sequence", f"a state of sequence {other}", state
 
-    def _folds(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """States after a log that is folded otherwise, from each of the last commits on."""
+    def _folds(
+        self, also: Sequence[dict[str, torch.Tensor]] = ()
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """States after a log that is folded otherwise, from each of the last commits on; also: rows
+        of this pass that it holds too, as where a token is taken at a time."""
         commits = self.reference.committed[self.sequence]
         taken = self.reference.tokens[self.sequence]
         logs: list[Log] = []
-        for kept in range(len(commits) - 2, max(-1, len(commits) - 2 - _MOST_COMMITS), -1):
-            rows = [row for commit in taken[kept:] for row in commit]
+        last = len(commits) - (1 if also else 2)
+        for kept in range(last, max(-1, last - _MOST_COMMITS), -1):
+            rows = [*(row for commit in taken[kept:] for row in commit), *also]
             if not logs or len(rows) <= self.kernel.ring + 1:
                 logs.append(Log(self.shape, commits[kept], rows))
         if not logs:
@@ -150,8 +154,8 @@ class Situation:
             log = Log(self.shape, oldest.states[0], rows[:end])
             for words, state in log.decays(rows[end:]):
                 yield "gate-order", f"{words}, {len(rows) - end} rows ago", state
-        rejected = self.reference.rows[self.sequence][-2][self.accepted :]
-        first = sum(map(len, taken)) - len(rows)
+        rejected = [] if also else self.reference.rows[self.sequence][-2][self.accepted :]
+        first = sum(map(len, taken)) + len(also) - len(rows)
         yield from oldest.stretches(self.kernel.ring, first, rejected)
         for log in logs:
             for cause, words, state in log.formulas():
@@ -219,16 +223,41 @@ class Situation:
             (cause, sentence, self._played(state, tokens[:count], variant))
             for cause, sentence, tokens, variant in self.inputs()
         )
-        views: Iterator[tuple[str, Played]] = iter(())
+        views: Iterable[tuple[str, str, Played]] = ()
         if count <= _MOST_ROWS and not self.parents:
             views = decays(self.shape, state, self.tokens[:count])
-        for cause, sentence, played in chain(ways, (("gate-order", *view) for view in views)):
+        carried = (("gate-order", *way) for way in self._carried(state, count))
+        for cause, sentence, played in chain(ways, views, carried):
             if not _same(part(played), [right], bound / 4):
                 yield cause, sentence, part(played)
         if of and self.shape.recurrence != "conv" and count <= _MOST_ROWS:
             log = Log(self.shape, state, self.tokens[:count])
             yield from (("gate-order", *fold) for fold in log.decays())
             yield from log.formulas()
+
+    def _carried(self, state: torch.Tensor, count: int) -> Iterator[tuple[str, Played]]:
+        """Ways in which the state is folded with other decays after one of the rows."""
+        if count > _MOST_ROWS or self.parents or self.shape.recurrence == "conv":
+            return
+        for end in range(1, count):
+            log = Log(self.shape, state, self.tokens[:end])
+            before = self._played(state, self.tokens[:end])
+            for words, after in log.decays():
+                outputs, states = self._played(after, self.tokens[end:count])
+                sentence = f"{words}, after row {end} of {count}"
+                yield sentence, ([*before[0], *outputs], [*before[1][:-1], after, *states])
+
+    def _folded_within(
+        self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
+    ) -> tuple[str, str] | None:
+        """A wrong fold between two rows of the pass, the first of which have right outputs."""
+        row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
+        right = self._played(self.reference.state(self.sequence), self.tokens[:row])[1]
+        for cause, words, state in self._folds(self.tokens[:row]) if row else ():
+            outputs = self._played(state, self.tokens[row:])[0]
+            if _same(seen[row:], outputs, bound) and not _same(state, [right[-1]], bound / 4):
+                return cause, f"{words}, after row {row} of the pass"
+        return None
 
     def _heads(self, seen: torch.Tensor, tokens: Sequence[Any], bound: float, last: bool) -> str:
         """Which key heads a value head reads, where other ones than its own explain all; last:
@@ -336,14 +365,16 @@ class Situation:
             ends = (1, len(self.tokens))  # most are wrong in the first row
             if all(_same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
+        wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
         for cause, sentence, made in self._ways(right, len(self.tokens), 0, bound):
             if _same(seen, [made], bound):
                 return cause, sentence
+        if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
+            return folded
         if parents := self._parents(seen, bound):
             return "wrong-parent", parents
         if rounded := self._rounded(seen, right, len(self.tokens), 0):
             return "drift", rounded
-        wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
         if heads := self._heads(seen, self.tokens, bound, last=False):
             return "head-mapping", heads
         if row := self._outputs_of(seen, wanted, bound):

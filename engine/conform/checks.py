@@ -135,14 +135,18 @@ class Player:
             return fault
         other = Player(self.kernel, self.package, self.shape, self.seed, self.device, blank=True)
         for found in other.script(fault.check, fault.round + 1):
+            words = f"{found.detail}; from memory that was never written"
+            if found.cause == "state-lost" and found.row_errors:
+                return replace(fault, cause="stale-column", detail=words)
             if found.cause not in (*_VAGUE, "state-lost", "null-slot-written"):
-                words = f"{found.detail}; from memory that was never written"
                 return replace(fault, cause=found.cause, detail=words)
         return fault
 
     def _by_count(self, fault: Fault) -> Fault:
         """Which state each number of accepted rows leaves, where one sequence alone shows it."""
         if fault.cause not in _COUNTED or self.kernel.chunk or fault.check == "trees":
+            return fault
+        if fault.row_errors:  # of an output: no state of the pass is known
             return fault
         t = max(3, self.shape.n_tokens)
         shape = replace(self.shape, n_tokens=t, n_sequences=1)
@@ -175,7 +179,9 @@ class Player:
     def _by_length(self, fault: Fault) -> Fault:
         """What is written elsewhere in short passes alone is at another stride."""
         t = self.shape.n_tokens
-        if fault.cause not in _WRITTEN or self._wrong_with(fault, lambda one: one.full(t)):
+        if fault.cause not in (*_WRITTEN, "other-sequence") or self._wrong_with(
+            fault, lambda one: one.full(t)
+        ):
             return fault
         words = f"{fault.detail}; right where every pass has {t} rows".lstrip("; ")
         return replace(fault, cause="wrong-stride", detail=words)

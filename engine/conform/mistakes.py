@@ -149,31 +149,41 @@ def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, tuple[bool, .
     ]  # fmt: skip
 
 
-def decays(shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> Iterator[tuple[str, Played]]:
-    """Sentence, outputs and states of a few rows where a part of the recurrence sees the state
-    before the rows, or what rows wrote, with another decay than it should."""
+def decays(
+    shape: Shape, state: torch.Tensor, rows: Sequence[Row]
+) -> Iterator[tuple[str, str, Played]]:
+    """Cause, sentence, outputs and states of a few rows where a part of the recurrence sees the
+    state before the rows, or what rows wrote, with another decay or beta than it should."""
     if shape.recurrence == "conv":
         return
     rows = [terms(shape, row) for row in rows]
     right, wrong = _factors(rows)
-    ways = [(f"{who} see {words}", views, sides, factor)
-            for words, sides, factor in wrong for who, views in _VIEWS.items()]  # fmt: skip
+    ways = [
+        ("gate-order", f"{who} see {words}", views, sides, factor)
+        for words, sides, factor in wrong
+        for who, views in _VIEWS.items()
+    ]
     if shape.recurrence != "mamba2":
         betas = [row["beta"][:, :, None] for row in rows]
+
+        def plain(i: int, j: int) -> torch.Tensor:
+            return right(i, j) / betas[i]
+
+        def other(i: int, j: int) -> torch.Tensor:
+            return plain(i, j) * betas[j]
+
         words = f"corrections take {_EARLIER} with the beta of the row that wrote"
         ways += [
-            (f"corrections take {_START} without beta", (0,), (True,),
-             lambda i, j: right(i, j) / betas[i]),
-            (f"corrections take {_EARLIER} without beta", (0,), (False,),
-             lambda i, j: right(i, j) / betas[i]),
-            (words, (0,), (False,), lambda i, j: right(i, j) * betas[j] / betas[i]),
-        ]  # fmt: skip
-    for sentence, views, sides, factor in ways:
+            ("wrong-gate", f"corrections take {_START} without beta", (0,), (True,), plain),
+            ("wrong-gate", f"corrections take {_EARLIER} without beta", (0,), (False,), plain),
+            ("other-row", words, (0,), (False,), other),
+        ]
+    for cause, sentence, views, sides, factor in ways:
         pairs = [
             [factor if view in views and side in sides else right for side in (True, False)]
             for view in range(3)
         ]
-        yield sentence, _viewed(shape, state, rows, pairs)
+        yield cause, sentence, _viewed(shape, state, rows, pairs)
 
 
 def _viewed(

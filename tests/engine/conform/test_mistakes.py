@@ -1,5 +1,5 @@
-"""Mistakes in formulas, decays, cursors and counts, planted into this program's own kernels and into
-a log played by hand: each is named with its place."""
+"""Mistakes in formulas, decays, cursors and counts, planted into this program's own kernels: each
+is named with its place."""
 
 from __future__ import annotations
 
@@ -168,6 +168,85 @@ class Twice(own._Log):
         return None
 
 
+class ShortStride(own._Slots):
+    """A sequence's planes begin at its number times the rows of the pass."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.planes = torch.arange(self.planes.numel()).view_as(self.planes)
+
+    def verify(self, rows):
+        out = []
+        for i, s in enumerate(rows.sequences):
+            n = rows.lengths[i]
+            read = self.planes[s, self.live[s]].view(1)
+            self.planes[s, :n] = torch.arange(s * n, s * n + n)
+            out.append(self._run([rows.one(i)], read, self.planes[s : s + 1, :n].flip(1))[0])
+        return torch.cat(out)
+
+
+class FoldsUndecayed(own._Log):
+    """Every third fold leaves out the last row's decay of what was there before."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.commits, self.heads = 0, shape.n_heads
+
+    def verify(self, rows):
+        self.rows = rows
+        return super().verify(rows)
+
+    def accept(self, sequences, counts):
+        before = self.states.clone()
+        self.commits += 1
+        if self.commits % 3:
+            return super().accept(sequences, counts)
+        less = [(s, n - 1) for s, n in zip(sequences, counts, strict=True) if n > 1]
+        super().accept([s for s, _ in less], [n for _, n in less])
+        short = self.states.clone()
+        self.states.copy_(before)
+        super().accept(sequences, counts)
+        for s, n, part in zip(sequences, counts, self.rows.slices(), strict=True):
+            decay = self.rows.g[part][n - 1].exp().view(self.heads, -1, 1)
+            self.states[s] += (1 - decay) * short[s]
+
+    def state(self, sequence):
+        return None
+
+
+class ForgetsWithin(own._Log):
+    """Every seventh row a sequence goes on from the state that was loaded, be it in a pass."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.taken, self.kept = dict.fromkeys(range(shape.n_sequences), 0), {}
+        self.first, self.after = {}, {}
+
+    def load(self, sequence, state):
+        super().load(sequence, state)
+        self.first[sequence] = state.clone()
+
+    def verify(self, rows):
+        outs = []
+        for i, s in enumerate(rows.sequences):
+            before, self.after[s] = self.states[s].clone(), []
+            for t in range(rows.lengths[i]):
+                outs.append(super().verify(rows.one(i).row(t)))
+                super().accept([s], [1])
+                if (self.taken[s] + t) % 7 == 6:
+                    self.states[s] = self.first[s]
+                self.after[s].append(self.states[s].clone())
+            self.states[s] = before
+        return torch.cat(outs)
+
+    def accept(self, sequences, counts):
+        for s, n in zip(sequences, counts, strict=True):
+            self.states[s], self.taken[s] = self.after[s][n - 1], self.taken[s] + n
+
+    def state(self, sequence):
+        return None
+
+
 def first(adapter, recurrence, name="depths", **kernel) -> Fault:
     kernel = Kernel("planted", (recurrence,), adapter, dtypes=("float32",), **kernel)
     shape = SHAPES[recurrence]
@@ -208,6 +287,23 @@ def test_a_count_of_another_sequence_is_told():
 def test_rows_that_a_log_folds_twice_are_named():
     fault = first(Twice, "gdn", ring=16)
     assert fault.cause == "double-fold"
+
+
+def test_a_fold_that_is_lost_between_two_rows_of_a_pass_is_named():
+    fault = first(ForgetsWithin, "gdn", "no-drafts", ring=16)
+    assert fault.cause == "lost-fold", fault.detail
+
+
+def test_a_decay_that_one_fold_of_a_log_leaves_out_is_named():
+    fault = first(FoldsUndecayed, "gdn", ring=16)
+    assert fault.cause == "gate-order", fault.detail
+    assert "without the last row's decay" in fault.detail
+
+
+def test_states_that_short_passes_store_elsewhere_have_another_stride():
+    fault = first(ShortStride, "gdn", "rounds")
+    assert fault.cause == "wrong-stride", fault
+    assert "right where every pass has 3 rows" in fault.detail
 
 
 def test_kernels_of_one_length_get_short_passes_too():
