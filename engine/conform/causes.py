@@ -366,9 +366,8 @@ class Situation:
             if all(_same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
         wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
-        for cause, sentence, made in self._ways(right, len(self.tokens), 0, bound):
-            if _same(seen, [made], bound):
-                return cause, sentence
+        if found := _closest(seen, self._ways(right, len(self.tokens), 0, bound), bound):
+            return found
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
             return folded
         if parents := self._parents(seen, bound):
@@ -420,9 +419,8 @@ class Situation:
             if _same(seen, [state], bound):
                 words = "" if cause == "other-sequence" else ", without the rows of this pass"
                 return cause, sentence + words
-        for cause, sentence, made in self._ways(start, count, 1, bound):
-            if _same(seen, [made], bound):
-                return cause, f"{sentence}, in the state alone: outputs are right"
+        if found := _closest(seen, self._ways(start, count, 1, bound), bound):
+            return found[0], f"{found[1]}, in the state alone: outputs are right"
         if rounded := self._rounded(seen, start, count, 1):
             return "drift", rounded
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
@@ -478,7 +476,23 @@ def _tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     return f"columns {columns[0]} to {columns[-1]} of {n} are wrong, and no other"
 
 
+def _closest(
+    seen: torch.Tensor, ways: Iterable[tuple[str, str, torch.Tensor]], bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence of the way that gives what is nearest, where it is near enough."""
+    best, least = None, 4 * bound
+    for cause, sentence, made in ways:
+        off = _off(seen, made)
+        if off <= (least / 2 if best else least):  # a later way must be clearly nearer
+            best, least = (cause, sentence), off
+    return best
+
+
+def _off(seen: torch.Tensor, made: torch.Tensor) -> float:
+    """The largest difference relative to the largest value, 1 at least."""
+    other = made.view(seen.shape)
+    return float((seen - other).abs().max()) / max(float(other.abs().max()), 1.0)
+
+
 def _same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:
-    other = torch.stack(list(wanted)).view(seen.shape)
-    scale = float(other.abs().max()) + 1e-9
-    return float((seen - other).abs().max()) <= 4 * bound * max(scale, 1.0)
+    return _off(seen, torch.stack(list(wanted))) <= 4 * bound

@@ -199,7 +199,7 @@ class Player:
 
     def alone(self, fault: Fault) -> Fault:
         """A fault without a known cause is another sequence's where its passes are right with its
-        sequence alone, or with all of them in their order; other causes are told so."""
+        sequence alone, or with all of them in their order; other causes say so."""
         n = self.shape.n_sequences
         if fault.cause not in (*_VAGUE[:2], *_COUNTED) or n == 1:
             return fault

@@ -93,7 +93,8 @@ def _drawn(shape: Shape, dice: random.Random, kernel: Kernel, everyone: bool) ->
         ids = dice.sample(ids, dice.randint(1, len(ids)))
     longest = shape.n_tokens
     if kernel.equal_lengths:
-        lengths = [dice.randint(1, longest)] * len(ids)
+        least = longest if kernel.full_lengths else 1
+        lengths = [dice.randint(least, longest)] * len(ids)
     else:
         lengths = [dice.randint(1, longest) for _ in ids]
     accepted = [dice.randint(1, n) for n in lengths]

@@ -22,7 +22,7 @@ Row = dict[str, torch.Tensor]
 def terms(shape: Shape, row: Row) -> Row:
     """A row with what it does to a state of each head, where that is not given: `decay`
     [heads, 1, 1] ([heads, d_k, 1] of KDA), `key` and `read` [heads, d_k] (of the output), `value`
-    [heads, d_v], `beta` [heads, 1], and `skip` [heads, d_v], what the output has besides."""
+    [heads, d_v], `beta` [heads, 1], and `skip` [heads, d_v], what is added to the output."""
     if shape.recurrence == "conv" or "decay" in row:
         return row
     per_group = shape.n_heads // shape.n_groups

@@ -162,7 +162,7 @@ class Kernel:
     whether a pass keeps its rows and not its states; `least_d` is the smallest head that it takes;
     `dtypes` those that stored states may have; `grouped` whether value heads may share a key head,
     `square` whether d_v must be d_k; `equal_lengths` whether all sequences of a pass must have the
-    same number of rows. `trees`: a pass may be a tree of drafts (Rows.parents); `padding`: a pass
+    same number of rows, `full_lengths` that it is the most that a pass has. `trees`: a pass may be a tree of drafts (Rows.parents); `padding`: a pass
     may hold sequence -1, rows that the engine adds to fill a batch; `chunk`: rows of a chunk of a
     kernel for prompts, which knows the last state alone (0: it is none); `bf16_products`: it
     rounds factors of its products to bfloat16, whatever its tensors are; `rows_dtype`: what rows
@@ -179,6 +179,7 @@ class Kernel:
     log: bool = False
     least_d: int = 16
     equal_lengths: bool = False
+    full_lengths: bool = False
     grouped: bool = True
     square: bool = False
     trees: bool = False
