@@ -3,23 +3,30 @@ with what the kernel gave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, product
 from typing import Any
 
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.reference import VARIANTS, Reference, gate, play, step
+from engine.conform.mistakes import Log, Played, decays, formulas
+from engine.conform.reference import VARIANTS, Reference, play, step
 from engine.conform.subject import Kernel
 
-_MOST_COMMITS, _MOST_HEADS = 12, 16
+_MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
 # What a row brings, its gate first
 _ROW_INPUTS = {
     "gdn": ("a", "b", "q", "k", "v"),
     "kda": ("a", "b", "q", "k", "v"),
     "mamba2": ("dt", "x", "B", "C"),
     "conv": ("x",),
+}
+# Weights that a head has of its own
+_HEAD_WEIGHTS = {
+    "gdn": ("A_log", "dt_bias"),
+    "kda": ("A_log", "dt_bias"),
+    "mamba2": ("A", "dt_bias", "D"),
 }
 
 # What each cause means, for reports and `draftscope help conform`
@@ -31,15 +38,20 @@ CAUSES = {
     "other-sequence": "the state of another sequence is read",
     "other-sequence-written": "a sequence that was not in the pass has changed",
     "lost-fold": "rows that the log had taken are missing from the state",
-    "wrong-wrap": "wrong from the first pass on that crosses the end of the log",
+    "double-fold": "rows of the log are folded into the state twice",
+    "wrong-wrap": "rows at the end of the log are read or written at another place",
     "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
     "gate-of-other-row": "the decay of another row is applied",
+    "wrong-gate": "the decay, beta or dt is computed by another formula",
+    "wrong-norm": "q or k are not divided by their own length",
+    "wrong-term": "an input is left out or exchanged, or taps are in another order",
     "other-row": "a row's input or output is that of another row",
     "head-mapping": "heads read the input of another head",
     "wrong-scale": "outputs are the right ones times a constant",
     "wrong-tile": "only some columns of the heads are wrong",
     "wrong-parent": "a row of a tree of drafts follows another row than its parent",
     "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
+    "wrong-stride": "states are stored elsewhere where a pass is shorter than the longest",
     "null-slot-written": "a slot that belongs to no sequence has changed",
     "padding-written": "memory outside of the tensors has changed",
     "signature": "the kernel takes other arguments than in the versions that were tried",
@@ -77,8 +89,14 @@ class Situation:
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
 
-    def starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def starts(self, bound: float) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states to start from: cause, sentence, state."""
+        right = self.reference.state(self.sequence)
+        for cause, sentence, state in self._starts():
+            if not _same(state, [right], bound / 4):  # as one row of a log may leave it
+                yield cause, sentence, state
+
+    def _starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield from self._columns(0)
         commits = self.reference.committed[self.sequence]
         if self.kernel.ring:
@@ -89,6 +107,8 @@ class Situation:
             yield from self._columns(age)
         yield from self._others()
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
+        if self.shape.recurrence == "conv":
+            yield from self._windows()
 
     def _columns(self, age: int) -> Iterator[tuple[str, str, torch.Tensor]]:
         """States after the rows of the last pass (age 0), of the one before it (1), and so on."""
@@ -110,27 +130,65 @@ class Situation:
                 for state in (states[-1], *(state for one in passes for state in one)):
                     yield "other-sequence", f"a state of sequence {other}", state
 
-    def _folds(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _folds(
+        self, also: Sequence[dict[str, torch.Tensor]] = ()
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """States after a log that is folded otherwise, from each of the last commits on; also: rows
+        of this pass that it holds too, as where a token is taken at a time."""
         commits = self.reference.committed[self.sequence]
-        rows = self.reference.tokens[self.sequence]
-        first = max(0, len(commits) - _MOST_COMMITS)
-        for kept in range(len(commits) - 2, first - 1, -1):
-            for resumed in range(kept + 1, len(commits)):
-                tokens = [row for commit in rows[resumed:] for row in commit]
-                state = commits[kept]
-                if tokens:
-                    state = play(self.shape, state, tokens)[1][-1]
-                missing = sum(len(commit) for commit in rows[kept:resumed])
-                yield "lost-fold", f"{missing} accepted rows missing", state
-            tokens = [row for commit in rows[kept:] for row in commit]
-            states = play(self.shape, commits[kept], tokens)[1]
-            for words, state in self._refolded(commits[kept], tokens, states):
-                yield "gate-order", f"{words}, {len(tokens)} rows of the log", state
+        taken = self.reference.tokens[self.sequence]
+        logs: list[Log] = []
+        last = len(commits) - (1 if also else 2)
+        for kept in range(last, max(-1, last - _MOST_COMMITS), -1):
+            rows = [*(row for commit in taken[kept:] for row in commit), *also]
+            if not logs or len(rows) <= self.kernel.ring + 1:
+                logs.append(Log(self.shape, commits[kept], rows))
+        if not logs:
+            return
+        yield from logs[-1].cursors(self.kernel.ring)
+        for log in logs:
+            for words, state in log.decays():
+                yield "gate-order", f"{words}, {len(log.rows)} rows of the log", state
+        oldest, rows = logs[-1], logs[-1].rows
+        for end in range(len(rows) - 1, max(0, len(rows) - self.kernel.ring), -1):
+            log = Log(self.shape, oldest.states[0], rows[:end])
+            for words, state in log.decays(rows[end:]):
+                yield "gate-order", f"{words}, {len(rows) - end} rows ago", state
+        rejected = [] if also else self.reference.rows[self.sequence][-2][self.accepted :]
+        first = sum(map(len, taken)) + len(also) - len(rows)
+        yield from oldest.stretches(self.kernel.ring, first, rejected)
+        for log in logs:
+            for cause, words, state in log.formulas():
+                yield cause, f"{words}, in the fold of {len(log.rows)} rows", state
+
+    def _inputs_before(self) -> tuple[list[torch.Tensor], int]:
+        """Inputs of a convolution before this pass, and how many of them were accepted: those of
+        the window before the last pass, of that pass, and nothing."""
+        commits = self.reference.committed[self.sequence]
+        first = commits[-2] if len(commits) > 1 else commits[-1]
+        rows = self.reference.rows[self.sequence]
+        last = rows[-2] if len(commits) > 1 else []
+        known = [*first.unbind(-1), *(row["x"] for row in last)]
+        return [*known, torch.zeros_like(known[0])], self.shape.d_k - 1 + self.accepted * bool(last)
+
+    def _windows(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Windows of other inputs than the last accepted ones."""
+        known, accepted = self._inputs_before()
+        for at in product(range(len(known)), repeat=self.shape.d_k - 1):
+            yield *self._window(at, len(known), accepted), torch.stack([known[i] for i in at], -1)
+
+    def _window(self, at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
+        rejected = any(accepted <= i < n - 1 for i in at)
+        cause = "window-not-rolled-back" if rejected else "stale-column"
+        names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
+        return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
     def inputs(self) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
-            yield "gate-order", variant.replace("-", " "), self.tokens, variant
+            order = variant not in ("no-correction", "no-activation")
+            cause = "gate-order" if order else "wrong-term"
+            yield cause, variant.replace("-", " "), self.tokens, variant
         gate, *others = _ROW_INPUTS[self.shape.recurrence]
         for name in (gate, *others) if len(self.tokens) > 1 else ():
             cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
@@ -143,6 +201,8 @@ class Situation:
             ):
                 rows = [row | {name: x} for row, x in zip(self.tokens, values, strict=True)]
                 yield cause, f"{words} of the {which}", rows, ""
+        for cause, words, rows in formulas(self.shape, self.tokens):
+            yield cause, words, rows, ""
 
     def _played(
         self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
@@ -150,11 +210,54 @@ class Situation:
         return play(self.shape, state, tokens, variant, self.parents)
 
     def _ways(
-        self, state: torch.Tensor, count: int
-    ) -> Iterator[tuple[str, str, tuple[list[torch.Tensor], list[torch.Tensor]]]]:
-        """Cause, sentence, outputs and states of each wrong way through the first rows."""
-        for cause, sentence, tokens, variant in self.inputs():
-            yield cause, sentence, self._played(state, tokens[:count], variant)
+        self, state: torch.Tensor, count: int, of: int, bound: float
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and what each wrong way through the first rows gives that is not right;
+        of: 0 outputs, 1 the last state."""
+
+        def part(played: Played) -> torch.Tensor:
+            return played[1][-1] if of else torch.stack(played[0])
+
+        right = part(self._played(state, self.tokens[:count]))
+        ways = (
+            (cause, sentence, self._played(state, tokens[:count], variant))
+            for cause, sentence, tokens, variant in self.inputs()
+        )
+        views: Iterable[tuple[str, str, Played]] = ()
+        if count <= _MOST_ROWS and not self.parents:
+            views = decays(self.shape, state, self.tokens[:count])
+        carried = (("gate-order", *way) for way in self._carried(state, count))
+        for cause, sentence, played in chain(ways, views, carried):
+            if not _same(part(played), [right], bound / 4):
+                yield cause, sentence, part(played)
+        if of and self.shape.recurrence != "conv" and count <= _MOST_ROWS:
+            log = Log(self.shape, state, self.tokens[:count])
+            yield from (("gate-order", *fold) for fold in log.decays())
+            yield from log.formulas()
+
+    def _carried(self, state: torch.Tensor, count: int) -> Iterator[tuple[str, Played]]:
+        """Ways in which the state is folded with other decays after one of the rows."""
+        if count > _MOST_ROWS or self.parents or self.shape.recurrence == "conv":
+            return
+        for end in range(1, count):
+            log = Log(self.shape, state, self.tokens[:end])
+            before = self._played(state, self.tokens[:end])
+            for words, after in log.decays():
+                outputs, states = self._played(after, self.tokens[end:count])
+                sentence = f"{words}, after row {end} of {count}"
+                yield sentence, ([*before[0], *outputs], [*before[1][:-1], after, *states])
+
+    def _folded_within(
+        self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
+    ) -> tuple[str, str] | None:
+        """A wrong fold between two rows of the pass, the first of which have right outputs."""
+        row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
+        right = self._played(self.reference.state(self.sequence), self.tokens[:row])[1]
+        for cause, words, state in self._folds(self.tokens[:row]) if row else ():
+            outputs = self._played(state, self.tokens[row:])[0]
+            if _same(seen[row:], outputs, bound) and not _same(state, [right[-1]], bound / 4):
+                return cause, f"{words}, after row {row} of the pass"
+        return None
 
     def _heads(self, seen: torch.Tensor, tokens: Sequence[Any], bound: float, last: bool) -> str:
         """Which key heads a value head reads, where other ones than its own explain all; last:
@@ -166,10 +269,15 @@ class Situation:
         start = self.reference.state(self.sequence)
         shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
         others = (x for x in _ROW_INPUTS[self.shape.recurrence] if x not in shared)
-        for names, count in ((shared, groups), *(((x,), n) for x in others)):
+        weights = _HEAD_WEIGHTS[self.shape.recurrence]
+        for names, count in (
+            (shared, groups),
+            *(((x,), n) for x in (*others, *weights)),
+            (weights, n),
+        ):
             read: dict[int, tuple[int, ...]] = {}
             for heads in product(range(count), repeat=len(names)):
-                if last and len(set(heads)) > 1:
+                if (last or names is weights) and len(set(heads)) > 1:
                     continue  # states do not depend on q
                 at = dict(zip(names, heads, strict=True))
                 rows = [
@@ -186,22 +294,6 @@ class Situation:
                 words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
                 return f"value head {head} reads {', '.join(words)}"
         return ""
-
-    def _refolded(
-        self, state: torch.Tensor, tokens: Sequence[Any], states: Sequence[torch.Tensor]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the right writes of rows, of which `states` are the states after each, give where
-        the decays are others: sentence and last state."""
-        if self.shape.recurrence == "conv":
-            return
-        once = plain = state
-        for row, before, after in zip(tokens, [state, *states], states, strict=False):
-            decay = gate(self.shape, row)
-            write = after - decay * before
-            once, plain = decay * (once + write), decay * plain
-        yield "a row's own decay is applied to what it writes", once
-        total = states[-1] - plain  # of all writes
-        yield "the state before them is not decayed", state + total
 
     def _outputs_of(self, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
         """The first row that has another one's output, where every row has some row's; else ""."""
@@ -266,39 +358,44 @@ class Situation:
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if seen.isnan().any():
-            return "unused-memory", "NaN in an output"
+            first = int(seen.flatten(1).isnan().any(1).nonzero()[0])
+            return "unused-memory", f"NaN in the output of row {first + 1} of {len(seen)}"
         right = self.reference.state(self.sequence)
-        for cause, sentence, state in self.starts():
+        for cause, sentence, state in self.starts(bound):
             ends = (1, len(self.tokens))  # most are wrong in the first row
             if all(_same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
-        for cause, sentence, played in self._ways(right, len(self.tokens)):
-            if _same(seen, played[0], bound):
-                return cause, sentence
+        wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
+        if found := _closest(seen, self._ways(right, len(self.tokens), 0, bound), bound):
+            return found
+        if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
+            return folded
         if parents := self._parents(seen, bound):
             return "wrong-parent", parents
         if rounded := self._rounded(seen, right, len(self.tokens), 0):
             return "drift", rounded
-        wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
         if heads := self._heads(seen, self.tokens, bound, last=False):
             return "head-mapping", heads
         if row := self._outputs_of(seen, wanted, bound):
             return "other-row", row
         times = float((seen * wanted).sum() / (wanted * wanted).sum())
         if times and _same(seen / times, [wanted], bound):
-            return "wrong-scale", f"outputs are {times:.4g} times the right ones"
+            words = f"outputs are {times:.4g} times the right ones"
+            if (size := self.shape.d_k / times**2) > 1 and abs(size - round(size)) < 1e-3:
+                words += f": the root of {round(size)} in place of {self.shape.d_k}"
+            return "wrong-scale", words
         if tile := _tile(seen, wanted, bound):
             return "wrong-tile", tile
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         chunk = self.kernel.chunk
         if chunk and len(wrong) and int(wrong[0]) >= chunk:
             return "wrong-chunk", f"from row {int(wrong[0])} on, chunks have {chunk} rows"
-        return self._unnamed("wrong-output")
+        return self._unnamed("wrong-output", _place(seen, wanted, bound))
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
         if seen.isnan().any():
-            return "unused-memory", "NaN in a state"
+            return "unused-memory", f"NaN in the state after row {count} of {len(self.tokens)}"
         start = self.reference.state(self.sequence)
         states = self._played(start, self.tokens)[1]
         for rows, state in enumerate(states, 1):
@@ -311,18 +408,19 @@ class Situation:
             cause = "lost-fold" if self.kernel.ring else "state-not-committed"
             if count < self.kernel.chunk:
                 cause = "wrong-chunk"
-            return cause, "state before the pass"
-        for cause, sentence, state in self.starts():
+            return cause, f"state before the pass, {count} of {len(states)} rows accepted"
+        if not seen.any():
+            return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
+        if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
+            return held
+        for cause, sentence, state in self.starts(bound):
             if _same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
                 return cause, sentence
-            if cause == "other-sequence" and _same(seen, [state], bound):
-                return cause, sentence
-        for sentence, state in self._refolded(start, self.tokens[:count], states[:count]):
             if _same(seen, [state], bound):
-                return "gate-order", sentence
-        for cause, sentence, played in self._ways(start, count):
-            if _same(seen, [played[1][-1]], bound):
-                return cause, sentence
+                words = "" if cause == "other-sequence" else ", without the rows of this pass"
+                return cause, sentence + words
+        if found := _closest(seen, self._ways(start, count, 1, bound), bound):
+            return found[0], f"{found[1]}, in the state alone: outputs are right"
         if rounded := self._rounded(seen, start, count, 1):
             return "drift", rounded
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
@@ -331,17 +429,41 @@ class Situation:
             return "wrong-tile", tile
         if 0 < self.kernel.chunk < count:  # the last chunk's outputs need the state before it
             return "wrong-chunk", f"state after {count} rows, of which all outputs are right"
-        return self._unnamed("wrong-state")
+        return self._unnamed("wrong-state", _place(seen, states[count - 1], bound))
 
-    def _unnamed(self, cause: str) -> tuple[str, str]:
+    def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
+        """The inputs that a window after `count` rows of this pass holds, where all are known."""
+        known, accepted = self._inputs_before()
+        known = [*known[:accepted], *(row["x"] for row in self.tokens), known[-1]]
+        at = []
+        for column in seen.unbind(-1):
+            same = [i for i, x in enumerate(known) if _same(column, [x], bound)]
+            if not same:
+                return None
+            at.append(same[0])
+        return self._window(at, len(known), accepted + count)
+
+    def _unnamed(self, cause: str, place: str) -> tuple[str, str]:
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
             return "wrong-wrap", f"after {taken} rows in a log of {self.kernel.ring}"
-        return cause, "no known mistake gives this"
+        return cause, f"no known mistake gives this; {place}"
 
 
 def _cut(x: torch.Tensor) -> torch.Tensor:
     return (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32)
+
+
+def _place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """Which rows (or heads) and heads (or channels) are wrong."""
+    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    words = []
+    for dim in range(min(2, off.dim())):
+        rest = off.transpose(0, dim).flatten(1).any(1)
+        at = rest.nonzero().flatten().tolist()
+        shown = "all" if len(at) == len(rest) else ", ".join(str(i) for i in at[:8])
+        words.append(f"{shown} of {len(rest)}")
+    return "wrong are " + " and ".join(words) + " of its first dimensions"
 
 
 def _tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
@@ -354,7 +476,23 @@ def _tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     return f"columns {columns[0]} to {columns[-1]} of {n} are wrong, and no other"
 
 
+def _closest(
+    seen: torch.Tensor, ways: Iterable[tuple[str, str, torch.Tensor]], bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence of the way that gives what is nearest, where it is near enough."""
+    best, least = None, 4 * bound
+    for cause, sentence, made in ways:
+        off = _off(seen, made)
+        if off <= (least / 2 if best else least):  # a later way must be clearly nearer
+            best, least = (cause, sentence), off
+    return best
+
+
+def _off(seen: torch.Tensor, made: torch.Tensor) -> float:
+    """The largest difference relative to the largest value, 1 at least."""
+    other = made.view(seen.shape)
+    return float((seen - other).abs().max()) / max(float(other.abs().max()), 1.0)
+
+
 def _same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:
-    other = torch.stack(list(wanted)).view(seen.shape)
-    scale = float(other.abs().max()) + 1e-9
-    return float((seen - other).abs().max()) <= 4 * bound * max(scale, 1.0)
+    return _off(seen, torch.stack(list(wanted))) <= 4 * bound

@@ -16,6 +16,7 @@ from engine.conform import adapters
 from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.packages import Package
+from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, token
 from engine.conform.subject import Kernel, Memory, Subject
 
@@ -26,32 +27,16 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
 _VAGUE = ("wrong-output", "wrong-state", "wrong-chunk")
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass of a script: which sequences, how many rows of each, how many are accepted."""
-
-    sequences: tuple[int, ...]
-    lengths: tuple[int, ...]
-    accepted: tuple[int, ...]
-    drafts: bool = True
-    parents: tuple[tuple[int, ...], ...] = ()
-    padding: tuple[int, ...] = ()  # rows of sequences that the engine adds to fill the batch
-
-    def only(self, sequence: int) -> Iterator[Pass]:
-        """The pass of this sequence alone, if it is in it."""
-        for i in [i for i, s in enumerate(self.sequences) if s == sequence]:
-            at = slice(i, i + 1)
-            parts = self.sequences[at], self.lengths[at], self.accepted[at]
-            yield Pass(*parts, self.drafts, self.parents[at])
-
-    def whole(self, n: int) -> Iterator[Pass]:
-        """The pass with all of n sequences in their order; those added are like the first."""
-        at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
-        lengths, accepted = (tuple(x[i] for i in at) for x in (self.lengths, self.accepted))
-        parents = tuple(self.parents[i] for i in at) if self.parents else ()
-        yield Pass(tuple(range(n)), lengths, accepted, self.drafts, parents)
+# Causes that may be those of a wrong count, or of another sequence's
+_COUNTED = (
+    "stale-column",
+    "window-not-rolled-back",
+    "state-not-committed",
+    "lost-fold",
+    "state-lost",
+    "unused-memory",
+)
+_WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,104 +63,6 @@ class Fault:
     depth_errors: tuple[float, ...] = ()
 
 
-Script = Callable[[Shape, random.Random, Kernel], Iterator[Pass]]
-
-
-def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
-    every = tuple(range(shape.n_sequences))
-    return Pass(every, (drafts,) * len(every), tuple(accepted), drafts=True)
-
-
-def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    t = shape.n_tokens
-    for first in range(2):
-        counts = [1 + (i + first) % t for i in range(shape.n_sequences)]
-        yield _all(shape, t, counts)
-    # a log is filled, folded and wrapped
-    for _ in range(1 + 2 * kernel.ring // t):
-        yield _all(shape, t, [t - dice.randint(0, 1) for _ in range(shape.n_sequences)])
-
-
-def _lengths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    for _ in range(3):
-        yield _drawn(shape, dice, kernel, everyone=True)
-
-
-def _subsets(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    yield _all(shape, shape.n_tokens, [shape.n_tokens] * shape.n_sequences)
-    for _ in range(3):
-        yield _drawn(shape, dice, kernel, everyone=False)
-
-
-def _without_drafts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    every = tuple(range(shape.n_sequences))
-    one = (1,) * len(every)
-    for _ in range(2):
-        yield _all(shape, shape.n_tokens, [shape.n_tokens] * len(every))
-        yield Pass(every, one, one, drafts=False)
-        yield Pass(every, one, one, drafts=False)
-
-
-def _rounds(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    while True:
-        if dice.random() < 0.2:
-            some = tuple(sorted(dice.sample(range(shape.n_sequences), 1)))
-            yield Pass(some, (1,), (1,), drafts=False)
-        else:
-            yield _drawn(shape, dice, kernel, everyone=dice.random() < 0.6)
-
-
-def _drawn(shape: Shape, dice: random.Random, kernel: Kernel, everyone: bool) -> Pass:
-    ids = list(range(shape.n_sequences))
-    if not everyone:
-        ids = dice.sample(ids, dice.randint(1, len(ids)))
-    longest = shape.n_tokens
-    if kernel.equal_lengths:
-        lengths = [longest] * len(ids)
-    else:
-        lengths = [dice.randint(1, longest) for _ in ids]
-    accepted = [dice.randint(1, n) for n in lengths]
-    return Pass(tuple(ids), tuple(lengths), tuple(accepted))
-
-
-def _padding(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    for drafts in (True, False, True):
-        one = _drawn(shape, dice, kernel, everyone=False)
-        ones = (1,) * len(one.sequences)
-        if not drafts:
-            one = Pass(one.sequences, ones, ones, drafts=False)
-        yield replace(one, padding=(one.lengths[0],) * 2)
-
-
-def _trees(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    """Trees in which a row's number is larger than its parent's; any row may end the accepted
-    path, and the path's last row is what is committed."""
-    every, t = tuple(range(shape.n_sequences)), shape.n_tokens
-    yield _all(shape, t, [t] * len(every))
-    for _ in range(3):
-        parents = tuple((-1, *(dice.randint(0, i - 1) for i in range(1, t))) for _ in every)
-        yield replace(_all(shape, t, [dice.randint(1, t) for _ in every]), parents=parents)
-
-
-def _prompts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    """Lengths around whole chunks, all rows kept; a second prompt goes on from the first."""
-    c = kernel.chunk
-    ends = [1, c - 1, c, c + 1, 2 * c, dice.randint(c + 2, 2 * c - 1), 2 * c + 1]
-    for _ in range(2):
-        lengths = tuple(dice.sample(ends, shape.n_sequences))
-        yield Pass(tuple(range(shape.n_sequences)), lengths, lengths)
-
-
-SCRIPTS: dict[str, Script] = {
-    "depths": _depths,
-    "lengths": _lengths,
-    "subsets": _subsets,
-    "no-drafts": _without_drafts,
-    "rounds": _rounds,
-    "padding": _padding,
-    "trees": _trees,
-    "prompts": _prompts,
-}
 CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
 
 
@@ -192,19 +79,28 @@ def has_check(kernel: Kernel, name: str) -> bool:
 class Player:
     """Plays scripts of one kernel at one shape."""
 
-    def __init__(self, kernel: Kernel, package: Package, shape: Shape, seed: int, device: str):
+    def __init__(
+        self,
+        kernel: Kernel,
+        package: Package,
+        shape: Shape,
+        seed: int,
+        device: str,
+        blank: bool = False,  # memory is zeros, not NaN
+    ) -> None:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
         self.bound = max(_BOUNDS[shape.state_dtype], _BOUNDS[kernel.rows_dtype])
         if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
-        self.memory = Memory(device)
+        self.blank = blank
+        self.memory = Memory(device, blank)
 
     def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
         """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
         states are given, and the reference starts with zeros."""
         source = Source(self.shape, self.seed, self.device, self.kernel.rows_dtype)
-        self.memory = Memory(self.device)
+        self.memory = Memory(self.device, self.blank)
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
         for sequence, state in enumerate(() if empty else first):
@@ -223,27 +119,102 @@ class Player:
                     return faults
         return []
 
+    def placed(self, fault: Fault) -> Fault:
+        """The fault with what further plays tell: with zeros in place of NaN, of every number of
+        accepted rows, and without other sequences."""
+        try:
+            for further in (self._filled, self._by_count, self._by_length, self.alone):
+                fault = further(fault)
+        except Exception:  # of a play that the check had not; the fault remains
+            return fault
+        return fault
+
+    def _filled(self, fault: Fault) -> Fault:
+        """What memory that was never written stands for: the cause where it is zeros."""
+        if fault.cause != "unused-memory":
+            return fault
+        other = Player(self.kernel, self.package, self.shape, self.seed, self.device, blank=True)
+        for found in other.script(fault.check, fault.round + 1):
+            words = f"{found.detail}; from memory that was never written"
+            if found.cause == "state-lost" and found.row_errors:
+                return replace(fault, cause="stale-column", detail=words)
+            if found.cause not in (*_VAGUE, "state-lost", "null-slot-written"):
+                return replace(fault, cause=found.cause, detail=words)
+        return fault
+
+    def _by_count(self, fault: Fault) -> Fault:
+        """Which state each number of accepted rows leaves, where one sequence alone shows it."""
+        if fault.cause not in _COUNTED or self.kernel.chunk or fault.check == "trees":
+            return fault
+        if fault.row_errors:  # of an output: no state of the pass is known
+            return fault
+        t = max(3, self.shape.n_tokens)
+        shape = replace(self.shape, n_tokens=t, n_sequences=1)
+        player = Player(self.kernel, self.package, shape, self.seed, self.device)
+        left: list[int | None] = []
+        for count in range(1, t + 1):
+            source, subject, reference = player.start()
+            rows = source.rows([0], [t])
+            subject.verify(rows)
+            reference.verify(rows)
+            subject.accept([0], [count])
+            state = _copy(subject.state(0))
+            if state is None:
+                return fault
+            depths = torch.stack([reference.state(0), *reference.depths(0)])
+            errors = _each(state.expand_as(depths), depths)
+            if self.bound < min(errors) < math.inf:
+                return fault
+            left.append(errors.index(min(errors)) if min(errors) < math.inf else None)
+        wrong = [row for count, row in enumerate(left, 1) if row != count]
+        if not wrong:
+            return fault
+        cause = fault.cause
+        if cause in ("unused-memory", "state-not-committed", "state-lost"):
+            cause = "stale-column" if any(wrong) else "state-not-committed"
+        each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
+        words = f"1 to {t} rows accepted leave the state after {each}"
+        return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
+
+    def _by_length(self, fault: Fault) -> Fault:
+        """What is written elsewhere in short passes alone is at another stride."""
+        t = self.shape.n_tokens
+        if fault.cause not in (*_WRITTEN, "other-sequence") or self._wrong_with(
+            fault, lambda one: one.full(t)
+        ):
+            return fault
+        words = f"{fault.detail}; right where every pass has {t} rows".lstrip("; ")
+        return replace(fault, cause="wrong-stride", detail=words)
+
+    def _wrong_with(self, fault: Fault, changed: Callable[[Pass], Iterator[Pass]]) -> bool:
+        """Whether a check's passes, up to that of its fault, are wrong where they are changed."""
+        wrong = False
+        dice = random.Random(f"{fault.check} {self.seed}")
+        for empty in (False, True) if fault.check == "prompts" else (False,):
+            started = self.start(empty)
+            script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
+            played = (p for one in islice(script, fault.round + 1) for p in changed(one))
+            wrong |= any(self._pass(fault.check, i, p, *started) for i, p in enumerate(played))
+        return wrong
+
     def alone(self, fault: Fault) -> Fault:
         """A fault without a known cause is another sequence's where its passes are right with its
-        sequence alone, or with all of them in their order."""
+        sequence alone, or with all of them in their order; other causes say so."""
         n = self.shape.n_sequences
-        if fault.cause not in _VAGUE[:2] or n == 1:
+        if fault.cause not in (*_VAGUE[:2], *_COUNTED) or n == 1:
             return fault
         ways: dict[str, Callable[[Pass], Iterator[Pass]]] = {
             "no other sequence is": lambda one: one.only(fault.sequence),
             "all sequences are": lambda one: one.whole(n),
         }
         for words, changed in ways.items():
-            wrong = False
-            dice = random.Random(f"{fault.check} {self.seed}")
-            for empty in (False, True) if fault.check == "prompts" else (False,):
-                started = self.start(empty)
-                script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
-                played = (p for one in islice(script, fault.round + 1) for p in changed(one))
-                wrong |= any(self._pass(fault.check, i, p, *started) for i, p in enumerate(played))
-            if not wrong:
+            if not self._wrong_with(fault, changed):
                 detail = f"sequence {fault.sequence} is right where {words} in its passes"
-                return replace(fault, cause="other-sequence", detail=detail)
+                if fault.cause in _COUNTED:
+                    detail = f"{fault.detail}; {detail}"
+                known = fault.cause in ("stale-column", "window-not-rolled-back")
+                cause = fault.cause if known else "other-sequence"
+                return replace(fault, cause=cause, detail=detail)
         return fault
 
     def _pass(

@@ -11,25 +11,40 @@ from engine.conform.cases import Rows, Shape, normed
 _MOST_PASSES = 4
 # Orders of operations that a kernel may have by mistake
 VARIANTS = {
-    "gdn": ("gate-after-delta", "gate-last", "output-before-update", "no-gate"),
-    "kda": ("gate-after-delta", "gate-last", "output-before-update", "no-gate"),
-    "mamba2": ("gate-last", "output-before-update", "no-gate"),
-    "conv": (),
+    "gdn": ("gate-after-delta", "gate-last", "output-before-update", "no-correction"),
+    "kda": ("gate-after-delta", "gate-last", "output-before-update", "no-correction"),
+    "mamba2": ("gate-last", "output-before-update"),
+    "conv": ("no-activation",),
 }
+Row = dict[str, torch.Tensor]
 
 
-def gate(shape: Shape, row: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What a row's state is multiplied by: [heads, 1, 1], or [heads, d_k, 1] of KDA."""
+def terms(shape: Shape, row: Row) -> Row:
+    """A row with what it does to a state of each head, where that is not given: `decay`
+    [heads, 1, 1] ([heads, d_k, 1] of KDA), `key` and `read` [heads, d_k] (of the output), `value`
+    [heads, d_v], `beta` [heads, 1], and `skip` [heads, d_v], what is added to the output."""
+    if shape.recurrence == "conv" or "decay" in row:
+        return row
+    per_group = shape.n_heads // shape.n_groups
     if shape.recurrence == "mamba2":
         dt = torch.nn.functional.softplus(row["dt"] + row["dt_bias"])
-        return torch.exp(row["A"] * dt)[:, None, None]
-    decay = torch.nn.functional.softplus(row["a"] + row["dt_bias"])
-    g = -torch.exp(row["A_log"]).view(-1, *[1] * (decay.dim() - 1)) * decay
-    return torch.exp(g).view(shape.n_heads, -1, 1)
+        key, read = (row[n].repeat_interleave(per_group, 0) for n in "BC")
+        skip = row["D"][:, None] * row["x"]
+        made = {"value": row["x"], "beta": dt[:, None], "skip": skip}
+        decay = torch.exp(row["A"] * dt)[:, None, None]
+    else:
+        read, key = (normed(row[n]).repeat_interleave(per_group, 0) for n in "qk")
+        read = read * shape.d_k**-0.5
+        skip = torch.zeros_like(row["v"])
+        made = {"value": row["v"], "beta": torch.sigmoid(row["b"])[:, None], "skip": skip}
+        x = torch.nn.functional.softplus(row["a"] + row["dt_bias"])
+        g = -torch.exp(row["A_log"]).view(-1, *[1] * (x.dim() - 1)) * x
+        decay = torch.exp(g).view(shape.n_heads, -1, 1)
+    return row | {"key": key, "read": read, "decay": decay} | made
 
 
 def step(
-    shape: Shape, state: torch.Tensor, row: dict[str, torch.Tensor], variant: str = ""
+    shape: Shape, state: torch.Tensor, row: Row, variant: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token: its output and the state after it, in f64.
 
@@ -40,30 +55,28 @@ def step(
     if shape.recurrence == "conv":
         window = torch.cat([state, row["x"].unsqueeze(-1)], -1)
         y = (window * row["weight"]).sum(-1) + row["bias"]
-        return y * torch.sigmoid(y), window[:, 1:]
-    per_group = shape.n_heads // shape.n_groups
-    decay = gate(shape, row) ** (variant != "no-gate")
-    if shape.recurrence == "mamba2":
-        dt = torch.nn.functional.softplus(row["dt"] + row["dt_bias"])
-        B, C = (row[n].repeat_interleave(per_group, 0) for n in "BC")
-        write = (dt[:, None] * B)[:, :, None] * row["x"][:, None, :]
-        after = decay * (state + write) if variant == "gate-last" else decay * state + write
-        read = decay * state if variant == "output-before-update" else after
-        y = (C[:, :, None] * read).sum(1) + row["D"][:, None] * row["x"]
-        return y, after
-    q, k = (normed(row[n]).repeat_interleave(per_group, 0) for n in "qk")
-    beta = torch.sigmoid(row["b"])[:, None]
+        return y if variant == "no-activation" else y * torch.sigmoid(y), window[:, 1:]
+    row = terms(shape, row)
+    decay = row["decay"]
     decayed = state if variant in ("gate-after-delta", "gate-last") else decay * state
-    write = k[:, :, None] * (beta * (row["v"] - (k[:, :, None] * decayed).sum(1)))[:, None, :]
+    seen = 0 * state if variant == "no-correction" else decayed
+    write = row["key"][:, :, None] * correction(shape, seen, row)[:, None, :]
     if variant == "gate-last":
         after = decay * (state + write)
     else:
         after = decay * state + write
     read = decay * state if variant == "output-before-update" else after
-    return (q[:, :, None] * read).sum(1) * shape.d_k**-0.5, after
+    return (row["read"][:, :, None] * read).sum(1) + row["skip"], after
 
 
-def token(rows: Rows, index: int) -> dict[str, torch.Tensor]:
+def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
+    """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has."""
+    if shape.recurrence == "mamba2":
+        return row["beta"] * row["value"]
+    return row["beta"] * (row["value"] - (row["key"][:, :, None] * decayed).sum(1))
+
+
+def token(rows: Rows, index: int) -> Row:
     """The index-th row with the weights, in f64 on the CPU."""
     n = sum(rows.lengths)
     names = ("x", "dt", "B", "C", "q", "k", "v", "a", "b")
@@ -78,15 +91,16 @@ class Reference:
     """States of all sequences under plain decoding of what was accepted.
 
     `committed[s]` holds the state after each commit, the newest last; `tokens[s]` the accepted rows
-    of each of them; `passes[s]` the states after each row of each of the last passes.
+    of each of them; `passes[s]` the states after each row of each of the last passes, and `rows[s]`
+    those rows.
     """
 
     def __init__(self, shape: Shape, first: Sequence[torch.Tensor]) -> None:
         self.shape = shape
         self.committed = [[state.double().cpu()] for state in first]
-        self.tokens: list[list[list[dict[str, torch.Tensor]]]] = [[] for _ in first]
+        self.tokens: list[list[list[Row]]] = [[] for _ in first]
         self.passes: list[list[list[torch.Tensor]]] = [[] for _ in first]
-        self._rows: list[list[dict[str, torch.Tensor]]] = [[] for _ in first]
+        self.rows: list[list[list[Row]]] = [[] for _ in first]
 
     def state(self, sequence: int) -> torch.Tensor:
         """The state after all accepted tokens."""
@@ -107,7 +121,7 @@ class Reference:
             parents = rows.parents[i] if rows.parents else ()
             made, states = play(self.shape, self.state(sequence), tokens, parents=parents)
             self.passes[sequence] = [*self.passes[sequence][-_MOST_PASSES:], states]
-            self._rows[sequence] = tokens
+            self.rows[sequence] = [*self.rows[sequence][-_MOST_PASSES:], tokens]
             outputs += made
         return torch.stack(outputs)
 
@@ -115,13 +129,13 @@ class Reference:
         """Keep the first `counts` tokens of the last pass."""
         for sequence, count in zip(sequences, counts, strict=True):
             self.committed[sequence].append(self.depths(sequence)[count - 1])
-            self.tokens[sequence].append(self._rows[sequence][:count])
+            self.tokens[sequence].append(self.rows[sequence][-1][:count])
 
 
 def play(
     shape: Shape,
     state: torch.Tensor,
-    tokens: Sequence[dict[str, torch.Tensor]],
+    tokens: Sequence[Row],
     variant: str = "",
     parents: Sequence[int] = (),
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -145,7 +145,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
         sizes = [
             (2, 1, max(32, d), 16, 3, 3),
             (4, 2, max(16, d), 16, 4, 2),
-            (1, 1, max(64, d), 32, 2, 3),
+            (1, 1, max(64, d) if kernel.powers else max(48, d), 32, 2, 3),
             (2, 2, 128, 16, 3, 2),
         ]
         if kernel.chunk:
@@ -421,7 +421,7 @@ def _checked(
         return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
 
     found = [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
-    return [Player(kernel, package, f.shape, seed, device).alone(f) for f in found]
+    return [Player(kernel, package, f.shape, seed, device).placed(f) for f in found]
 
 
 if __name__ == "__main__":

@@ -24,15 +24,15 @@ class Memory:
 
     MARGIN = 1024
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, blank: bool = False) -> None:
+        self.device, self.blank = device, blank
         self._kept: list[tuple[str, str, torch.Tensor, torch.Tensor]] = []
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A tensor of NaN, or of -1 for whole numbers."""
+        """A tensor of NaN, or of -1 for whole numbers; of zeros where `blank` is set."""
         bits = _BITS[dtype.itemsize]
         n, m = math.prod(sizes), max(self.MARGIN, math.prod(sizes[1:]))  # slot -1 too
-        fill = _NAN.get(dtype, -1)
+        fill = 0 if self.blank else _NAN.get(dtype, -1)
         whole = torch.full((n + 2 * m,), fill, dtype=bits, device=self.device).view(dtype)
         for words, part in (("before", whole[:m]), ("after", whole[m + n :])):
             self.keep("padding-written", f"{words} a tensor of {list(sizes)}", part)
@@ -162,14 +162,15 @@ class Kernel:
     whether a pass keeps its rows and not its states; `least_d` is the smallest head that it takes;
     `dtypes` those that stored states may have; `grouped` whether value heads may share a key head,
     `square` whether d_v must be d_k; `equal_lengths` whether all sequences of a pass must have the
-    same number of rows. `trees`: a pass may be a tree of drafts (Rows.parents); `padding`: a pass
-    may hold sequence -1, rows that the engine adds to fill a batch; `chunk`: rows of a chunk of a
-    kernel for prompts, which knows the last state alone (0: it is none); `bf16_products`: it
-    rounds factors of its products to bfloat16, whatever its tensors are; `rows_dtype`: what rows
-    are rounded to before the kernel and the reference take them; `d`: the only size of its heads
-    (0: any). `compiled`: who compiles a kernel that needs a CUDA device and its package as it is
-    installed; `capability`: the major compute capability that it needs there; `host`: it runs on
-    the processor alone.
+    same number of rows, `full_lengths` that it is the most that a pass has. `trees`: a pass may
+    be a tree of drafts (Rows.parents); `padding`: a pass may hold sequence -1, rows that the
+    engine adds to fill a batch; `chunk`: rows of a chunk of a kernel for prompts, which knows
+    the last state alone (0: it is none); `bf16_products`: it rounds factors of its products to
+    bfloat16, whatever its tensors are; `rows_dtype`: what rows are rounded to before the kernel
+    and the reference take them; `d`: the only size of its heads (0: any), `powers`: it must be
+    a power of two. `compiled`: who compiles a kernel that needs a CUDA device and its package
+    as it is installed; `capability`: the major compute capability that it needs there; `host`:
+    it runs on the processor alone.
     """
 
     name: str
@@ -179,6 +180,7 @@ class Kernel:
     log: bool = False
     least_d: int = 16
     equal_lengths: bool = False
+    full_lengths: bool = False
     grouped: bool = True
     square: bool = False
     trees: bool = False
@@ -187,6 +189,7 @@ class Kernel:
     bf16_products: bool = False
     rows_dtype: str = "float32"
     d: int = 0
+    powers: bool = False
     compiled: str = ""
     capability: int = 0
     host: bool = False

@@ -227,7 +227,8 @@ class _Chunked(Prompts):
 
 
 def _compiled(name: str, recurrence: Any, make: Any, by: str, least: int, **rest: Any) -> Kernel:
-    options: dict[str, Any] = {"dtypes": ("float32",), "equal_lengths": True} | rest
+    equal = {"equal_lengths": True, "full_lengths": True}
+    options: dict[str, Any] = {"dtypes": ("float32",)} | equal | rest
     return Kernel(
         name, (recurrence,), make, compiled=by, capability=least, d=_D, rows_dtype="bfloat16",
         **options,

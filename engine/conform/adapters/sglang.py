@@ -195,6 +195,7 @@ ENGINE = Engine(
             CompactReplay,
             ring=Replay.ROWS,
             least_d=32,
+            powers=True,
             dtypes=("float32",),
         ),
         Kernel("replayssm_fold", ("gdn", "kda"), Fold, log=True, padding=True),

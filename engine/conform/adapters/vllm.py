@@ -309,8 +309,9 @@ ENGINE = Engine(
     kernels=(
         Kernel("fused_recurrent_gated_delta_rule", ("gdn",), _Delta, padding=True),
         Kernel("fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates, padding=True),
-        Kernel(
-            "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True, padding=True
+        Kernel(  # it reads gates without a mask: of a head of 48, those of the next one too
+            "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True,
+            padding=True, powers=True,
         ),
         Kernel(
             "kimi_k3.fused_recurrent_kda", ("kda",), _K3Gates, grouped=False, square=True,

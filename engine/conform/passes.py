@@ -1,0 +1,141 @@
+"""Passes of verify and accept that the checks play, as scripts drawn for a shape."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from engine.conform.cases import Shape
+from engine.conform.subject import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of a script: which sequences, how many rows of each, how many are accepted."""
+
+    sequences: tuple[int, ...]
+    lengths: tuple[int, ...]
+    accepted: tuple[int, ...]
+    drafts: bool = True
+    parents: tuple[tuple[int, ...], ...] = ()
+    padding: tuple[int, ...] = ()  # rows of sequences that the engine adds to fill the batch
+
+    def only(self, sequence: int) -> Iterator[Pass]:
+        """The pass of this sequence alone, if it is in it."""
+        for i in [i for i, s in enumerate(self.sequences) if s == sequence]:
+            at = slice(i, i + 1)
+            parts = self.sequences[at], self.lengths[at], self.accepted[at]
+            yield Pass(*parts, self.drafts, self.parents[at])
+
+    def full(self, t: int) -> Iterator[Pass]:
+        """The pass with t rows of every sequence, where it has drafts."""
+        yield replace(self, lengths=(t,) * len(self.lengths)) if self.drafts else self
+
+    def whole(self, n: int) -> Iterator[Pass]:
+        """The pass with all of n sequences in their order; those added are like the first."""
+        at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
+        lengths, accepted = (tuple(x[i] for i in at) for x in (self.lengths, self.accepted))
+        parents = tuple(self.parents[i] for i in at) if self.parents else ()
+        yield Pass(tuple(range(n)), lengths, accepted, self.drafts, parents)
+
+
+Script = Callable[[Shape, random.Random, Kernel], Iterator[Pass]]
+
+
+def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
+    every = tuple(range(shape.n_sequences))
+    return Pass(every, (drafts,) * len(every), tuple(accepted), drafts=True)
+
+
+def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    t = shape.n_tokens
+    for first in range(2):
+        counts = [1 + (i + first) % t for i in range(shape.n_sequences)]
+        yield _all(shape, t, counts)
+    # a log is filled, folded and wrapped
+    for _ in range(1 + 2 * kernel.ring // t):
+        yield _all(shape, t, [t - dice.randint(0, 1) for _ in range(shape.n_sequences)])
+
+
+def _lengths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    for _ in range(3):
+        yield _drawn(shape, dice, kernel, everyone=True)
+
+
+def _subsets(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    yield _all(shape, shape.n_tokens, [shape.n_tokens] * shape.n_sequences)
+    for _ in range(3):
+        yield _drawn(shape, dice, kernel, everyone=False)
+
+
+def _without_drafts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    every = tuple(range(shape.n_sequences))
+    one = (1,) * len(every)
+    for _ in range(2):
+        yield _all(shape, shape.n_tokens, [shape.n_tokens] * len(every))
+        yield Pass(every, one, one, drafts=False)
+        yield Pass(every, one, one, drafts=False)
+
+
+def _rounds(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    while True:
+        if dice.random() < 0.2:
+            some = tuple(sorted(dice.sample(range(shape.n_sequences), 1)))
+            yield Pass(some, (1,), (1,), drafts=False)
+        else:
+            yield _drawn(shape, dice, kernel, everyone=dice.random() < 0.6)
+
+
+def _drawn(shape: Shape, dice: random.Random, kernel: Kernel, everyone: bool) -> Pass:
+    ids = list(range(shape.n_sequences))
+    if not everyone:
+        ids = dice.sample(ids, dice.randint(1, len(ids)))
+    longest = shape.n_tokens
+    if kernel.equal_lengths:
+        least = longest if kernel.full_lengths else 1
+        lengths = [dice.randint(least, longest)] * len(ids)
+    else:
+        lengths = [dice.randint(1, longest) for _ in ids]
+    accepted = [dice.randint(1, n) for n in lengths]
+    return Pass(tuple(ids), tuple(lengths), tuple(accepted))
+
+
+def _padding(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    for drafts in (True, False, True):
+        one = _drawn(shape, dice, kernel, everyone=False)
+        ones = (1,) * len(one.sequences)
+        if not drafts:
+            one = Pass(one.sequences, ones, ones, drafts=False)
+        yield replace(one, padding=(one.lengths[0],) * 2)
+
+
+def _trees(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    """Trees in which a row's number is larger than its parent's; any row may end the accepted
+    path, and the path's last row is what is committed."""
+    every, t = tuple(range(shape.n_sequences)), shape.n_tokens
+    yield _all(shape, t, [t] * len(every))
+    for _ in range(3):
+        parents = tuple((-1, *(dice.randint(0, i - 1) for i in range(1, t))) for _ in every)
+        yield replace(_all(shape, t, [dice.randint(1, t) for _ in every]), parents=parents)
+
+
+def _prompts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    """Lengths around whole chunks, all rows kept; a second prompt goes on from the first."""
+    c = kernel.chunk
+    ends = [1, c - 1, c, c + 1, 2 * c, dice.randint(c + 2, 2 * c - 1), 2 * c + 1]
+    for _ in range(2):
+        lengths = tuple(dice.sample(ends, shape.n_sequences))
+        yield Pass(tuple(range(shape.n_sequences)), lengths, lengths)
+
+
+SCRIPTS: dict[str, Script] = {
+    "depths": _depths,
+    "lengths": _lengths,
+    "subsets": _subsets,
+    "no-drafts": _without_drafts,
+    "rounds": _rounds,
+    "padding": _padding,
+    "trees": _trees,
+    "prompts": _prompts,
+}

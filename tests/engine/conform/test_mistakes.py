@@ -1,0 +1,315 @@
+"""Mistakes in formulas, decays, cursors and counts, planted into this program's own kernels: each
+is named with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import softplus
+
+from engine.conform.adapters import own
+from engine.conform.cases import Shape
+from engine.conform.checks import Fault, Player, check
+from engine.conform.packages import Package
+from engine.conform.passes import SCRIPTS
+from engine.conform.subject import Kernel
+
+PACKAGE = Package("kernels", Path("."), "")
+SHAPES = {
+    "gdn": Shape("gdn", 4, 2, 8, 8, 3, 3),
+    "kda": Shape("kda", 4, 2, 8, 8, 3, 3),
+    "mamba2": Shape("mamba2", 4, 2, 8, 8, 3, 3),
+    "conv": Shape("conv", 6, 1, 4, 1, 3, 3),
+}
+
+
+class Altered(own._Slots):
+    """Rows that are changed before the kernel takes them."""
+
+    def change(self, p):
+        raise NotImplementedError
+
+    def _run(self, parts, read, write):
+        for p in parts:
+            self.change(p)
+        return super()._run(parts, read, write)
+
+
+class NoBias(Altered):
+    def change(self, p):
+        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
+        p.tensors["g"] = -rate * softplus(p.a)
+
+
+class BaseTwo(Altered):
+    def change(self, p):
+        p.tensors["g"] = p.g * 0.6931471805599453
+
+
+class OtherBias(Altered):
+    """All heads take the first one's dt_bias."""
+
+    def change(self, p):
+        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
+        p.tensors["g"] = -rate * softplus(p.a + p.dt_bias[:1])
+
+
+class RawBeta(Altered):
+    def change(self, p):
+        p.tensors["beta"] = p.b
+
+
+class RawKeys(Altered):
+    def change(self, p):
+        p.tensors["k_normed"] = p.k
+
+
+class Exchanged(Altered):
+    def change(self, p):
+        p.tensors |= {"k_normed": p.q_normed, "q_normed": p.k_normed}
+
+
+class FirstSkip(own._SsdSlots):
+    """All heads take the first one's D."""
+
+    def _run(self, parts, read, write):
+        for p in parts:
+            p.tensors["D"] = p.D[:1].expand_as(p.D)
+        return super()._run(parts, read, write)
+
+
+class Backwards(own._ConvSlots):
+    """The taps are read from the other end."""
+
+    def _run(self, parts, read, write):
+        for p in parts:
+            p.tensors["weight"] = p.weight.flip(-1)
+        return super()._run(parts, read, write)
+
+
+class WideWindow(own._ConvSlots):
+    """The oldest input of the kept window is that of one row earlier."""
+
+    def _run(self, parts, read, write):
+        out = super()._run(parts, read, write)
+        for i in range(len(write)):
+            for newer, older in zip(write[i, :-1], write[i, 1:], strict=True):
+                self.pool[newer, 0] = self.pool[older, 0]
+        return out
+
+
+class Undecayed(own._Slots):
+    """Outputs take what earlier rows of the pass wrote without its decay."""
+
+    def _run(self, parts, read, write):
+        out = super()._run(parts, read, write)
+        each = self.shape.n_heads // self.shape.n_groups
+        for i, p in enumerate(parts):
+            planes = self.pool[write[i].flip(0)]
+            state = self.pool[read[i]] if self.kept is None else self.kept[read[i]]
+            plain, total = state, torch.zeros_like(state)
+            for t in range(len(p.v)):
+                decay = p.g[t].exp().view(len(state), -1, 1)
+                before = planes[t - 1] if t else state
+                plain, total = decay * plain, total + planes[t] - decay * before
+                q = p.q_normed[t].repeat_interleave(each, 0)[:, :, None]
+                out[i, t] = (q * (plain + total)).sum(1) * self.shape.d_k**-0.5
+        return out
+
+    def verify(self, rows):
+        self.kept = self.pool.clone()
+        return super().verify(rows)
+
+
+class RawFold(own._Log):
+    """The fold takes keys that are not normalized."""
+
+    def _run(self, parts, states):
+        out, log = super()._run(parts, states)
+        keys = torch.stack([p.k for p in parts])
+        return out, type(log)(keys if log[0].dim() == keys.dim() else log[0], *log[1:])
+
+
+class LastOnly(own._Slots):
+    """Only the state after the last row of a pass is stored."""
+
+    def _run(self, parts, read, write):
+        kept = self.pool[write[:, 1:]].clone()
+        out = super()._run(parts, read, write)
+        self.pool[write[:, 1:]] = kept
+        return out
+
+
+class ByPlace(own._Slots):
+    """Accepted counts are stored by place in the pass, not by sequence."""
+
+    def accept(self, sequences, counts):
+        super().accept(range(len(counts)), counts)
+
+
+class Twice(own._Log):
+    """After every fifth commit the rows of the one before are folded once more."""
+
+    again = True
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.commits = 0
+
+    def accept(self, sequences, counts):
+        super().accept(sequences, counts)
+        self.commits += 1
+        if self.commits % 5 == 4:
+            super().accept(sequences, counts)
+
+    def state(self, sequence):
+        return None
+
+
+class ShortStride(own._Slots):
+    """A sequence's planes begin at its number times the rows of the pass."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.planes = torch.arange(self.planes.numel()).view_as(self.planes)
+
+    def verify(self, rows):
+        out = []
+        for i, s in enumerate(rows.sequences):
+            n = rows.lengths[i]
+            read = self.planes[s, self.live[s]].view(1)
+            self.planes[s, :n] = torch.arange(s * n, s * n + n)
+            out.append(self._run([rows.one(i)], read, self.planes[s : s + 1, :n].flip(1))[0])
+        return torch.cat(out)
+
+
+class FoldsUndecayed(own._Log):
+    """Every third fold leaves out the last row's decay of what was there before."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.commits, self.heads = 0, shape.n_heads
+
+    def verify(self, rows):
+        self.rows = rows
+        return super().verify(rows)
+
+    def accept(self, sequences, counts):
+        before = self.states.clone()
+        self.commits += 1
+        if self.commits % 3:
+            return super().accept(sequences, counts)
+        less = [(s, n - 1) for s, n in zip(sequences, counts, strict=True) if n > 1]
+        super().accept([s for s, _ in less], [n for _, n in less])
+        short = self.states.clone()
+        self.states.copy_(before)
+        super().accept(sequences, counts)
+        for s, n, part in zip(sequences, counts, self.rows.slices(), strict=True):
+            decay = self.rows.g[part][n - 1].exp().view(self.heads, -1, 1)
+            self.states[s] += (1 - decay) * short[s]
+
+    def state(self, sequence):
+        return None
+
+
+class ForgetsWithin(own._Log):
+    """Every seventh row a sequence goes on from the state that was loaded, be it in a pass."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.taken, self.kept = dict.fromkeys(range(shape.n_sequences), 0), {}
+        self.first, self.after = {}, {}
+
+    def load(self, sequence, state):
+        super().load(sequence, state)
+        self.first[sequence] = state.clone()
+
+    def verify(self, rows):
+        outs = []
+        for i, s in enumerate(rows.sequences):
+            before, self.after[s] = self.states[s].clone(), []
+            for t in range(rows.lengths[i]):
+                outs.append(super().verify(rows.one(i).row(t)))
+                super().accept([s], [1])
+                if (self.taken[s] + t) % 7 == 6:
+                    self.states[s] = self.first[s]
+                self.after[s].append(self.states[s].clone())
+            self.states[s] = before
+        return torch.cat(outs)
+
+    def accept(self, sequences, counts):
+        for s, n in zip(sequences, counts, strict=True):
+            self.states[s], self.taken[s] = self.after[s][n - 1], self.taken[s] + n
+
+    def state(self, sequence):
+        return None
+
+
+def first(adapter, recurrence, name="depths", **kernel) -> Fault:
+    kernel = Kernel("planted", (recurrence,), adapter, dtypes=("float32",), **kernel)
+    shape = SHAPES[recurrence]
+    found = check(kernel, PACKAGE, shape, name, 3, "cpu", 12)
+    assert found
+    return Player(kernel, PACKAGE, shape, 3, "cpu").placed(found[0])
+
+
+@pytest.mark.parametrize(
+    ("adapter", "recurrence", "cause", "words"),
+    [
+        (NoBias, "gdn", "wrong-gate", "dt_bias is left out"),
+        (NoBias, "kda", "wrong-gate", "dt_bias is left out"),
+        (BaseTwo, "kda", "wrong-gate", "power of 2"),
+        (RawBeta, "gdn", "wrong-gate", "sigmoid of beta is left out"),
+        (RawKeys, "gdn", "wrong-norm", "k is not normalized"),
+        (Exchanged, "kda", "wrong-term", "q and k are exchanged"),
+        (OtherBias, "kda", "head-mapping", "dt_bias of head 0"),
+        (FirstSkip, "mamba2", "head-mapping", "D of head 0"),
+        (Backwards, "conv", "wrong-term", "reverse order"),
+        (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
+        (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
+        (Undecayed, "kda", "gate-order", "outputs see what earlier rows wrote without its decay"),
+        (RawFold, "gdn", "wrong-norm", "in the state alone"),
+        (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
+    ],
+)
+def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrence, cause, words):
+    fault = first(adapter, recurrence)
+    assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
+
+
+def test_a_count_of_another_sequence_is_told():
+    fault = first(ByPlace, "gdn", "subsets")
+    assert "is right where" in fault.detail
+
+
+def test_rows_that_a_log_folds_twice_are_named():
+    fault = first(Twice, "gdn", ring=16)
+    assert fault.cause == "double-fold"
+
+
+def test_a_fold_that_is_lost_between_two_rows_of_a_pass_is_named():
+    fault = first(ForgetsWithin, "gdn", "no-drafts", ring=16)
+    assert fault.cause == "lost-fold", fault.detail
+
+
+def test_a_decay_that_one_fold_of_a_log_leaves_out_is_named():
+    fault = first(FoldsUndecayed, "gdn", ring=16)
+    assert fault.cause == "gate-order", fault.detail
+    assert "without the last row's decay" in fault.detail
+
+
+def test_states_that_short_passes_store_elsewhere_have_another_stride():
+    fault = first(ShortStride, "gdn", "rounds")
+    assert fault.cause == "wrong-stride", fault
+    assert "right where every pass has 3 rows" in fault.detail
+
+
+def test_kernels_of_one_length_get_short_passes_too():
+    import random
+
+    kernel = Kernel("equal", ("gdn",), own._Slots, equal_lengths=True)
+    passes = list(SCRIPTS["lengths"](SHAPES["gdn"], random.Random(1), kernel))
+    assert all(len(set(one.lengths)) == 1 for one in passes)
+    assert min(one.lengths[0] for one in passes) < SHAPES["gdn"].n_tokens
