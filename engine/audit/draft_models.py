@@ -9,7 +9,7 @@ in a copy of it, so nothing is ever undone here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -150,10 +150,12 @@ class DraftModel(ABC):
     ) -> list[Candidates]: ...
 
 
-class _Stepwise(DraftModel):
+class StepwiseModel(DraftModel):
     """One token after the other."""
 
     ids: torch.Tensor | None = None
+    handed_on: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What a step makes of its row [1, n_row] for the next one, None to leave it as it is."""
 
     @property
     def drafted_ids(self) -> torch.Tensor | None:
@@ -178,6 +180,8 @@ class _Stepwise(DraftModel):
             ubatch = _ubatch([position], [token], seq, n_outputs=1)
             logits, own_row = self._step(ubatch, None if row is None else row.unsqueeze(0))
             row = row if self._steady and i else own_row
+            if row is not None and self.handed_on is not None:
+                row = self.handed_on(row)
             found += candidates(logits, self.ids)
             position, token = (
                 first + i * self._stride,
@@ -190,7 +194,7 @@ class _Stepwise(DraftModel):
         return found
 
 
-class SimpleModel(_Stepwise):
+class SimpleModel(StepwiseModel):
     """draft-simple's model."""
 
     reads_rows = False
@@ -227,7 +231,7 @@ class SimpleModel(_Stepwise):
         return self.core.forward(ubatch, self._memory).logits[:, : self._n_both]
 
 
-class MtpModel(_Stepwise):
+class MtpModel(StepwiseModel):
     """An MTP head: position p pairs the token at p with the target's hidden row of p - 1."""
 
     def __init__(self, head: MtpHead, memory: HybridMemory, n: int) -> None:
@@ -255,7 +259,7 @@ class MtpModel(_Stepwise):
         return out.logits, out.hidden[:, -1]
 
 
-class Eagle3Model(_Stepwise):
+class Eagle3Model(StepwiseModel):
     """An EAGLE-3 block: position p pairs the token at p + 1 with the feature row of p."""
 
     ahead = 1

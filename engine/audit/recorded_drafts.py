@@ -168,13 +168,13 @@ class Deviation:
     has, or "rolled". skips: the first entry of each round is missing; closes: the others take its
     place. loses: the last but one is missing. again: the one before the first is written again.
     undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
-    and the drafted entries, or only these, are this many positions on; stride: so many lie between
-    two of these. newest: its token is that of this many positions on; takes_back: it is noticed
-    then. steady: all drafted tokens are paired with one row. drift: positions that entries are
-    moved by in each round. unseen: entries of this many first positions are missing; window: those
-    further back than this, 0 = none. after: it happens only where the draft before ended so, one of
-    OUTCOMES, empty = always. other: another text is "instead" of the beginning, "before" this one,
-    "next to" it in the same positions, leaves a "gap", or there are its "rows".
+    and the drafted entries, or only these, are this many positions on; stride: positions from one
+    of these to the next. newest: its token is that of this many positions on; takes_back: it is
+    noticed then. steady: all drafted tokens are paired with one row. drift: positions that entries
+    are moved by in each round. unseen: entries of this many first positions are missing; window:
+    those further back than this, 0 = none. after: it happens only where the draft before ended so,
+    one of OUTCOMES, empty = always. other: another text is "instead" of the beginning, "before"
+    this one, "next to" it in the same positions, leaves a "gap", or there are its "rows".
     """
 
     what: str
@@ -246,7 +246,7 @@ DEVIATIONS = (
     Deviation(AHEAD, "the newest token is decoded one position too far", place=1),
     Deviation(BEHIND, "drafts are made two positions too early", place=-2, step=-2),
     Deviation(BEHIND, "the newest token is decoded one position too early", place=-1),
-    Deviation(BEHIND, "positions in its memory fall behind by one in each round", drift=-1),
+    Deviation(BEHIND, "positions in its memory go on by one too few in each round", drift=-1),
     Deviation(BEHIND, "one token decoded in each round is missing", loses=True),
     Deviation(BEHIND, "one token is decoded twice in each round", again=True),
     Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.audit.draft_models import BlockModel, DraftModel, Entries
+from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseModel
 from engine.audit.recorded_drafts import (
     CLEAN,
     DEVIATIONS,
@@ -41,7 +41,7 @@ _SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 class Guess:
     """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
     candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
-    core: attributes of the drafter's module in place of its own."""
+    changed: attributes of `part`, which is the model or its core, in place of its own."""
 
     stage: str
     about: str
@@ -50,20 +50,20 @@ class Guess:
     model: DraftModel
     change: Change | None = None
     left: Mapping[int, Entries] = field(default_factory=dict)
-    core: Mapping[str, Any] = field(default_factory=dict)
+    part: Any = None
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """While it is replayed."""
-        module = self.model.core
-        own = {name: getattr(module, name) for name in self.core}
+        own = {name: getattr(self.part, name) for name in self.changed}
         try:
-            for name, value in self.core.items():
-                setattr(module, name, value)
+            for name, value in self.changed.items():
+                setattr(self.part, name, value)
             yield
         finally:
             for name, value in own.items():
-                setattr(module, name, value)
+                setattr(self.part, name, value)
 
 
 class Mistakes:
@@ -92,6 +92,7 @@ class Mistakes:
         yield from self._of_state("", first)
         yield from self._of_rejected(window)
         yield from self._of_module()
+        yield from self._of_steps()
         for after in ends:
             yield from self._of_state(after, first)
         yield from self._of_some_rows()
@@ -264,7 +265,21 @@ class Mistakes:
             yield self._with(BLOCK, about, _markov=partial(_one_link, markov, self._model.first))
 
     def _with(self, stage: str, about: str, **core: Any) -> Guess:
-        return replace(self._guess(stage, about), core=core)
+        return replace(self._guess(stage, about), part=self._model.core, changed=core)
+
+    def _of_steps(self) -> Iterator[Guess]:
+        """What one step of a draft hands on to the next one."""
+        if not isinstance(self._model, StepwiseModel) or not self._model.reads_rows:
+            return
+        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "zeros": torch.zeros_like,
+            "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
+        }
+        for factor in _FACTORS:
+            changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
+        for what, change in changes.items():
+            guess = self._guess(STATE, f"what a step hands on to the next one is {what}")
+            yield replace(guess, part=self._model, changed={"handed_on": change})
 
     def _of_layers(self, norm: torch.Tensor, eps: float) -> Iterator[Guess]:
         """Rows of other layers than the last one, normed as its are, or as they are."""

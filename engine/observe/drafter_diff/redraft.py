@@ -36,11 +36,12 @@ from engine.model.families import FAMILIES
 from engine.model.mtp_file import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
 from engine.observe.drafter_diff.mistakes import Guess, Mistakes
-from engine.observe.drafter_diff.records import FEW, ROWS, RULE, Cause, Counts, Missing
+from engine.observe.drafter_diff.records import CANDIDATES, FEW, ROWS, RULE, Cause, Counts, Missing
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import PASS, TextRows, what_rows_are
 from engine.observe.drafter_diff.wrong_drafts import (
     Ranks,
+    first_step,
     gap,
     is_clear,
     ranked,
@@ -51,7 +52,7 @@ from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 
-_MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED = 96, 48, 32
+_MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED, _MOST_VERIFIED = 96, 48, 32, 64
 _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
 """Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
 a rejection, and of all where no mistake, or one that gives a part of anything, explains them."""
@@ -69,7 +70,7 @@ _EXPLAINS, _EXPLAINS_VAGUE, _EXPLAINS_MOST = 0.34, 0.1, 0.7
 gives a part of anything may leave less, and the most likely one of all more."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
-_TINY = 1e-30
+_TINY, _NOTHING = 1e-30, 1e-9
 
 
 class Redrafter:
@@ -266,7 +267,7 @@ class Redrafter:
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
         is_sure = is_many or self._tie is _EXACT_TIE
         n_wrong = sum(clean.values())
-        guess, left = self._best_guess(window, first, n_wrong, vague=is_many, sure=is_sure)
+        guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
         if guess is None and not is_sure:
             return None  # rounding of another mode turns some
         recorded, mended = self._walk(window[0].pos0)
@@ -407,7 +408,7 @@ class Redrafter:
     def _best_guess(
         self,
         window: Sequence[RecordedDraft],
-        first: RecordedDraft,
+        wrong: Sequence[RecordedDraft],
         clean: float,
         *,
         vague: bool,
@@ -417,9 +418,12 @@ class Redrafter:
         sure to be wrong also the one that gives most of them."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
         likely, second = _EXPLAINS_MOST * clean * sure, (None, left)
+        is_late = first_step(wrong, self._ranks) > 0
+        at = self._drafts.index(window[0])
+        more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above, drawn=vague)
         for guess, share in chain(
-            zip(self._mistakes.all(window, first), repeat(_EXPLAINS)),
+            zip(self._mistakes.all(window, wrong[0]), repeat(_EXPLAINS)),
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
@@ -433,14 +437,20 @@ class Redrafter:
             )
             with guess.applied():
                 found = replay.of(window, most if best else max(most, likely))
-            total = sum(found.values())
+                total = sum(found.values())
+                if total <= _NOTHING and len(more) > len(window) == len(found):
+                    total = sum(replay.of(more).values())  # several may give a few drafts
             if len(found) < len(window):
                 continue
             if total < most:
                 best, left, most = guess, found, total * _EXPLAINS
-                if total <= 1e-9:
+                if total <= _NOTHING:
                     break
-            elif total < likely and share == _EXPLAINS:
+            elif (
+                total < likely
+                and share == _EXPLAINS
+                and not (is_late and guess.stage == CANDIDATES)  # it would show in first tokens
+            ):
                 second, likely = (guess, found), total
         return (best, left) if best else second
 

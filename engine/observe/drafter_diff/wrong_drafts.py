@@ -55,6 +55,11 @@ def _wrong_steps(ranks: Ranks, draft: RecordedDraft) -> list[int]:
     return [i for i, (rank, _) in enumerate(ranks[draft.round]) if rank]
 
 
+def first_step(wrong: Sequence[RecordedDraft], ranks: Ranks) -> int:
+    """The first token that is wrong in any of these drafts, from 0."""
+    return min((step for draft in wrong for step in _wrong_steps(ranks, draft)), default=0)
+
+
 def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
     """What all wrong drafts have and right ones have not, as far as it shows."""
     found, rounds = "", {draft.round for draft in wrong}
@@ -64,8 +69,7 @@ def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ra
         if len(others) == n_right >= _SHOWS and drafts[0].round not in rounds:
             found = f", only after {after}"
             break
-    first = min(min(_wrong_steps(ranks, draft), default=0) for draft in wrong)
-    if first:
+    if first := first_step(wrong, ranks):
         found += f", only from drafted token {first} on"
     if not found and drafts.index(wrong[0]) >= _SHOWS:
         found = f", only from position {wrong[0].pos0} on"
@@ -79,17 +83,13 @@ def stage_of(
     apart = [ranks[draft.round][at] for draft in wrong for at in _wrong_steps(ranks, draft)]
     right = [lead for own in ranks.values() for rank, lead in own if not rank]
     n_near = sum(rank < N_CANDIDATES for rank, _ in apart)
-    if (
-        apart
-        and right
-        and n_near >= _NEAR * len(apart)
-        and _mean([lead for _, lead in apart]) >= _AS_CLEAR * _mean(right)
-    ):
-        stage, what = CANDIDATES, "the choice among right candidates"
-    elif "drafted token" in shape and in_blocks:
+    is_near = apart and right and n_near >= _NEAR * len(apart)
+    if "drafted token" in shape and in_blocks:
         stage, what = BLOCK, "what later rows of a block read"
     elif "drafted token" in shape:
         stage, what = STATE, "what one step of a draft hands on to the next one"
+    elif is_near and _mean([lead for _, lead in apart]) >= _AS_CLEAR * _mean(right):
+        stage, what = CANDIDATES, "the choice among right candidates"
     elif in_blocks and not shape:
         stage, what = BLOCK, "its block, or the rows that it reads"
     elif reads_rows and not in_blocks:
