@@ -423,7 +423,7 @@ class Redrafter:
         more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above, drawn=vague)
         for guess, share in chain(
-            zip(self._mistakes.all(window, wrong[0]), repeat(_EXPLAINS)),
+            zip(self._mistakes.all(more, wrong[0]), repeat(_EXPLAINS)),
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
@@ -439,7 +439,8 @@ class Redrafter:
                 found = replay.of(window, most if best else max(most, likely))
                 total = sum(found.values())
                 if total <= _NOTHING and len(more) > len(window) == len(found):
-                    total = sum(replay.of(more).values())  # several may give a few drafts
+                    # several may give these few
+                    total = min(sum(replay.of(more).values()), most * _EXPLAINS)
             if len(found) < len(window):
                 continue
             if total < most:
