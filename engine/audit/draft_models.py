@@ -293,10 +293,12 @@ class BlockModel(DraftModel):
     """A drafter of the DFlash family. n_max: tokens that a run drafts.
 
     mask: token of the rows that are to be filled, -1 for the newest token. n_block: rows of a
-    block. first: the row that the first drafted token is taken from.
+    block. first: the row that the first drafted token is taken from. anchored: it begins with the
+    newest token.
     """
 
     has_newest = False
+    anchored = True
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
@@ -339,7 +341,8 @@ class BlockModel(DraftModel):
     ) -> list[Candidates]:
         m, model = self.n_block, self.core
         (position,), (last,) = newest.positions, newest.tokens
-        block = [last, *[last if self.mask < 0 else self.mask] * (m - 1)]
+        mask = last if self.mask < 0 else self.mask
+        block = [last if self.anchored else mask, *[mask] * (m - 1)]
         out = model.block(_ubatch(range(position, position + m), block, seq), self._memory)
         if model.selector is None:
             rows = candidates(out.logits[0, self.first :], model.ids)

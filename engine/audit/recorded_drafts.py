@@ -296,8 +296,9 @@ class DraftedText:
             rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
 
-    def in_batches(self, model: DraftModel, which: str) -> DraftedText:
-        """The same with other rows of their batches. which: see Deviation.batch."""
+    def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
+        """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
+        in the first one."""
         assert self.table is not None
         of_batch = {
             "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
@@ -308,6 +309,9 @@ class DraftedText:
         before = model.newest_row(0) + 1
         bounds = [0, *self.starts, len(self.table) - before]
         places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
+        if not with_prompt:
+            n = before + self.starts[0]
+            places[: n - before] = range(before, n)
         return replace(self, table=self.table[[*range(before), *places]])
 
 

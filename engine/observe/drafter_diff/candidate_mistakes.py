@@ -16,10 +16,8 @@ Change = Callable[[Candidates, Sequence[int]], Candidates]
 draft."""
 N_BEFORE = 64
 """Tokens that candidates may depend on, as llama.cpp's penalties do."""
-_SHOWS_DRAWN = 8
-"""Drafts that have to be among the ten best each: a few of another model may be by chance."""
 _SHOWS_SHIFT = 0.8
-_PENALTIES = (1.1, 1.3)
+_PENALTIES, _BIASES = (1.1, 1.3), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
 def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
@@ -55,8 +53,6 @@ def observed(
     best: Mapping[int, Sequence[int]],
     above: Mapping[int, int],
     shown: Callable[[int], str],
-    *,
-    drawn: bool,
 ) -> Iterator[tuple[str, Change]]:
     """What explains a part of anything. drafts: all; best: right tokens, by round;
     above: how often a right candidate was better than the token that was drafted."""
@@ -76,12 +72,18 @@ def observed(
         more = f" and {len(never) - 1} others are" if len(never) > 1 else " is"
         about = f"token {shown(token)}{more} never drafted: left out of the candidates"
         yield about, partial(_without, never)
-    apart = [
-        token - own
+    pairs = [
+        (own, token)
         for draft in window
         for own, token in zip(best.get(draft.round, ()), draft.tokens, strict=False)
         if own != token
     ]
+    apart = [token - own for own, token in pairs]
+    for token, n in Counter(token for _, token in pairs).most_common(1):
+        if n >= max(FEW, _SHOWS_SHIFT * len(pairs)):
+            for bias in _BIASES:
+                about = f"token {shown(token)} is favoured, as by a bias of about {bias:g}"
+                yield about, partial(_favoured, token, bias)
     for shift, n in Counter(apart).most_common(1):
         if n >= max(FEW, _SHOWS_SHIFT * len(apart)):
             about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong map of ids"
@@ -89,9 +91,11 @@ def observed(
     if names := _names(window, best):
         about = "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
         yield about, partial(_renamed, names)
-    if drawn and len(window) >= _SHOWS_DRAWN:
-        about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
-        yield about, lambda row, _: dict.fromkeys([*row][:10], 0.0)
+
+
+def any_of_ten(row: Candidates, _: Sequence[int]) -> Candidates:
+    """All of the ten best as good as the best."""
+    return dict.fromkeys([*row][:10], 0.0)
 
 
 def _names(window: Sequence[RecordedDraft], best: Mapping[int, Sequence[int]]) -> dict[int, int]:
@@ -136,4 +140,12 @@ def _penalised(factor: float, row: Candidates, text: Sequence[int]) -> Candidate
         token: value if token not in seen else value / factor if value > 0 else value * factor
         for token, value in row.items()
     }
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+    return _sorted(found)
+
+
+def _favoured(token: int, bias: float, row: Candidates, _: Sequence[int]) -> Candidates:
+    return _sorted({**row, token: row[token] + bias}) if token in row else row
+
+
+def _sorted(row: Candidates) -> Candidates:
+    return dict(sorted(row.items(), key=lambda pair: -pair[1]))

@@ -25,9 +25,15 @@ from engine.audit.recorded_drafts import (
 )
 from engine.model.rope_tables import RopeTables
 from engine.model.taps import TargetRows
-from engine.observe.drafter_diff.candidate_mistakes import Change, observed, of_choice, of_map
+from engine.observe.drafter_diff.candidate_mistakes import (
+    Change,
+    any_of_ten,
+    observed,
+    of_choice,
+    of_map,
+)
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
-from engine.observe.drafter_diff.target_rows import TextRows
+from engine.observe.drafter_diff.target_rows import TextRows, mapped, rounded
 from engine.session import Session
 from kernels.norm import rms_norm
 
@@ -116,13 +122,18 @@ class Mistakes:
             which = deviation.batch
             if after and which:
                 continue
-            text = self._text.in_batches(self._model, which) if which else self._text
             moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
             about = deviation.about + (f", only after {OUTCOMES[after]}" if after else "")
-            yield self._guess(stage, about, replace(deviation, after=after), text)
+            guess = self._guess(stage, about, replace(deviation, after=after))
+            if which:
+                for whole in (True, False):
+                    text = self._text.in_batches(self._model, which, with_prompt=whole)
+                    yield replace(guess, text=text)
+            else:
+                yield guess
 
     def _guess(
         self,
@@ -143,29 +154,35 @@ class Mistakes:
         if self._text.table is None:
             return
         model, rows = self._model, self._target.rows
-        zero = model.table(_mapped(rows, torch.zeros_like))
+        zero = model.table(mapped(rows, torch.zeros_like))
         yield self._guess(ROWS, "the target's rows are zeros", text=self._with_table(zero))
         for tap in self._target.taps:
-            one = _mapped(rows, torch.zeros_like, tap)
+            one = mapped(rows, torch.zeros_like, tap)
             about = f"rows of layer {tap} are zeros"
             yield self._guess(ROWS, about, text=self._with_table(model.table(one)))
-        for factor in _FACTORS:
-            scaled = _mapped(rows, partial(torch.mul, other=factor))
-            about = f"the target's rows are about {factor:g} times what they should be"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(scaled)))
-        norm, eps = self._norm()
+        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            f"about {factor:g} times what they should be": partial(torch.mul, other=factor)
+            for factor in _FACTORS
+        }
+        for n_bits in (2, 3, 4):
+            changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
+        changes["in another order: their halves are exchanged"] = partial(_halves, torch.clone)
+        for what, change in changes.items():
+            text = self._with_table(model.table(mapped(rows, change)))
+            yield self._guess(ROWS, f"the target's rows are {what}", text=text)
+        norm, eps = self._session.model.final_norm
         last = self._session.config.n_layer if self._target.taps else None
         if (last is None or last in self._target.taps) and norm is not None:
-            raw = _mapped(rows, lambda x: x / norm, last)
+            raw = mapped(rows, lambda x: x / norm, last)
             about = "rows are taken before the target's final norm, not after it"
             yield self._guess(ROWS, about, text=self._with_table(model.table(raw)))
-            again = _mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps), last)
+            again = mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps), last)
             about = "the target's final norm is applied twice"
             yield self._guess(ROWS, about, text=self._with_table(model.table(again)))
         if not self._target.taps and norm is not None:
             yield from self._of_layers(norm, eps)
         if self._target.taps and norm is not None:
-            normed = _mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps))
+            normed = mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps))
             about = "rows of its layers are normed by the target's final norm"
             yield self._guess(ROWS, about, text=self._with_table(model.table(normed)))
         for by in (1, -1):
@@ -181,7 +198,7 @@ class Mistakes:
                     about = f"rows of layer {tap + by} are in the place of those of layer {tap}"
                     yield self._guess(ROWS, about, text=self._with_table(model.table(rows, one)))
         for order in model.orders:
-            about = f"rows of layers {', '.join(map(str, order))}, not {self._listed}"
+            about = f"rows of layers {', '.join(map(str, order))}, not {', '.join(map(str, taps))}"
             yield self._guess(ROWS, about, text=self._with_table(model.table(rows, order)))
 
     def _of_some_rows(self) -> Iterator[Guess]:
@@ -198,7 +215,7 @@ class Mistakes:
             mask = torch.zeros(n, dtype=torch.bool)
             mask[[at for at in places if at < n]] = True
             for what, change in changes.items():
-                some = _mapped(rows, lambda x, c=change, m=mask: torch.where(m[:, None], c(x), x))
+                some = mapped(rows, lambda x, c=change, m=mask: torch.where(m[:, None], c(x), x))
                 about = f"rows of {where} are {what}"
                 if what == "zeros" and where == "the prompt":
                     about += ", as if they had not been handed over"
@@ -292,13 +309,6 @@ class Mistakes:
                 about = f"rows are of {what}{how}, not of the last layer"
                 yield self._guess(ROWS, about, text=self._with_table(table))
 
-    @property
-    def _listed(self) -> str:
-        return ", ".join(map(str, self._target.taps))
-
-    def _norm(self) -> tuple[torch.Tensor | None, float]:
-        return self._session.model.final_norm
-
     def _of_rejected(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
         table = self._text.table
         if table is None:
@@ -310,35 +320,20 @@ class Mistakes:
             for last, later in pairwise(drafts)
             if last.n_accepted < last.n_drafted and later.pos0 == last.pos0 + last.n_accepted + 1
         ]
-        rejected = self._target.of_rejected([last for last, _ in partial])
+        made = self._target.of_rejected([last for last, _ in partial])
+        rejected = {number: model.table(rows) for number, rows in made.items()}
         before = model.newest_row(0) + 1
-        choices: list[tuple[str, Callable[[RecordedDraft, torch.Tensor], torch.Tensor | None]]] = [
-            (
-                "after a rejection the newest row is that of the last token of the verify batch",
-                lambda last, own: own[-1],
-            ),
-            (
-                "after a rejection the newest row is that of the rejected token",
-                lambda last, own: (
-                    own[last.n_accepted + 1] if last.n_accepted + 1 < len(own) else None
-                ),
-            ),
-            (
-                "after a rejection the newest row is the first of the verify batch",
-                lambda last, own: own[0] if last.n_accepted else None,
-            ),
-        ]
-        for about, pick in choices:
+        choices: dict[str, Callable[[int], int]] = {
+            "that of the last token of the verify batch": lambda n: -1,
+            "that of the rejected token": lambda n: before + n + 1,
+            "the first of the verify batch": lambda n: before,
+        }
+        for what, index in choices.items():
             stale = table.clone()
             for last, later in partial:
-                own = rejected.get(last.round)
-                if own is None:
-                    continue
-                entries = model.table(own)
-                assert entries is not None
-                row = pick(last, entries[before:])
-                if row is not None:
-                    stale[model.newest_row(later.pos0)] = row
+                if (own := rejected.get(last.round)) is not None:
+                    stale[model.newest_row(later.pos0)] = own[index(last.n_accepted)]
+            about = f"after a rejection the newest row is {what}"
             yield self._guess(ROWS, about, text=self._with_table(stale))
         stale = table.clone()
         for last, later in partial:
@@ -348,14 +343,12 @@ class Mistakes:
         left = {}
         for last, later in partial:
             if (own := rejected.get(last.round)) is not None:
-                entries = model.table(own)
-                assert entries is not None
                 known = [self._text.tokens[last.pos0], *last.tokens]
                 places = range(last.n_accepted + 1 - model.ahead, len(known) - model.ahead)
                 left[later.round] = Entries(
                     [last.pos0 + i for i in places],
                     [known[i + model.ahead] for i in places],
-                    entries[places.start : places.stop],
+                    own[places.start : places.stop],
                 )
         about = "rows of rejected tokens stay in its memory for the next draft"
         yield replace(self._guess(STATE, about), left=left)
@@ -371,6 +364,8 @@ class Mistakes:
             if mask is not None and mask != config.mask_token and 0 <= mask < n_vocab:
                 about = f"masks are token {mask}, not {config.mask_token}"
                 yield self._guess(BLOCK, about, model=self._block(mask=mask))
+        about = "blocks begin with a mask, not with the newest token"
+        yield self._guess(BLOCK, about, model=self._block(anchored=False))
         about = "masks are the newest token again"
         yield self._guess(BLOCK, about, model=self._block(mask=-1))
         lengths = (config.block_size, self._model.n_block + 1, self._model.n_block - 1)
@@ -435,10 +430,12 @@ class Mistakes:
         first: int | None = None,
         *,
         flipped: bool = False,
+        anchored: bool = True,
     ) -> BlockModel:
         own = self._model
         assert isinstance(own, BlockModel)
         made = own.like(self._n_ctx, flipped=flipped)
+        made.anchored = anchored
         made.mask = own.mask if mask is None else mask
         made.n_block = own.n_block if n_block is None else n_block
         made.first = own.first if first is None else first
@@ -457,22 +454,17 @@ class Mistakes:
         window: Sequence[RecordedDraft],
         best: Mapping[int, Sequence[int]],
         above: Mapping[int, int],
-        *,
-        drawn: bool,
     ) -> Iterator[Guess]:
         """What explains a part of anything, after all else. best, above: see `observed`."""
         drafts = self._text.drafts
-        for about, change in observed(window, drafts, best, above, self._shown, drawn=drawn):
+        for about, change in observed(window, drafts, best, above, self._shown):
             stage = ROWS if about.endswith("NaN") else CANDIDATES
             yield self._guess(stage, about, change=change)
 
-
-def _mapped(
-    rows: TargetRows, change: Callable[[torch.Tensor], torch.Tensor], only: int | None = None
-) -> TargetRows:
-    """only: the one layer whose rows are changed, None for all."""
-    taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
-    return TargetRows(change(rows.hidden), taps)
+    def drawn(self) -> Guess:
+        """What many a mistake looks like, and which is left where no other does."""
+        about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
+        return self._guess(CANDIDATES, about, change=any_of_ten)
 
 
 def _halves(own: Callable[..., torch.Tensor], x: torch.Tensor, *more: Any, **options: Any) -> Any:

@@ -71,6 +71,8 @@ gives a part of anything may leave less, and the most likely one of all more."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
 _TINY, _NOTHING = 1e-30, 1e-9
+_SHOWS_DRAWN = 8
+"""Drafts that have to be among the ten best each: a few of another model may be by chance."""
 
 
 class Redrafter:
@@ -421,7 +423,7 @@ class Redrafter:
         is_late = first_step(wrong, self._ranks) > 0
         at = self._drafts.index(window[0])
         more = self._drafts[at : at + _MOST_VERIFIED]
-        vague_ones = self._mistakes.vague(window, self._best, self._above, drawn=vague)
+        vague_ones = self._mistakes.vague(window, self._best, self._above)
         for guess, share in chain(
             zip(self._mistakes.all(more, wrong[0]), repeat(_EXPLAINS)),
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
@@ -453,6 +455,12 @@ class Redrafter:
                 and not (is_late and guess.stage == CANDIDATES)  # it would show in first tokens
             ):
                 second, likely = (guess, found), total
+        if best is None and second[0] is None and vague and len(window) >= _SHOWS_DRAWN:
+            drawn = self._mistakes.drawn()
+            apart = self._apart(drawn.change)
+            found = Replay(drawn.model, drawn.text, CLEAN, distance=apart).of(window)
+            if sum(found.values()) < _EXPLAINS_VAGUE * clean:
+                return drawn, found
         return (best, left) if best else second
 
 

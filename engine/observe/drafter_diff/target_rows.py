@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.batch import Span
@@ -63,6 +64,20 @@ class TextRows:
             rows = self._model.forward(ubatch, memory, taps=self._all_taps()).rows
             parts.append(rows[0])
         return join_rows(parts)
+
+
+def mapped(
+    rows: TargetRows, change: Callable[[torch.Tensor], torch.Tensor], only: int | None = None
+) -> TargetRows:
+    """Rows with each of them changed. only: the one layer whose rows are changed, None for all."""
+    taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
+    return TargetRows(change(rows.hidden), taps)
+
+
+def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows as integers up to `most`, of their largest number."""
+    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
+    return (x / step).round() * step
 
 
 def what_rows_are(found: np.ndarray, own: np.ndarray, wrong: np.ndarray, rows: TargetRows) -> str:

@@ -45,13 +45,15 @@ def test_what_drafts_show_of_ids() -> None:
     def said(tokens: np.ndarray) -> list[str]:
         drafts = _drafted(tokens)
         above = Counter(right[right != tokens].tolist())
-        return [words for words, _ in observed(drafts, drafts, best, above, str, drawn=False)]
+        return [words for words, _ in observed(drafts, drafts, best, above, str)]
 
     assert said(right) == []
     assert any("5 too high" in words for words in said(right + 5))
     assert any("2 too low" in words for words in said(right - 2))
     assert any("up to 30" in words for words in said(right.clip(max=30)))
     assert any("of token 4 alone" in words for words in said(np.full_like(right, 4)))
+    favoured = np.where(np.arange(36).reshape(12, 3) % 4, right, 61)
+    assert sum("token 61 is favoured" in words for words in said(favoured)) > 3
     frequent = np.bincount(right.flat).argmax()
     missing = np.where(right == frequent, 9, right)
     assert any(f"token {frequent} " in words for words in said(missing))
