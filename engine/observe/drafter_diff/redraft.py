@@ -270,10 +270,11 @@ class Redrafter:
         is_sure = is_many or self._tie is _EXACT_TIE
         n_wrong = sum(clean.values())
         guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
-        if guess is None and not is_sure:
-            return None  # rounding of another mode turns some
+        if guess is None and not (is_sure and n_wrong):
+            return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
-        shape = shape_of(sampled, wrong, self._ranks)
+        shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
+        size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
         if guess is None:
             model = self._model
             kinds = model.reads_rows, not model.has_newest
@@ -285,24 +286,17 @@ class Redrafter:
             stage, about = guess.stage, guess.about
             if sum(left.values()) > _EXPLAINS * n_wrong:
                 about = f"Most likely: {about[0].lower()}{about[1:]}"
-        n_token = self._first_apart(first)
+            n_right = sum(distance <= _ROUNDED for distance in left.values())
+            size += f"; of {len(window)} made again so, {n_right} are equal"
         return Cause(
             stage,
             self._side.name,
             about,
-            f"round {first.round} at position {first.pos0}, drafted token {n_token}",
-            f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
-            + (
-                ""
-                if guess is None
-                else f"; of {len(window)} made again so, {self._n_right(left)} are equal"
-            ),
+            f"round {first.round} at position {first.pos0}, drafted token {token}",
+            size,
             recorded,
             mended,
         )
-
-    def _n_right(self, left: dict[int, float]) -> int:
-        return sum(distance <= _ROUNDED for distance in left.values())
 
     def _window(self, wrong: Sequence[RecordedDraft]) -> Sequence[RecordedDraft]:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))
@@ -373,14 +367,6 @@ class Redrafter:
         model.write(self._text.entries(model, range(n_written, end), CLEAN, draft.pos0))
         newest = self._text.entries(model, [end], CLEAN, draft.pos0)
         return model.draft(newest, end + 1, tokens, n), max(n_written, end)
-
-    def _first_apart(self, draft: RecordedDraft) -> int:
-        self._model.clear()
-        rows, _ = self._right(draft, 0, draft.tokens, len(draft.tokens))
-        for i, row in enumerate(rows):
-            if i >= len(draft.tokens) or gap(row, draft.tokens[i], self._tie)[1]:
-                return i
-        return 0
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:
         """Accepted and drafted tokens over a stretch of text: recorded, and with right drafts of
