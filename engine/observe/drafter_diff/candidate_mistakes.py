@@ -28,8 +28,12 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
         "has offsets that are taken for ids": lambda t: t - row_of[t],
         "is added twice": lambda t: min(t + row_of[t], n_vocab - 1),
     }
+
+    def read_at(by: int, token: int) -> int:
+        return ids[min(max(row_of[token] + by, 0), len(ids) - 1)]
+
     for by, how in ((1, "one row on"), (-1, "one row before"), (2, "two rows on")):
-        wrong[f"is read {how}"] = lambda t, by=by: ids[min(max(row_of[t] + by, 0), len(ids) - 1)]
+        wrong[f"is read {how}"] = partial(read_at, by)
     for what, name in wrong.items():
         yield f"the map of draft ids (d2t) {what}", partial(_renamed, {t: name(t) for t in ids})
 
@@ -38,7 +42,7 @@ def of_choice() -> Iterator[tuple[str, Change]]:
     """Whatever the drafter."""
     for rank in (1, 2, 3):
         about = f"the candidate of rank {rank + 1} is drafted, not the best one"
-        yield about, lambda row, _, rank=rank: dict([*row.items()][rank:])
+        yield about, partial(_from_rank, rank)
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
     for factor in _PENALTIES:
         about = f"candidates are penalised for being in the text, by about {factor:g}"
@@ -119,6 +123,10 @@ def _renamed(names: Mapping[int, int], row: Candidates, _: Sequence[int]) -> Can
         if token in names:
             found.setdefault(names[token], value)
     return found
+
+
+def _from_rank(rank: int, row: Candidates, _: Sequence[int]) -> Candidates:
+    return dict([*row.items()][rank:])
 
 
 def _moved(by: int, row: Candidates, _: Sequence[int]) -> Candidates:

@@ -68,7 +68,7 @@ class LookedUp:
             stage = UNEXPLAINED
             if len(drafted) >= FEW:
                 stage, found = signature(self._side, drafted, made, 0)
-            if stage not in (STATE, CANDIDATES):
+            if found is None or stage not in (STATE, CANDIDATES):
                 stage, found = self._by_source(wrong)
         first = wrong[0][0]
         return Cause(

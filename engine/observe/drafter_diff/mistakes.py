@@ -104,23 +104,9 @@ class Mistakes:
         yield from self._of_some_rows()
 
     def _of_state(self, after: str, wrong: RecordedDraft) -> Iterator[Guess]:
-        n = self._text.starts[0]
-        unseen = [Deviation("", "the drafter has not seen the prompt", unseen=n)]
-        unseen += [
-            Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
-            for size in (1, 2, *_SIZES)
-            if size < n
-        ]
-        unseen += [
-            Deviation("", f"the drafter sees no more than {size} tokens", window=size)
-            for size in self._windows(wrong)
-            if not after
-        ]
-        for deviation in (*DEVIATIONS, *(unseen if not after else ())):
-            if deviation.is_of_rows and not self._model.reads_rows:
-                continue
+        for deviation in (*DEVIATIONS, *(() if after else self._unseen(wrong))):
             which = deviation.batch
-            if after and which:
+            if (after and which) or (deviation.is_of_rows and not self._model.reads_rows):
                 continue
             moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
@@ -134,6 +120,14 @@ class Mistakes:
                     yield replace(guess, text=text)
             else:
                 yield guess
+
+    def _unseen(self, wrong: RecordedDraft) -> Iterator[Deviation]:
+        n = self._text.starts[0]
+        yield Deviation("", "the drafter has not seen the prompt", unseen=n)
+        for size in (size for size in (1, 2, *_SIZES) if size < n):
+            yield Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
+        for size in self._windows(wrong):
+            yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
 
     def _guess(
         self,
@@ -194,9 +188,9 @@ class Mistakes:
                 yield self._guess(ROWS, about, text=self._with_table(model.table(rows, layers)))
             for i, tap in enumerate(taps):
                 if len(taps) > 1 and 0 <= tap + by <= n_layer:
-                    one = [*taps[:i], tap + by, *taps[i + 1 :]]
+                    others = [*taps[:i], tap + by, *taps[i + 1 :]]
                     about = f"rows of layer {tap + by} are in the place of those of layer {tap}"
-                    yield self._guess(ROWS, about, text=self._with_table(model.table(rows, one)))
+                    yield self._guess(ROWS, about, text=self._with_table(model.table(rows, others)))
         for order in model.orders:
             about = f"rows of layers {', '.join(map(str, order))}, not {', '.join(map(str, taps))}"
             yield self._guess(ROWS, about, text=self._with_table(model.table(rows, order)))
@@ -215,7 +209,7 @@ class Mistakes:
             mask = torch.zeros(n, dtype=torch.bool)
             mask[[at for at in places if at < n]] = True
             for what, change in changes.items():
-                some = mapped(rows, lambda x, c=change, m=mask: torch.where(m[:, None], c(x), x))
+                some = mapped(rows, partial(_where, mask[:, None], change))
                 about = f"rows of {where} are {what}"
                 if what == "zeros" and where == "the prompt":
                     about += ", as if they had not been handed over"
@@ -465,6 +459,12 @@ class Mistakes:
         """What many a mistake looks like, and which is left where no other does."""
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         return self._guess(CANDIDATES, about, change=any_of_ten)
+
+
+def _where(
+    mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
+    return torch.where(mask, change(x), x)
 
 
 def _halves(own: Callable[..., torch.Tensor], x: torch.Tensor, *more: Any, **options: Any) -> Any:

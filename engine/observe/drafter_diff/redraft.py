@@ -405,7 +405,8 @@ class Redrafter:
         """The mistake that gives the recorded drafts, and what is left between; where drafts are
         sure to be wrong also the one that gives most of them."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        likely, second = _EXPLAINS_MOST * clean * sure, (None, left)
+        likely = _EXPLAINS_MOST * clean * sure
+        second: tuple[Guess | None, dict[int, float]] = None, left
         is_late = first_step(wrong, self._ranks) > 0
         at = self._drafts.index(window[0])
         more = self._drafts[at : at + _MOST_VERIFIED]
