@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "library (a build, or an installed package; two of them compare two builds). Prompts,\n"
         "tokens and special tokens are held against each other first, then drafts after the\n"
         "same text, the rule that accepts them and counts. With the model and drafter,\n"
-        "every draft is made again, and where drafts are not the drafter's own, one known mistake\n"
-        "after the other is tried until one gives them.",
+        "every draft is made again, and where drafts are not the drafter's own, one stage after\n"
+        "the other is changed until one gives them, or most of them.",
     )
     parser.epilog = (
         "exit status: 0 no cause, 1 one was found, 2 wrong usage, or a fact that is missing\n\n"

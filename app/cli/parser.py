@@ -250,6 +250,7 @@ _NAMES_ELSEWHERE = {
     "--spec-ngram-simple-size-m": "--spec-ngram-size-m",
     "--spec-ngram-map-k4v-min-hits": "--spec-ngram-min-hits",
     "--spec-ngram-mod-n-match": "--spec-ngram-mod-size-n",
+    "--spec-accept (rejection for probabilistic, match for greedy)": "--spec-draft-sampling",
     "--spec-type draft-mtp": "--mtp",
     "--spec-type draft-eagle3": "--eagle3",
     "--spec-type draft-dflash": "--dflash",

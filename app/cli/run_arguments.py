@@ -287,6 +287,10 @@ def print_notes(options: RunOptions, *, has_cache: bool = False) -> None:
     spec = options.spec
     if spec.synthetic:
         note("acceptance is synthetic, the output is not the model's.")
+    if spec.adapt != "none" and not spec.types:
+        note(
+            f"--spec-draft-adapt {spec.adapt} has nothing to adapt; choose a drafter (--spec-type)."
+        )
     for sentence in notes_on(options, has_cache=has_cache):
         note(sentence)
     for drafter in (DRAFTERS[name] for name in spec.types):

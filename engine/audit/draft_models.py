@@ -9,7 +9,8 @@ in a copy of it, so nothing is ever undone here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _CONTEXT, _DRAFT = 0, 1
 _N_CANDIDATES = 64
+_MOST_PERMUTED = 4
 
 Candidates = dict[int, float]
 """Logits of the best tokens of one row, by the target's ids, the best first."""
@@ -57,8 +59,9 @@ class Entries(NamedTuple):
 
 class DraftModel(ABC):
     """ahead: the entry at position p has the token of the text at p + ahead. left: the entries that
-    the latest draft wrote, beyond the one that it went on from."""
+    the latest draft wrote, beyond the one that it went on from. core: what computes."""
 
+    core: Any
     ahead = 0
     reads_rows = True
     has_newest = True
@@ -68,7 +71,7 @@ class DraftModel(ABC):
         # recordings of passes would take longer than they save here
         self._memory = HybridMemory(memory.attention, memory.recurrent)
         self._n_ubatch = n_ubatch
-        self.left, self._steady = Entries((), ()), False
+        self.left, self._steady, self._stride = Entries((), ()), False, 1
         self.orders: list[tuple[int, ...]] = []
         """Other orders of the layers that it reads."""
 
@@ -82,9 +85,9 @@ class DraftModel(ABC):
         """Whether entries can be removed: whether there are cells alone."""
         return self._memory.recurrent is None
 
-    def cut(self, position: int) -> None:
-        """Remove the entries from a position on."""
-        self._memory.seq_rm(_CONTEXT, position)
+    def cut(self, start: int, stop: int = -1) -> None:
+        """Remove the entries from a position on, or up to another one."""
+        self._memory.seq_rm(_CONTEXT, start, stop)
 
     def table(
         self, rows: TargetRows | None, layers: Sequence[int] | None = None
@@ -113,18 +116,20 @@ class DraftModel(ABC):
         *,
         in_place: bool = False,
         steady: bool = False,
+        stride: int = 1,
     ) -> list[Candidates]:
         """What each of n tokens was chosen from after what is in memory.
 
         newest: the entry that a draft goes on from. first: position of the first drafted one.
         tokens: the drafted ones, None for the most probable ones. in_place: leave what drafting
-        writes in memory. steady: pair all drafted tokens with one row.
+        writes in memory. steady: pair all drafted tokens with one row. stride: positions between
+        them.
         """
         seq = _CONTEXT if in_place else _DRAFT
         if not in_place:
             self._memory.clear(_DRAFT)
             self._memory.seq_cp(_CONTEXT, _DRAFT)
-        self._steady = steady
+        self._steady, self._stride = steady, stride
         return self._draft(newest, first, tokens, n, seq)
 
     @abstractmethod
@@ -145,10 +150,12 @@ class DraftModel(ABC):
     ) -> list[Candidates]: ...
 
 
-class _Stepwise(DraftModel):
+class StepwiseModel(DraftModel):
     """One token after the other."""
 
     ids: torch.Tensor | None = None
+    handed_on: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What a step makes of its row [1, n_row] for the next one, None to leave it as it is."""
 
     @property
     def drafted_ids(self) -> torch.Tensor | None:
@@ -173,8 +180,13 @@ class _Stepwise(DraftModel):
             ubatch = _ubatch([position], [token], seq, n_outputs=1)
             logits, own_row = self._step(ubatch, None if row is None else row.unsqueeze(0))
             row = row if self._steady and i else own_row
+            if row is not None and self.handed_on is not None:
+                row = self.handed_on(row)
             found += candidates(logits, self.ids)
-            position, token = first + i, next(iter(found[-1])) if tokens is None else tokens[i]
+            position, token = (
+                first + i * self._stride,
+                next(iter(found[-1])) if tokens is None else tokens[i],
+            )
             written.append(token)
             own += [] if row is None else [row]
         rows = torch.cat(own[: n - 1]) if len(own) > 1 else None
@@ -182,14 +194,14 @@ class _Stepwise(DraftModel):
         return found
 
 
-class SimpleModel(_Stepwise):
+class SimpleModel(StepwiseModel):
     """draft-simple's model."""
 
     reads_rows = False
 
     def __init__(self, model: HybridModel, n_vocab: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
-        self._model = model
+        self.core = model
         self._n_own = model.config.n_vocab
         self._n_both = min(n_vocab, self._n_own)
 
@@ -200,7 +212,7 @@ class SimpleModel(_Stepwise):
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
         (position,) = newest.positions
-        if tokens is None or first != position + 1:
+        if tokens is None or first != position + 1 or self._stride != 1:
             return super()._draft(newest, first, tokens, n, seq)
         self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]))
         places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]
@@ -216,15 +228,15 @@ class SimpleModel(_Stepwise):
 
     def _forward(self, ubatch: UBatch) -> torch.Tensor:
         ubatch.tokens[ubatch.tokens >= self._n_own] = STAND_IN
-        return self._model.forward(ubatch, self._memory).logits[:, : self._n_both]
+        return self.core.forward(ubatch, self._memory).logits[:, : self._n_both]
 
 
-class MtpModel(_Stepwise):
+class MtpModel(StepwiseModel):
     """An MTP head: position p pairs the token at p with the target's hidden row of p - 1."""
 
     def __init__(self, head: MtpHead, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
-        self._head = head
+        self.core = head
 
     def table(
         self, rows: TargetRows | None, layers: Sequence[int] | None = None
@@ -237,17 +249,17 @@ class MtpModel(_Stepwise):
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         assert rows is not None
-        self._head.forward(ubatch, rows, self._memory)
+        self.core.forward(ubatch, rows, self._memory)
 
     def _step(
         self, ubatch: UBatch, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert rows is not None
-        out = self._head.forward(ubatch, rows, self._memory)
+        out = self.core.forward(ubatch, rows, self._memory)
         return out.logits, out.hidden[:, -1]
 
 
-class Eagle3Model(_Stepwise):
+class Eagle3Model(StepwiseModel):
     """An EAGLE-3 block: position p pairs the token at p + 1 with the feature row of p."""
 
     ahead = 1
@@ -256,24 +268,24 @@ class Eagle3Model(_Stepwise):
         self, model: Eagle3, ids: torch.Tensor | None, memory: HybridMemory, n: int
     ) -> None:
         super().__init__(memory, n)
-        self._model, self.ids = model, ids
+        self.core, self.ids = model, ids
         self.orders = _orders(model.config.taps)
 
     def table(
         self, rows: TargetRows | None, layers: Sequence[int] | None = None
     ) -> torch.Tensor | None:
         assert rows is not None
-        return self._model.fused(_taps(rows, layers or self._model.config.taps))
+        return self.core.fused(_taps(rows, layers or self.core.config.taps))
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         assert rows is not None
-        self._model.forward(ubatch, rows, self._memory)
+        self.core.forward(ubatch, rows, self._memory)
 
     def _step(
         self, ubatch: UBatch, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert rows is not None
-        out = self._model.forward(ubatch, rows, self._memory)
+        out = self.core.forward(ubatch, rows, self._memory)
         return out.logits, out.hidden[:, -1]
 
 
@@ -281,14 +293,16 @@ class BlockModel(DraftModel):
     """A drafter of the DFlash family. n_max: tokens that a run drafts.
 
     mask: token of the rows that are to be filled, -1 for the newest token. n_block: rows of a
-    block. first: the row that the first drafted token is taken from.
+    block. first: the row that the first drafted token is taken from. anchored: it begins with the
+    newest token.
     """
 
     has_newest = False
+    anchored = True
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
-        self._model = model
+        self.core = model
         self._n_max = min(n_max, model.config.longest)
         self.mask = model.config.mask_token
         self.n_block = model.config.block_length(self._n_max)
@@ -301,13 +315,13 @@ class BlockModel(DraftModel):
         where this one's do not, and the other way round."""
         ahead = self.config.causal == flipped
         memory = HybridMemory.for_layers(
-            self.config.cells(), 2, n_ctx, self._model.device, ahead=ahead
+            self.config.cells(), 2, n_ctx, self.core.device, ahead=ahead
         )
-        return BlockModel(self._model, self._n_max, memory, self._n_ubatch)
+        return BlockModel(self.core, self._n_max, memory, self._n_ubatch)
 
     @property
     def drafted_ids(self) -> torch.Tensor | None:
-        return self._model.ids
+        return self.core.ids
 
     def table(
         self, rows: TargetRows | None, layers: Sequence[int] | None = None
@@ -317,7 +331,7 @@ class BlockModel(DraftModel):
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         assert rows is not None
-        self._model.inject(ubatch, rows, self._memory)
+        self.core.inject(ubatch, rows, self._memory)
 
     def n_true(self, n_accepted: int, n_drafted: int) -> int:
         return 0
@@ -325,9 +339,10 @@ class BlockModel(DraftModel):
     def _draft(
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
-        m, model = self.n_block, self._model
+        m, model = self.n_block, self.core
         (position,), (last,) = newest.positions, newest.tokens
-        block = [last, *[last if self.mask < 0 else self.mask] * (m - 1)]
+        mask = last if self.mask < 0 else self.mask
+        block = [last if self.anchored else mask, *[mask] * (m - 1)]
         out = model.block(_ubatch(range(position, position + m), block, seq), self._memory)
         if model.selector is None:
             rows = candidates(out.logits[0, self.first :], model.ids)
@@ -392,7 +407,10 @@ def _taps(rows: TargetRows, layers: Sequence[int]) -> torch.Tensor:
 def _orders(layers: Sequence[int]) -> list[tuple[int, ...]]:
     n = len(layers)
     turned = [tuple(np.roll(layers, i).tolist()) for i in range(1, n)]
-    return [tuple(layers[::-1]), *turned, *((layer,) * n for layer in layers)]
+    if n <= _MOST_PERMUTED:
+        turned += permutations(layers)
+    found = dict.fromkeys([tuple(layers[::-1]), *turned, *((layer,) * n for layer in layers)])
+    return [order for order in found if order != tuple(layers)]
 
 
 def _ubatch(

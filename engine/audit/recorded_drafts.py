@@ -172,11 +172,13 @@ class Deviation:
     has, or "rolled". skips: the first entry of each round is missing; closes: the others take its
     place. loses: the last but one is missing. again: the one before the first is written again.
     undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
-    and the drafted entries, or only these, are this many positions on. newest: its token is that of
-    this many positions on; takes_back: it is noticed then. steady: all drafted tokens are paired
-    with one row. drift: positions that entries are moved by in each round. other: another text is
-    "instead" of the beginning, "before" this one, "next to" it in the same positions, leaves a
-    "gap", or there are its "rows".
+    and the drafted entries, or only these, are this many positions on; stride: positions from one
+    of these to the next. newest: its token is that of this many positions on; takes_back: it is
+    noticed then. steady: all drafted tokens are paired with one row. drift: positions that entries
+    are moved by in each round. unseen: entries of this many first positions are missing; window:
+    those further back than this, 0 = none. after: it happens only where the draft before ended so,
+    one of OUTCOMES, empty = always. other: another text is "instead" of the beginning, "before"
+    this one, "next to" it in the same positions, leaves a "gap", or there are its "rows".
     """
 
     what: str
@@ -198,13 +200,36 @@ class Deviation:
     takes_back: bool = False
     steady: bool = False
     drift: int = 0
-    since_prompt: bool = False
+    stride: int = 1
+    unseen: int = 0
+    window: int = 0
+    after: str = ""
     other: str = ""
 
     @property
     def is_of_rows(self) -> bool:
         """Whether it means nothing for a drafter that reads no rows."""
         return bool(self.row_shift or self.batch or self.steady or self.other == "rows")
+
+    def follows(self, draft: RecordedDraft | None) -> bool:
+        """Whether it happens after this draft."""
+        return not self.after or (draft is not None and self.after in outcomes(draft))
+
+
+OUTCOMES = {
+    "none": "a draft of which nothing was accepted",
+    "partial": "a draft that was accepted in part",
+    "full": "a draft that was accepted whole",
+    "rejected": "a rejection",
+}
+"""How a draft may end."""
+
+
+def outcomes(draft: RecordedDraft) -> tuple[str, ...]:
+    """Those of a draft."""
+    if draft.n_accepted >= draft.n_drafted:
+        return ("full",)
+    return ("rejected", "partial" if draft.n_accepted else "none")
 
 
 CLEAN = Deviation(JUDGED, "")
@@ -219,6 +244,13 @@ DEVIATIONS = (
     Deviation(AHEAD, "drafted tokens are decoded one position too far", step=1),
     Deviation(BEHIND, "drafts are made one position too early", place=-1, step=-1),
     Deviation(BEHIND, "drafted tokens are decoded one position too early", step=-1),
+    Deviation(AHEAD, "all drafted tokens are decoded in one position", stride=0),
+    Deviation(AHEAD, "drafted tokens are decoded two positions apart", stride=2),
+    Deviation(AHEAD, "drafts are made two positions too far", place=2, step=2),
+    Deviation(AHEAD, "the newest token is decoded one position too far", place=1),
+    Deviation(BEHIND, "drafts are made two positions too early", place=-2, step=-2),
+    Deviation(BEHIND, "the newest token is decoded one position too early", place=-1),
+    Deviation(BEHIND, "positions in its memory go on by one too few in each round", drift=-1),
     Deviation(BEHIND, "one token decoded in each round is missing", loses=True),
     Deviation(BEHIND, "one token is decoded twice in each round", again=True),
     Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1),
@@ -227,7 +259,10 @@ DEVIATIONS = (
     Deviation(KEPT, "one drafted token of each round stays in memory", n_kept=1),
     Deviation(SHIFTED, "rows of one position before", row_shift=-1),
     Deviation(SHIFTED, "rows of one position after", row_shift=1),
+    Deviation(SHIFTED, "rows of two positions before", row_shift=-2),
+    Deviation(SHIFTED, "rows of two positions after", row_shift=2),
     Deviation(SHIFTED, "rows of each batch, moved around by one", batch="rolled"),
+    Deviation(SHIFTED, "rows of each batch, in reverse order", batch="reversed"),
     Deviation(SHIFTED, "the last row of its batch for every token", batch="last"),
     Deviation(SHIFTED, "the first row of its batch for every token", batch="first"),
     Deviation(SHIFTED, "one and the same row for all drafted tokens", steady=True),
@@ -265,17 +300,22 @@ class DraftedText:
             rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
 
-    def in_batches(self, model: DraftModel, which: str) -> DraftedText:
-        """The same with other rows of their batches. which: see Deviation.batch."""
+    def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
+        """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
+        in the first one."""
         assert self.table is not None
         of_batch = {
             "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
+            "reversed": lambda start, stop: [*range(start, stop)][::-1],
             "last": lambda start, stop: [stop - 1] * (stop - start),
             "first": lambda start, stop: [start] * (stop - start),
         }[which]
         before = model.newest_row(0) + 1
         bounds = [0, *self.starts, len(self.table) - before]
         places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
+        if not with_prompt:
+            n = before + self.starts[0]
+            places[: n - before] = range(before, n)
         return replace(self, table=self.table[[*range(before), *places]])
 
 
@@ -296,11 +336,12 @@ class Replay:
         self._model, self._text, self._deviation = model, text, deviation
         self._other, self._offset = other, 0
         self._apart, self._left = distance or shares_apart, left or {}
+        self._last: RecordedDraft | None = None
 
     def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
         """Distances by round, until their sum is more than `most`."""
         self._model.clear()
-        n_written, found = self._other_text(), {}
+        n_written, found, self._last = self._other_text(), {}, None
         for draft in drafts:
             found[draft.round], n_written = self._draft(draft, n_written)
             if sum(found.values()) > most:
@@ -309,7 +350,9 @@ class Replay:
 
     def _draft(self, draft: RecordedDraft, n_written: int) -> tuple[float, int]:
         """Distance of one draft, and positions below which entries count as written then."""
-        model, how = self._model, self._deviation
+        model, deviation = self._model, self._deviation
+        how, then = (deviation if deviation.follows(d) else CLEAN for d in (self._last, draft))
+        self._last = draft
         end, n_drafted = draft.pos0 - model.ahead - how.token_shift, len(draft.tokens)
         places = [*range(n_written, end), end]
         if how.again and n_written:
@@ -327,10 +370,19 @@ class Replay:
             newest = newest._replace(tokens=[self._text.tokens[draft.pos0 + how.newest]])
         if draft.round in self._left:
             model.write(self._left[draft.round])
-        first, in_place = draft.pos0 - model.ahead + 1 + how.step, how.n_kept is None
-        in_place |= bool(how.n_kept) and model.can_cut
+        if how.window and model.can_cut:
+            model.cut(0, max(0, draft.pos0 - how.window))
+        first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
+        in_place |= bool(then.n_kept) and model.can_cut
+        in_place |= how.place < 0 and not model.has_newest  # rows before pos0 are not removed
         rows = model.draft(
-            newest, first, draft.tokens, n_drafted, in_place=in_place, steady=how.steady
+            newest,
+            first,
+            draft.tokens,
+            n_drafted,
+            in_place=in_place,
+            steady=how.steady,
+            stride=how.stride,
         )
         n_true = model.n_true(draft.n_accepted, n_drafted)
         if not model.reads_rows and (how.round_shift or how.takes_back):
@@ -338,13 +390,13 @@ class Replay:
         n = end + n_true
         if not in_place and n_true:
             model.write(newest)
-            model.write(model.left.part(0, n_true - 1 + (how.n_kept or 0)))
-        elif how.n_kept:
-            model.cut(n + how.n_kept)
+            model.write(model.left.part(0, n_true - 1 + (then.n_kept or 0)))
+        elif then.n_kept:
+            model.cut(n + then.n_kept)
         self._offset += how.drift
-        n += (how.n_kept or 0) * how.counts
-        n += how.undecoded and draft.n_accepted == n_drafted
-        if model.can_cut and how.n_kept == 0:
+        n += (then.n_kept or 0) * then.counts
+        n += then.undecoded and draft.n_accepted == n_drafted
+        if model.can_cut and then.n_kept == 0:
             model.cut(draft.pos0 if not n_true else n)
         return self._apart(draft, rows), n
 
@@ -353,7 +405,7 @@ class Replay:
         one's."""
         other, how, model = self._other, self._deviation.other, self._model
         if other is None:
-            return self._text.starts[0] if self._deviation.since_prompt else 0
+            return self._deviation.unseen
         if how == "rows":
             self._text = replace(self._text, table=other.table)
             return 0

@@ -18,6 +18,8 @@ from engine.draft.model_drafter import ModelDrafter
 from engine.draft.ngram_drafter import History, NgramDrafter
 from engine.draft.ngram_simple import NgramSimple
 from engine.draft.row_drafter import RowDrafter
+from engine.memory.reuse import LentMemories
+from engine.model import mtp
 from engine.model.taps import TargetRows
 from engine.options import Prompt, RunOptions
 from engine.session import Session
@@ -170,6 +172,80 @@ def _never_one(patch: Patch, session: Session) -> None:
         return step(self, requests, logits, of)
 
     patch.setattr(ModelDrafter, "_step", without)
+
+
+# -- mistakes of one stage that no one had listed ----------------------------------------------
+
+
+def _no_recordings(patch: Patch) -> None:
+    """Passes are computed, not repeated as they were recorded in a run without the mistake."""
+    patch.setattr(Session, "_memories", lambda self, options: LentMemories())
+
+
+def _scaled_rows(patch: Patch, session: Session) -> None:
+    taken = DraftEagle3._taken
+    patch.setattr(
+        DraftEagle3, "_taken", lambda self, rows: taken(self, each(rows, lambda x: x * 0.25))
+    )
+
+
+def _one_layer_zero(patch: Patch, session: Session) -> None:
+    def taken(self: DraftEagle3, rows: TargetRows) -> torch.Tensor:
+        layer = self.taps[1]
+        taps = {**rows.taps, layer: torch.zeros_like(rows.taps[layer])}
+        features = TargetRows(rows.hidden, taps).side_by_side(self.taps)
+        return self._model.fused(features, invariant=self._memory.batch_invariant)
+
+    patch.setattr(DraftEagle3, "_taken", taken)
+
+
+def _other_rope(patch: Patch, session: Session) -> None:
+    _no_recordings(patch)
+    model: Any = session.drafts["draft-simple"].model
+    patch.setattr(model, "_rope", model._rope.turned(0.1))
+
+
+def _halves_exchanged(patch: Patch, session: Session) -> None:
+    alone(patch)
+    _no_recordings(patch)
+    joined = mtp.join
+    patch.setattr(mtp, "join", lambda parts: joined(tuple(parts)[::-1]))
+
+
+def _sees_twelve(patch: Patch, session: Session) -> None:
+    inject = BlockDrafter._inject
+
+    def forgetting(self: BlockDrafter, seqs: Any) -> None:
+        inject(self, seqs)
+        for seq in seqs:
+            stop = max(0, self._contexts[seq].n_injected - 12)
+            self._memory.attention.seq_rm(seq, 0, stop)
+
+    patch.setattr(BlockDrafter, "_inject", forgetting)
+
+
+def _begins_with_a_mask(patch: Patch, session: Session) -> None:
+    blocks = BlockDrafter._blocks
+
+    def masked(self: BlockDrafter, requests: Any) -> UBatch:
+        ubatch = blocks(self, requests)
+        ubatch.tokens[:, 0] = ubatch.tokens[:, -1]
+        return ubatch
+
+    patch.setattr(BlockDrafter, "_blocks", masked)
+
+
+def _favoured(patch: Patch, session: Session) -> None:
+    alone(patch)
+    step = ModelDrafter._step
+    token = session.tokenizer.encode(" = ")[0]
+
+    def biased(self: ModelDrafter, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
+        logits = logits.clone()
+        logits[..., token] += 6
+        return step(self, requests, logits, of)
+
+    patch.setattr(ModelDrafter, "_step", biased)
 
 
 # -- look-ups ----------------------------------------------------------------------------------
@@ -333,5 +409,12 @@ MORE_BUGS: dict[str, Bug] = {
     "longer n-gram": Bug("candidates", "size_n", ("ngram-simple",), options=_longer_ngram),
     "first always": Bug("acceptance rule", "lossy", _MODEL, _first_always),
     "stale logits": Bug("acceptance rule", "after a rejection", _MODEL, options=_stale),
+    "scaled rows": Bug("target rows", "0.25 times", ("eagle3",), _scaled_rows),
+    "one layer zero": Bug("target rows", "are zeros", ("eagle3", "eagle3-d2t"), _one_layer_zero),
+    "other rope": Bug("positions", "frequency base", ("simple",), _other_rope),
+    "halves exchanged": Bug("block", "halves", ("mtp",), _halves_exchanged),
+    "sees twelve": Bug("drafter state", "no more than 12", _BLOCKS, _sees_twelve),
+    "begins with a mask": Bug("block", "begin with a mask", _BLOCKS, _begins_with_a_mask),
+    "favoured token": Bug("candidates", "favoured", ("mtp", "simple"), _favoured),
     "rounds counted": Bug("counting", "counters", (*_MODEL, "suffix"), edit=_rounds_counted),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,8 +126,10 @@ def _pair(
                     continue
                 judged.append(side.name)
                 found = redrafter.cause()
-                if rows is not None and (found is None or found.stage != ROWS):
-                    causes += filter(None, [redrafter.rows_cause(rows)])
+                seen = None if rows is None else redrafter.rows_cause(rows)
+                if seen is not None and found is not None and found.stage == ROWS:
+                    found, seen = replace(found, about=seen.about, place=seen.place), None
+                causes += filter(None, [seen])
                 causes += filter(None, (found, redrafter.lossy_rule(), redrafter.stale_choice()))
     for side, partner in ((a, b), (b, a)):
         if side.looks_up and side.prompt is not None:

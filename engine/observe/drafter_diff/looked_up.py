@@ -3,6 +3,7 @@ rightly and then with one known mistake after the other. No model is needed."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,14 @@ from engine.draft.spec import DrafterInputs
 from engine.gguf.binary import check_cancelled, never
 from engine.memory.reuse import LentMemories
 from engine.model.taps import TargetRows
-from engine.observe.drafter_diff.records import FEW, STATE, UNEXPLAINED, Cause, signature
+from engine.observe.drafter_diff.records import (
+    CANDIDATES,
+    FEW,
+    STATE,
+    UNEXPLAINED,
+    Cause,
+    signature,
+)
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.options import RunOptions
 
@@ -27,6 +35,7 @@ _SHOWINGS = (
     Showing(BEHIND, "it has seen the prompt alone, and nothing that was decoded", n_lost=1 << 30),
 )
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
+_FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
 _NO_ROWS = TargetRows(torch.empty(0))
 _Made = tuple[RecordedDraft, RecordedDraft]
 """A draft as recorded, and as it is made again; of no tokens where there was none."""
@@ -56,11 +65,11 @@ class LookedUp:
         stage = STATE
         if found is None:
             drafted = [pair for pair in wrong if pair[0].tokens and pair[1].tokens]
-            stage, found = UNEXPLAINED, ""
+            stage = UNEXPLAINED
             if len(drafted) >= FEW:
                 stage, found = signature(self._side, drafted, made, 0)
-            if stage == UNEXPLAINED:
-                found = f"Its drafts are not those of {self._name} in its text, by its settings."
+            if found is None or stage not in (STATE, CANDIDATES):
+                stage, found = self._by_source(wrong)
         first = wrong[0][0]
         return Cause(
             stage,
@@ -71,6 +80,27 @@ class LookedUp:
             self._counts(one for one, _ in made),
             self._counts(other for _, other in made),
         )
+
+    def _by_source(self, wrong: Sequence[_Made]) -> tuple[str, str]:
+        """Stage and sentence by where the tokens of most wrong drafts come from."""
+        (kind, n), *_ = Counter(self._kind(*pair) for pair in wrong).most_common(1)
+        return (
+            STATE if kind == _FOREIGN else CANDIDATES,
+            f"Most likely: {kind} ({n} of {len(wrong)} wrong drafts).",
+        )
+
+    def _kind(self, one: RecordedDraft, right: RecordedDraft) -> str:
+        if not one.tokens:
+            return "nothing is drafted after n-grams that are there, as if more were asked for"
+        if not right.tokens:
+            return "drafts are made after n-grams that its settings do not find"
+        if one.tokens[0] == right.tokens[0]:
+            return "what is copied begins rightly and goes on otherwise"
+        text, drafted = self._side.text[: one.pos0 + 1], one.tokens[:2]
+        for at in range(1, len(text) - 1):
+            if text[at : at + 2] == drafted and text[at - 1] == text[-1]:
+                return "what follows another occurrence of the n-gram is copied"
+        return _FOREIGN
 
     @property
     def _may_be_cut(self) -> bool:

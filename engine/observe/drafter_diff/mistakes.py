@@ -1,42 +1,53 @@
-"""Known mistakes in making drafts: what a drafter of an engine may do otherwise than ours."""
+"""What a drafter of an engine may do otherwise than ours, stage by stage: one stage's input or
+working is changed, at some of the text's places or rounds, and all else is right."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 
-from engine.audit.draft_models import BlockModel, Candidates, DraftModel, Entries
+from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseModel
 from engine.audit.recorded_drafts import (
     CLEAN,
     DEVIATIONS,
+    OUTCOMES,
     SHIFTED,
     Deviation,
     DraftedText,
     RecordedDraft,
+    outcomes,
 )
+from engine.model.rope_tables import RopeTables
 from engine.model.taps import TargetRows
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, POSITIONS, ROWS, STATE
-from engine.observe.drafter_diff.target_rows import TextRows
+from engine.observe.drafter_diff.candidate_mistakes import (
+    Change,
+    any_of_ten,
+    observed,
+    of_choice,
+    of_map,
+)
+from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
+from engine.observe.drafter_diff.target_rows import TextRows, mapped, rounded
 from engine.session import Session
 from kernels.norm import rms_norm
 
-Change = Callable[[Candidates], Candidates]
-"""What a mistake makes of the candidates of a row, best first."""
-
-
-_SHOWS_DRAWN = 8
-"""Drafts that have to be among the ten best each: a few of another model may be by chance."""
+_MOST_MASKS, _LONGEST_WINDOW = 1024, 128
+_FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
+_BASES = (10.0, 0.1, 100.0, 0.01)
+_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A known mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
-    candidates, None for none; left: what is in memory with a draft beyond the text's, by round."""
+    """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
+    candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
+    changed: attributes of `part`, which is the model or its core, in place of its own."""
 
     stage: str
     about: str
@@ -45,6 +56,20 @@ class Guess:
     model: DraftModel
     change: Change | None = None
     left: Mapping[int, Entries] = field(default_factory=dict)
+    part: Any = None
+    changed: Mapping[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """While it is replayed."""
+        own = {name: getattr(self.part, name) for name in self.changed}
+        try:
+            for name, value in self.changed.items():
+                setattr(self.part, name, value)
+            yield
+        finally:
+            for name, value in own.items():
+                setattr(self.part, name, value)
 
 
 class Mistakes:
@@ -63,25 +88,46 @@ class Mistakes:
         self._session, self._model, self._text, self._target = session, model, text, target
         self._n_ctx, self._shown = n_ctx, shown
 
-    def all(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
+    def all(self, window: Sequence[RecordedDraft], first: RecordedDraft) -> Iterator[Guess]:
+        """first: the first draft that is wrong."""
+        at = self._text.drafts.index(first)
+        ends = outcomes(self._text.drafts[at - 1]) if at else ()
         yield from self._of_candidates()
         yield from self._of_rows()
-        yield from self._of_blocks()
-        yield from self._of_state()
+        yield from self._of_blocks(first)
+        yield from self._of_state("", first)
         yield from self._of_rejected(window)
+        yield from self._of_module()
+        yield from self._of_steps()
+        for after in ends:
+            yield from self._of_state(after, first)
+        yield from self._of_some_rows()
 
-    def _of_state(self) -> Iterator[Guess]:
-        missing = Deviation("", "the drafter has not seen the prompt", since_prompt=True)
-        for deviation in (*DEVIATIONS, missing):
-            if deviation.is_of_rows and not self._model.reads_rows:
-                continue
+    def _of_state(self, after: str, wrong: RecordedDraft) -> Iterator[Guess]:
+        for deviation in (*DEVIATIONS, *(() if after else self._unseen(wrong))):
             which = deviation.batch
-            text = self._text.in_batches(self._model, which) if which else self._text
-            moves = deviation.place or deviation.step or deviation.drift
+            if (after and which) or (deviation.is_of_rows and not self._model.reads_rows):
+                continue
+            moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
-            yield self._guess(stage, deviation.about, deviation, text)
+            about = deviation.about + (f", only after {OUTCOMES[after]}" if after else "")
+            guess = self._guess(stage, about, replace(deviation, after=after))
+            if which:
+                for whole in (True, False):
+                    text = self._text.in_batches(self._model, which, with_prompt=whole)
+                    yield replace(guess, text=text)
+            else:
+                yield guess
+
+    def _unseen(self, wrong: RecordedDraft) -> Iterator[Deviation]:
+        n = self._text.starts[0]
+        yield Deviation("", "the drafter has not seen the prompt", unseen=n)
+        for size in (size for size in (1, 2, *_SIZES) if size < n):
+            yield Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
+        for size in self._windows(wrong):
+            yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
 
     def _guess(
         self,
@@ -101,38 +147,150 @@ class Mistakes:
     def _of_rows(self) -> Iterator[Guess]:
         if self._text.table is None:
             return
-        table, model, rows = self._text.table, self._model, self._target.rows
-        assert table is not None
-        zero = self._model.table(_mapped(rows, torch.zeros_like))
+        model, rows = self._model, self._target.rows
+        zero = model.table(mapped(rows, torch.zeros_like))
         yield self._guess(ROWS, "the target's rows are zeros", text=self._with_table(zero))
-        n = self._text.starts[0]
-        about = "the target's rows of the prompt are zeros, as if they had not been handed over"
-        unread = _mapped(rows, lambda x: torch.cat((torch.zeros_like(x[:n]), x[n:])))
-        yield self._guess(ROWS, about, text=self._with_table(model.table(unread)))
-        norm, eps = self._norm()
+        for tap in self._target.taps:
+            one = mapped(rows, torch.zeros_like, tap)
+            about = f"rows of layer {tap} are zeros"
+            yield self._guess(ROWS, about, text=self._with_table(model.table(one)))
+        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            f"about {factor:g} times what they should be": partial(torch.mul, other=factor)
+            for factor in _FACTORS
+        }
+        for n_bits in (2, 3, 4):
+            changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
+        changes["in another order: their halves are exchanged"] = partial(_halves, torch.clone)
+        for what, change in changes.items():
+            text = self._with_table(model.table(mapped(rows, change)))
+            yield self._guess(ROWS, f"the target's rows are {what}", text=text)
+        norm, eps = self._session.model.final_norm
         last = self._session.config.n_layer if self._target.taps else None
         if (last is None or last in self._target.taps) and norm is not None:
-            raw = _mapped(rows, lambda x: x / norm, last)
+            raw = mapped(rows, lambda x: x / norm, last)
             about = "rows are taken before the target's final norm, not after it"
             yield self._guess(ROWS, about, text=self._with_table(model.table(raw)))
-            again = _mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps), last)
+            again = mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps), last)
             about = "the target's final norm is applied twice"
             yield self._guess(ROWS, about, text=self._with_table(model.table(again)))
         if not self._target.taps and norm is not None:
             yield from self._of_layers(norm, eps)
         if self._target.taps and norm is not None:
-            normed = _mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps))
+            normed = mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps))
             about = "rows of its layers are normed by the target's final norm"
             yield self._guess(ROWS, about, text=self._with_table(model.table(normed)))
         for by in (1, -1):
-            layers = [tap + by for tap in self._target.taps]
-            if layers and all(0 <= layer <= self._session.config.n_layer for layer in layers):
+            taps, n_layer = self._target.taps, self._session.config.n_layer
+            layers = [tap + by for tap in taps]
+            if layers and all(0 <= layer <= n_layer for layer in layers):
                 what = "outputs" if by > 0 else "inputs of the layers before"
                 about = f"rows are of layers one {'on' if by > 0 else 'before'} ({what})"
                 yield self._guess(ROWS, about, text=self._with_table(model.table(rows, layers)))
+            for i, tap in enumerate(taps):
+                if len(taps) > 1 and 0 <= tap + by <= n_layer:
+                    others = [*taps[:i], tap + by, *taps[i + 1 :]]
+                    about = f"rows of layer {tap + by} are in the place of those of layer {tap}"
+                    yield self._guess(ROWS, about, text=self._with_table(model.table(rows, others)))
         for order in model.orders:
-            about = f"rows of layers {', '.join(map(str, order))}, not {self._listed}"
+            about = f"rows of layers {', '.join(map(str, order))}, not {', '.join(map(str, taps))}"
             yield self._guess(ROWS, about, text=self._with_table(model.table(rows, order)))
+
+    def _of_some_rows(self) -> Iterator[Guess]:
+        """Rows that are wrong in some places alone."""
+        rows, n = self._target.rows, len(self._text.tokens)
+        if self._text.table is None:
+            return
+        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "zeros": torch.zeros_like,
+            "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
+            "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
+        }
+        for where, places in self._places().items():
+            mask = torch.zeros(n, dtype=torch.bool)
+            mask[[at for at in places if at < n]] = True
+            for what, change in changes.items():
+                some = mapped(rows, partial(_where, mask[:, None], change))
+                about = f"rows of {where} are {what}"
+                if what == "zeros" and where == "the prompt":
+                    about += ", as if they had not been handed over"
+                text = self._with_table(self._model.table(some))
+                yield self._guess(ROWS, about, text=text)
+
+    def _places(self) -> dict[str, Collection[int]]:
+        """Places of a text that its rows may be wrong in, by what they are."""
+        n, drafts = self._text.starts[0], self._text.drafts
+        found: dict[str, Collection[int]] = {
+            "the prompt": range(n),
+            "decoded tokens": range(n, len(self._text.tokens)),
+            "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
+            "tokens that were not drafted": [draft.pos0 for draft in drafts],
+        }
+        for end, after in OUTCOMES.items():
+            ended = [draft for draft in drafts if end in outcomes(draft)]
+            found[f"the newest token after {after}"] = [d.pos0 + d.n_accepted for d in ended]
+        for size in _SIZES:
+            if size < n:
+                found[f"the prompt but its last {size} tokens"] = range(n - size)
+        return {where: places for where, places in found.items() if places}
+
+    def _of_module(self) -> Iterator[Guess]:
+        """What the drafter's own module reads and how it turns it."""
+        own = vars(self._model.core)
+        rope = own.get("_rope")
+        if isinstance(rope, RopeTables):
+            for base in _BASES:
+                about = f"its rope has {base:g} times the frequency base, or about that"
+                yield self._with(POSITIONS, about, _rope=rope.turned(base))
+            for stretch in (0.0, 0.5, 2.0, 0.25, 4.0):
+                about = f"its rope turns by {stretch:g} times the angles, as with another scaling"
+                yield self._with(POSITIONS, about, _rope=rope.turned(1.0, stretch))
+        norms = {
+            name: x
+            for name, x in own.items()
+            if name.endswith("norm") and isinstance(x, torch.Tensor)
+        }
+        for name, weight in norms.items():
+            about = f"the weights of its norm `{name.strip('_')}` are left out"
+            yield self._with(BLOCK, about, **{name: torch.ones_like(weight)})
+        for (one, x), (other, y) in pairwise(norms.items()):
+            if x.shape == y.shape:
+                about = f"its norms `{one.strip('_')}` and `{other.strip('_')}` are exchanged"
+                yield self._with(BLOCK, about, **{one: y, other: x})
+        embedding = own.get("_embedding")
+        if embedding is not None and self._model.reads_rows:
+            about = "embeddings of its tokens are zeros"
+            yield self._with(BLOCK, about, _embedding=lambda ids: embedding(ids) * 0)
+        if own.get("_factors") is not None:
+            yield self._with(BLOCK, "embeddings of its tokens are not scaled", _factors=None)
+        for name in ("_join", "_attention"):
+            if (joined := own.get(name)) is not None and self._model.reads_rows:
+                about = "token and row are joined the other way round: halves are exchanged"
+                yield self._with(BLOCK, about, **{name: partial(_halves, joined)})
+        if own.get("selector") is not None:
+            yield self._with(BLOCK, "its selector is left out", selector=None)
+        if (markov := own.get("_markov")) is not None:
+            about = "its chain over a block is left out"
+            yield self._with(BLOCK, about, _markov=_no_chain)
+            assert isinstance(self._model, BlockModel)
+            about = "every row of its chain goes on from the newest token, not from the one before"
+            yield self._with(BLOCK, about, _markov=partial(_one_link, markov, self._model.first))
+
+    def _with(self, stage: str, about: str, **core: Any) -> Guess:
+        return replace(self._guess(stage, about), part=self._model.core, changed=core)
+
+    def _of_steps(self) -> Iterator[Guess]:
+        """What one step of a draft hands on to the next one."""
+        if not isinstance(self._model, StepwiseModel) or not self._model.reads_rows:
+            return
+        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "zeros": torch.zeros_like,
+            "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
+        }
+        for factor in _FACTORS:
+            changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
+        for what, change in changes.items():
+            guess = self._guess(STATE, f"what a step hands on to the next one is {what}")
+            yield replace(guess, part=self._model, changed={"handed_on": change})
 
     def _of_layers(self, norm: torch.Tensor, eps: float) -> Iterator[Guess]:
         """Rows of other layers than the last one, normed as its are, or as they are."""
@@ -145,13 +303,6 @@ class Mistakes:
                 about = f"rows are of {what}{how}, not of the last layer"
                 yield self._guess(ROWS, about, text=self._with_table(table))
 
-    @property
-    def _listed(self) -> str:
-        return ", ".join(map(str, self._target.taps))
-
-    def _norm(self) -> tuple[torch.Tensor | None, float]:
-        return self._session.model.final_norm
-
     def _of_rejected(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
         table = self._text.table
         if table is None:
@@ -163,35 +314,20 @@ class Mistakes:
             for last, later in pairwise(drafts)
             if last.n_accepted < last.n_drafted and later.pos0 == last.pos0 + last.n_accepted + 1
         ]
-        rejected = self._target.of_rejected([last for last, _ in partial])
+        made = self._target.of_rejected([last for last, _ in partial])
+        rejected = {number: model.table(rows) for number, rows in made.items()}
         before = model.newest_row(0) + 1
-        choices: list[tuple[str, Callable[[RecordedDraft, torch.Tensor], torch.Tensor | None]]] = [
-            (
-                "after a rejection the newest row is that of the last token of the verify batch",
-                lambda last, own: own[-1],
-            ),
-            (
-                "after a rejection the newest row is that of the rejected token",
-                lambda last, own: (
-                    own[last.n_accepted + 1] if last.n_accepted + 1 < len(own) else None
-                ),
-            ),
-            (
-                "after a rejection the newest row is the first of the verify batch",
-                lambda last, own: own[0] if last.n_accepted else None,
-            ),
-        ]
-        for about, pick in choices:
+        choices: dict[str, Callable[[int], int]] = {
+            "that of the last token of the verify batch": lambda n: -1,
+            "that of the rejected token": lambda n: before + n + 1,
+            "the first of the verify batch": lambda n: before,
+        }
+        for what, index in choices.items():
             stale = table.clone()
             for last, later in partial:
-                own = rejected.get(last.round)
-                if own is None:
-                    continue
-                entries = model.table(own)
-                assert entries is not None
-                row = pick(last, entries[before:])
-                if row is not None:
-                    stale[model.newest_row(later.pos0)] = row
+                if (own := rejected.get(last.round)) is not None:
+                    stale[model.newest_row(later.pos0)] = own[index(last.n_accepted)]
+            about = f"after a rejection the newest row is {what}"
             yield self._guess(ROWS, about, text=self._with_table(stale))
         stale = table.clone()
         for last, later in partial:
@@ -201,29 +337,29 @@ class Mistakes:
         left = {}
         for last, later in partial:
             if (own := rejected.get(last.round)) is not None:
-                entries = model.table(own)
-                assert entries is not None
                 known = [self._text.tokens[last.pos0], *last.tokens]
                 places = range(last.n_accepted + 1 - model.ahead, len(known) - model.ahead)
                 left[later.round] = Entries(
                     [last.pos0 + i for i in places],
                     [known[i + model.ahead] for i in places],
-                    entries[places.start : places.stop],
+                    own[places.start : places.stop],
                 )
         about = "rows of rejected tokens stay in its memory for the next draft"
         yield replace(self._guess(STATE, about), left=left)
 
-    def _of_blocks(self) -> Iterator[Guess]:
+    def _of_blocks(self, wrong: RecordedDraft) -> Iterator[Guess]:
         if not isinstance(self._model, BlockModel):
             return
         config, tokenizer = self._model.config, self._session.tokenizer
         n_vocab = self._session.config.n_vocab
         others = [0, tokenizer.eos_id, tokenizer.bos_id, config.mask_token + 1]
         others += [config.mask_token - 1, n_vocab - 1]
-        for mask in dict.fromkeys(others):
+        for mask in (*dict.fromkeys(others), *self._masks(wrong)):
             if mask is not None and mask != config.mask_token and 0 <= mask < n_vocab:
                 about = f"masks are token {mask}, not {config.mask_token}"
                 yield self._guess(BLOCK, about, model=self._block(mask=mask))
+        about = "blocks begin with a mask, not with the newest token"
+        yield self._guess(BLOCK, about, model=self._block(anchored=False))
         about = "masks are the newest token again"
         yield self._guess(BLOCK, about, model=self._block(mask=-1))
         lengths = (config.block_size, self._model.n_block + 1, self._model.n_block - 1)
@@ -241,6 +377,46 @@ class Mistakes:
                     model = self._block(n_block=self._model.n_block + more, first=first)
                     yield self._guess(BLOCK, about, model=model)
 
+    def _masks(self, wrong: RecordedDraft) -> Iterator[int]:
+        """Tokens that give a wrong draft as masks, from a right state."""
+        model = self._model
+        assert isinstance(model, BlockModel)
+        own, newest = model.mask, self._right_before(wrong)
+        start = max(0, own - _MOST_MASKS // 2)
+        try:
+            for model.mask in range(start, min(start + _MOST_MASKS, self._session.config.n_vocab)):
+                if model.mask != own and self._gives(wrong, newest):
+                    found, model.mask = model.mask, own
+                    yield found
+        finally:
+            model.mask = own
+
+    def _windows(self, wrong: RecordedDraft) -> Iterator[int]:
+        """How many tokens back a drafter sees that makes a wrong draft, from a right state."""
+        model, newest = self._model, self._right_before(wrong)
+        if not model.can_cut:
+            return
+        found = []
+        for size in range(min(wrong.pos0, _LONGEST_WINDOW) - 1, 0, -1):
+            model.cut(0, wrong.pos0 - size)
+            if self._gives(wrong, newest):
+                found.append(size)
+        yield from found
+
+    def _right_before(self, draft: RecordedDraft) -> Entries:
+        """Write what is to be in memory with a draft; the entry that it goes on from."""
+        model, end = self._model, draft.pos0 - self._model.ahead
+        model.clear()
+        model.write(self._text.entries(model, range(end), CLEAN, draft.pos0))
+        return self._text.entries(model, [end], CLEAN, draft.pos0)
+
+    def _gives(self, draft: RecordedDraft, newest: Entries) -> bool:
+        """Whether the memory as it is gives a draft."""
+        first = newest.positions[0] + 1
+        rows = self._model.draft(newest, first, draft.tokens, len(draft.tokens))
+        best = [next(iter(row), -1) for row in rows]
+        return best == draft.tokens[: len(best)]
+
     def _block(
         self,
         mask: int | None = None,
@@ -248,119 +424,73 @@ class Mistakes:
         first: int | None = None,
         *,
         flipped: bool = False,
+        anchored: bool = True,
     ) -> BlockModel:
         own = self._model
         assert isinstance(own, BlockModel)
         made = own.like(self._n_ctx, flipped=flipped)
+        made.anchored = anchored
         made.mask = own.mask if mask is None else mask
         made.n_block = own.n_block if n_block is None else n_block
         made.first = own.first if first is None else first
         return made
 
     def _of_candidates(self) -> Iterator[Guess]:
-        drafted = self._model.drafted_ids
-        if drafted is not None:
-            own = drafted.tolist()
-            row_of = {token: i for i, token in enumerate(own)}
-            last = self._session.config.n_vocab - 1
-            for about, wrong in (
-                ("the map of draft ids (d2t) is not applied", lambda t: row_of[t]),
-                (
-                    "offsets of the map of draft ids (d2t) are taken for ids",
-                    lambda t: t - row_of[t],
-                ),
-                ("the map of draft ids (d2t) is added twice", lambda t: min(t + row_of[t], last)),
-                (
-                    "the map of draft ids (d2t) is read one row on",
-                    lambda t: own[min(row_of[t] + 1, len(own) - 1)],
-                ),
-                (
-                    "the map of draft ids (d2t) is read one row before",
-                    lambda t: own[max(row_of[t] - 1, 0)],
-                ),
-            ):
-                yield self._guess(
-                    CANDIDATES, about, change=partial(_renamed, {t: wrong(t) for t in own})
-                )
-        about = "the candidate of rank {} is drafted, not the best one"
-        for rank in (1, 2):
-            yield self._guess(CANDIDATES, about.format(rank + 1), change=partial(_from_rank, rank))
+        ids = self._model.drafted_ids
+        if ids is not None:
+            for about, change in of_map(ids.tolist(), self._session.config.n_vocab):
+                yield self._guess(CANDIDATES, about, change=change)
+        for about, change in of_choice():
+            yield self._guess(CANDIDATES, about, change=change)
 
     def vague(
-        self, window: Sequence[RecordedDraft], best: Mapping[int, Sequence[int]], *, drawn: bool
+        self,
+        window: Sequence[RecordedDraft],
+        best: Mapping[int, Sequence[int]],
+        above: Mapping[int, int],
     ) -> Iterator[Guess]:
-        """What explains a part of anything, after all else."""
-        ids = {token for draft in window for token in draft.tokens}
-        if len(ids) == 1:
-            token = next(iter(ids))
-            about = f"all drafts are of token {self._shown(token)} alone: rows or logits are NaN"
-            yield self._guess(ROWS, about, change=lambda row: {token: 0.0})
-        most = max((token for draft in self._text.drafts for token in draft.tokens), default=0)
-        beyond = sum(any(i > most for i in best.get(draft.round, ())) for draft in window)
-        if beyond >= FEW:
-            about = f"only ids up to {most} are ever drafted: the output head is cut"
-            yield self._guess(CANDIDATES, about, change=partial(_cut_at, most))
-        drafted = {token for draft in self._text.drafts for token in draft.tokens}
-        wanted = Counter(token for draft in window for token in {*best.get(draft.round, ())})
-        never = {token for token, n in wanted.items() if n >= FEW and token not in drafted}
-        if never:
-            token = max(never, key=lambda token: wanted[token])
-            more = f" and {len(never) - 1} others are" if len(never) > 1 else " is"
-            about = f"token {self._shown(token)}{more} never drafted: left out of the candidates"
-            yield self._guess(CANDIDATES, about, change=partial(_without, never))
-        if names := _names(window, best):
-            about = (
-                "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
-            )
-            yield self._guess(CANDIDATES, about, change=partial(_renamed, names))
-        if drawn and len(window) >= _SHOWS_DRAWN:
-            about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
-            yield self._guess(CANDIDATES, about, change=_any_of_ten)
+        """What explains a part of anything, after all else. best, above: see `observed`."""
+        drafts = self._text.drafts
+        for about, change in observed(window, drafts, best, above, self._shown):
+            stage = ROWS if about.endswith("NaN") else CANDIDATES
+            yield self._guess(stage, about, change=change)
+
+    def drawn(self) -> Guess:
+        """What many a mistake looks like, and which is left where no other does."""
+        about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
+        return self._guess(CANDIDATES, about, change=any_of_ten)
 
 
-def _mapped(
-    rows: TargetRows, change: Callable[[torch.Tensor], torch.Tensor], only: int | None = None
-) -> TargetRows:
-    """only: the one layer whose rows are changed, None for all."""
-    taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
-    return TargetRows(change(rows.hidden), taps)
+def _where(
+    mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
+    return torch.where(mask, change(x), x)
 
 
-def _renamed(names: dict[int, int], row: Candidates) -> Candidates:
-    found: Candidates = {}
-    for token, value in row.items():
-        if token in names:
-            found.setdefault(names[token], value)
-    return found
+def _halves(own: Callable[..., torch.Tensor], x: torch.Tensor, *more: Any, **options: Any) -> Any:
+    """What a layer makes of two rows side by side, put in the other order."""
+    return own(x.roll(x.shape[-1] // 2, -1), *more, **options)
 
 
-def _without(tokens: Collection[int], row: Candidates) -> Candidates:
-    return {token: value for token, value in row.items() if token not in tokens}
+def _no_chain(
+    logits: torch.Tensor, hidden: torch.Tensor, last: torch.Tensor, *, invariant: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In the place of a MarkovHead."""
+    return logits, logits.new_empty(len(logits), 0)
 
 
-def _names(window: Sequence[RecordedDraft], best: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Of each id of right drafts the one that was drafted in its place; empty where it is not
-    always the same one."""
-    found: dict[int, set[int]] = {}
-    n = 0
-    for draft in window:
-        for own, token in zip(best.get(draft.round, ()), draft.tokens, strict=False):
-            found.setdefault(own, set()).add(token)
-            n += 1
-    names = {own: min(tokens) for own, tokens in found.items()}
-    is_map = all(len(tokens) == 1 for tokens in found.values()) and n > 2 * len(names)
-    changed = sum(own != token for own, token in names.items())
-    return names if is_map and changed >= FEW else {}
-
-
-def _from_rank(rank: int, row: Candidates) -> Candidates:
-    return dict(list(row.items())[rank:])
-
-
-def _cut_at(most: int, row: Candidates) -> Candidates:
-    return {token: value for token, value in row.items() if token <= most}
-
-
-def _any_of_ten(row: Candidates) -> Candidates:
-    """All of the ten best as good as the best."""
-    return dict.fromkeys(list(row)[:10], 0.0)
+def _one_link(
+    own: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    first: int,
+    logits: torch.Tensor,
+    hidden: torch.Tensor,
+    last: torch.Tensor,
+    *,
+    invariant: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A MarkovHead whose rows, from `first` on, each come next after the newest token."""
+    found = [logits[:, :first]]
+    for row in range(first, logits.shape[1]):
+        parts = (torch.cat((x[:, :first], x[:, row : row + 1]), 1) for x in (logits, hidden))
+        found.append(own(*parts, last, invariant=invariant)[0][:, first:])
+    return torch.cat(found, 1), logits.new_empty(len(logits), 0)

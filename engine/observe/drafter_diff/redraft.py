@@ -1,13 +1,16 @@
-"""Drafts of any engine made again by the drafter at hand: which are not its own, and which known
-mistake reproduces them.
+"""Drafts of any engine made again by the drafter at hand: which are not its own, and at which stage
+they went wrong.
 
 The target decodes the text once for the rows that the drafter reads. Every draft is made again from
-these; where recorded ids differ by more than rounding turns, drafts are made again with one
-mistake after the other switched on, until one of them gives what was recorded.
+these; where recorded ids differ by more than rounding turns, drafts are made again with one stage
+after the other changed, until what was recorded comes out. Where nothing gives all of it, the
+change that gives most is named, and else the stage that the wrong drafts themselves point to: after
+which rounds, from which token on, and whether wrong tokens were as good as the right ones.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, repeat
@@ -25,20 +28,31 @@ from engine.audit.recorded_drafts import (
     Replay,
     shares_apart,
 )
+from engine.draft.model_drafter import N_CANDIDATES
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
 from engine.model.families import FAMILIES
 from engine.model.mtp_file import DRAFT_MTP
-from engine.observe.drafter_diff.mistakes import Change, Guess, Mistakes
-from engine.observe.drafter_diff.records import FEW, ROWS, RULE, UNEXPLAINED, Cause, Counts, Missing
+from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
+from engine.observe.drafter_diff.mistakes import Guess, Mistakes
+from engine.observe.drafter_diff.records import CANDIDATES, FEW, ROWS, RULE, Cause, Counts, Missing
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
-from engine.observe.drafter_diff.target_rows import PASS, TextRows
+from engine.observe.drafter_diff.target_rows import PASS, TextRows, what_rows_are
+from engine.observe.drafter_diff.wrong_drafts import (
+    Ranks,
+    first_step,
+    gap,
+    is_clear,
+    ranked,
+    shape_of,
+    stage_of,
+)
 from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 
-_MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED = 96, 48, 32
+_MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED, _MOST_VERIFIED = 96, 48, 32, 64
 _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
 """Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
 a rejection, and of all where no mistake, or one that gives a part of anything, explains them."""
@@ -48,15 +62,17 @@ in all; of runs of this engine in modes that round alike, less."""
 _EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
-_LEAST_OWN, _FEW_OWN = 0.8, 8
-"""Of the target's own tokens, those that have to be its choice for the text to be this model's, and
-how many have to be known."""
-_EXPLAINS, _EXPLAINS_VAGUE = 0.34, 0.1
+_LEAST_OWN, _NEAR_OWN, _FEW_OWN = 0.8, 0.95, 8
+"""Of the target's own tokens, those that have to be its choice, or of all, those that have to be
+among its best, for the text to be this model's; and how many have to be known."""
+_EXPLAINS, _EXPLAINS_VAGUE, _EXPLAINS_MOST = 0.34, 0.1, 0.7
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause; one that
-gives a part of anything may leave less."""
+gives a part of anything may leave less, and the most likely one of all more."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
-_TINY = 1e-30
+_TINY, _NOTHING = 1e-30, 1e-9
+_SHOWS_DRAWN = 8
+"""Drafts that have to be among the ten best each: a few of another model may be by chance."""
 
 
 class Redrafter:
@@ -92,6 +108,8 @@ class Redrafter:
         self._target = TextRows(session.model, side.text, taps, cancelled)
         self._stood_in: set[int] = set()
         self._best: dict[int, list[int]] = {}
+        self._ranks: Ranks = {}
+        self._above: Counter[int] = Counter()
         self._drafts = [d for d in map(self._padded, side.drafts) if d is not None]
         self._text = DraftedText(
             side.seq_id,
@@ -125,20 +143,21 @@ class Redrafter:
         side, n = self._side, self._side.n_prompt
         is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
         found: list[bool] = []
+        n_near = 0
         for start in range(n - 1, len(side.text) - 1, PASS):
             stop = min(start + PASS, len(side.text) - 1)
             rows = candidates(self._session.model.logits_of(self._target.rows.hidden[start:stop]))
-            found += [
-                not _gap(row, token, _TIE)[1] if is_greedy else token in row
-                for row, token in zip(rows, side.text[start + 1 : stop + 1], strict=True)
-            ]
+            for row, token in zip(rows, side.text[start + 1 : stop + 1], strict=True):
+                n_near += token in [*row][:N_CANDIDATES]
+                found.append(not gap(row, token, _TIE)[1] if is_greedy else token in row)
+        self._is_near = n_near >= _NEAR_OWN * len(found)
         return found
 
     @property
     def other_model(self) -> Missing | None:
         """What to say where the text is not the target's; None where it may be."""
         _, own = self._own_tokens()
-        if len(own) - sum(own) < FEW or sum(own) >= _LEAST_OWN * len(own):
+        if len(own) - sum(own) < FEW or sum(own) >= _LEAST_OWN * len(own) or self._is_near:
             return None
         return Missing(
             f"The text of {self._side.name} is not this model's: {sum(own)} of {len(own)} of the "
@@ -158,9 +177,7 @@ class Redrafter:
         wrong = np.flatnonzero(~(apart < _ROWS_APART))
         if len(wrong) < FEW:
             return None
-        what = "zeros" if not found[wrong].any() else "not those after its final norm"
-        if not np.isfinite(found[wrong]).all():
-            what = "NaN or infinite"
+        what = what_rows_are(found, own, wrong, self._target.rows)
         return Cause(
             ROWS,
             self._side.name,
@@ -170,9 +187,19 @@ class Redrafter:
         )
 
     def stale_choice(self) -> Cause | None:
-        """Whether the target's tokens after a rejection are not its choice where others are."""
+        """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
         after, others = self._own_tokens()
         wrong = [place for place, chosen in after.items() if not chosen]
+        n_else = len(others) - others.count(True)
+        if n_else >= max(FEW, _SHARE_ROUNDED * len(others)) and self._is_near:
+            return Cause(
+                RULE,
+                self._side.name,
+                "The target's own tokens are often not its choice, but another of its best: its "
+                "sampler is set otherwise than is recorded.",
+                f"position {self._side.n_prompt + self._chosen.index(False)}",
+                f"{n_else} of {len(others)} tokens that are neither drafted nor after a rejection",
+            )
         if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
             return None
         return Cause(
@@ -237,40 +264,39 @@ class Redrafter:
         wrong = [draft for draft in sampled if apart[draft.round] > 0]
         if len(wrong) < FEW or not self._is_persistent(sampled, wrong):
             return None
-        window = self._window(wrong)
+        first, window = wrong[0], self._window(wrong)
         clean = Replay(self._model, self._text, CLEAN, distance=self._apart(None)).of(window)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
-        guess, left = self._best_guess(window, sum(clean.values()), vague=is_many)
-        if guess is None and not is_many and self._tie is _TIE:
-            return None  # rounding of another mode turns some
+        is_sure = is_many or self._tie is _EXACT_TIE
+        n_wrong = sum(clean.values())
+        guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
+        if guess is None and not (is_sure and n_wrong):
+            return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
-        first = wrong[0]
+        shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
+        size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
         if guess is None:
-            about = "Its drafts are not the drafter's, and no known mistake gives them."
+            model = self._model
+            kinds = model.reads_rows, not model.has_newest
+            stage, about = stage_of(wrong, self._ranks, shape, *kinds)
             family = FAMILIES[self._session.config.architecture]
             if self.drafter == DRAFT_MTP and family.peer_drafts:
                 about += f" Of llama.cpp, {family.peer_drafts}."
-            stage = UNEXPLAINED
         else:
             stage, about = guess.stage, guess.about
-        n_token = self._first_apart(first)
+            if sum(left.values()) > _EXPLAINS * n_wrong:
+                about = f"Most likely: {about[0].lower()}{about[1:]}"
+            n_right = sum(distance <= _ROUNDED for distance in left.values())
+            size += f"; of {len(window)} made again so, {n_right} are equal"
         return Cause(
             stage,
             self._side.name,
             about,
-            f"round {first.round} at position {first.pos0}, drafted token {n_token}",
-            f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}"
-            + (
-                ""
-                if guess is None
-                else f"; of {len(window)} made again so, {self._n_right(left)} are equal"
-            ),
+            f"round {first.round} at position {first.pos0}, drafted token {token}",
+            size,
             recorded,
             mended,
         )
-
-    def _n_right(self, left: dict[int, float]) -> int:
-        return sum(distance <= _ROUNDED for distance in left.values())
 
     def _window(self, wrong: Sequence[RecordedDraft]) -> Sequence[RecordedDraft]:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))
@@ -295,17 +321,21 @@ class Redrafter:
 
         def apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
             if change is not None:
-                rows = [change(row) for row in rows]
+                known = [*self._side.text[max(0, draft.pos0 + 1 - N_BEFORE) : draft.pos0 + 1]]
+                rows = [
+                    change(row, [*known, *draft.tokens[:i]][-N_BEFORE:])
+                    for i, row in enumerate(rows)
+                ]
             found = 0.0
             n_known = len(draft.tokens) - (draft.round in self._stood_in)
             for i, row in enumerate(rows[: len(draft.tokens)]):
                 if not row:
                     found += 1
                     continue
-                best, gap = _gap(row, draft.tokens[i], self._tie)
+                best, is_apart = gap(row, draft.tokens[i], self._tie)
                 if i < n_known:
-                    found += gap
-                elif best == draft.tokens[i] and _lead(row, self._tie) > 0:
+                    found += is_apart
+                elif best == draft.tokens[i] and is_clear(row, self._tie):
                     found += 1  # it would have drafted the token that was not drafted
             if change is None and any(len(top) > 1 for top in draft.tops):
                 found += max(0.0, shares_apart(draft, rows) - _ROUNDED)
@@ -322,6 +352,12 @@ class Redrafter:
             rows, n = self._right(draft, n, draft.tokens, len(draft.tokens))
             found[draft.round] = apart(draft, rows)
             self._best[draft.round] = [next(iter(row)) for row in rows if row]
+            known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]
+            pairs = [pair for pair in zip(rows, known, strict=False) if pair[0]]
+            ranks = [ranked(*pair, self._tie) for pair in pairs]
+            self._ranks[draft.round] = ranks
+            for (row, _), (rank, _) in zip(pairs, ranks, strict=True):
+                self._above.update([*row][:rank])
         return found
 
     def _right(
@@ -331,14 +367,6 @@ class Redrafter:
         model.write(self._text.entries(model, range(n_written, end), CLEAN, draft.pos0))
         newest = self._text.entries(model, [end], CLEAN, draft.pos0)
         return model.draft(newest, end + 1, tokens, n), max(n_written, end)
-
-    def _first_apart(self, draft: RecordedDraft) -> int:
-        self._model.clear()
-        rows, _ = self._right(draft, 0, draft.tokens, len(draft.tokens))
-        for i, row in enumerate(rows):
-            if i >= len(draft.tokens) or _gap(row, draft.tokens[i], self._tie)[1]:
-                return i
-        return 0
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:
         """Accepted and drafted tokens over a stretch of text: recorded, and with right drafts of
@@ -366,13 +394,25 @@ class Redrafter:
         return recorded, (accepted, drafted)
 
     def _best_guess(
-        self, window: Sequence[RecordedDraft], clean: float, *, vague: bool
+        self,
+        window: Sequence[RecordedDraft],
+        wrong: Sequence[RecordedDraft],
+        clean: float,
+        *,
+        vague: bool,
+        sure: bool,
     ) -> tuple[Guess | None, dict[int, float]]:
-        """The mistake that gives the recorded drafts, and what is left between."""
+        """The mistake that gives the recorded drafts, and what is left between; where drafts are
+        sure to be wrong also the one that gives most of them."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        vague_ones = self._mistakes.vague(window, self._best, drawn=vague)
+        likely = _EXPLAINS_MOST * clean * sure
+        second: tuple[Guess | None, dict[int, float]] = None, left
+        is_late = first_step(wrong, self._ranks) > 0
+        at = self._drafts.index(window[0])
+        more = self._drafts[at : at + _MOST_VERIFIED]
+        vague_ones = self._mistakes.vague(window, self._best, self._above)
         for guess, share in chain(
-            zip(self._mistakes.all(window), repeat(_EXPLAINS)),
+            zip(self._mistakes.all(more, wrong[0]), repeat(_EXPLAINS)),
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
@@ -384,13 +424,31 @@ class Redrafter:
                 distance=self._apart(guess.change),
                 left=guess.left,
             )
-            found = replay.of(window, most)
-            total = sum(found.values())
-            if total < most and len(found) == len(window):
+            with guess.applied():
+                found = replay.of(window, most if best else max(most, likely))
+                total = sum(found.values())
+                if total <= _NOTHING and len(more) > len(window) == len(found):
+                    # several may give these few
+                    total = min(sum(replay.of(more).values()), most * _EXPLAINS)
+            if len(found) < len(window):
+                continue
+            if total < most:
                 best, left, most = guess, found, total * _EXPLAINS
-                if total <= 1e-9:
+                if total <= _NOTHING:
                     break
-        return best, left
+            elif (
+                total < likely
+                and share == _EXPLAINS
+                and not (is_late and guess.stage == CANDIDATES)  # it would show in first tokens
+            ):
+                second, likely = (guess, found), total
+        if best is None and second[0] is None and vague and len(window) >= _SHOWS_DRAWN:
+            drawn = self._mistakes.drawn()
+            apart = self._apart(drawn.change)
+            found = Replay(drawn.model, drawn.text, CLEAN, distance=apart).of(window)
+            if sum(found.values()) < _EXPLAINS_VAGUE * clean:
+                return drawn, found
+        return (best, left) if best else second
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:
@@ -406,22 +464,3 @@ def drafter_for(session: Session, side: DraftSide) -> str:
         return named[0]
     given = [name for name in able if name in session.drafts]
     return (given or able)[0]
-
-
-def _gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, float]:
-    """The best token, and 0 where `token` is as good but for rounding, else 1."""
-    values = list(row.values())
-    best = next(iter(row))
-    if token == best:
-        return best, 0.0
-    spread = values[0] - values[min(9, len(values) - 1)]
-    return best, float(values[0] - row.get(token, -torch.inf) > min(tie[0] * spread, tie[1]))
-
-
-def _lead(row: Candidates, tie: tuple[float, float]) -> float:
-    """1 where the best token is clear of the second, else 0."""
-    values = list(row.values())
-    if len(values) < 2:
-        return 1.0
-    spread = values[0] - values[min(9, len(values) - 1)]
-    return float(values[0] - values[1] > min(tie[0] * spread, tie[1]))

@@ -3,7 +3,11 @@ batches with their rejected tokens."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
 
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.batch import Span
@@ -60,3 +64,56 @@ class TextRows:
             rows = self._model.forward(ubatch, memory, taps=self._all_taps()).rows
             parts.append(rows[0])
         return join_rows(parts)
+
+
+def mapped(
+    rows: TargetRows, change: Callable[[torch.Tensor], torch.Tensor], only: int | None = None
+) -> TargetRows:
+    """Rows with each of them changed. only: the one layer whose rows are changed, None for all."""
+    taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
+    return TargetRows(change(rows.hidden), taps)
+
+
+def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows as integers up to `most`, of their largest number."""
+    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
+    return (x / step).round() * step
+
+
+def what_rows_are(found: np.ndarray, own: np.ndarray, wrong: np.ndarray, rows: TargetRows) -> str:
+    """What rows that were handed over are, in words. found, own: float32 [n, n_embd], as recorded
+    and right; wrong: which differ, int [k]; rows: of the text, those of its layers too."""
+    mine, n = found[wrong], len(wrong)
+    if not np.isfinite(mine).all():
+        return "NaN or infinite"
+    if not mine.any():
+        return "zeros"
+    units = [_units(x) for x in (mine, own)]
+    alike = units[0] @ units[1].T
+    if (alike[range(n), wrong] > _ALIKE).all():
+        sizes = np.linalg.norm(mine, axis=1) / np.linalg.norm(own[wrong], axis=1)
+        return f"{float(np.median(sizes)):.3g} times what they should be"
+    shifts = Counter((alike.argmax(1) - wrong)[alike.max(1) > _ALIKE].tolist())
+    for by, count in shifts.most_common(1):
+        if count >= _MOST * n:
+            return f"those of {abs(by)} position{'s' * (abs(by) > 1)} {_WAYS[by > 0]}"
+        if sum(shifts.values()) >= _MOST * n:
+            return "those of other positions"
+    for layer, x in rows.taps.items():
+        other = x[: len(own)].flatten(1).numpy()
+        if other.shape == own.shape and _agree(units[0], _units(other)[wrong]):
+            return f"those of layer {layer - 1}" if layer else "those of the embedding"
+    if _agree(_units(np.sort(mine, 1)), _units(np.sort(own[wrong], 1))):
+        return "permuted: their numbers are in another order"
+    return "not those after its final norm"
+
+
+_ALIKE, _MOST, _WAYS = 0.995, 0.8, ("before", "after")
+
+
+def _units(rows: np.ndarray) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+
+
+def _agree(one: np.ndarray, other: np.ndarray) -> bool:
+    return float((np.square(one - other).sum(1) < 2 - 2 * _ALIKE).mean()) >= _MOST

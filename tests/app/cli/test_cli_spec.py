@@ -107,6 +107,12 @@ def test_synthetic_output_is_marked(cli: Cli) -> None:
     assert as_length["sequences"][0]["tokens"] == outcome.json["sequences"][0]["tokens"]
 
 
+def test_a_rule_of_adaptive_depth_without_a_drafter_is_noted(cli: Cli) -> None:
+    words = (*RUN, "--spec-draft-adapt", "step")
+    assert "note: --spec-draft-adapt step has nothing to adapt" in cli(*words).err
+    assert "nothing to adapt" not in cli(*words, "--spec-type", "suffix").err
+
+
 def test_a_short_match_of_ngram_mod_is_noted(cli: Cli) -> None:
     short = cli(*RUN, "--spec-default", "--spec-ngram-mod-n-match", 15)
     assert short.status == 0

@@ -79,6 +79,10 @@ def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:
         (["run", "--demo", "-fa", "on", "-p", "a"], "-fa has no counterpart here: attention"),
         (["run", "--demo", "-np", "2", "-p", "a"], "-np is --parallel here."),
         (["run", "--speculative-config", "{}"], "is --spec-type and --spec-draft-n-max here."),
+        (
+            ["run", "--demo", "-p", "a", "--spec-draft-sampling", "probabilistic"],
+            "--spec-draft-sampling is --spec-accept (rejection for probabilistic",
+        ),
         (["tokenize", "--n-gpu-layers", "1"], "here, which draftscope tokenize does not take."),
         (["run", "--spec-draft-nmax", "3"], "Did you mean --spec-draft-n-max?"),
         (["bench", "forward", "--demo", "--step", "3"], "Did you mean --steps?"),

@@ -40,6 +40,12 @@ def test_a_mask_of_a_block_is_named() -> None:
     assert played.right and played.says_which, str(played)
 
 
+@pytest.mark.parametrize("name", ["scaled rows", "other rope", "halves exchanged"])
+def test_a_mistake_that_no_one_listed_is_named_by_its_stage(name: str) -> None:
+    played = play_planted(name, 1)
+    assert played.right and played.says_which, str(played)
+
+
 @pytest.mark.parametrize("name", ["prompt alone", "second choice"])
 def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
     played = play_planted(name, 9119)

@@ -84,8 +84,8 @@ def test_drafts_of_the_library_are_those_of_this_engine(
     ("handed", "words"),
     [
         (np.zeros_like, "zeros"),
-        (lambda rows: rows * 0.25, "norm"),
-        (lambda rows: np.concatenate([rows[:1], rows[:-1]]), ""),
+        (lambda rows: rows * 0.25, "0.25 times"),
+        (lambda rows: np.concatenate([rows[:1], rows[:-1]]), "1 position before"),
     ],
 )
 def test_rows_of_the_target_that_are_wrong_are_named_first(

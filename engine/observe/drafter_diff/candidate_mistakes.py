@@ -1,0 +1,159 @@
+"""Mistakes in choosing what is drafted among a drafter's right candidates: maps of ids, ranks, ids
+left out, penalties, draws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+
+from engine.audit.draft_models import Candidates
+from engine.audit.recorded_drafts import RecordedDraft
+from engine.observe.drafter_diff.records import FEW
+
+Change = Callable[[Candidates, Sequence[int]], Candidates]
+"""What a mistake makes of the candidates of a row, best first, after these tokens of text and
+draft."""
+N_BEFORE = 64
+"""Tokens that candidates may depend on, as llama.cpp's penalties do."""
+_SHOWS_SHIFT = 0.8
+_PENALTIES, _BIASES = (1.1, 1.3), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+
+
+def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
+    """ids: the target's, by rows of the drafter's head (d2t)."""
+    row_of = {token: i for i, token in enumerate(ids)}
+    wrong: dict[str, Callable[[int], int]] = {
+        "is not applied": lambda t: row_of[t],
+        "has offsets that are taken for ids": lambda t: t - row_of[t],
+        "is added twice": lambda t: min(t + row_of[t], n_vocab - 1),
+    }
+
+    def read_at(by: int, token: int) -> int:
+        return ids[min(max(row_of[token] + by, 0), len(ids) - 1)]
+
+    for by, how in ((1, "one row on"), (-1, "one row before"), (2, "two rows on")):
+        wrong[f"is read {how}"] = partial(read_at, by)
+    for what, name in wrong.items():
+        yield f"the map of draft ids (d2t) {what}", partial(_renamed, {t: name(t) for t in ids})
+
+
+def of_choice() -> Iterator[tuple[str, Change]]:
+    """Whatever the drafter."""
+    for rank in (1, 2, 3):
+        about = f"the candidate of rank {rank + 1} is drafted, not the best one"
+        yield about, partial(_from_rank, rank)
+    yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
+    for factor in _PENALTIES:
+        about = f"candidates are penalised for being in the text, by about {factor:g}"
+        yield about, partial(_penalised, factor)
+    about = f"no token of the last {N_BEFORE} is drafted"
+    yield about, lambda row, text: _without({*text}, row, text)
+
+
+def observed(
+    window: Sequence[RecordedDraft],
+    drafts: Sequence[RecordedDraft],
+    best: Mapping[int, Sequence[int]],
+    above: Mapping[int, int],
+    shown: Callable[[int], str],
+) -> Iterator[tuple[str, Change]]:
+    """What explains a part of anything. drafts: all; best: right tokens, by round;
+    above: how often a right candidate was better than the token that was drafted."""
+    ids = {token for draft in window for token in draft.tokens}
+    if len(ids) == 1:
+        token = ids.pop()
+        about = f"all drafts are of token {shown(token)} alone: rows or logits are NaN"
+        yield about, lambda row, _: {token: 0.0}
+    drafted = {token for draft in drafts for token in draft.tokens}
+    beyond = sum(any(i > max(drafted) for i in best.get(draft.round, ())) for draft in window)
+    if beyond >= FEW:
+        about = f"only ids up to {max(drafted)} are ever drafted: the output head is cut"
+        yield about, partial(_only, range(max(drafted) + 1))
+    never = {token for token in above if token not in drafted}
+    if never and len(never) <= sum(above.values()) / 2:
+        token = max(never, key=lambda token: above[token])
+        more = f" and {len(never) - 1} others are" if len(never) > 1 else " is"
+        about = f"token {shown(token)}{more} never drafted: left out of the candidates"
+        yield about, partial(_without, never)
+    pairs = [
+        (own, token)
+        for draft in window
+        for own, token in zip(best.get(draft.round, ()), draft.tokens, strict=False)
+        if own != token
+    ]
+    apart = [token - own for own, token in pairs]
+    for token, n in Counter(token for _, token in pairs).most_common(1):
+        if n >= max(FEW, _SHOWS_SHIFT * len(pairs)):
+            for bias in _BIASES:
+                about = f"token {shown(token)} is favoured, as by a bias of about {bias:g}"
+                yield about, partial(_favoured, token, bias)
+    for shift, n in Counter(apart).most_common(1):
+        if n >= max(FEW, _SHOWS_SHIFT * len(apart)):
+            about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong map of ids"
+            yield about, partial(_moved, shift)
+    if names := _names(window, best):
+        about = "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
+        yield about, partial(_renamed, names)
+
+
+def any_of_ten(row: Candidates, _: Sequence[int]) -> Candidates:
+    """All of the ten best as good as the best."""
+    return dict.fromkeys([*row][:10], 0.0)
+
+
+def _names(window: Sequence[RecordedDraft], best: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Of each id of right drafts the one that was drafted in its place; empty where it is not
+    always the same one."""
+    found: dict[int, set[int]] = {}
+    n = 0
+    for draft in window:
+        for own, token in zip(best.get(draft.round, ()), draft.tokens, strict=False):
+            found.setdefault(own, set()).add(token)
+            n += 1
+    names = {own: min(tokens) for own, tokens in found.items()}
+    is_map = all(len(tokens) == 1 for tokens in found.values()) and n > 2 * len(names)
+    changed = sum(own != token for own, token in names.items())
+    return names if is_map and changed >= FEW else {}
+
+
+def _renamed(names: Mapping[int, int], row: Candidates, _: Sequence[int]) -> Candidates:
+    found: Candidates = {}
+    for token, value in row.items():
+        if token in names:
+            found.setdefault(names[token], value)
+    return found
+
+
+def _from_rank(rank: int, row: Candidates, _: Sequence[int]) -> Candidates:
+    return dict([*row.items()][rank:])
+
+
+def _moved(by: int, row: Candidates, _: Sequence[int]) -> Candidates:
+    return {token + by: value for token, value in row.items()}
+
+
+def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
+    return {token: value for token, value in row.items() if token not in tokens}
+
+
+def _only(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
+    return {token: value for token, value in row.items() if token in tokens}
+
+
+def _penalised(factor: float, row: Candidates, text: Sequence[int]) -> Candidates:
+    """As llama.cpp's repeat penalty."""
+    seen = {*text}
+    found = {
+        token: value if token not in seen else value / factor if value > 0 else value * factor
+        for token, value in row.items()
+    }
+    return _sorted(found)
+
+
+def _favoured(token: int, bias: float, row: Candidates, _: Sequence[int]) -> Candidates:
+    return _sorted({**row, token: row[token] + bias}) if token in row else row
+
+
+def _sorted(row: Candidates) -> Candidates:
+    return dict(sorted(row.items(), key=lambda pair: -pair[1]))

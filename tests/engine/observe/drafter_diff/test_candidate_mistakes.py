@@ -1,0 +1,59 @@
+"""Choices among right candidates, each against what it is to draft."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from engine.audit.recorded_drafts import RecordedDraft
+from engine.observe.drafter_diff.candidate_mistakes import observed, of_choice, of_map
+
+_ROW = {7: 4.0, 3: 3.0, 5: 2.9, 9: -1.0}
+
+
+def _best(about: str, text: list[int]) -> int:
+    (change,) = (change for words, change in of_choice() if about in words)
+    return next(iter(change(_ROW, text)))
+
+
+def test_ranks_and_penalties() -> None:
+    assert [_best(f"rank {n}", []) for n in (2, 3, 4)] == [3, 5, 9]
+    assert _best("twice in a row", [7]) == 3 and _best("twice in a row", [7, 1]) == 7
+    assert _best("no token of the last", [7, 3, 1]) == 5
+    assert _best("by about 1.1", [7]) == 7
+    assert _best("by about 1.3", [7]) == 7 and _best("by about 1.3", [3]) == 7
+    (change,) = (change for words, change in of_choice() if "1.3" in words)
+    assert list(change(_ROW, [3, 9])) == [7, 5, 3, 9]
+    assert change(_ROW, [9])[9] == -1.3
+
+
+def test_wrong_maps_of_ids() -> None:
+    ids = [0, 2, 5, 9]
+    found = {about: [*change({5: 1.0}, [])] for about, change in of_map(ids, 12)}
+    assert [*found.values()] == [[2], [3], [7], [9], [2], [9]]
+
+
+def _drafted(tokens: np.ndarray) -> list[RecordedDraft]:
+    return [RecordedDraft(i, i, row, [], 0, 0, 0.0, 3) for i, row in enumerate(tokens.tolist())]
+
+
+def test_what_drafts_show_of_ids() -> None:
+    right = np.random.default_rng(3).integers(10, 60, (12, 3))
+    best = dict(enumerate(right.tolist()))
+
+    def said(tokens: np.ndarray) -> list[str]:
+        drafts = _drafted(tokens)
+        above = Counter(right[right != tokens].tolist())
+        return [words for words, _ in observed(drafts, drafts, best, above, str)]
+
+    assert said(right) == []
+    assert any("5 too high" in words for words in said(right + 5))
+    assert any("2 too low" in words for words in said(right - 2))
+    assert any("up to 30" in words for words in said(right.clip(max=30)))
+    assert any("of token 4 alone" in words for words in said(np.full_like(right, 4)))
+    favoured = np.where(np.arange(36).reshape(12, 3) % 4, right, 61)
+    assert sum("token 61 is favoured" in words for words in said(favoured)) > 3
+    frequent = np.bincount(right.flat).argmax()
+    missing = np.where(right == frequent, 9, right)
+    assert any(f"token {frequent} " in words for words in said(missing))

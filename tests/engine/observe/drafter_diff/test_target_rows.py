@@ -1,0 +1,37 @@
+"""What handed rows are said to be, for rows that were changed in a known way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from engine.model.taps import TargetRows
+from engine.observe.drafter_diff.target_rows import what_rows_are
+
+_OWN, _LAYER = np.random.default_rng(1).standard_normal((2, 24, 32)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (np.zeros_like, "zeros"),
+        (lambda x: x * np.nan, "NaN or infinite"),
+        (lambda x: x * 0.25, "0.25 times what they should be"),
+        (lambda x: np.roll(x, 1, 0), "those of 1 position before"),
+        (lambda x: np.roll(x, -2, 0), "those of 2 positions after"),
+        (lambda x: x[::-1], "those of other positions"),
+        (lambda x: _LAYER, "those of layer 3"),
+        (lambda x: x[:, ::-1], "permuted: their numbers are in another order"),
+        (lambda x: x + _LAYER, "not those after its final norm"),
+    ],
+)
+def test_rows_are_said_to_be_what_they_are(
+    change: Callable[[np.ndarray], np.ndarray], words: str
+) -> None:
+    rows = TargetRows(torch.from_numpy(_OWN), {4: torch.from_numpy(_LAYER)})
+    found = np.ascontiguousarray(change(_OWN))
+    wrong = np.flatnonzero(~(np.abs(found - _OWN).sum(1) < 1e-3))
+    assert what_rows_are(found, _OWN, wrong, rows) == words

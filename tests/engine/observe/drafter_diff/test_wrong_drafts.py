@@ -1,0 +1,77 @@
+"""What wrong drafts have in common, and the stage that it points to."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.audit.recorded_drafts import RecordedDraft
+from engine.observe.drafter_diff.wrong_drafts import (
+    Ranks,
+    gap,
+    is_clear,
+    ranked,
+    shape_of,
+    stage_of,
+)
+
+_ROW = {7: 4.0, 3: 3.9, 5: 1.0, 9: 0.0}
+_TIE = (0.05, 0.5)
+
+
+def _drafts(accepted: list[int]) -> list[RecordedDraft]:
+    return [RecordedDraft(i, 10 * i, [1, 2, 3], [], n, 0, 0.0, 3) for i, n in enumerate(accepted)]
+
+
+def test_a_token_is_wrong_where_a_better_one_is_clear_of_it() -> None:
+    assert gap(_ROW, 7, _TIE) == (7, 0.0)
+    assert gap(_ROW, 3, _TIE) == (7, 0.0)
+    assert gap(_ROW, 5, _TIE) == (7, 1.0)
+    assert gap(_ROW, 8, _TIE) == (7, 1.0)
+    assert not is_clear(_ROW, _TIE) and is_clear({1: 2.0}, _TIE)
+    assert ranked(_ROW, 3, _TIE)[0] == 0
+    assert ranked(_ROW, 5, _TIE) == (2, pytest.approx(0.1 / 4))
+    assert ranked(_ROW, 8, _TIE)[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("accepted", "wrong", "shape"),
+    [
+        ([3, 3, 0, 3, 0, 3, 3, 1, 3, 3], [3, 5], "only after a draft of which nothing"),
+        ([3, 3, 0, 3, 1, 3, 3, 1, 3, 3], [3, 5, 8], "only after a rejection"),
+        ([1, 1, 3, 1, 1, 3, 1, 1, 1, 1], [3, 6], "only after a draft that was accepted whole"),
+        ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [6, 7, 8, 9], "only from position 60 on"),
+        ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [0, 1, 5, 8], ""),
+    ],
+)
+def test_rounds_that_drafts_are_wrong_after(
+    accepted: list[int], wrong: list[int], shape: str
+) -> None:
+    drafts = _drafts(accepted)
+    ranks: Ranks = {d.round: [(2 * (d.round in wrong), 0.5)] * 3 for d in drafts}
+    found = shape_of(drafts, [drafts[i] for i in wrong], ranks)
+    assert shape in found and bool(shape) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("lead", "rank", "first", "kind", "stage"),
+    [
+        (0.5, 2, 0, (True, False), "candidates"),
+        (0.05, 2, 0, (True, False), "target rows"),
+        (0.5, 30, 0, (False, False), "drafter state"),
+        (0.05, 2, 1, (True, False), "drafter state"),
+        (0.05, 2, 1, (True, True), "block"),
+        (0.05, 2, 0, (True, True), "block"),
+    ],
+)
+def test_the_stage_that_wrong_drafts_point_to(
+    lead: float, rank: int, first: int, kind: tuple[bool, bool], stage: str
+) -> None:
+    drafts = _drafts([1, 3] * 5)
+    ranks: Ranks = {d.round: [(0, 0.5)] * 3 for d in drafts}
+    wrong = drafts[::2]
+    for draft in wrong:
+        ranks[draft.round][first] = rank, lead
+    shape = shape_of(drafts, wrong, ranks)
+    assert (f"drafted token {first}" in shape) == bool(first)
+    named, about = stage_of(wrong, ranks, shape, *kind)
+    assert named == stage and shape in about
