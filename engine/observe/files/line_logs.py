@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import zip_longest
 from operator import ge
 from typing import Any, TypeAlias
@@ -94,6 +94,9 @@ _TOTALS = {
 _Line: TypeAlias = RecordedRequest | tuple[Any, ...]
 """Of an engine: an interval by itself, or what comes before its text with its averages, or with
 tokens accepted and drafted, and accepted by position."""
+_Waiting: TypeAlias = tuple[str, tuple[Any, ...] | None, Callable[[], RecordedRequest]]
+"""A line that becomes an interval only if the log is short: its engine, what is enough of it where
+it is taken together with others (None if nothing is), and what makes the interval."""
 
 
 @dataclass(slots=True)
@@ -104,7 +107,7 @@ class _Run:
 
     shape: str
     name: str
-    requests: list[RecordedRequest] = field(default_factory=list)
+    requests: list[RecordedRequest | _Waiting] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, list[int]] = field(default_factory=dict)
     per: int = 1
@@ -114,12 +117,23 @@ class _Run:
     n_unread: int = 0
     first_unread: str = ""
 
-    def add(self, label: str, line: _Line) -> None:
-        """Another line of an engine."""
+    def add(
+        self, label: str, part: tuple[Any, ...] | None, make: Callable[[], RecordedRequest]
+    ) -> None:
+        """Another line of an engine, see _Waiting."""
+        if self.per == 1:
+            self._keep((label, part, make))
+            return
         waiting = self.waiting.setdefault(label, [])
-        waiting.append(line)
+        waiting.append(make() if part is None else part)
         if len(waiting) >= self.per:
             self.close(label)
+
+    def _keep(self, one: RecordedRequest | _Waiting) -> None:
+        self.requests.append(one)
+        if len(self.requests) >= MOST_INTERVALS:
+            self.requests = _thinned(self.requests)
+            self.per *= 2
 
     def has_unread(self, number: int, why: str) -> None:
         """A line cannot be read."""
@@ -131,10 +145,7 @@ class _Run:
         lines = self.waiting.pop(label, [])
         if not lines:
             return
-        self.requests.append(_interval(label, lines))
-        if len(self.requests) >= MOST_INTERVALS:
-            self.requests = _thinned(self.requests)
-            self.per *= 2
+        self._keep(_interval(label, lines))
 
 
 class LineLogs:
@@ -144,6 +155,11 @@ class LineLogs:
         self._runs: dict[tuple[str, str], _Run] = {}
         self._tables: list[_Run] = []
         self._n_left_of_table = 0
+        self._on: dict[str, Callable[..., bool]] = {
+            "speed": self._on_speed,
+            "vllm": self._on_vllm,
+            "batch": self._on_batch,
+        }
         self._rules: set[str] = set()
         """Of acceptance, as lines that repeat arguments name them."""
         self.last_read: tuple[Saying, str, str] | None = None
@@ -182,7 +198,7 @@ class LineLogs:
         """A line of a known shape: what it says, its number, its server and its values; False for
         one that has to be looked at as a whole. Raises OutOfRangeError."""
         run = self._run(SGLANG_LOG if name == "batch" else VLLM, source)
-        said: bool = getattr(self, f"_on_{name}")(run, kind, *values)
+        said: bool = self._on[name](run, kind, *values)
         return said
 
     @staticmethod
@@ -208,9 +224,10 @@ class LineLogs:
             facts |= {"server": {"address": run.name}} if run.name else {}
             # of several servers, the lines below do not say whose arguments these were
             facts |= {"accept_rule": min(self._rules)} if len(self._rules) == 1 else {}
-            about = [{"prompt": one.place} if run.shape == BENCH else {} for one in run.requests]
+            requests = list(map(_made, run.requests))
+            about = [{"prompt": one.place} if run.shape == BENCH else {} for one in requests]
             found.append(
-                write_requests(store, run.requests, run.shape, file, {}, facts=facts, about=about)
+                write_requests(store, requests, run.shape, file, {}, facts=facts, about=about)
             )
         return found
 
@@ -286,7 +303,7 @@ class LineLogs:
         elif run.shape == BENCH:
             run.requests.append(found)
         else:
-            run.add("", found)
+            run.add("", None, partial(_made, found))
 
     # -- vLLM ----------------------------------------------------------------------------------
 
@@ -332,34 +349,36 @@ class LineLogs:
                 accepted, drafted = accepted - before[0], drafted - before[1]
                 emitted = None if emitted is None else emitted - before[2]
         speeds = run.speeds.pop(run.engine, None)
-        if run.per > 1 and emitted is None and rates and drafted:
+        counts = None
+        if emitted is None and rates and drafted:
             counts = _exact_counts(accepted, drafted, mean, ratio, rates)
-            if counts is not None:
-                run.add(label, (prefix, accepted, drafted, counts))
-                return True
-        time = time_of(prefix)
-        found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
-        found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, accepted
-        if emitted is not None:
-            found.timings["predicted_n"] = emitted
-        found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
-        found.num_spec_steps = _steps(found, mean or "", drafted, accepted)
-        if rates:
-            found.set_rates(rates)
-        if ratio is not None and drafted:
-            found.check(
-                abs(ratio - accepted / drafted) <= _SUM_DIGITS,
-                ("Draft acceptance rate",),
-                f"the draft acceptance rate is {rate:g}{kind}, but "
-                f"{accepted:,} of {drafted:,} make {accepted / drafted:.3f}",
-            )
-        found.record = {"time": time} if time else {}
-        for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
-            if speed is not None:
-                found.record[f"{name}_per_second"] = speed
-        if speeds is not None:
-            found.timings |= {"prompt_per_second": speeds[0], "predicted_per_second": speeds[1]}
-        run.add(label, found)
+
+        def make() -> RecordedRequest:
+            time = time_of(prefix)
+            found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
+            found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, accepted
+            if emitted is not None:
+                found.timings["predicted_n"] = emitted
+            found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
+            found.num_spec_steps = _steps(found, mean or "", drafted, accepted)
+            if rates:
+                found.set_rates(rates)
+            if ratio is not None and drafted and abs(ratio - accepted / drafted) > _SUM_DIGITS:
+                found.check(
+                    False,
+                    ("Draft acceptance rate",),
+                    f"the draft acceptance rate is {rate:g}{kind}, but "
+                    f"{accepted:,} of {drafted:,} make {accepted / drafted:.3f}",
+                )
+            found.record = {"time": time} if time else {}
+            for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
+                if speed is not None:
+                    found.record[f"{name}_per_second"] = speed
+            if speeds is not None:
+                found.timings |= {"prompt_per_second": speeds[0], "predicted_per_second": speeds[1]}
+            return found
+
+        run.add(label, None if counts is None else (prefix, accepted, drafted, counts), make)
         return True
 
     # -- SGLang --------------------------------------------------------------------------------
@@ -383,17 +402,19 @@ class LineLogs:
         label = f"rank {rank}" if rank else ""
         given = {"mean_acceptance_length": mean, "draft_acceptance_rate": rate}
         known = {name: value for name, value in given.items() if value is not None}
-        if run.per > 1:
-            run.add(label, (prefix, known))
-            return True
-        time = time_of(prefix)
-        found = RecordedRequest("sglang", ", ".join(filter(None, (label, time))), stop="interval")
-        found.given, found.record = known, {"time": time} if time else {}
-        if speed is not None:
-            found.timings["predicted_per_second"] = speed
-        if running is not None:
-            found.record["running"] = running
-        run.add(label, found)
+
+        def make() -> RecordedRequest:
+            time = time_of(prefix)
+            place = ", ".join(filter(None, (label, time)))
+            found = RecordedRequest("sglang", place, stop="interval")
+            found.given, found.record = known, {"time": time} if time else {}
+            if speed is not None:
+                found.timings["predicted_per_second"] = speed
+            if running is not None:
+                found.record["running"] = running
+            return found
+
+        run.add(label, (prefix, known), make)
         return True
 
     @staticmethod
@@ -574,19 +595,35 @@ def _mean(text: str) -> tuple[float, float]:
     return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
 
-def _thinned(requests: list[RecordedRequest]) -> list[RecordedRequest]:
+def _thinned(requests: list[RecordedRequest | _Waiting]) -> list[RecordedRequest | _Waiting]:
     """Half as many, of two neighbours of the same engine each."""
-    by_engine: dict[str, list[RecordedRequest]] = {}
+    by_engine: dict[str, list[RecordedRequest | _Waiting]] = {}
     for one in requests:
-        label = one.place.partition(", ")[0]
+        label = one[0] if isinstance(one, tuple) else one.place.partition(", ")[0]
         by_engine.setdefault(label if label.startswith(("engine ", "rank ")) else "", []).append(
             one
         )
     return [
-        merged(group[i : i + 2], f"{group[i].place} and after")
-        for group in by_engine.values()
+        _together(label, group[i : i + 2])
+        for label, group in by_engine.items()
         for i in range(0, len(group), 2)
     ]
+
+
+def _together(label: str, pair: Sequence[RecordedRequest | _Waiting]) -> RecordedRequest:
+    """Two neighbours, or one that has none, as one."""
+    parts = [one[1] for one in pair if isinstance(one, tuple) and one[1] is not None]
+    if len(parts) == 2 and (len(parts[0]) > 2 or parts[0][1].keys() == parts[1][1].keys()):
+        found = _plain_sums(label, parts)
+        if found is not None:
+            return found
+    whole = list(map(_made, pair))
+    return merged(whole, f"{whole[0].place} and after")
+
+
+def _made(one: RecordedRequest | _Waiting) -> RecordedRequest:
+    """A line that waits as an interval."""
+    return one[2]() if isinstance(one, tuple) else one
 
 
 @lru_cache(1 << 12)

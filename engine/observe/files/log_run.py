@@ -18,7 +18,7 @@ from engine.garbage import collections_wait
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
-from engine.observe.rounds.log_lines import texts_of
+from engine.observe.rounds.log_lines import utf8_of
 from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound
@@ -52,23 +52,31 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
     others = LineLogs()
     earlier: dict[ServerLog, RecordedRequest] = {}
     reader = LogReader(others, lambda server: _fold(server, earlier), has_batches=True)
-    with collections_wait():
-        for piece in [text] if isinstance(text, str) else texts_of(text):
-            reader.feed(piece)
-        reader.end()
-        found = _write_servers(store, reader, earlier, file) + others.write(store, file)
-    if not found:
-        unread = [(one.n_unread, one.first_unread) for one in reader.servers] + [others.unread]
-        n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
-        what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
-        if seen := sum(one.n_candidates for one in reader.servers):
-            what += f"; it has {seen:,} tokens that drafters looked at, but not what was accepted"
-        raise TraceFileError(
-            f"{file} tells of no round and of no request that ended{what}.",
-            "Name the log of a time in which a request was answered. For rounds, start "
-            "llama-server with -lv 5 and LLAMA_TRACE=1 in its environment.",
-        )
+    try:
+        with collections_wait():
+            for piece in [text] if isinstance(text, str) else utf8_of(text):
+                reader.feed(piece)
+            reader.end()
+            found = _write_servers(store, reader, earlier, file) + others.write(store, file)
+        if not found:
+            raise _nothing(file, reader, others)
+    finally:
+        reader.let_go()
     return found
+
+
+def _nothing(file: str, reader: LogReader, others: LineLogs) -> TraceFileError:
+    """The error about a log that has neither rounds nor sums."""
+    unread = [(one.n_unread, one.first_unread) for one in reader.servers] + [others.unread]
+    n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
+    what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
+    if seen := sum(one.n_candidates for one in reader.servers):
+        what += f"; it has {seen:,} tokens that drafters looked at, but not what was accepted"
+    return TraceFileError(
+        f"{file} tells of no round and of no request that ended{what}.",
+        "Name the log of a time in which a request was answered. For rounds, start "
+        "llama-server with -lv 5 and LLAMA_TRACE=1 in its environment.",
+    )
 
 
 def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:

@@ -54,7 +54,7 @@ class ServerState:
         """Whether a request that drafted ended with a line that says so; others have none."""
         self.n_rounds = 0
         self._joins = joins
-        self._candidates: list[tuple[int, int, int, int, float, str]] = []
+        self._candidates: list[tuple[Any, ...]] = []
         """Drafted tokens that no round has yet."""
         self._prompts = PromptLog()
         self._current: LogRequest | None = None
@@ -397,6 +397,10 @@ class ServerState:
         self._candidates.append((number, rank, at, token, p, text))
         return True
 
+    def take_candidates(self, rows: list[tuple[Any, ...]]) -> None:
+        """The same of several, each with the values of `on_candidate`."""
+        self._candidates += rows
+
     def _prompt(self, slot: Slot) -> LoggedPrompt:
         """What the log tells of the prompt of a slot's request."""
         request = slot.request
@@ -431,7 +435,8 @@ class ServerState:
                 if not rank and not at:
                     slot.candidates = {}
                 slot.candidates.setdefault(at, {})[rank] = token, min(p, 1.0)
-                self._learn(token, text)
+                if token not in self.pieces:
+                    self._learn(token, text)
 
     def _learn(self, token_id: int, text: str) -> None:
         if text and token_id not in self.pieces and "\ufffd" not in text:
