@@ -585,12 +585,12 @@ def _exact_counts(
 
 def _is_mean(value: float, mean: str) -> bool:
     """Whether a mean length is written as it would be."""
-    number, half = _mean(mean)
+    number, half = mean_of(mean)
     return abs(value - number) <= half
 
 
 @lru_cache(1 << 12)
-def _mean(text: str) -> tuple[float, float]:
+def mean_of(text: str) -> tuple[float, float]:
     """A mean length, and half a unit of its last digit."""
     return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
@@ -660,4 +660,4 @@ def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> in
         steps = drafted // n
         if not mean or _is_mean(1 + accepted / steps, mean):
             return steps
-    return found.steps_of(*_mean(mean)) if mean else None
+    return found.steps_of(*mean_of(mean)) if mean else None

@@ -15,7 +15,7 @@ from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.garbage import collections_wait
-from engine.observe.files.line_logs import LineLogs
+from engine.observe.files.line_logs import LineLogs, mean_of
 from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_lines import utf8_of
@@ -208,8 +208,7 @@ def _steps(
         if (tokens, confirmed) == (request.drafted, accepted):
             steps = drafts
     if request.mean_length:
-        mean, digits = float(request.mean_length), len(request.mean_length.partition(".")[2])
-        half = 0.5001 * 10.0**-digits
+        mean, half = mean_of(request.mean_length)
         if steps and abs(1 + accepted / steps - mean) > half + _RATIO:
             found.check(
                 False,

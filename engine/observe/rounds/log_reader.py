@@ -148,10 +148,18 @@ class LogReader(LogServers):
                 continue
             reading, row = known[shapes[at]], values[i] or light.row(i)
             if reading is not None and row is not None:
-                if slot is None or not goes_on[at]:
-                    is_said, slot = self._say(reading, before + i + 1, row)
+                if slot is not None and goes_on[at]:  # and no line of it has an earlier time
+                    server, mine = slot
+                    server.last_us = us = row[1]
+                    said = before + i + 1, us, reading.kind
+                    try:
+                        is_said = reading.handler is None or reading.handler(
+                            server, mine, said, *row[4:]
+                        )
+                    except OutOfRangeError:
+                        is_said = False
                 else:
-                    is_said = self._say_more(reading, before + i + 1, row, slot)
+                    is_said, slot = self._say(reading, before + i + 1, row)
                 if is_said:
                     at += 1
                     continue
@@ -270,8 +278,9 @@ class LogReader(LogServers):
     ) -> tuple[bool, tuple[ServerLog, Slot] | None]:
         """Take what a line of a known shape says; False for one that has to be looked at as a
         whole. row: its server, time and values. Also who says more if the next line is of the same
-        slot and task."""
-        if reading.whose == "other":
+        slot and task, at no earlier time."""
+        whose = reading.whose
+        if whose == "other":
             return self._say_other(reading, line, row), None
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
@@ -280,35 +289,25 @@ class LogReader(LogServers):
             server.has_times = True
         handler, said = reading.handler, (line, us, reading.kind)
         try:
-            if reading.whose == "server":
-                return handler is not None and handler(server, said, *row[2:]), None
-            if reading.whose == "free":
-                return handler is not None and handler(server, row[2], said, *row[3:]), None
-            slot = server.slots.get(row[2])
-            if server.requests and server.begins_again(us):
+            if whose == "slot":
+                last = server.last_us
+                if us is not None and last is not None and us < last:
+                    if server.requests and server.begins_again(us):
+                        return False, None
+                slot = server.slots.get(row[2])
+                if slot is None or slot.request.task != row[3]:
+                    slot = server.slot(row[2], row[3])
+                server.works_on(slot, us)
+                if slot.request.is_broken:
+                    return True, None
+                return handler is None or handler(server, slot, said, *row[4:]), (server, slot)
+            if handler is None:
                 return False, None
-            if slot is None or slot.request.task != row[3]:
-                slot = server.slot(row[2], row[3])
-            server.works_on(slot, us)
-            if slot.request.is_broken:
-                return True, None
-            return handler is None or handler(server, slot, said, *row[4:]), (server, slot)
+            if whose == "free":
+                return handler(server, row[2], said, *row[3:]), None
+            return handler(server, said, *row[2:]), None
         except OutOfRangeError:
             return False, None
-
-    @staticmethod
-    def _say_more(
-        reading: Reading, line: int, row: tuple[Any, ...], whose: tuple[ServerLog, Slot]
-    ) -> bool:
-        """The same for a line of the same slot and task as the one before, at no earlier time."""
-        server, slot = whose
-        server.last_us = us = row[1]
-        if reading.handler is None:
-            return True
-        try:
-            return reading.handler(server, slot, (line, us, reading.kind), *row[4:])
-        except OutOfRangeError:
-            return False
 
     def _say_other(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
         others, (source, _, *values) = self._others, row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -468,12 +469,17 @@ def _draft_sums(
     parts = [] if rates is None else [one.strip() for one in rates.split(",")]
     if len(parts) > LONGEST_DRAFT:
         raise OutOfRangeError(f"{len(parts):,} positions are more than {LONGEST_DRAFT:,}")
-    values = [real(one, 1.0) for one in parts if one]
+    values = [_rate(one) for one in parts if one]
     if ratio is not None:
         request.ratio, request.accepted, request.drafted = ratio, accepted, drafted
     request.mean_length = request.mean_length if mean is None else mean
     request.rates = request.rates if rates is None else values
     return True
+
+
+@lru_cache(1 << 12)
+def _rate(text: str) -> float:
+    return real(text, 1.0)
 
 
 _BARE_SUMS: dict[str, Callable[..., bool]] = {
