@@ -227,7 +227,11 @@ def _write(code: Code, args: Sequence[Value]) -> None:
                         with code.repeat(lambda: digit().less(10)):
                             value.set(value.value * 10 + digit())
                             at.set(at.value + 1)
-                        sizes = (stops, at.value), (lengths, at.value - start), (values, value.value)
+                        sizes = (
+                            (stops, at.value),
+                            (lengths, at.value - start),
+                            (values, value.value),
+                        )
                         for array, size in sizes:
                             code.store(size, array + number.value * 8)
                         number.set(number.value + 1)

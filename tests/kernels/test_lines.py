@@ -54,7 +54,20 @@ def alike(line: bytes) -> bytes:
 def test_texts_of_tokens_are_alike(seed: int) -> None:
     source = random.Random(seed)
     heads = [b"next token: ", b"draft candidate  0, pos 1: ", b"text token: ", b"draft candidates"]
-    parts = [*heads, b" '", b"'", b"'", b"abc", b" of", b"7", b"\\n", b"\x1b", b'"}', b"\xc3\xa9", b"x"]
+    parts = [
+        *heads,
+        b" '",
+        b"'",
+        b"'",
+        b"abc",
+        b" of",
+        b"7",
+        b"\\n",
+        b"\x1b",
+        b'"}',
+        b"\xc3\xa9",
+        b"x",
+    ]
     lines = [
         source.choice(heads) + b" '" + b"".join(source.choices(parts, k=source.randrange(5)))
         for _ in range(6000)
@@ -73,7 +86,12 @@ def test_words_that_end_differently_are_not_alike() -> None:
 
 def test_objects_that_a_server_sends_are_alike() -> None:
     chunk = b"1 D http: streamed chunk: data: "
-    lines = [chunk + b'{"a": 1}', chunk + b"{'b': 22} 3", chunk + b"[1]", b"2 D x" + chunk[3:] + b"{"]
+    lines = [
+        chunk + b'{"a": 1}',
+        chunk + b"{'b': 22} 3",
+        chunk + b"[1]",
+        b"2 D x" + chunk[3:] + b"{",
+    ]
     lines += [b"streamed chunk: data: {1}", b"", chunk + b"{", b"5 {", b"{"]
     found = scanned(b"\n".join([*lines, b""]), cuts=True)
     assert found.shape_of.tolist() == [0, 0, 1, 2, 3, 4, 0, 5, 6]

@@ -383,20 +383,25 @@ def _write_light(
     not logged, nor is any token."""
     tables = [_light_table(request) for request in server.requests]
     n_each = [len(one) for one in tables]
-    seq_id = np.repeat(np.arange(len(n_each)), n_each)
-    accepted, drafted, us, restored, sizes, n_max = np.ascontiguousarray(np.concatenate(tables).T)
+    seq_id = np.repeat(np.arange(len(n_each), dtype=np.int32), n_each)
+    table = np.concatenate(tables)
+    del tables
+    us, sizes = table[:, 2].copy(), table[:, 4].copy()
+    accepted, drafted, restored, n_max = (table[:, i].astype(np.int32) for i in (0, 1, 3, 5))
+    del table
     t_ms = np.where(us < 0, np.nan, us / 1e3)
     whole = accepted + 1 + restored
-    ahead = np.concatenate([np.zeros(1, np.int64), np.cumsum(whole)])
+    ahead = np.concatenate([np.zeros(1, np.int64), np.cumsum(whole, dtype=np.int64)])
     before = ahead[:-1] - np.repeat(ahead[np.cumsum(n_each) - n_each], n_each)
     most = [2**40 if r.predicted is None else max(r.predicted - 1, 0) for r in server.requests]
     left = np.maximum(np.repeat(most, n_each) - before, 0)
-    emitted = np.minimum(whole, left)
+    emitted = np.minimum(whole, left).astype(np.int32)
     code = writer.store.text_pool.code
     kinds = np.array([code(one) for one in ("end", "target", "bonus", "replacement")], np.int32)
     kind = np.where(accepted == drafted, 2, 3)
     kind = np.where((emitted == accepted + 2) | (drafted == 0), 1, kind)
     kind = np.where((whole > left) & (emitted <= accepted) & (drafted > 0), 0, kind)
+    del ahead, before
     path = np.where(restored > 0, 2, np.where(drafted > accepted, 1, 0))
     paths = np.array(
         [code(path_name(one, reach)) for one in ("none", "seq_rm", "restore")], np.int32
@@ -421,18 +426,24 @@ def _write_light(
         "verify_width": drafted + 1,
         "checkpoint_bytes": sizes,
         "draft_n_max": n_max,
-        "n_rs_seq": np.full(len(us), MISSING if reach.n_rs_seq is None else reach.n_rs_seq),
+        "n_rs_seq": np.full(
+            len(us), MISSING if reach.n_rs_seq is None else reach.n_rs_seq, np.int32
+        ),
     }
     # before each request's first row one of its prompt, which ended at some time before
     firsts = np.flatnonzero(np.diff(seq_id, prepend=-1))
     times = np.nan_to_num(np.concatenate([t_ms[firsts], t_ms]))
-    order = np.lexsort((np.arange(len(times)), np.concatenate([firsts, np.arange(len(us))]), times))
-    prompts = {"seq_id": seq_id[firsts], "num_emitted": np.ones(len(firsts), np.int64)}
+    rows = np.arange(len(firsts), len(times))
+    order = np.insert(rows, firsts, np.arange(len(firsts)))
+    order = order[np.argsort(times[order], kind="stable")]
+    prompts = {"seq_id": seq_id[firsts], "num_emitted": np.ones(len(firsts), np.int32)}
+    del left, whole, kind, path, times, rows
     for name, values in columns.items():
-        blank = {np.dtype(float): np.nan, np.dtype(np.int32): 0}.get(values.dtype, MISSING)
+        is_text = name in ("drafter", "accept_rule", "stop_kind", "rollback_path")
+        blank = np.nan if values.dtype == float else 0 if is_text else MISSING
         begin = prompts.get(name, np.full(len(firsts), blank, values.dtype))
         columns[name] = np.concatenate([begin, values])[order]
-    columns["round"] = np.arange(len(order))
+    columns["round"] = np.arange(len(order), dtype=np.int32)
     writer.extend("rounds", columns)
     if drafter:
         with_draft = np.flatnonzero(columns["num_draft_tokens"] > 0)

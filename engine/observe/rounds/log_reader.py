@@ -13,14 +13,7 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import OutOfRangeError
-from engine.observe.rounds.log_lines import (
-    LogLines,
-    OtherLines,
-    Time,
-    decoded,
-    encoded,
-    unwrapped,
-)
+from engine.observe.rounds.log_lines import LogLines, OtherLines, Time, decoded, encoded, unwrapped
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,

@@ -77,7 +77,7 @@ class PromptPart:
     before_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadyRow:
     """A row of `rounds` that is settled. t_ms: its end, in the run's time, None without times.
     n_prompt: tokens of the sequence's prompt, 0 where not known. prompt_ids: of the whole prompt,
@@ -218,27 +218,28 @@ class RowWriter:
         self.n_merged += not is_one
         if is_placed:
             self._tokens(ids, ready.n_prompt, one, kinds)
-        self._append(
-            "rounds",
-            **ids,
-            t_ms=t_ms,
-            pos0=ready.n_prompt + one.first - 2 if is_placed else None,
-            drafter=drafter,
-            accept_rule=self.rule.name if one.drafted else "",
-            num_draft_tokens=one.drafted,
-            num_accepted_draft_tokens=one.accepted,
-            num_target_tokens=(2 if restored else 1) if one.path and is_one else None,
-            num_emitted=one.emitted,
-            stop_kind=_stop_kind(one, kinds),
-            rollback_depth=one.undone if is_one else None,
-            memory_rollback=one.undone if is_one else None,
-            rollback_path=path_name(one.path, self._reach),
-            n_rs_seq=self._reach.n_rs_seq,
-            replay_index=int(restored) if one.path and is_one else None,
-            verify_width=one.drafted + 1 if is_one else None,
-            total_ms=one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
-            n_merged=one.n_merged if not is_one else None,
-            **_of_log(one.log),
+        self._rows["rounds"].append(
+            {
+                **ids,
+                "t_ms": t_ms,
+                "pos0": ready.n_prompt + one.first - 2 if is_placed else None,
+                "drafter": drafter,
+                "accept_rule": self.rule.name if one.drafted else "",
+                "num_draft_tokens": one.drafted,
+                "num_accepted_draft_tokens": one.accepted,
+                "num_target_tokens": (2 if restored else 1) if one.path and is_one else None,
+                "num_emitted": one.emitted,
+                "stop_kind": _stop_kind(one, kinds),
+                "rollback_depth": one.undone if is_one else None,
+                "memory_rollback": one.undone if is_one else None,
+                "rollback_path": path_name(one.path, self._reach),
+                "n_rs_seq": self._reach.n_rs_seq,
+                "replay_index": int(restored) if one.path and is_one else None,
+                "verify_width": one.drafted + 1 if is_one else None,
+                "total_ms": one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
+                "n_merged": one.n_merged if not is_one else None,
+                **_of_log(one.log),
+            }
         )
         if one.drafted and is_one and drafter:
             self._append("drafts", **ids, drafter=drafter, num_draft_tokens=one.drafted)

@@ -288,10 +288,7 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
 
 
 def _figures(
-    steps: float | None,
-    drafted: float | None,
-    accepted: float | None,
-    timings: Mapping[str, Any],
+    steps: float | None, drafted: float | None, accepted: float | None, timings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The figures that counts and timings give."""
     figures: dict[str, Any] = {**_NO_TIMINGS, **timings}
