@@ -329,7 +329,7 @@ def _longest(request: dict[str, Any]) -> int:
 def _count(told: dict[str, Any], *names: str) -> int | None:
     for name in names:
         value = told.get(name)
-        if isinstance(value, (int, float)) and 0 <= value < 2**53:
+        if value is not None and isinstance(value, (int, float)) and 0 <= value < 2**53:
             return int(value)
     return None
 

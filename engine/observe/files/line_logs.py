@@ -353,23 +353,29 @@ class LineLogs:
         if emitted is None and rates and drafted:
             counts = _exact_counts(accepted, drafted, mean, ratio, rates)
 
+        n_accepted, n_drafted = accepted, drafted
+
         def make() -> RecordedRequest:
             time = time_of(prefix)
             found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
-            found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, accepted
+            found.num_draft_tokens, found.num_accepted_draft_tokens = n_drafted, n_accepted
             if emitted is not None:
                 found.timings["predicted_n"] = emitted
             found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
-            found.num_spec_steps = _steps(found, mean or "", drafted, accepted)
-            if rates:
-                found.set_rates(rates)
-            if ratio is not None and drafted and abs(ratio - accepted / drafted) > _SUM_DIGITS:
-                found.check(
-                    False,
-                    ("Draft acceptance rate",),
-                    f"the draft acceptance rate is {rate:g}{kind}, but "
-                    f"{accepted:,} of {drafted:,} make {accepted / drafted:.3f}",
-                )
+            if counts is not None:  # and everything else agrees with them
+                found.per_pos, found.num_spec_steps = counts, n_drafted // len(rates)
+            else:
+                found.num_spec_steps = _steps(found, mean or "", n_drafted, n_accepted)
+                if rates:
+                    found.set_rates(rates)
+                if ratio is not None and n_drafted:
+                    share = n_accepted / n_drafted
+                    found.check(
+                        abs(ratio - share) <= _SUM_DIGITS,
+                        ("Draft acceptance rate",),
+                        f"the draft acceptance rate is {rate:g}{kind}, but "
+                        f"{n_accepted:,} of {n_drafted:,} make {share:.3f}",
+                    )
             found.record = {"time": time} if time else {}
             for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
                 if speed is not None:

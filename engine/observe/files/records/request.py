@@ -31,6 +31,14 @@ TIMINGS = (
 """llama-server's names, which mlx-vlm has too."""
 ALL_TIMINGS = (*TIMINGS, "predicted_per_token_ms_n_gen", "predicted_per_second_n_gen")
 _NO_TIMINGS = dict.fromkeys(ALL_TIMINGS)
+_NOT_BY_INDEX = dict.fromkeys(
+    (
+        "acceptance_histogram",
+        "num_draft_tokens_per_pos",
+        "num_accepted_tokens_per_pos",
+        "acceptance_per_position",
+    )
+)
 
 
 @dataclass(slots=True)
@@ -243,10 +251,17 @@ class RecordedRequest:
         if self.contradictions:
             return {}
         counts = self.num_spec_steps, self.num_draft_tokens, self.num_accepted_draft_tokens
-        figures = _figures(*counts, self.timings) | (_of_positions(self) or _by_index([self]))
+        figures = _figures(*counts, self.timings)
+        if self.per_pos is None and self.histogram is None:
+            figures.update(_NOT_BY_INDEX)
+        else:
+            figures.update(_of_positions(self) or _by_index([self]))
         if self.rates and figures["acceptance_per_position"] is None:
             figures["acceptance_per_position"] = _as_given(self.rates)
-        return figures | {k: v for k, v in self.given.items() if figures.get(k) is None}
+        for name, value in self.given.items():
+            if figures.get(name) is None:
+                figures[name] = value
+        return figures
 
 
 def sums_of(moved: Movement) -> RecordedRequest:
@@ -361,15 +376,8 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     """Histogram and rates by index in the draft, as far as every record with drafts has them."""
     requests = [r for r in requests if r.num_spec_steps != 0 or r.histogram or r.per_pos]
     histograms = [_histogram(request) for request in requests]
-    if not requests or any(one is None for one in histograms):
-        return dict.fromkeys(
-            (
-                "acceptance_histogram",
-                "num_draft_tokens_per_pos",
-                "num_accepted_tokens_per_pos",
-                "acceptance_per_position",
-            )
-        )
+    if not requests or None in histograms:
+        return dict(_NOT_BY_INDEX)
     known = [one for one in histograms if one is not None]
     summed = known[0]
     if len(known) > 1:
