@@ -23,7 +23,9 @@ _MOST_SPEEDS = 1000
 @dataclass(slots=True)
 class Slot:
     """The state of a slot. replay: a restore was logged and its replay has not ended. n_max: of
-    adaptive depth, None as long as no line names it."""
+    adaptive depth, None as long as no line names it. early: of a server that names a round after
+    its tokens those since the last round, each with its number, itself and its time; of these
+    n_plain come before the draft."""
 
     request: LogRequest
     round: LogRound | None = None
@@ -31,6 +33,8 @@ class Slot:
     checkpoint_bytes: int | None = None
     replay: bool = False
     n_max: int | None = None
+    early: list[tuple[int, tuple[int, str], int | None]] = field(default_factory=list)
+    n_plain: int = 0
 
 
 class ServerState:
@@ -67,6 +71,8 @@ class ServerState:
         """Tokens that drafters looked at."""
         self._says_at_once = False
         """Whether rounds are written before their tokens; what names them later repeats them."""
+        self._begins_rounds = False
+        """Whether a line says where a round begins."""
 
     def light_rows(self, rounds: np.ndarray) -> list[tuple[Slot, np.ndarray]] | None:
         """Of rounds of the light form, one for each row with slot, task, accepted, drafted and time
@@ -148,6 +154,8 @@ class ServerState:
             )
         if number == 1:
             request.first, request.first_us = token, us
+        elif not (self._says_at_once or self._begins_rounds):
+            slot.early.append((number, token, us))
         elif slot.round is not None:
             one = slot.round
             if one.first_n is None:
@@ -197,10 +205,28 @@ class ServerState:
             self._add_round(slot, LogRound(None, drafted))
         one = slot.round
         assert one is not None
+        if slot.early and kind == "again":
+            self._take_early(slot, one, drafted)
         one.drafted, one.accepted, one.restored, one.end_us = drafted, accepted, restores, us
         self._clock.ends(one, us)
         slot.replay, one.is_complete = restores, not restores
         return True
+
+    def _take_early(self, slot: Slot, one: LogRound, drafted: int) -> None:
+        """Give a round that is named after its tokens these, and each token before its draft a
+        round without one."""
+        plain, mine = slot.early[: slot.n_plain], slot.early[slot.n_plain :]
+        slot.early, slot.n_plain = [], 0
+        before = []
+        for number, token, us in plain:
+            before.append(LogRound(None, 0, tokens=[token], end_us=us, is_complete=True))
+            before[-1].first_n = number
+        slot.request.rounds[-1:-1] = before
+        self.n_rounds += len(before)
+        one.tokens = [token for _, token, _ in mine]
+        one.first_n = mine[0][0] if mine else None
+        self._place_candidates()
+        self._take_candidates_of(slot, one, drafted)
 
     def _add_round(self, slot: Slot, one: LogRound) -> None:
         slot.round, one.n_max = one, slot.n_max
@@ -209,6 +235,7 @@ class ServerState:
 
     def on_generated(self, slot: Slot, _said: Said, history: int, drafted: int, pos: int) -> bool:
         """A draft is complete: a round begins, unless one is replayed."""
+        self._begins_rounds = True
         if not slot.replay:
             self._begin(slot, history, drafted, pos)
         self._clock.joins(slot.round)
@@ -216,6 +243,7 @@ class ServerState:
 
     def on_decoded(self, slot: Slot, _said: Said, pos: int) -> bool:
         """A round without a draft."""
+        self._begins_rounds = True
         one = LogRound(pos, 0, is_complete=True)
         self._add_round(slot, one)
         self._clock.joins(one)
@@ -254,7 +282,9 @@ class ServerState:
 
     def on_mark(self, *args: Any) -> bool:
         """A phase begins or ends, of a slot or of the server."""
-        *_, (_, us, kind) = args
+        *slots, (_, us, kind) = args
+        if kind == "draft" and slots and slots[0].early:
+            slots[0].n_plain = len(slots[0].early)
         self._clock.mark(us, kind)
         return True
 
@@ -392,15 +422,17 @@ class ServerState:
         return True
 
     def on_candidate(
-        self, _said: Said, number: int, rank: int, at: int, token: int, p: float, text: str
+        self, _said: Said, number: int | None, rank: int, at: int, token: int, p: float, text: str
     ) -> bool:
-        """A token that a drafter looked at."""
-        self._candidates.append((number, rank, at, token, p, text))
+        """A token that a drafter looked at, of the slot that the line before names if it does
+        not."""
+        self.take_candidates([(number, rank, at, token, p, text)])
         return True
 
     def take_candidates(self, rows: list[tuple[Any, ...]]) -> None:
         """The same of several, each with the values of `on_candidate`."""
-        self._candidates += rows
+        here = self._current.slot if self._current is not None else -1
+        self._candidates += [(here, *one[1:]) if one[0] is None else one for one in rows]
 
     def _prompt(self, slot: Slot) -> LoggedPrompt:
         """What the log tells of the prompt of a slot's request."""
@@ -420,6 +452,11 @@ class ServerState:
                 one.drafter = name
                 del self._impls[i]
                 break
+        self._take_candidates_of(slot, one, drafted)
+
+    @staticmethod
+    def _take_candidates_of(slot: Slot, one: LogRound, drafted: int) -> None:
+        """Give a round what its drafter looked at, if that is known of each drafted token."""
         n_told = drafted if len(slot.candidates) >= drafted else 0
         tops = [slot.candidates.get(i, {}) for i in range(n_told)]
         if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
