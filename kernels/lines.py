@@ -128,21 +128,24 @@ def _write(code: Code, args: Sequence[Value]) -> None:
     def quote() -> None:
         """One in a line: the first after a space may begin the text of a token."""
         with code.builder.if_else(n_quotes.value.equal(0).ir) as (is_first, is_later):
-            with is_first, code.when(begin.value.less(at.value)):
-                with code.when(byte_at(at.value - 1).equal(_SPACE)):
-                    n_most = code.smaller(at.value - begin.value, code.integer(_FARTHEST))
-                    with code.loop(_WORD, n_most + 1) as back:
-                        place = text + at.value - back
-                        for name in _TOKENS:
-                            parts = name[:_WORD], name[-_WORD:]
-                            head, tail = (int.from_bytes(part, "little") for part in parts)
-                            with code.when(code.load(place, I64).equal(head)):
-                                after = code.load(place + (len(name) - _WORD), I64)
-                                with code.when(after.equal(tail)):
-                                    is_token.set(one)
-                    n_quotes.set(one)
-                    opened.set(at.value + 1)
-                    before.set(state.value)
+            with (
+                is_first,
+                code.when(begin.value.less(at.value)),
+                code.when(byte_at(at.value - 1).equal(_SPACE)),
+            ):
+                n_most = code.smaller(at.value - begin.value, code.integer(_FARTHEST))
+                with code.loop(_WORD, n_most + 1) as back:
+                    place = text + at.value - back
+                    for name in _TOKENS:
+                        parts = name[:_WORD], name[-_WORD:]
+                        head, tail = (int.from_bytes(part, "little") for part in parts)
+                        with code.when(code.load(place, I64).equal(head)):
+                            after = code.load(place + (len(name) - _WORD), I64)
+                            with code.when(after.equal(tail)):
+                                is_token.set(one)
+                n_quotes.set(one)
+                opened.set(at.value + 1)
+                before.set(state.value)
             with is_later:
                 with code.when((n_quotes.value.equal(1) & opened.value.less(at.value)).equal(0)):
                     is_token.set(zero)

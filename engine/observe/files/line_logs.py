@@ -1,5 +1,5 @@
 """Lines in which other engines tell sums: vLLM's of every ten seconds, SGLang's of its decode
-batches and finished requests, and the table of the script mtp-bench.
+batches and finished requests, oMLX's of requests, and the table of the script mtp-bench.
 
 vLLM: `vllm/v1/spec_decode/metrics.py` and, of the first generation, `vllm/engine/metrics.py`, whose
 counts go on from line to line. SGLang: `scheduler_metrics_mixin.py`; its lengths and rates are
@@ -33,7 +33,7 @@ from engine.observe.rounds.log_lines import name_of, time_of
 from engine.observe.rounds.log_words import NOTHING, Saying, Value, values_of
 from engine.trace.store import TraceStore
 
-VLLM, SGLANG_LOG, BENCH = "vllm-log", "sglang-log", "mtp-bench"
+VLLM, SGLANG_LOG, BENCH, MTP_LOG = "vllm-log", "sglang-log", "mtp-bench", "mtp-log"
 UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", BENCH: "prompts"}
 """What a sequence is in a run of this shape."""
 _MOST_RUNS = 256
@@ -46,7 +46,7 @@ _SUM_DIGITS = 0.01
 SIGNS = re.compile(
     r"Spec(?:Decoding|ulative) metrics: |Decode batch[.,][^\n]{0,300}accept (?:len|rate):"
     r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
-    r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d"
+    r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
 )
 """What a text has in which there are such lines."""
 _METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
@@ -84,6 +84,11 @@ _RANK = re.compile(r"\bDP(\d{1,4})\b")
 _PAIR = re.compile(r"'(\w{1,60})': (\d{1,20}(?:\.\d{1,20})?(?:e-?\d{1,3})?)(?=[,}\s])")
 _KEY = re.compile(r"\b([A-Za-z/]{2,12})=\s{0,12}([-\w.%/]{1,24})")
 _TOTAL = re.compile(r'"(\w{1,40})":\s{0,9}([\d.]{1,20})')
+_MTP = re.compile(
+    r"MTP\[([^\]\s]{1,100})\] finish=(\w{1,40}) tokens=(\d{1,20}) .{0,100}?"
+    r"accept=(\d{1,20})/(\d{1,20})\b(?:.{0,60}?depth\[([^\]]{1,2000})\])?"
+)
+"""Of oMLX, when a request ends: by index in the draft the tokens accepted and drafted."""
 _TOTALS = {
     "total_draft": "num_draft_tokens",
     "total_draft_accepted": "num_accepted_draft_tokens",
@@ -185,6 +190,7 @@ class LineLogs:
             or "pred=" in said
             or "throughput:" in said
             or "Aggregate" in said
+            or "MTP[" in said
         ):
             return self._takes(number, stream, said[:_LONGEST])
         elif "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
@@ -264,6 +270,9 @@ class LineLogs:
             return True
         elif "pred=" in said and "acc=" in said:
             self._row(number, said)
+            return True
+        elif "MTP[" in said and "finish=" in said:
+            self._read(self._run(MTP_LOG, stream), number, said, _mtp_request)
             return True
         elif said.lstrip().startswith("Aggregate") and "{" in said and self._tables:
             self._n_left_of_table = 0 if "}" in said else _TABLE_END
@@ -500,6 +509,28 @@ class LineLogs:
                 )
         if "}" in said:
             self._n_left_of_table, table.engine = 0, "closed"
+
+
+def _mtp_request(said: str) -> RecordedRequest | None:
+    """A request of oMLX. All drafts have a first token."""
+    found = _MTP.search(said)
+    if found is None:
+        return None
+    request = RecordedRequest("omlx", f"request {found[1]}", stop=found[2])
+    request.timings["predicted_n"] = whole(found[3], COUNT)
+    request.num_draft_tokens = whole(found[5], COUNT)
+    request.num_accepted_draft_tokens = whole(found[4], request.num_draft_tokens)
+    parts = re.findall(r"d\d{1,4}=(\d{1,20})/(\d{1,20})", found[6] or "")
+    counts = [(whole(accepted, COUNT), whole(drafted, COUNT)) for accepted, drafted in parts]
+    if counts:
+        request.num_spec_steps, request.per_pos = counts[0][1], [one for one, _ in counts]
+        request.check(
+            sum(request.per_pos) == request.num_accepted_draft_tokens
+            and sum(drafted for _, drafted in counts) == request.num_draft_tokens,
+            ("accept", "depth"),
+            "the counts by index in the draft do not add up to those of all",
+        )
+    return request
 
 
 def _interval(label: str, lines: Sequence[_Line]) -> RecordedRequest:

@@ -72,6 +72,8 @@ def _nothing(file: str, reader: LogReader, others: LineLogs) -> TraceFileError:
     what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
     if seen := sum(one.n_candidates for one in reader.servers):
         what += f"; it has {seen:,} tokens that drafters looked at, but not what was accepted"
+    if n := sum(one.n_undrafted for one in reader.servers):
+        what += f"; it has {n:,} rounds that say 0 tokens were drafted, as builds of late 2025 do"
     return TraceFileError(
         f"{file} tells of no round and of no request that ended{what}.",
         "Name the log of a time in which a request was answered. For rounds, start "

@@ -284,9 +284,9 @@ class LogReader(LogServers):
         try:
             if whose == "slot":
                 last = server.last_us
-                if us is not None and last is not None and us < last:
-                    if server.requests and server.begins_again(us):
-                        return False, None
+                falls = us is not None and last is not None and us < last
+                if falls and server.requests and server.begins_again(us):
+                    return False, None
                 slot = server.slots.get(row[2])
                 if slot is None or slot.request.task != row[3]:
                     slot = server.slot(row[2], row[3])

@@ -67,6 +67,8 @@ class ServerState:
         self._clock = PhaseClock()
         self.totals: dict[str, Counts] = {}
         """By drafter its drafts, their tokens and those accepted, of all requests so far."""
+        self.n_undrafted = 0
+        """Rounds of which no line says how many tokens were drafted."""
         self.n_candidates = 0
         """Tokens that drafters looked at."""
         self._says_at_once = False
@@ -185,6 +187,7 @@ class ServerState:
         _, us, kind = said
         if not drafted:  # some say so of all rounds: known only where the draft has a line
             if slot.round is None or slot.round.is_complete or self.is_light:
+                self.n_undrafted += accepted > 0
                 return True
             drafted = slot.round.drafted
         if accepted > drafted:

@@ -150,7 +150,7 @@ def test_rows_do_not_wait_forever_for_a_log_that_says_nothing() -> None:
     assert [finding.rule for finding in find(store)].count("log-of-another-run") == 1
 
 
-OLD = """slot process_toke: id  0 | task 118 | n_decoded = 1, n_remaining = -1, next token:  5018 '{"'
+OLD = """slot process_toke: id  0 | task 118 | n_decoded = 1, n_remaining = -1, next token: 518 '{'
 slot update_slots: id  0 | task 118 | max possible draft: 16
  - draft candidate   0, pos   0:   1723 (   1.000) 'function'
  - draft candidate   1, pos   0:   2900 (   0.000) 'func'
@@ -182,3 +182,9 @@ def test_a_build_that_names_rounds_after_their_tokens(n_blank: int) -> None:
     drafts = [[tops[0][0] for tops in one.draft] for one in request.rounds]
     assert drafts == [[1723, 794, 5324], [], []]
     assert not reader.unread
+
+
+def test_rounds_that_say_that_nothing_was_drafted_are_counted_in_the_error() -> None:
+    line = "slot update_slots: id  3 | task 0 | accepted {}/0 draft tokens, new n_tokens = 741"
+    with pytest.raises(TraceFileError, match="it has 3 rounds that say 0 tokens were drafted"):
+        fill_log(TraceStore(), "\n".join(map(line.format, (11, 4, 16, 0))), "server.log")
