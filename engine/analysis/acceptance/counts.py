@@ -220,7 +220,7 @@ def _of_sums(
     slots: Mapping[int, int],
     unit: str,
 ) -> DraftCounts | None:
-    """requests: what is told of each, its sequence, the number of its settings, and the longest
+    """requests: what is given of each, its sequence, the number of its settings, and the longest
     draft that it may have."""
     rows: list[tuple[int, ...]] = []
     came, passes = [], []

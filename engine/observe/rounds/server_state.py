@@ -285,9 +285,9 @@ class ServerState:
 
     def on_mark(self, *args: Any) -> bool:
         """A phase begins or ends, of a slot or of the server."""
-        *slots, (_, us, kind) = args
-        if kind == "draft" and slots and slots[0].early:
-            slots[0].n_plain = len(slots[0].early)
+        _, us, kind = args[-1]
+        if kind == "draft" and len(args) > 1 and (slot := args[0]).early:
+            slot.n_plain = len(slot.early)
         self._clock.mark(us, kind)
         return True
 
