@@ -239,8 +239,8 @@ def _of_sums(
         if steps and per_pos:
             offered = _list(told, "num_draft_tokens_per_pos")
             offered = offered or _least_offered(drafted, steps, len(per_pos))
-            reached = zip((steps, *per_pos), offered, per_pos, strict=False)
-            came.append([max(c - max(steps - offer, 0), 0) for c, offer, _ in reached])
+            pairs = zip((steps, *per_pos[:-1]), offered, strict=False)
+            came.append([max(c - max(steps - offer, 0), 0) for c, offer in pairs])
             passes.append(per_pos)
     sums = [list(map(sum, zip_longest(*one, fillvalue=0))) for one in (came, passes)]
     if not rows:

@@ -452,7 +452,7 @@ class LineLogs:
         values = {key.lower(): value for key, value in _KEY.findall(said)}
         name = said[: _KEY.search(said).start()].strip(" |*`\t:-")  # type: ignore[union-attr]
         name = name[-100:]
-        known = {one.place for one in self._tables[-1].requests} if self._tables else set()
+        known = {one.place for one in map(_made, self._tables[-1].requests)} if self._tables else ()
         if not self._tables or self._tables[-1].engine == "closed" or name in known:
             if len(self._tables) >= _MOST_RUNS:
                 return
@@ -490,7 +490,7 @@ class LineLogs:
                 one.timings.get(field_name)
                 if field_name == "predicted_n"
                 else getattr(one, field_name)
-                for one in table.requests
+                for one in map(_made, table.requests)
             ]
             known = [one for one in values if one is not None]
             try:

@@ -334,9 +334,7 @@ def _drafted(
     if log is None or index >= len(log.draft):
         return None, None, None
     tops = log.draft[index]
-    p = tops[0][1]
-    if rule.draws:
-        p = next((p for token, p in tops if token == token_id), None)
+    p = next((p for token, p in tops if token == token_id or not rule.draws), None)
     return p, *zip(*tops[:N_TOP], strict=True)
 
 

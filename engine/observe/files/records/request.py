@@ -326,9 +326,9 @@ def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
     over those that have them."""
     first = requests[0]
     found = RecordedRequest(first.engine, place, first.model, first.stop)
-    found.num_spec_steps = _sum([one.num_spec_steps for one in requests])
-    found.num_draft_tokens = _sum([one.num_draft_tokens for one in requests])
-    found.num_accepted_draft_tokens = _sum([one.num_accepted_draft_tokens for one in requests])
+    found.num_spec_steps = _count([one.num_spec_steps for one in requests])
+    found.num_draft_tokens = _count([one.num_draft_tokens for one in requests])
+    found.num_accepted_draft_tokens = _count([one.num_accepted_draft_tokens for one in requests])
     for name in _SUMMED if first.timings else ():
         if (total := _sum([one.timings.get(name) for one in requests])) is not None:
             found.timings[name] = total
@@ -422,6 +422,10 @@ def _padded_sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _sum(values: Sequence[int | float | None]) -> int | float | None:
     return sum(values) if values and None not in values else None  # type: ignore[arg-type]
+
+
+def _count(values: Sequence[int | None]) -> int | None:
+    return sum(values) if None not in values else None  # type: ignore[arg-type]
 
 
 def _rounding(given: float) -> float:
