@@ -17,4 +17,5 @@ def collections_wait() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            gc.freeze()  # what was made stays: the next collection would look at all of it
             gc.enable()

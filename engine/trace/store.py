@@ -95,14 +95,19 @@ class Table:
         else:
             names = list(dict.fromkeys(chain.from_iterable(rows)))
             found = ((name, [row.get(name) for row in rows]) for name in names)
-        columns = {name: [value] * len(rows) for name, value in same.items()}
+        columns: dict[str, Any] = {name: [value] * len(rows) for name, value in same.items()}
         for name, values in found:
             if None in values and values.count(None) == len(values):
                 continue
             blank = self._blanks[name]
             if isinstance(blank, list):  # as many as there are
-                values = [[*(one or ()), *blank[len(one or ()) :]] for one in values]
-            elif None in values:
+                lengths = np.array([len(one or ()) for one in values])
+                cells = np.full((len(rows), len(blank)), blank, self._arrays[name].dtype)
+                is_there = np.arange(len(blank)) < lengths[:, None]
+                cells[is_there] = [*chain.from_iterable(one for one in values if one)]
+                columns[name] = cells
+                continue
+            if None in values:
                 values = [blank if one is None else one for one in values]
             columns[name] = values
         self.extend(columns)

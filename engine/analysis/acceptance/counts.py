@@ -202,9 +202,10 @@ def draft_counts(
     requests = [
         one for one in facts.pick("requests").values() for one in one or () if isinstance(one, dict)
     ]
-    slots = dict(_slots(facts, requests))
+    ids, texts = list(map(_seq_ids, requests)), list(map(_setting, requests))
+    slots = dict(_slots(facts, requests, ids))
     names = ", ".join(drafters)
-    settings = {seq: _setting(one) for one in requests for seq in _seq_ids(one)}
+    settings = {seq: text for text, mine in zip(texts, ids, strict=True) for seq in mine}
     known = {text: i for i, text in enumerate(dict.fromkeys(settings.values()))}
     numbers = dict.fromkeys(np.unique(rounds["seq_id"]).tolist(), 0)
     numbers |= {seq: known[text] for seq, text in settings.items()}
@@ -231,43 +232,45 @@ def draft_counts(
             is_by_round=True,
         )
     with_rounds = set(np.unique(rounds["seq_id"][judged]).tolist())
-    sums = [one for one in requests if not with_rounds.intersection(_seq_ids(one))]
+    sums = [
+        (one.get("told"), next(iter(mine), None), known.get(text, 0), _longest(one))
+        for one, mine, text in zip(requests, ids, texts, strict=True)
+        if with_rounds.isdisjoint(mine)
+    ]
     unit = "interval" if facts.record and facts.record.shape in _INTERVALS else "request"
-    if (found := _of_sums(names, sums, slots, known, unit)) is not None:
+    if (found := _of_sums(names, sums, slots, unit)) is not None:
         yield found
 
 
 def _of_sums(
     drafter: str,
-    requests: list[dict[str, Any]],
+    requests: list[tuple[Any, int | None, int, int]],
     slots: Mapping[int, int],
-    known: Mapping[str, int],
     unit: str,
 ) -> DraftCounts | None:
+    """requests: what is given of each, its sequence, the number of its settings, and the longest
+    draft that it may have."""
     rows: list[tuple[int, ...]] = []
-    sums: tuple[list[int], list[int]] = [], []
-    for number, one in enumerate(requests):
-        told = one.get("told")
-        seq = next(iter(_seq_ids(one)), number)
+    came, passes = [], []
+    for number, (told, seq, setting, longest) in enumerate(requests):
         if not isinstance(told, dict) or not (drafted := _count(told, *_DRAFTED)):
             continue
         accepted = min(_count(told, *_ACCEPTED) or 0, drafted)
         per_pos = _list(told, "num_accepted_tokens_per_pos")
         steps = _count(told, "num_spec_steps")
-        n = min(steps or -(-drafted // _longest(one)), drafted)
+        n = min(steps or -(-drafted // longest), drafted)
         first = min(per_pos[0] if per_pos else accepted, n)
-        prompt = (_count(told, "prompt_n") or 0) + (_count(told, "cache_n") or 0)
-        setting = known.get(_setting(one), 0)
-        pos = prompt or MISSING
+        pos = (_count(told, "prompt_n") or 0) + (_count(told, "cache_n") or 0) or MISSING
+        seq = number if seq is None else seq
         slot = slots.get(seq, seq) if unit == "request" else 0
         rows.append((n, first, drafted, accepted, seq, slot, number, pos, setting))
         if steps and per_pos:
             offered = _list(told, "num_draft_tokens_per_pos")
             offered = offered or _least_offered(drafted, steps, len(per_pos))
-            came = [steps, *per_pos]
-            lost = [max(steps - offer, 0) for offer in offered[: len(per_pos)]]
-            left = [max(c - m, 0) for c, m in zip(came, lost, strict=False)]
-            sums = _added(sums[0], left), _added(sums[1], per_pos)
+            pairs = zip((steps, *per_pos[:-1]), offered, strict=False)
+            came.append([max(c - max(steps - offer, 0), 0) for c, offer in pairs])
+            passes.append(per_pos)
+    sums = [list(map(sum, zip_longest(*one, fillvalue=0))) for one in (came, passes)]
     if not rows:
         return None
     n, first, drafts, taken, seqs, slot, at, at_pos, which = np.array(rows, np.int64).T
@@ -299,19 +302,23 @@ _ACCEPTED = ("num_accepted_draft_tokens", "draft_n_accepted")
 
 def _least_offered(drafted: int, steps: int, n_pos: int) -> list[int]:
     """Drafts that had a token at each index at least, where only their sum is known."""
+    if drafted == steps * n_pos:
+        return [steps] * n_pos
     return [
         min(steps, max(0, -(-(drafted - i * steps) // (n_pos - i)))) if n_pos > i else 0
         for i in range(n_pos)
     ]
 
 
-def _slots(facts: RunFacts, requests: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+def _slots(
+    facts: RunFacts, requests: list[dict[str, Any]], ids: list[list[int]]
+) -> Iterator[tuple[int, int]]:
     """The slot of each sequence, as far as known."""
     for record in facts.prompt_reuse or ():
         yield record.seq_id, record.slot
-    for one in requests:
+    for one, mine in zip(requests, ids, strict=True):
         if isinstance(slot := one.get("slot"), int) and not isinstance(slot, bool) and slot >= 0:
-            for seq in _seq_ids(one):
+            for seq in mine:
                 yield seq, slot
 
 
@@ -337,7 +344,7 @@ def _longest(request: dict[str, Any]) -> int:
 def _count(told: dict[str, Any], *names: str) -> int | None:
     for name in names:
         value = told.get(name)
-        if isinstance(value, (int, float)) and 0 <= value < 2**53:
+        if value is not None and isinstance(value, (int, float)) and 0 <= value < 2**53:
             return int(value)
     return None
 
@@ -352,7 +359,3 @@ def _list(told: dict[str, Any], name: str) -> list[int]:
 def _mapped(seq: np.ndarray, names: Mapping[int, int]) -> np.ndarray:
     ids, at = np.unique(seq, return_inverse=True)
     return np.array([names.get(one, one) for one in ids.tolist()], np.int64)[at]
-
-
-def _added(one: list[int], other: list[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

@@ -133,12 +133,14 @@ def _repeated(run: ExaminedRun) -> Iterator[RuleHit]:
     prompt from the cache. The server alone knows why."""
     known: dict[str, tuple[int, int]] = {}
     for number, one in enumerate(run.facts.requests or ()):
+        if not one.messages:
+            continue
         cached, processed = (one.told.get(name) for name in ("cache_n", "prompt_n"))
         keys, digest = [], hashlib.sha256()
         for message in one.messages:
             digest.update(json.dumps(message, sort_keys=True).encode())
             keys.append(digest.hexdigest())
-        if not keys or cached is None or processed is None:
+        if cached is None or processed is None:
             continue
         n = int(cached + processed)
         earlier = next((known[key] for key in reversed(keys) if key in known), None)

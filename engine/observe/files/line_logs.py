@@ -1,5 +1,5 @@
 """Lines in which other engines tell sums: vLLM's of every ten seconds, SGLang's of its decode
-batches and finished requests, and the table of the script mtp-bench.
+batches and finished requests, oMLX's of requests, and the table of the script mtp-bench.
 
 vLLM: `vllm/v1/spec_decode/metrics.py` and, of the first generation, `vllm/engine/metrics.py`, whose
 counts go on from line to line. SGLang: `scheduler_metrics_mixin.py`; its lengths and rates are
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import zip_longest
 from operator import ge
 from typing import Any, TypeAlias
@@ -33,7 +33,7 @@ from engine.observe.rounds.log_lines import name_of, time_of
 from engine.observe.rounds.log_words import NOTHING, Saying, Value, values_of
 from engine.trace.store import TraceStore
 
-VLLM, SGLANG_LOG, BENCH = "vllm-log", "sglang-log", "mtp-bench"
+VLLM, SGLANG_LOG, BENCH, MTP_LOG = "vllm-log", "sglang-log", "mtp-bench", "mtp-log"
 UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", BENCH: "prompts"}
 """What a sequence is in a run of this shape."""
 _MOST_RUNS = 256
@@ -46,7 +46,7 @@ _SUM_DIGITS = 0.01
 SIGNS = re.compile(
     r"Spec(?:Decoding|ulative) metrics: |Decode batch[.,][^\n]{0,300}accept (?:len|rate):"
     r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
-    r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d"
+    r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
 )
 """What a text has in which there are such lines."""
 _METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
@@ -84,6 +84,11 @@ _RANK = re.compile(r"\bDP(\d{1,4})\b")
 _PAIR = re.compile(r"'(\w{1,60})': (\d{1,20}(?:\.\d{1,20})?(?:e-?\d{1,3})?)(?=[,}\s])")
 _KEY = re.compile(r"\b([A-Za-z/]{2,12})=\s{0,12}([-\w.%/]{1,24})")
 _TOTAL = re.compile(r'"(\w{1,40})":\s{0,9}([\d.]{1,20})')
+_MTP = re.compile(
+    r"MTP\[([^\]\s]{1,100})\] finish=(\w{1,40}) tokens=(\d{1,20}) .{0,100}?"
+    r"accept=(\d{1,20})/(\d{1,20})\b(?:.{0,60}?depth\[([^\]]{1,2000})\])?"
+)
+"""Of oMLX, when a request ends: by index in the draft the tokens accepted and drafted."""
 _TOTALS = {
     "total_draft": "num_draft_tokens",
     "total_draft_accepted": "num_accepted_draft_tokens",
@@ -94,6 +99,9 @@ _TOTALS = {
 _Line: TypeAlias = RecordedRequest | tuple[Any, ...]
 """Of an engine: an interval by itself, or what comes before its text with its averages, or with
 tokens accepted and drafted, and accepted by position."""
+_Waiting: TypeAlias = tuple[str, tuple[Any, ...] | None, Callable[[], RecordedRequest]]
+"""A line that becomes an interval only if the log is short: its engine, what is enough of it where
+it is taken together with others (None if nothing is), and what makes the interval."""
 
 
 @dataclass(slots=True)
@@ -104,7 +112,7 @@ class _Run:
 
     shape: str
     name: str
-    requests: list[RecordedRequest] = field(default_factory=list)
+    requests: list[RecordedRequest | _Waiting] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, list[int]] = field(default_factory=dict)
     per: int = 1
@@ -114,12 +122,23 @@ class _Run:
     n_unread: int = 0
     first_unread: str = ""
 
-    def add(self, label: str, line: _Line) -> None:
-        """Another line of an engine."""
+    def add(
+        self, label: str, part: tuple[Any, ...] | None, make: Callable[[], RecordedRequest]
+    ) -> None:
+        """Another line of an engine, see _Waiting."""
+        if self.per == 1:
+            self._keep((label, part, make))
+            return
         waiting = self.waiting.setdefault(label, [])
-        waiting.append(line)
+        waiting.append(make() if part is None else part)
         if len(waiting) >= self.per:
             self.close(label)
+
+    def _keep(self, one: RecordedRequest | _Waiting) -> None:
+        self.requests.append(one)
+        if len(self.requests) >= MOST_INTERVALS:
+            self.requests = _thinned(self.requests)
+            self.per *= 2
 
     def has_unread(self, number: int, why: str) -> None:
         """A line cannot be read."""
@@ -131,10 +150,7 @@ class _Run:
         lines = self.waiting.pop(label, [])
         if not lines:
             return
-        self.requests.append(_interval(label, lines))
-        if len(self.requests) >= MOST_INTERVALS:
-            self.requests = _thinned(self.requests)
-            self.per *= 2
+        self._keep(_interval(label, lines))
 
 
 class LineLogs:
@@ -144,6 +160,11 @@ class LineLogs:
         self._runs: dict[tuple[str, str], _Run] = {}
         self._tables: list[_Run] = []
         self._n_left_of_table = 0
+        self._on: dict[str, Callable[..., bool]] = {
+            "speed": self._on_speed,
+            "vllm": self._on_vllm,
+            "batch": self._on_batch,
+        }
         self._rules: set[str] = set()
         """Of acceptance, as lines that repeat arguments name them."""
         self.last_read: tuple[Saying, str, str] | None = None
@@ -169,6 +190,7 @@ class LineLogs:
             or "pred=" in said
             or "throughput:" in said
             or "Aggregate" in said
+            or "MTP[" in said
         ):
             return self._takes(number, stream, said[:_LONGEST])
         elif "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
@@ -182,7 +204,7 @@ class LineLogs:
         """A line of a known shape: what it says, its number, its server and its values; False for
         one that has to be looked at as a whole. Raises OutOfRangeError."""
         run = self._run(SGLANG_LOG if name == "batch" else VLLM, source)
-        said: bool = getattr(self, f"_on_{name}")(run, kind, *values)
+        said: bool = self._on[name](run, kind, *values)
         return said
 
     @staticmethod
@@ -208,9 +230,10 @@ class LineLogs:
             facts |= {"server": {"address": run.name}} if run.name else {}
             # of several servers, the lines below do not say whose arguments these were
             facts |= {"accept_rule": min(self._rules)} if len(self._rules) == 1 else {}
-            about = [{"prompt": one.place} if run.shape == BENCH else {} for one in run.requests]
+            requests = list(map(_made, run.requests))
+            about = [{"prompt": one.place} if run.shape == BENCH else {} for one in requests]
             found.append(
-                write_requests(store, run.requests, run.shape, file, {}, facts=facts, about=about)
+                write_requests(store, requests, run.shape, file, {}, facts=facts, about=about)
             )
         return found
 
@@ -247,6 +270,9 @@ class LineLogs:
             return True
         elif "pred=" in said and "acc=" in said:
             self._row(number, said)
+            return True
+        elif "MTP[" in said and "finish=" in said:
+            self._read(self._run(MTP_LOG, stream), number, said, _mtp_request)
             return True
         elif said.lstrip().startswith("Aggregate") and "{" in said and self._tables:
             self._n_left_of_table = 0 if "}" in said else _TABLE_END
@@ -286,7 +312,7 @@ class LineLogs:
         elif run.shape == BENCH:
             run.requests.append(found)
         else:
-            run.add("", found)
+            run.add("", None, partial(_made, found))
 
     # -- vLLM ----------------------------------------------------------------------------------
 
@@ -332,34 +358,42 @@ class LineLogs:
                 accepted, drafted = accepted - before[0], drafted - before[1]
                 emitted = None if emitted is None else emitted - before[2]
         speeds = run.speeds.pop(run.engine, None)
-        if run.per > 1 and emitted is None and rates and drafted:
+        counts = None
+        if emitted is None and rates and drafted:
             counts = _exact_counts(accepted, drafted, mean, ratio, rates)
-            if counts is not None:
-                run.add(label, (prefix, accepted, drafted, counts))
-                return True
-        time = time_of(prefix)
-        found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
-        found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, accepted
-        if emitted is not None:
-            found.timings["predicted_n"] = emitted
-        found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
-        found.num_spec_steps = _steps(found, mean or "", drafted, accepted)
-        if rates:
-            found.set_rates(rates)
-        if ratio is not None and drafted:
-            found.check(
-                abs(ratio - accepted / drafted) <= _SUM_DIGITS,
-                ("Draft acceptance rate",),
-                f"the draft acceptance rate is {rate:g}{kind}, but "
-                f"{accepted:,} of {drafted:,} make {accepted / drafted:.3f}",
-            )
-        found.record = {"time": time} if time else {}
-        for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
-            if speed is not None:
-                found.record[f"{name}_per_second"] = speed
-        if speeds is not None:
-            found.timings |= {"prompt_per_second": speeds[0], "predicted_per_second": speeds[1]}
-        run.add(label, found)
+
+        n_accepted, n_drafted = accepted, drafted
+
+        def make() -> RecordedRequest:
+            time = time_of(prefix)
+            found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
+            found.num_draft_tokens, found.num_accepted_draft_tokens = n_drafted, n_accepted
+            if emitted is not None:
+                found.timings["predicted_n"] = emitted
+            found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
+            if counts is not None:  # and everything else agrees with them
+                found.per_pos, found.num_spec_steps = counts, n_drafted // len(rates)
+            else:
+                found.num_spec_steps = _steps(found, mean or "", n_drafted, n_accepted)
+                if rates:
+                    found.set_rates(rates)
+                if ratio is not None and n_drafted:
+                    share = n_accepted / n_drafted
+                    found.check(
+                        abs(ratio - share) <= _SUM_DIGITS,
+                        ("Draft acceptance rate",),
+                        f"the draft acceptance rate is {rate:g}{kind}, but "
+                        f"{n_accepted:,} of {n_drafted:,} make {share:.3f}",
+                    )
+            found.record = {"time": time} if time else {}
+            for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
+                if speed is not None:
+                    found.record[f"{name}_per_second"] = speed
+            if speeds is not None:
+                found.timings |= {"prompt_per_second": speeds[0], "predicted_per_second": speeds[1]}
+            return found
+
+        run.add(label, None if counts is None else (prefix, accepted, drafted, counts), make)
         return True
 
     # -- SGLang --------------------------------------------------------------------------------
@@ -383,17 +417,19 @@ class LineLogs:
         label = f"rank {rank}" if rank else ""
         given = {"mean_acceptance_length": mean, "draft_acceptance_rate": rate}
         known = {name: value for name, value in given.items() if value is not None}
-        if run.per > 1:
-            run.add(label, (prefix, known))
-            return True
-        time = time_of(prefix)
-        found = RecordedRequest("sglang", ", ".join(filter(None, (label, time))), stop="interval")
-        found.given, found.record = known, {"time": time} if time else {}
-        if speed is not None:
-            found.timings["predicted_per_second"] = speed
-        if running is not None:
-            found.record["running"] = running
-        run.add(label, found)
+
+        def make() -> RecordedRequest:
+            time = time_of(prefix)
+            place = ", ".join(filter(None, (label, time)))
+            found = RecordedRequest("sglang", place, stop="interval")
+            found.given, found.record = known, {"time": time} if time else {}
+            if speed is not None:
+                found.timings["predicted_per_second"] = speed
+            if running is not None:
+                found.record["running"] = running
+            return found
+
+        run.add(label, (prefix, known), make)
         return True
 
     @staticmethod
@@ -416,7 +452,7 @@ class LineLogs:
         values = {key.lower(): value for key, value in _KEY.findall(said)}
         name = said[: _KEY.search(said).start()].strip(" |*`\t:-")  # type: ignore[union-attr]
         name = name[-100:]
-        known = {one.place for one in self._tables[-1].requests} if self._tables else set()
+        known = {one.place for one in map(_made, self._tables[-1].requests)} if self._tables else ()
         if not self._tables or self._tables[-1].engine == "closed" or name in known:
             if len(self._tables) >= _MOST_RUNS:
                 return
@@ -454,7 +490,7 @@ class LineLogs:
                 one.timings.get(field_name)
                 if field_name == "predicted_n"
                 else getattr(one, field_name)
-                for one in table.requests
+                for one in map(_made, table.requests)
             ]
             known = [one for one in values if one is not None]
             try:
@@ -473,6 +509,28 @@ class LineLogs:
                 )
         if "}" in said:
             self._n_left_of_table, table.engine = 0, "closed"
+
+
+def _mtp_request(said: str) -> RecordedRequest | None:
+    """A request of oMLX. All drafts have a first token."""
+    found = _MTP.search(said)
+    if found is None:
+        return None
+    request = RecordedRequest("omlx", f"request {found[1]}", stop=found[2])
+    request.timings["predicted_n"] = whole(found[3], COUNT)
+    request.num_draft_tokens = whole(found[5], COUNT)
+    request.num_accepted_draft_tokens = whole(found[4], request.num_draft_tokens)
+    parts = re.findall(r"d\d{1,4}=(\d{1,20})/(\d{1,20})", found[6] or "")
+    counts = [(whole(accepted, COUNT), whole(drafted, COUNT)) for accepted, drafted in parts]
+    if counts:
+        request.num_spec_steps, request.per_pos = counts[0][1], [one for one, _ in counts]
+        request.check(
+            sum(request.per_pos) == request.num_accepted_draft_tokens
+            and sum(drafted for _, drafted in counts) == request.num_draft_tokens,
+            ("accept", "depth"),
+            "the counts by index in the draft do not add up to those of all",
+        )
+    return request
 
 
 def _interval(label: str, lines: Sequence[_Line]) -> RecordedRequest:
@@ -564,29 +622,45 @@ def _exact_counts(
 
 def _is_mean(value: float, mean: str) -> bool:
     """Whether a mean length is written as it would be."""
-    number, half = _mean(mean)
+    number, half = mean_of(mean)
     return abs(value - number) <= half
 
 
 @lru_cache(1 << 12)
-def _mean(text: str) -> tuple[float, float]:
+def mean_of(text: str) -> tuple[float, float]:
     """A mean length, and half a unit of its last digit."""
     return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
 
-def _thinned(requests: list[RecordedRequest]) -> list[RecordedRequest]:
+def _thinned(requests: list[RecordedRequest | _Waiting]) -> list[RecordedRequest | _Waiting]:
     """Half as many, of two neighbours of the same engine each."""
-    by_engine: dict[str, list[RecordedRequest]] = {}
+    by_engine: dict[str, list[RecordedRequest | _Waiting]] = {}
     for one in requests:
-        label = one.place.partition(", ")[0]
+        label = one[0] if isinstance(one, tuple) else one.place.partition(", ")[0]
         by_engine.setdefault(label if label.startswith(("engine ", "rank ")) else "", []).append(
             one
         )
     return [
-        merged(group[i : i + 2], f"{group[i].place} and after")
-        for group in by_engine.values()
+        _together(label, group[i : i + 2])
+        for label, group in by_engine.items()
         for i in range(0, len(group), 2)
     ]
+
+
+def _together(label: str, pair: Sequence[RecordedRequest | _Waiting]) -> RecordedRequest:
+    """Two neighbours, or one that has none, as one."""
+    parts = [one[1] for one in pair if isinstance(one, tuple) and one[1] is not None]
+    if len(parts) == 2 and (len(parts[0]) > 2 or parts[0][1].keys() == parts[1][1].keys()):
+        found = _plain_sums(label, parts)
+        if found is not None:
+            return found
+    whole = list(map(_made, pair))
+    return merged(whole, f"{whole[0].place} and after")
+
+
+def _made(one: RecordedRequest | _Waiting) -> RecordedRequest:
+    """A line that waits as an interval."""
+    return one[2]() if isinstance(one, tuple) else one
 
 
 @lru_cache(1 << 12)
@@ -623,4 +697,4 @@ def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> in
         steps = drafted // n
         if not mean or _is_mean(1 + accepted / steps, mean):
             return steps
-    return found.steps_of(*_mean(mean)) if mean else None
+    return found.steps_of(*mean_of(mean)) if mean else None

@@ -15,10 +15,10 @@ from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.garbage import collections_wait
-from engine.observe.files.line_logs import LineLogs
+from engine.observe.files.line_logs import LineLogs, mean_of
 from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
-from engine.observe.rounds.log_lines import texts_of
+from engine.observe.rounds.log_lines import utf8_of
 from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound
@@ -52,23 +52,33 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
     others = LineLogs()
     earlier: dict[ServerLog, RecordedRequest] = {}
     reader = LogReader(others, lambda server: _fold(server, earlier), has_batches=True)
-    with collections_wait():
-        for piece in [text] if isinstance(text, str) else texts_of(text):
-            reader.feed(piece)
-        reader.end()
-        found = _write_servers(store, reader, earlier, file) + others.write(store, file)
-    if not found:
-        unread = [(one.n_unread, one.first_unread) for one in reader.servers] + [others.unread]
-        n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
-        what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
-        if seen := sum(one.n_candidates for one in reader.servers):
-            what += f"; it has {seen:,} tokens that drafters looked at, but not what was accepted"
-        raise TraceFileError(
-            f"{file} tells of no round and of no request that ended{what}.",
-            "Name the log of a time in which a request was answered. For rounds, start "
-            "llama-server with -lv 5 and LLAMA_TRACE=1 in its environment.",
-        )
+    try:
+        with collections_wait():
+            for piece in [text] if isinstance(text, str) else utf8_of(text):
+                reader.feed(piece)
+            reader.end()
+            found = _write_servers(store, reader, earlier, file) + others.write(store, file)
+        if not found:
+            raise _nothing(file, reader, others)
+    finally:
+        reader.let_go()
     return found
+
+
+def _nothing(file: str, reader: LogReader, others: LineLogs) -> TraceFileError:
+    """The error about a log that has neither rounds nor sums."""
+    unread = [(one.n_unread, one.first_unread) for one in reader.servers] + [others.unread]
+    n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
+    what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
+    if seen := sum(one.n_candidates for one in reader.servers):
+        what += f"; it has {seen:,} tokens that drafters looked at, but not what was accepted"
+    if n := sum(one.n_undrafted for one in reader.servers):
+        what += f"; it has {n:,} rounds that say 0 tokens were drafted, as builds of late 2025 do"
+    return TraceFileError(
+        f"{file} tells of no round and of no request that ended{what}.",
+        "Name the log of a time in which a request was answered. For rounds, start "
+        "llama-server with -lv 5 and LLAMA_TRACE=1 in its environment.",
+    )
 
 
 def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:
@@ -200,8 +210,7 @@ def _steps(
         if (tokens, confirmed) == (request.drafted, accepted):
             steps = drafts
     if request.mean_length:
-        mean, digits = float(request.mean_length), len(request.mean_length.partition(".")[2])
-        half = 0.5001 * 10.0**-digits
+        mean, half = mean_of(request.mean_length)
         if steps and abs(1 + accepted / steps - mean) > half + _RATIO:
             found.check(
                 False,
@@ -376,20 +385,25 @@ def _write_light(
     not logged, nor is any token."""
     tables = [_light_table(request) for request in server.requests]
     n_each = [len(one) for one in tables]
-    seq_id = np.repeat(np.arange(len(n_each)), n_each)
-    accepted, drafted, us, restored, sizes, n_max = np.ascontiguousarray(np.concatenate(tables).T)
+    seq_id = np.repeat(np.arange(len(n_each), dtype=np.int32), n_each)
+    table = np.concatenate(tables)
+    del tables
+    us, sizes = table[:, 2].copy(), table[:, 4].copy()
+    accepted, drafted, restored, n_max = (table[:, i].astype(np.int32) for i in (0, 1, 3, 5))
+    del table
     t_ms = np.where(us < 0, np.nan, us / 1e3)
     whole = accepted + 1 + restored
-    ahead = np.concatenate([np.zeros(1, np.int64), np.cumsum(whole)])
+    ahead = np.concatenate([np.zeros(1, np.int64), np.cumsum(whole, dtype=np.int64)])
     before = ahead[:-1] - np.repeat(ahead[np.cumsum(n_each) - n_each], n_each)
     most = [2**40 if r.predicted is None else max(r.predicted - 1, 0) for r in server.requests]
     left = np.maximum(np.repeat(most, n_each) - before, 0)
-    emitted = np.minimum(whole, left)
+    emitted = np.minimum(whole, left).astype(np.int32)
     code = writer.store.text_pool.code
     kinds = np.array([code(one) for one in ("end", "target", "bonus", "replacement")], np.int32)
     kind = np.where(accepted == drafted, 2, 3)
     kind = np.where((emitted == accepted + 2) | (drafted == 0), 1, kind)
     kind = np.where((whole > left) & (emitted <= accepted) & (drafted > 0), 0, kind)
+    del ahead, before
     path = np.where(restored > 0, 2, np.where(drafted > accepted, 1, 0))
     paths = np.array(
         [code(path_name(one, reach)) for one in ("none", "seq_rm", "restore")], np.int32
@@ -414,18 +428,24 @@ def _write_light(
         "verify_width": drafted + 1,
         "checkpoint_bytes": sizes,
         "draft_n_max": n_max,
-        "n_rs_seq": np.full(len(us), MISSING if reach.n_rs_seq is None else reach.n_rs_seq),
+        "n_rs_seq": np.full(
+            len(us), MISSING if reach.n_rs_seq is None else reach.n_rs_seq, np.int32
+        ),
     }
     # before each request's first row one of its prompt, which ended at some time before
     firsts = np.flatnonzero(np.diff(seq_id, prepend=-1))
     times = np.nan_to_num(np.concatenate([t_ms[firsts], t_ms]))
-    order = np.lexsort((np.arange(len(times)), np.concatenate([firsts, np.arange(len(us))]), times))
-    prompts = {"seq_id": seq_id[firsts], "num_emitted": np.ones(len(firsts), np.int64)}
+    rows = np.arange(len(firsts), len(times))
+    order = np.insert(rows, firsts, np.arange(len(firsts)))
+    order = order[np.argsort(times[order], kind="stable")]
+    prompts = {"seq_id": seq_id[firsts], "num_emitted": np.ones(len(firsts), np.int32)}
+    del left, whole, kind, path, times, rows
     for name, values in columns.items():
-        blank = {np.dtype(float): np.nan, np.dtype(np.int32): 0}.get(values.dtype, MISSING)
+        is_text = name in ("drafter", "accept_rule", "stop_kind", "rollback_path")
+        blank = np.nan if values.dtype == float else 0 if is_text else MISSING
         begin = prompts.get(name, np.full(len(firsts), blank, values.dtype))
         columns[name] = np.concatenate([begin, values])[order]
-    columns["round"] = np.arange(len(order))
+    columns["round"] = np.arange(len(order), dtype=np.int32)
     writer.extend("rounds", columns)
     if drafter:
         with_draft = np.flatnonzero(columns["num_draft_tokens"] > 0)

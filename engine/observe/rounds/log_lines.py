@@ -11,6 +11,7 @@ import codecs
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -52,6 +53,8 @@ LONGEST_LINE = 1 << 14
 SHORTEST_LINE = 12
 """Characters of a line that can say anything by itself."""
 _MOST_JSON = 16 << 20
+_MOST_KEPT = 4 * LONGEST_LINE
+"""Bytes of an open line."""
 _LONGEST_PREFIX = 256
 _MOST_PREFIXES = 4096
 _MOST_FORMS = 8
@@ -94,6 +97,7 @@ _VARIABLE = re.compile(
 _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
 )
+_RESET = re.compile(rb"\[0m")
 _BAR = re.compile(
     r"[^|\r\n]{0,100}?\d{1,3}%\|[^|]{0,200}\|[^\[\]]{0,40}\[[^\]]{0,80}\]|^\S{1,100}\.exe : "
 )
@@ -103,6 +107,7 @@ _OVERWRITTEN = re.compile(r"^[^'\n]*%[^'\n]*\r(?=[^\r\n])", re.MULTILINE)
 _UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
 """What comes before the text of a token."""
 _ZEROS = str.maketrans("123456789", "000000000")
+_ZERO_BYTES = bytes.maketrans(b"123456789", b"000000000")
 _NO_NAME = re.compile(r"[^\w./@-]+")
 
 
@@ -216,7 +221,11 @@ def name_of(prefix: str, *, is_loose: bool = False) -> str:
 def time_of(prefix: str) -> str:
     """The date and time in a prefix, as written; "" without any."""
     tail = prefix[-_LONGEST_PREFIX:]
-    return " ".join(tail[begin:end] for begin, end in _times_of(tail.translate(_ZEROS)))[:40]
+    if tail.isascii():  # of bytes it takes a tenth of the time
+        shape = tail.encode().translate(_ZERO_BYTES).decode()
+    else:
+        shape = tail.translate(_ZEROS)
+    return " ".join(tail[begin:end] for begin, end in _times_of(shape))[:40]
 
 
 @lru_cache(1 << 12)
@@ -227,18 +236,53 @@ def _times_of(shape: str) -> list[tuple[int, int]]:
     return [(a, a + len(shape[a:b].rstrip())) for a, b in whole if shape[a:b].strip()]
 
 
-def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Bytes of a file as text: UTF-8, or UTF-16 as PowerShell writes it."""
-    decoder = None
-    for piece in pieces:
+def encoded(text: str) -> bytes:
+    """A text as `decoded` takes it."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decoded(data: bytes) -> str:
+    """UTF-8 as text, also that of half a pair, which a text may have."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+def utf8_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Bytes of a file as UTF-8, no piece of it cut inside a character: UTF-16, as PowerShell writes
+    it, in other bytes, and what is neither as what stands for it."""
+    decoder, rest = None, b""
+    for piece in chain(pieces, [b""]):
         if decoder is None:
             is_wide = piece[:2] in (b"\xff\xfe", b"\xfe\xff")
             is_bare = piece[1:2] == b"\0" and piece[3:4] == b"\0"
             name = "utf-16" if is_wide else "utf-16-le" if is_bare else "utf-8-sig"
             decoder = codecs.getincrementaldecoder(name)("replace")
-        yield decoder.decode(piece)
-    if decoder is not None:
-        yield decoder.decode(b"", final=True)
+            piece = piece.removeprefix(codecs.BOM_UTF8)
+        if name != "utf-8-sig":
+            yield decoder.decode(piece, final=not piece).encode()
+            continue
+        end = (piece.rfind(b"\n") + 1 or len(piece) - _n_open(piece)) if piece else 0
+        data, rest = rest + piece[:end], piece[end:]
+        if not data.isascii():
+            try:
+                data.decode()
+            except UnicodeDecodeError:
+                data = data.decode("utf-8", "replace").encode()
+        yield data
+
+
+def _n_open(data: bytes) -> int:
+    """Bytes of a character at the end that goes on."""
+    for n, byte in enumerate(reversed(data[-3:]), 1):
+        if byte >= 0xC0:
+            return n if n < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0
+        if byte < 0x80:
+            break
+    return 0
+
+
+def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The same as text."""
+    return map(decoded, utf8_of(pieces))
 
 
 class LogLines:
@@ -251,9 +295,9 @@ class LogLines:
         self._others = others
         self.is_cut = False
         """Whether the last line has no end."""
-        self._rest: list[str] = []
+        self._rest: list[bytes] = []
         self._n_rest = 0
-        self._end = ""
+        self._end = b""
         """What lines end with, once known."""
         self._is_json: bool | None = None
         self._names: dict[str, str] = {}
@@ -273,50 +317,51 @@ class LogLines:
     def feed(self, text: str) -> Iterator[LogLine]:
         """More of the log, cut anywhere: the lines that this completes. Raises TraceFileError for
         a line of JSON that is too long."""
-        for line in self.lines(text).split("\n")[:-1]:
+        for line in decoded(self.lines(encoded(text))).split("\n")[:-1]:
             yield from self.placed(line)
 
     def end(self) -> Iterator[LogLine]:
         """The line that was still open."""
-        for line in self.last_lines().split("\n")[:-1]:
+        for line in decoded(self.last_lines()).split("\n")[:-1]:
             yield from self.placed(line)
 
-    def lines(self, text: str) -> str:
-        """The same lines as they are, without colours, each with a line feed. Raises what `feed`
-        does."""
-        if not text:
-            return ""
-        self.is_cut = not text.endswith("\n")
-        if self._is_json is None and (begin := text.lstrip()[:1]):
+    def lines(self, data: bytes) -> bytes:
+        """The same lines as they are, without colours, each with a line feed. data: cut between
+        characters. Raises what `feed` does."""
+        if not data:
+            return b""
+        self.is_cut = not data.endswith(b"\n")
+        if self._is_json is None and (begin := decoded(data).lstrip()[:1]):
             self._is_json = begin == "{"
-        if self._end != "\r" and "\n" in text:
-            end = text.rfind("\n") + 1
-            whole, rest = "".join((*self._rest, text[:end])), text[end:]
-        elif self._end == "\r" or (not self._end and self._n_rest > LONGEST_LINE // 2):
-            self._end = "\r"  # of old systems; what has no ends at all is one line as before
-            text = re.sub(r"\r\n|\r", "\n", "".join((*self._rest, text)))
-            end = text.rfind("\n") + 1
-            whole, rest = text[:end], text[end:]
+        if self._end != b"\r" and b"\n" in data:
+            end = data.rfind(b"\n") + 1
+            whole, rest = b"".join((*self._rest, data[:end])), data[end:]
+        elif self._end == b"\r" or (not self._end and self._n_rest > LONGEST_LINE // 2):
+            self._end = b"\r"  # of old systems; what has no ends at all is one line as before
+            data = re.sub(rb"\r\n|\r", b"\n", b"".join((*self._rest, data)))
+            end = data.rfind(b"\n") + 1
+            whole, rest = data[:end], data[end:]
         else:
-            self._keep(text)
-            return ""
+            self._keep(data)
+            return b""
         if not self._end:
-            self._end = "\r\n" if whole[: whole.find("\n")].endswith("\r") else "\n"
+            self._end = b"\r\n" if whole[: whole.find(b"\n")].endswith(b"\r") else b"\n"
         self._rest, self._n_rest = [], 0
         self._keep(rest)
         return self._clean(whole)
 
-    def last_lines(self) -> str:
+    def last_lines(self) -> bytes:
         """The line that was still open."""
         if not self._rest:
-            return ""
-        last, self._rest = "".join(self._rest) + "\n", []
-        return self._clean(last if self._end else last.replace("\r", "\n"))
+            return b""
+        last, self._rest = b"".join(self._rest) + b"\n", []
+        return self._clean(last if self._end else last.replace(b"\r", b"\n"))
 
-    def _keep(self, rest: str) -> None:
-        most = _MOST_JSON if self._is_json else LONGEST_LINE
+    def _keep(self, rest: bytes) -> None:
+        most = _MOST_JSON if self._is_json else _MOST_KEPT
         if rest and self._n_rest <= most:
-            self._rest.append(rest[: most + 1])
+            part = rest[:most]
+            self._rest.append(part[: len(part) - _n_open(part)])
         self._n_rest += len(rest)
         if self._is_json and self._n_rest > _MOST_JSON:
             raise TraceFileError(
@@ -324,16 +369,17 @@ class LogLines:
                 "Name the log that a server wrote.",
             )
 
-    def _clean(self, text: str) -> str:
-        if "\x1b" in text or "[0m" in text or "\xa0" in text:
-            text = "\n".join(map(without_colours, text.split("\n")))
-        if self._end == "\r\n":
-            text = text.replace("\r\n", "\n")
-        if "\r" in text:
-            text = _OVERWRITTEN.sub("", text)
+    def _clean(self, data: bytes) -> bytes:
+        is_spaced = b"\xa0" in data and b"\xc2\xa0" in data
+        if is_spaced or b"\x1b" in data or _RESET.search(data):
+            data = encoded("\n".join(map(without_colours, decoded(data).split("\n"))))
+        if self._end == b"\r\n":
+            data = data.replace(b"\r\n", b"\n")
+        if b"\r" in data:
+            data = encoded(_OVERWRITTEN.sub("", decoded(data)))
         if not self._has_learned:
-            self._learn(text[:-1].split("\n", 1000)[:1000])
-        return text
+            self._learn(list(map(decoded, data[:-1].split(b"\n", 1000)[:1000])))
+        return data
 
     def placed(self, line: str) -> Iterator[LogLine]:
         """The next line with the server that it is of; several where it wraps them, none where

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import OutOfRangeError
-from engine.observe.rounds.log_lines import LogLines, OtherLines, Time, unwrapped
+from engine.observe.rounds.log_lines import LogLines, OtherLines, Time, decoded, encoded, unwrapped
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
@@ -21,17 +21,19 @@ from engine.observe.rounds.log_shapes import (
     Block,
     LightRows,
     Reading,
+    lengths_of_runs,
     read_as,
     says_nothing,
     shape_of,
 )
-from engine.observe.rounds.log_words import Saying
+from engine.observe.rounds.log_words import CHUNK, Saying
 from engine.observe.rounds.server_log import LogServers, Read, ServerLog
 from engine.observe.rounds.server_state import Slot
 
 MOST_ROUNDS = 1 << 22
 _FEW_LINES = 64
 """Of which the shapes are not looked for."""
+_USUAL_LINE = 128
 _FIRST_BYTES, _MOST_BYTES = 1 << 13, 1 << 22
 """Of the first block, since none of its shapes is known, and of the longest."""
 _MOST_HASHES = 1 << 18
@@ -67,9 +69,10 @@ class LogReader(LogServers):
         self._kinds: dict[tuple[Any, ...], Reading] = {}
         """The same by their keys."""
 
-    def feed(self, text: str) -> None:
-        """More of the log, cut anywhere. Raises TraceFileError for more than a trace can hold."""
-        self._take(self._lines.lines(text))
+    def feed(self, text: str | bytes) -> None:
+        """More of the log, cut anywhere, or as UTF-8 between characters. Raises TraceFileError for
+        more than a trace can hold."""
+        self._take(self._lines.lines(encoded(text) if isinstance(text, str) else text))
 
     def end(self) -> None:
         """Nothing more comes: the last entry is complete, unless the server ended in it."""
@@ -80,17 +83,24 @@ class LogReader(LogServers):
             if self._lines.is_cut and server in known:
                 server.known_unread = known[server]
 
-    def _take(self, text: str) -> None:
+    def let_go(self) -> None:
+        """Nothing of what was read is needed any more: it goes now, and not when cycles are looked
+        for."""
+        for held in (self.servers, self.requests, self._by_stream):
+            held.clear()
+
+    def _take(self, data: bytes) -> None:
         """Whole lines."""
-        data, at = text.encode("utf-8", "surrogatepass"), 0
+        at = 0
         while at < len(data):
             end = data.find(b"\n", at if self._is_waiting else at + self._n_block) + 1 or len(data)
             lines, at = data[at:end], end
-            if self._is_waiting or lines.count(b"\n") < _FEW_LINES:
-                for line in lines.decode("utf-8", "surrogatepass").split("\n")[:-1]:
+            may_be_few = len(lines) < _FEW_LINES * _USUAL_LINE
+            if self._is_waiting or (may_be_few and lines.count(b"\n") < _FEW_LINES):
+                for line in decoded(lines).split("\n")[:-1]:
                     self._place(line)
             else:
-                self._take_block(Block(lines))
+                self._take_block(Block(lines, cuts=not self._lines.is_json))
             self._n_block = min(2 * self._n_block, _MOST_BYTES)
         if sum(server.n_rounds for server in self.servers) > MOST_ROUNDS:
             raise TraceFileError(
@@ -100,7 +110,8 @@ class LogReader(LogServers):
     def _take_block(self, block: Block) -> None:
         """Many lines: those of known shapes by columns, the others one by one. Lines that say
         nothing are passed over."""
-        before, unknown = self._lines.number, {}
+        before = self._lines.number
+        unknown: dict[int, bytes | None] = {}
         known = list(map(self._by_hash.get, block.hashes))
         for i, reading in enumerate(known):
             if reading is None:
@@ -113,6 +124,8 @@ class LogReader(LogServers):
             whose, is_silent[of_line], np.flatnonzero(says_more[of_line])
         )
         runs, shapes = light.runs(todo), of_line[todo].tolist()
+        is_candidate = np.array([one is not None and one.name == "candidate" for one in known])
+        candidates = lengths_of_runs(is_candidate[of_line[todo]], 2)
         n_learned, at, placed = self._lines.n_learned, 0, -1
         slot: tuple[ServerLog, Slot] | None = None
         while at < len(todo):
@@ -121,12 +134,25 @@ class LogReader(LogServers):
                 at += n
                 slot = None
                 continue
+            n = candidates.get(at, 0) if candidates else 0
+            if n and self._say_candidates([values[one] for one in todo[at : at + n]]):
+                at += n
+                slot = None
+                continue
             reading, row = known[shapes[at]], values[i] or light.row(i)
             if reading is not None and row is not None:
-                if slot is None or not goes_on[at]:
-                    is_said, slot = self._say(reading, before + i + 1, row)
+                if slot is not None and goes_on[at]:  # and no line of it has an earlier time
+                    server, mine = slot
+                    server.last_us = us = row[1]
+                    said = before + i + 1, us, reading.kind
+                    try:
+                        is_said = reading.handler is None or reading.handler(
+                            server, mine, said, *row[4:]
+                        )
+                    except OutOfRangeError:
+                        is_said = False
                 else:
-                    is_said = self._say_more(reading, before + i + 1, row, slot)
+                    is_said, slot = self._say(reading, before + i + 1, row)
                 if is_said:
                     at += 1
                     continue
@@ -145,13 +171,15 @@ class LogReader(LogServers):
         self._lines.last = self._stream_before(block, known, block.n_lines, placed)
         self._lines.number = before + block.n_lines
 
-    def _known(self, block: Block, shape: int) -> tuple[Reading | None, bytes]:
+    def _known(self, block: Block, shape: int) -> tuple[Reading | None, bytes | None]:
         """How lines of a shape that is new to this block are read, if that is known, and the shape
-        that they are read as."""
-        line = block.example(shape)
+        that they are read as, if there is one."""
+        line, is_cut = block.example(shape), block.is_cut(shape)
+        if is_cut:
+            line = line[: line.index(CHUNK) + len(CHUNK)]
         of_line = shape_of(line)
-        key = read_as(of_line)
-        found = self._readings.get(key)
+        key = None if is_cut else read_as(of_line)
+        found = None if key is None else self._readings.get(key)
         if found is None and (
             self._is_quiet_object(line) if self._lines.is_json else self._is_quiet(of_line, line)
         ):
@@ -243,8 +271,9 @@ class LogReader(LogServers):
     ) -> tuple[bool, tuple[ServerLog, Slot] | None]:
         """Take what a line of a known shape says; False for one that has to be looked at as a
         whole. row: its server, time and values. Also who says more if the next line is of the same
-        slot and task."""
-        if reading.whose == "other":
+        slot and task, at no earlier time."""
+        whose = reading.whose
+        if whose == "other":
             return self._say_other(reading, line, row), None
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
@@ -253,35 +282,25 @@ class LogReader(LogServers):
             server.has_times = True
         handler, said = reading.handler, (line, us, reading.kind)
         try:
-            if reading.whose == "server":
-                return handler is not None and handler(server, said, *row[2:]), None
-            if reading.whose == "free":
-                return handler is not None and handler(server, row[2], said, *row[3:]), None
-            slot = server.slots.get(row[2])
-            if server.requests and server.begins_again(us):
+            if whose == "slot":
+                last = server.last_us
+                falls = us is not None and last is not None and us < last
+                if falls and server.requests and server.begins_again(us):
+                    return False, None
+                slot = server.slots.get(row[2])
+                if slot is None or slot.request.task != row[3]:
+                    slot = server.slot(row[2], row[3])
+                server.works_on(slot, us)
+                if slot.request.is_broken:
+                    return True, None
+                return handler is None or handler(server, slot, said, *row[4:]), (server, slot)
+            if handler is None:
                 return False, None
-            if slot is None or slot.request.task != row[3]:
-                slot = server.slot(row[2], row[3])
-            server.works_on(slot, us)
-            if slot.request.is_broken:
-                return True, None
-            return handler is None or handler(server, slot, said, *row[4:]), (server, slot)
+            if whose == "free":
+                return handler(server, row[2], said, *row[3:]), None
+            return handler(server, said, *row[2:]), None
         except OutOfRangeError:
             return False, None
-
-    @staticmethod
-    def _say_more(
-        reading: Reading, line: int, row: tuple[Any, ...], whose: tuple[ServerLog, Slot]
-    ) -> bool:
-        """The same for a line of the same slot and task as the one before, at no earlier time."""
-        server, slot = whose
-        server.last_us = us = row[1]
-        if reading.handler is None:
-            return True
-        try:
-            return reading.handler(server, slot, (line, us, reading.kind), *row[4:])
-        except OutOfRangeError:
-            return False
 
     def _say_other(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
         others, (source, _, *values) = self._others, row
@@ -309,6 +328,19 @@ class LogReader(LogServers):
         for server, rows, of in found:
             server.has_times |= bool(rows[0, -1] >= 0)
             server.take_light(rows, of)
+        return True
+
+    def _say_candidates(self, rows: list[tuple[Any, ...] | None]) -> bool:
+        """Take tokens that drafters looked at; whether all are what they seem."""
+        known = [one for one in rows if one is not None]
+        servers = {name: self._by_stream.get(name) for name in {one[0] for one in known}}
+        if len(known) < len(rows) or any(s is None or s.is_waiting for s in servers.values()):
+            return False
+        for name, server in servers.items():
+            mine = known if len(servers) == 1 else [one for one in known if one[0] == name]
+            assert server is not None
+            server.has_times |= any(one[1] is not None for one in mine)
+            server.take_candidates([one[2:] for one in mine])
         return True
 
     def _stream_before(self, block: Block, known: list[Reading | None], i: int, placed: int) -> str:

@@ -120,17 +120,18 @@ class PhaseClock:
         """An entry that begins or ends a phase."""
         if us is None:
             return
-        if what == "update":
+        if what == "yielded":
+            if "verify" in self._at:
+                self._n_yielded += 1
+                self._at["verified" if self._n_yielded == 1 else "kept"] = us
+        elif what == "update":
             self._rounds, self._at, self._n_yielded = [], {}, 0
         elif what == "draft":
             self._at.setdefault(what, us)
         elif what == "verify":
             self._at[what], self._n_yielded = us, 0
-        elif what != "yielded":
+        else:
             self._at[what] = us
-        elif "verify" in self._at:
-            self._n_yielded += 1
-            self._at["verified" if self._n_yielded == 1 else "kept"] = us
 
     def joins(self, one: LogRound | None) -> None:
         """A round is verified, or replayed, in this iteration."""

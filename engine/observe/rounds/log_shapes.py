@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.observe.rounds.log_words import CHUNK, Saying, Value
-from kernels.lines import scanned
+from kernels.lines import CUT, scanned
 
 Place: TypeAlias = tuple[int, int]
 """Of a byte: the last number that ends before it, -1 for none, and bytes from there on; the next
@@ -29,6 +29,8 @@ FEW = 16
 _MOST_DIGITS = 15
 """Of a number that float64 has exactly."""
 _AT_END = -2
+_ANYWHERE: Place = (-1, 0)
+_MANY_GROUPS = 16
 _MOST_MINUTES = 7
 """Digits, of a time: 19 years."""
 _NUMBER = re.compile(rb"[0-9]+")
@@ -37,7 +39,7 @@ _SAYS = re.compile(
     rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
     rb"|n_(?:gen|decoded|rs_seq|batch|past|tokens) |build|llama_server|main: |model|next token"
     rb"|candidate|update slots|mean |per pos|Aggregate|metrics: |Decode batch|throughput:|pred="
-    rb"|adaptive |sampling|rejection_|threshold_"
+    rb"|adaptive |sampling|rejection_|threshold_|MTP\["
     rb"|\\u|\x1b"
 )
 """What a line has, by its shape, that may say something to any reader."""
@@ -116,6 +118,7 @@ class Reading:
                 )
                 if is_plain is None:
                     return False
+                first = last = _ANYWHERE  # lines may have other gaps before it
             self.columns.append((inside, first, last, most))
         return True
 
@@ -164,6 +167,14 @@ def read_as(shape: bytes) -> bytes:
     return head + quote + b"x'" + tail if is_any else shape
 
 
+def lengths_of_runs(is_one: np.ndarray, shortest: int) -> dict[int, int]:
+    """By where it begins, the length of each run of lines that are one kind."""
+    begins = np.flatnonzero(np.diff(is_one, prepend=not is_one[:1].all()))
+    lengths = np.diff(begins, append=len(is_one))
+    is_long = (lengths >= shortest) & is_one[begins]
+    return dict(zip(begins[is_long].tolist(), lengths[is_long].tolist(), strict=True))
+
+
 def says_nothing(shape: bytes, start: int) -> bool:
     """Whether no line of a shape says anything to any reader. start: where the text after the
     time begins, 0 for a line without a time."""
@@ -201,11 +212,7 @@ class LightRows:
 
     def runs(self, lines: list[int]) -> dict[int, int]:
         """Where rounds follow each other in some lines, and how many."""
-        is_round = self._server[lines] > 0
-        begins = np.flatnonzero(np.diff(is_round, prepend=not is_round[:1].all()))
-        lengths = np.diff(begins, append=len(is_round))
-        is_long = (lengths >= _SHORTEST_RUN) & is_round[begins]
-        return dict(zip(begins[is_long].tolist(), lengths[is_long].tolist(), strict=True))
+        return lengths_of_runs(self._server[lines] > 0, _SHORTEST_RUN)
 
     def by_server(self, lines: list[int]) -> Iterator[tuple[str, np.ndarray]]:
         """The rows of some lines by server."""
@@ -226,10 +233,10 @@ class LightRows:
 class Block:
     """Lines that came together, and the numbers in them."""
 
-    def __init__(self, data: bytes) -> None:
-        """data: whole lines, each with its end."""
+    def __init__(self, data: bytes, *, cuts: bool = False) -> None:
+        """data: whole lines, each with its end. cuts: whether what a server sends may be cut."""
         self._data = data
-        self._scanned = found = scanned(data)
+        self._scanned = found = scanned(data, cuts=cuts)
         self.n_lines = len(found.ends)
         self.shape_of, self.hashes = found.shape_of, found.hashes.tolist()
         self._ends, self._lengths, self._first = found.stops, found.lengths, found.first
@@ -240,6 +247,10 @@ class Block:
         """A line, without its end."""
         begin, end = int(self._lines[number]), int(self._line_ends[number])
         return self._data[begin:end].decode("utf-8", "surrogatepass")
+
+    def is_cut(self, shape: int) -> bool:
+        """Whether lines of a shape go on differently."""
+        return bool(self.hashes[shape] & CUT)
 
     def example(self, shape: int) -> str:
         """The first line of a shape."""
@@ -323,32 +334,21 @@ class Block:
         if not n_numbers:
             return [reading.stream], of
         numbers = self._first[rows][:, None] + np.arange(n_numbers)
-        lengths = np.minimum(self._lengths[numbers], 99)
+        lengths = self._lengths[numbers]
         ends = self._places(rows, end)
         begins = self._lines[rows]
 
         def prefix(i: int) -> str:
             return self._data[begins[i] : ends[i]].decode("utf-8", "replace")
 
-        if (lengths == lengths[0]).all():
-            kinds, kind_of = lengths[:1], of
-        else:
-            kinds, kind_of = np.unique(lengths, axis=0, return_inverse=True)
-            kind_of = kind_of.ravel()
+        kinds, kind_of = _groups(lengths.T)
         keys = np.zeros((n_numbers + 1, len(rows)), np.int64)
         keys[-1] = kind_of
-        for kind in range(len(kinds)):
+        for kind, example in enumerate(kinds):
             mine = np.flatnonzero(kind_of == kind)
-            for number in _telling(prefix(int(mine[0])), name):
+            for number in _telling(prefix(example), name):
                 keys[number, mine] = self._whole(numbers[mine, number])[0]
-        first = [0]
-        for key in keys:
-            if (key != key[0]).any():
-                at = np.unique(key, return_inverse=True)[1]
-                _, first_of, of = np.unique(
-                    of * len(rows) + at, return_index=True, return_inverse=True
-                )
-                first = first_of.tolist()
+        first, of = _groups(keys)
         return [name(prefix(i)) for i in first], of
 
     def stream(self, reading: Reading, line: int, name: Callable[[str], str]) -> str:
@@ -376,6 +376,26 @@ class Block:
         of = repeat(*names) if len(names) == 1 else map(names.__getitem__, which.tolist())
         found = zip(rows.tolist(), zip(of, *parts, strict=False), strict=False)
         return found if is_good.all() else compress(found, is_good.tolist())
+
+
+def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """Of equal columns of keys, int64 [m, n]: the first of each group, and whose each column is."""
+    keys = keys[(keys != keys[:, :1]).any(1)]
+    of = np.zeros(keys.shape[1], np.int64)
+    first, left = [0], np.flatnonzero((keys != keys[:, :1]).any(0))
+    while len(left):
+        one = int(left[0])
+        if len(first) >= _MANY_GROUPS:
+            _, begins, rest = np.unique(
+                keys[:, left], axis=1, return_index=True, return_inverse=True
+            )
+            of[left] = len(first) + rest.ravel()
+            return first + left[begins].tolist(), of
+        is_other = (keys[:, left] != keys[:, one : one + 1]).any(0)
+        of[left[~is_other]] = len(first)
+        first.append(one)
+        left = left[is_other]
+    return first, of
 
 
 def _telling(prefix: str, name: Callable[[str], str]) -> list[int]:

@@ -29,7 +29,7 @@ Saying: TypeAlias = tuple[str, str, tuple[Value, ...]]
 SLOT = re.compile(r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (-?\d{1,10}) \| ?")
 IDS = re.compile(r"\bid_slot=(\d{1,9}) id_task=(\d{1,10})\b")
 CANDIDATE = re.compile(
-    r"- seq_id (\d+), draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '"
+    r"- (?:seq_id (\d+), )?draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '"
 )
 _IMPL = re.compile(r"called impl (\S{1,100}), hist size = (\d+), call_count = \d+, gen = (\d+)")
 IMPLEMENTATION = re.compile(r"adding speculative implementation '([^']{1,200})'")
@@ -103,7 +103,7 @@ _SIGNS = re.compile(
     r"(?:^|[^\d.])\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] "
     r"|slot {1,20}[\w():~]{1,32}: id {1,40}\d{1,9} \| task |llama_server: "
     r"|eval time {0,8}= {1,20}[\d.]{1,20} ms /|draft acceptance(?: rate)? {0,8}= "
-    r"|statistics {1,40}\S{1,64}: #calls|- seq_id \d{1,9}, draft candidate {1,9}\d"
+    r"|statistics {1,40}\S{1,64}: #calls|- (?:seq_id \d{1,9}, )?draft candidate {1,9}\d"
 )
 
 

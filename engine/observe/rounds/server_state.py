@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +23,9 @@ _MOST_SPEEDS = 1000
 @dataclass(slots=True)
 class Slot:
     """The state of a slot. replay: a restore was logged and its replay has not ended. n_max: of
-    adaptive depth, None as long as no line names it."""
+    adaptive depth, None as long as no line names it. early: of a server that names a round after
+    its tokens those since the last round, each with its number, itself and its time; of these
+    n_plain come before the draft."""
 
     request: LogRequest
     round: LogRound | None = None
@@ -30,6 +33,8 @@ class Slot:
     checkpoint_bytes: int | None = None
     replay: bool = False
     n_max: int | None = None
+    early: list[tuple[int, tuple[int, str], int | None]] = field(default_factory=list)
+    n_plain: int = 0
 
 
 class ServerState:
@@ -54,7 +59,7 @@ class ServerState:
         """Whether a request that drafted ended with a line that says so; others have none."""
         self.n_rounds = 0
         self._joins = joins
-        self._candidates: list[tuple[int, int, int, int, float, str]] = []
+        self._candidates: list[tuple[Any, ...]] = []
         """Drafted tokens that no round has yet."""
         self._prompts = PromptLog()
         self._current: LogRequest | None = None
@@ -62,10 +67,14 @@ class ServerState:
         self._clock = PhaseClock()
         self.totals: dict[str, Counts] = {}
         """By drafter its drafts, their tokens and those accepted, of all requests so far."""
+        self.n_undrafted = 0
+        """Rounds of which no line says how many tokens were drafted."""
         self.n_candidates = 0
         """Tokens that drafters looked at."""
         self._says_at_once = False
         """Whether rounds are written before their tokens; what names them later repeats them."""
+        self._begins_rounds = False
+        """Whether a line says where a round begins."""
 
     def light_rows(self, rounds: np.ndarray) -> list[tuple[Slot, np.ndarray]] | None:
         """Of rounds of the light form, one for each row with slot, task, accepted, drafted and time
@@ -147,6 +156,8 @@ class ServerState:
             )
         if number == 1:
             request.first, request.first_us = token, us
+        elif not (self._says_at_once or self._begins_rounds):
+            slot.early.append((number, token, us))
         elif slot.round is not None:
             one = slot.round
             if one.first_n is None:
@@ -176,6 +187,7 @@ class ServerState:
         _, us, kind = said
         if not drafted:  # some say so of all rounds: known only where the draft has a line
             if slot.round is None or slot.round.is_complete or self.is_light:
+                self.n_undrafted += accepted > 0
                 return True
             drafted = slot.round.drafted
         if accepted > drafted:
@@ -196,10 +208,28 @@ class ServerState:
             self._add_round(slot, LogRound(None, drafted))
         one = slot.round
         assert one is not None
+        if slot.early and kind == "again":
+            self._take_early(slot, one, drafted)
         one.drafted, one.accepted, one.restored, one.end_us = drafted, accepted, restores, us
         self._clock.ends(one, us)
         slot.replay, one.is_complete = restores, not restores
         return True
+
+    def _take_early(self, slot: Slot, one: LogRound, drafted: int) -> None:
+        """Give a round that is named after its tokens these, and each token before its draft a
+        round without one."""
+        plain, mine = slot.early[: slot.n_plain], slot.early[slot.n_plain :]
+        slot.early, slot.n_plain = [], 0
+        before = []
+        for number, token, us in plain:
+            before.append(LogRound(None, 0, tokens=[token], end_us=us, is_complete=True))
+            before[-1].first_n = number
+        slot.request.rounds[-1:-1] = before
+        self.n_rounds += len(before)
+        one.tokens = [token for _, token, _ in mine]
+        one.first_n = mine[0][0] if mine else None
+        self._place_candidates()
+        self._take_candidates_of(slot, one, drafted)
 
     def _add_round(self, slot: Slot, one: LogRound) -> None:
         slot.round, one.n_max = one, slot.n_max
@@ -208,6 +238,7 @@ class ServerState:
 
     def on_generated(self, slot: Slot, _said: Said, history: int, drafted: int, pos: int) -> bool:
         """A draft is complete: a round begins, unless one is replayed."""
+        self._begins_rounds = True
         if not slot.replay:
             self._begin(slot, history, drafted, pos)
         self._clock.joins(slot.round)
@@ -215,6 +246,7 @@ class ServerState:
 
     def on_decoded(self, slot: Slot, _said: Said, pos: int) -> bool:
         """A round without a draft."""
+        self._begins_rounds = True
         one = LogRound(pos, 0, is_complete=True)
         self._add_round(slot, one)
         self._clock.joins(one)
@@ -253,7 +285,9 @@ class ServerState:
 
     def on_mark(self, *args: Any) -> bool:
         """A phase begins or ends, of a slot or of the server."""
-        *_, (_, us, kind) = args
+        _, us, kind = args[-1]
+        if kind == "draft" and len(args) > 1 and (slot := args[0]).early:
+            slot.n_plain = len(slot.early)
         self._clock.mark(us, kind)
         return True
 
@@ -391,11 +425,17 @@ class ServerState:
         return True
 
     def on_candidate(
-        self, _said: Said, number: int, rank: int, at: int, token: int, p: float, text: str
+        self, _said: Said, number: int | None, rank: int, at: int, token: int, p: float, text: str
     ) -> bool:
-        """A token that a drafter looked at."""
-        self._candidates.append((number, rank, at, token, p, text))
+        """A token that a drafter looked at, of the slot that the line before names if it does
+        not."""
+        self.take_candidates([(number, rank, at, token, p, text)])
         return True
+
+    def take_candidates(self, rows: list[tuple[Any, ...]]) -> None:
+        """The same of several, each with the values of `on_candidate`."""
+        here = self._current.slot if self._current is not None else -1
+        self._candidates += [(here, *one[1:]) if one[0] is None else one for one in rows]
 
     def _prompt(self, slot: Slot) -> LoggedPrompt:
         """What the log tells of the prompt of a slot's request."""
@@ -415,6 +455,11 @@ class ServerState:
                 one.drafter = name
                 del self._impls[i]
                 break
+        self._take_candidates_of(slot, one, drafted)
+
+    @staticmethod
+    def _take_candidates_of(slot: Slot, one: LogRound, drafted: int) -> None:
+        """Give a round what its drafter looked at, if that is known of each drafted token."""
         n_told = drafted if len(slot.candidates) >= drafted else 0
         tops = [slot.candidates.get(i, {}) for i in range(n_told)]
         if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
@@ -431,7 +476,8 @@ class ServerState:
                 if not rank and not at:
                     slot.candidates = {}
                 slot.candidates.setdefault(at, {})[rank] = token, min(p, 1.0)
-                self._learn(token, text)
+                if token not in self.pieces:
+                    self._learn(token, text)
 
     def _learn(self, token_id: int, text: str) -> None:
         if text and token_id not in self.pieces and "\ufffd" not in text:
@@ -463,12 +509,17 @@ def _draft_sums(
     parts = [] if rates is None else [one.strip() for one in rates.split(",")]
     if len(parts) > LONGEST_DRAFT:
         raise OutOfRangeError(f"{len(parts):,} positions are more than {LONGEST_DRAFT:,}")
-    values = [real(one, 1.0) for one in parts if one]
+    values = [_rate(one) for one in parts if one]
     if ratio is not None:
         request.ratio, request.accepted, request.drafted = ratio, accepted, drafted
     request.mean_length = request.mean_length if mean is None else mean
     request.rates = request.rates if rates is None else values
     return True
+
+
+@lru_cache(1 << 12)
+def _rate(text: str) -> float:
+    return real(text, 1.0)
 
 
 _BARE_SUMS: dict[str, Callable[..., bool]] = {

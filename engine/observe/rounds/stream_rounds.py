@@ -41,7 +41,7 @@ class StreamedToken(NamedTuple):
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ObservedRound:
     """One verification, or several whose figures only arrived as sums.
 

@@ -14,7 +14,7 @@ from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.withheld_tokens import PlaneReach
-from engine.trace.records import N_TOP
+from engine.trace.records import N_TOP, PHASES
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class PromptPart:
     before_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadyRow:
     """A row of `rounds` that is settled. t_ms: its end, in the run's time, None without times.
     n_prompt: tokens of the sequence's prompt, 0 where not known. prompt_ids: of the whole prompt,
@@ -120,14 +120,7 @@ class RowWriter:
             self._prompt(ids, ready.prompt_ids)
         if ready.emitted:
             for pos, token in enumerate(map(self._known, ready.emitted), start=ready.n_prompt):
-                self._append(
-                    "tokens",
-                    **ids,
-                    pos=pos,
-                    kind="unknown",
-                    token_id=token.token_id,
-                    text=self._text(token),
-                )
+                self._token(ids, pos, "unknown", token.token_id, self._text(token))
         elif ready.part is not None:
             self._part(ids, t_ms, ready, ready.part)
         elif ready.round is not None:
@@ -158,6 +151,32 @@ class RowWriter:
     def _append(self, table: str, **values: Any) -> None:
         self._rows[table].append(values)
 
+    def _token(
+        self,
+        ids: Mapping[str, int],
+        pos: int,
+        kind: str,
+        token_id: int | None,
+        text: str | None = None,
+        index: int | None = None,
+        drafted: tuple[Any, ...] = (None, None, None),
+    ) -> None:
+        # all rows have the same columns: many thousands are then turned into columns at once
+        p, top_ids, top_ps = drafted
+        self._rows["tokens"].append(
+            {
+                **ids,
+                "pos": pos,
+                "kind": kind,
+                "token_id": token_id,
+                "text": text,
+                "draft_index": index,
+                "draft_p": p,
+                "draft_top_id": top_ids,
+                "draft_top_p": top_ps,
+            }
+        )
+
     def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
         self.flush()
         n = len(prompt)
@@ -172,7 +191,7 @@ class RowWriter:
     ) -> None:
         first = ready.round
         if first is not None:
-            self._tokens(ids, ready.n_prompt, first)
+            self._tokens(ids, ready.n_prompt, first, first.kinds())
         self._append(
             "rounds",
             **ids,
@@ -193,34 +212,36 @@ class RowWriter:
     def _round(
         self, ids: dict[str, int], t_ms: float | None, ready: ReadyRow, one: ObservedRound
     ) -> None:
-        is_one, is_placed = one.n_merged == 1, one.first > 0
+        is_one, is_placed, kinds = one.n_merged == 1, one.first > 0, one.kinds()
+        drafter = self._drafter(one)
         restored = one.path == "restore"
         self.n_merged += not is_one
         if is_placed:
-            self._tokens(ids, ready.n_prompt, one)
-        self._append(
-            "rounds",
-            **ids,
-            t_ms=t_ms,
-            pos0=ready.n_prompt + one.first - 2 if is_placed else None,
-            drafter=self._drafter(one),
-            accept_rule=self.rule.name if one.drafted else "",
-            num_draft_tokens=one.drafted,
-            num_accepted_draft_tokens=one.accepted,
-            num_target_tokens=(2 if restored else 1) if one.path and is_one else None,
-            num_emitted=one.emitted,
-            stop_kind=_stop_kind(one),
-            rollback_depth=one.undone if is_one else None,
-            memory_rollback=one.undone if is_one else None,
-            rollback_path=path_name(one.path, self._reach),
-            n_rs_seq=self._reach.n_rs_seq,
-            replay_index=int(restored) if one.path and is_one else None,
-            verify_width=one.drafted + 1 if is_one else None,
-            total_ms=one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
-            n_merged=one.n_merged if not is_one else None,
-            **_of_log(one.log),
+            self._tokens(ids, ready.n_prompt, one, kinds)
+        self._rows["rounds"].append(
+            {
+                **ids,
+                "t_ms": t_ms,
+                "pos0": ready.n_prompt + one.first - 2 if is_placed else None,
+                "drafter": drafter,
+                "accept_rule": self.rule.name if one.drafted else "",
+                "num_draft_tokens": one.drafted,
+                "num_accepted_draft_tokens": one.accepted,
+                "num_target_tokens": (2 if restored else 1) if one.path and is_one else None,
+                "num_emitted": one.emitted,
+                "stop_kind": _stop_kind(one, kinds),
+                "rollback_depth": one.undone if is_one else None,
+                "memory_rollback": one.undone if is_one else None,
+                "rollback_path": path_name(one.path, self._reach),
+                "n_rs_seq": self._reach.n_rs_seq,
+                "replay_index": int(restored) if one.path and is_one else None,
+                "verify_width": one.drafted + 1 if is_one else None,
+                "total_ms": one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
+                "n_merged": one.n_merged if not is_one else None,
+                **_of_log(one.log),
+            }
         )
-        if one.drafted and is_one and (drafter := self._drafter(one)):
+        if one.drafted and is_one and drafter:
             self._append("drafts", **ids, drafter=drafter, num_draft_tokens=one.drafted)
 
     def _drafter(self, one: ObservedRound) -> str:
@@ -231,27 +252,23 @@ class RowWriter:
             return one.log.drafter
         return self.drafters[0] if len(self.drafters) == 1 else ""
 
-    def _tokens(self, ids: dict[str, int], n_prompt: int, one: ObservedRound) -> None:
+    def _tokens(
+        self, ids: dict[str, int], n_prompt: int, one: ObservedRound, kinds: list[str]
+    ) -> None:
         first_pos = n_prompt + one.first - 1
         tokens = one.tokens if self._vocabulary is None else tuple(map(self._known, one.tokens))
-        kinds = one.kinds()
         if one.log is not None:
-            known = self.log_pieces
-            drafted = (token for tops in one.log.draft for token, _ in tops if token in known)
-            self._writer.learn(drafted, known.__getitem__)
+            known, pieces = self.log_pieces, self._writer.store.pieces
+            drafted = (token for tops in one.log.draft for token, _ in tops if token not in pieces)
+            self._writer.learn((one for one in drafted if one in known), known.__getitem__)
         n_kept = kinds.count("accepted")
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
             if i == n_kept:
                 self._undone_tokens(ids, first_pos, one, tokens)
-            self._append(
-                "tokens",
-                **ids,
-                pos=first_pos + i,
-                kind=kind,
-                token_id=token.token_id,
-                text=self._text(token),
-                **(_drafted(one.log, i, self.rule, token.token_id) if kind == "accepted" else {}),
-            )
+            more: tuple[Any, ...] = ()
+            if kind == "accepted":
+                more = i, _drafted(one.log, i, self.rule, token.token_id)
+            self._token(ids, first_pos + i, kind, token.token_id, self._text(token), *more)
 
     def _undone_tokens(
         self,
@@ -267,25 +284,12 @@ class RowWriter:
         for i in range(one.accepted, len(log.draft)):
             # of a drafter that draws only the candidates are logged
             token_id = None if self.rule.draws else log.draft[i][0][0]
-            self._append(
-                "tokens",
-                **ids,
-                pos=first_pos + i,
-                kind="rejected" if i == one.accepted else "ignored",
-                token_id=token_id,
-                **_drafted(log, i, self.rule, token_id),
-            )
+            kind = "rejected" if i == one.accepted else "ignored"
+            more = _drafted(log, i, self.rule, token_id)
+            self._token(ids, first_pos + i, kind, token_id, None, i, more)
         for i in range(one.accepted if log.restored else 0):
             token = tokens[i] if i < len(tokens) else StreamedToken()
-            self._append(
-                "tokens",
-                **ids,
-                pos=first_pos + i,
-                kind="replayed",
-                token_id=token.token_id,
-                text=self._text(token),
-                draft_index=i,
-            )
+            self._token(ids, first_pos + i, "replayed", token.token_id, self._text(token), i)
 
     def _known(self, token: StreamedToken) -> StreamedToken:
         """The token with its id, where exactly one of the vocabulary has its bytes. Running text
@@ -315,35 +319,34 @@ def path_name(path: str, reach: PlaneReach) -> str:
     return "restore_depth" if path == "restore" and reach.has_planes else path
 
 
-def _stop_kind(one: ObservedRound) -> str:
+def _stop_kind(one: ObservedRound, kinds: list[str]) -> str:
     """How the round ended: with the last token of the target's own, or cut before any."""
     if one.is_cut and one.drafted and one.emitted <= one.accepted:
         return "end"
-    kinds = one.kinds()
     return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]
 
 
 def _drafted(
     log: LogRound | None, index: int, rule: AcceptRule, token_id: int | None
-) -> dict[str, Any]:
-    """Columns of a drafted token. token_id: which one it is, if the drafter draws."""
+) -> tuple[Any, ...]:
+    """Probability of a drafted token, and the best ones there with theirs. token_id: which one it
+    is, if the drafter draws."""
     if log is None or index >= len(log.draft):
-        return {"draft_index": index}
+        return None, None, None
     tops = log.draft[index]
-    return {
-        "draft_index": index,
-        "draft_p": next((p for token, p in tops if token == token_id or not rule.draws), None),
-        "draft_top_id": [token for token, _ in tops[:N_TOP]],
-        "draft_top_p": [p for _, p in tops[:N_TOP]],
-    }
+    p = next((p for token, p in tops if token == token_id or not rule.draws), None)
+    return p, *zip(*tops[:N_TOP], strict=True)
 
 
 def _of_log(log: LogRound | None) -> dict[str, Any]:
     """Columns of a round that only the log tells."""
     if log is None:
         return {}
-    phases = {f"{phase}_ms": ms for phase, ms in log.phases.items()}
+    phases = {name: log.phases.get(phase) for phase, name in _PHASES}
     return {"checkpoint_bytes": log.checkpoint_bytes, "draft_n_max": log.n_max, **phases}
+
+
+_PHASES = [(phase, f"{phase}_ms") for phase in PHASES]
 
 
 def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> dict[str, Any]:

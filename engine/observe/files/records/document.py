@@ -22,6 +22,11 @@ MOST_STEPS = 1_000_000
 _LONGEST_TEXT = 10_000
 _DEEPEST = DEEPEST - 16
 """A trace may be nested 64 times, and what is kept of a record lies inside of it."""
+_STAMP = re.compile(
+    r"\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[^\]\n]{0,20}\][^\n]{0,4000}?"
+    r"(?:([{\[])[ \t\r]{0,9})?(?=\n|$)"
+)
+"""A line of a log before an object, which may begin at its end: LM Studio's."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
@@ -195,6 +200,11 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
         at = begin
         if at == len(text):
             break
+        if (stamp := _STAMP.match(text, at)) is not None:
+            if stamp[1] is None:
+                left.add(number, stamp[0].strip())
+            at = stamp.end() if stamp[1] is None else stamp.start(1)
+            continue
         key = _KEY.match(text, at)
         start = at if key is None else key.end()
         end, is_value = start, False

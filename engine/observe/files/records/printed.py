@@ -30,6 +30,8 @@ _NAMES = {
     "acceptance length": _MEAN,
     "accept length": _MEAN,
     "average accept length": _MEAN,
+    "acc_length": _MEAN,
+    "avg draft acceptance rate": _RATE,
     "drafts": _STEPS,
     "draft tokens": _DRAFTED,
     "accepted tokens": _ACCEPTED,
@@ -37,14 +39,21 @@ _NAMES = {
 _LINE = re.compile(
     r"(?:^|, )[ \t|>*`-]{0,20}(?P<name>"
     + "|".join(re.escape(one) for one in sorted(_NAMES, key=len, reverse=True))
-    + r"|acceptance at token \d{1,4}|position \d{1,4})[ \t]{0,60}[:=][ \t]{0,60}"
+    + r"|acceptance at token \d{1,4}|pos(?:ition)? \d{1,4})[ \t]{0,60}[:=][ \t]{0,60}"
     r"(?P<value>\d{1,20}(?:\.\d{1,20})?)(?P<percent>[ \t]?%)?(?=[\s,|`*]|$)",
     re.IGNORECASE | re.MULTILINE,
 )
 _SIGN = re.compile(
     r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:"
-    r"|(?:average )?accept length:)[ \t]{0,60}\d|(?:^|, )acceptance length:[ \t]{0,60}\d",
+    r"|(?:average )?accept length:|acc_length=)[ \t]{0,60}\d"
+    r"|(?:^|, )acceptance length:[ \t]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,
+)
+_ALONE = re.compile(r"^[ \t|>*`-]{0,20}mean acceptance length:[ \t]{0,60}\d", re.I | re.MULTILINE)
+"""Also a part of a line of vLLM's log, which may be wrapped there."""
+_BY_INDEX = re.compile(
+    r"^[ \t|>*`-]{0,20}per-position acceptance rate:[ \t]{0,60}([\d., ]{1,8192})",
+    re.I | re.MULTILINE,
 )
 _TABLE = re.compile(r"\| task +\| +run \| stage +\| +tokens \|[^\n]{0,80}rounds \| +accepted")
 _ROW = re.compile(
@@ -59,7 +68,9 @@ _ENGINES = (("n_drafted", "llama.cpp"), ("accept length", "sglang"), ("#question
 
 def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
-    return _SIGN.search(text) is not None or _TABLE.search(text) is not None
+    if _SIGN.search(text) is not None or _TABLE.search(text) is not None:
+        return True
+    return "metrics: " not in text and _ALONE.search(text) is not None
 
 
 def read_printed(text: str) -> list[RecordedRequest]:
@@ -136,6 +147,8 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
     found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
     if mean is not None:
         found.given["mean_acceptance_length"] = mean
+    if rate is not None and drafted is None and rate <= 100:
+        found.given["draft_acceptance_rate"] = rate / 100
     for name, given, part, whole_ in (
         (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
         (_RATE, rate, 100 * (accepted or 0), drafted),
@@ -147,22 +160,29 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
                 (values[name]["name"], values[_ACCEPTED]["name"]),
                 f"{values[name]['name']} is {given:g}, but the counts make {part / whole_:.4g}",
             )
-    _take_positions(found, values)
+    _take_positions(found, values, text[first.start() :])
     return found
 
 
-def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]]) -> None:
-    """Shares of the drafts that had each position accepted, as far as they follow each other."""
+def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], text: str) -> None:
+    """Shares of the drafts that had each position accepted, as far as they follow each other. text:
+    what the program printed."""
     rates: list[float] = []
     while len(rates) < LONGEST_DRAFT:
         at = len(rates)
-        match = values.get(f"acceptance at token {at}")
-        scale = 1.0
-        if match is None:
-            match, scale = values.get(f"position {at}"), 100.0
-        if match is None or (rate := float(match["value"]) / scale) > 1:
+        names = (
+            (f"acceptance at token {at}", 1.0),
+            (f"position {at}", 100.0),
+            (f"pos {at + 1}", 1.0),
+        )
+        known = [(values[name], scale) for name, scale in names if name in values]
+        if not known or (rate := float(known[0][0]["value"]) / known[0][1]) > 1:
             break
         rates.append(rate)
+    if not rates and (row := _BY_INDEX.search(text)) is not None:
+        parts = [part.strip() for part in row[1].split(",") if part.strip()]
+        if all(re.fullmatch(r"[01](?:\.\d{1,20})?", one) for one in parts[:LONGEST_DRAFT]):
+            rates = [min(float(one), 1.0) for one in parts[:LONGEST_DRAFT]]
     if not rates:
         return
     found.rates, found.num_spec_tokens = rates, len(rates)

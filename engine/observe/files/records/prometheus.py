@@ -1,5 +1,5 @@
-"""Counters of a server as Prometheus text: of vLLM, of llama-server, which names them alike, and of
-rapid-mlx.
+"""Counters of a server as Prometheus text: of vLLM, of llama-server, which names them alike, of
+TensorRT-LLM and of rapid-mlx.
 
 Two scrapes in the order taken show what was done between them; one alone shows what was done since
 the server started.
@@ -19,7 +19,12 @@ from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 
-_ENGINES = {"vllm": "vllm", "llamacpp": "llama-server", "rapid_mlx": "rapid-mlx"}
+_ENGINES = {
+    "vllm": "vllm",
+    "llamacpp": "llama-server",
+    "trtllm": "tensorrt-llm",
+    "rapid_mlx": "rapid-mlx",
+}
 _COUNTERS = {
     "num_drafts": "num_spec_steps",
     "num_draft_tokens": "num_draft_tokens",
@@ -29,14 +34,21 @@ _PER_POS = "num_accepted_tokens_per_pos"
 _SERIES = re.compile(
     rf"(vllm|llamacpp):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
-_RAPID_MLX = {
-    "attempts": "num_draft_tokens",
-    "accepts": "num_accepted_tokens",
-    "verify_calls": "num_drafts",
-    "accepted_by_depth": _PER_POS,
+_OTHER_SERIES = {
+    "rapid_mlx_spec_decode_attempts": ("rapid_mlx", "num_draft_tokens"),
+    "rapid_mlx_spec_decode_accepts": ("rapid_mlx", "num_accepted_tokens"),
+    "rapid_mlx_spec_decode_verify_calls": ("rapid_mlx", "num_drafts"),
+    "rapid_mlx_spec_decode_accepted_by_depth": ("rapid_mlx", _PER_POS),
+    "trtllm_spec_decode_num_draft_tokens": ("trtllm", "num_draft_tokens"),
+    "trtllm_spec_decode_num_accepted_tokens": ("trtllm", "num_accepted_tokens"),
+    "llamacpp:draft_tokens": ("llamacpp", "num_draft_tokens"),
+    "llamacpp:draft_tokens_accepted": ("llamacpp", "num_accepted_tokens"),
+    "llamacpp:draft_verify_steps": ("llamacpp", "num_drafts"),
+    "llamacpp:spec_tokens_drafted": ("llamacpp", "num_draft_tokens"),
+    "llamacpp:spec_tokens_accepted": ("llamacpp", "num_accepted_tokens"),
 }
-"""Its names of them: each token of a draft is an attempt, and depths count from 1."""
-_RAPID_MLX_SERIES = re.compile(rf"rapid_mlx_spec_decode_({'|'.join(_RAPID_MLX)})(?:_total)?")
+"""By other names, without `_total`: of rapid-mlx, for which each token of a draft is an attempt and
+depths count from 1, of TensorRT-LLM, and of builds of llama.cpp before it had vLLM's names."""
 _TOKENS = {"vllm:generation_tokens": "vllm", "llamacpp:tokens_predicted": "llamacpp"}
 """Emitted tokens, of all requests, with and without drafts."""
 _GAUGES = {
@@ -46,10 +58,12 @@ _GAUGES = {
 """SGLang's, averages of its last batches: no counts follow from them."""
 _SIGN = re.compile(
     rb"^(?:(?:vllm|llamacpp):spec_decode_num_(?:drafts|draft_tokens|accepted_tokens)(?:_total)?"
-    rb"|sglang:spec_accept_(?:length|rate)|rapid_mlx_spec_decode_attempts_total)[ {]",
+    rb"|sglang:spec_accept_(?:length|rate)|rapid_mlx_spec_decode_attempts_total"
+    rb"|trtllm_spec_decode_num_draft_tokens(?:_total)?"
+    rb"|llamacpp:(?:draft_tokens|spec_tokens_drafted)(?:_total)?)[ {]",
     re.MULTILINE,
 )
-_EXACT = {"vllm": COUNT, "llamacpp": 10**6, "rapid_mlx": COUNT}
+_EXACT = {"vllm": COUNT, "llamacpp": 10**6, "trtllm": COUNT, "rapid_mlx": COUNT}
 """Up to where a server prints a counter with all its digits."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
@@ -58,7 +72,7 @@ _SAMPLE = re.compile(
     r"(?<=[\s|}])([^\s|]{1,40}(?: \d{1,20})?)[\s|]{0,9}"
 )
 """A sample, also as a row of a table."""
-_BEGIN = re.compile(r"[`>*|\s]{0,9}(?:(?:vllm|llamacpp|sglang):|rapid_mlx_)")
+_BEGIN = re.compile(r"[`>*|\s]{0,9}(?:(?:vllm|llamacpp|sglang):|rapid_mlx_|trtllm_)")
 
 _EMITTED = "emitted"
 
@@ -151,8 +165,8 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             continue
         if (match := _SERIES.fullmatch(sample.name)) is not None:
             engine, series = match[1], match[2]
-        elif (match := _RAPID_MLX_SERIES.fullmatch(sample.name)) is not None:
-            engine, series = "rapid_mlx", _RAPID_MLX[match[1]]
+        elif (known := _OTHER_SERIES.get(sample.name.removesuffix("_total"))) is not None:
+            engine, series = known
         else:
             engine = _TOKENS.get(sample.name.removesuffix("_total"))
             if engine and is_real(sample.value, LARGEST) and sample.value == int(sample.value):

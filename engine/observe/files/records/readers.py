@@ -236,7 +236,28 @@ def _read_sglang(node: Node) -> RecordedRequest:
     return found
 
 
-SGLANG = Shape("sglang", "SGLang", (("spec_verify_ct",),), _read_sglang)
+_SINCE_START = "avg_spec_accept_length"
+
+
+def _read_sglang_record(node: Node) -> RecordedRequest:
+    """A request, or the average of a server's /get_server_info."""
+    if _SINCE_START not in node.values:
+        return _read_sglang(node)
+    found = RecordedRequest("sglang", node.place)
+    if (length := node.fields().number(_SINCE_START)) is not None:
+        found.given["mean_acceptance_length"] = length
+    return found
+
+
+SGLANG = Shape(
+    "sglang",
+    "SGLang",
+    (("spec_verify_ct",), (_SINCE_START,)),
+    _read_sglang_record,
+    request_of=lambda node: (
+        id(node.values) if _SINCE_START in node.values else of_same_request(node)
+    ),
+)
 
 # -- TensorRT-LLM ----------------------------------------------------------------------------
 

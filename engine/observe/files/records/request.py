@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
-from operator import ge
+from operator import ge, mul
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,15 @@ TIMINGS = (
 )
 """llama-server's names, which mlx-vlm has too."""
 ALL_TIMINGS = (*TIMINGS, "predicted_per_token_ms_n_gen", "predicted_per_second_n_gen")
+_NO_TIMINGS = dict.fromkeys(ALL_TIMINGS)
+_NOT_BY_INDEX = dict.fromkeys(
+    (
+        "acceptance_histogram",
+        "num_draft_tokens_per_pos",
+        "num_accepted_tokens_per_pos",
+        "acceptance_per_position",
+    )
+)
 
 
 @dataclass(slots=True)
@@ -241,10 +250,18 @@ class RecordedRequest:
         it; the others are None. Empty where the record contradicts itself."""
         if self.contradictions:
             return {}
-        figures = sum_figures([self])
+        counts = self.num_spec_steps, self.num_draft_tokens, self.num_accepted_draft_tokens
+        figures = _figures(*counts, self.timings)
+        if self.per_pos is None and self.histogram is None:
+            figures.update(_NOT_BY_INDEX)
+        else:
+            figures.update(_of_positions(self) or _by_index([self]))
         if self.rates and figures["acceptance_per_position"] is None:
             figures["acceptance_per_position"] = _as_given(self.rates)
-        return figures | {k: v for k, v in self.given.items() if figures.get(k) is None}
+        for name, value in self.given.items():
+            if figures.get(name) is None:
+                figures[name] = value
+        return figures
 
 
 def sums_of(moved: Movement) -> RecordedRequest:
@@ -282,19 +299,26 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
         drafted = _sum([r.num_draft_tokens for r in sound])
         accepted = _sum([r.num_accepted_draft_tokens for r in sound])
         timings = {name: _sum([r.timings.get(name) for r in sound]) for name in _SUMMED}
-    figures: dict[str, Any] = dict.fromkeys(ALL_TIMINGS) | timings
+    return _figures(steps, drafted, accepted, timings) | _by_index(sound)
+
+
+def _figures(
+    steps: float | None, drafted: float | None, accepted: float | None, timings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The figures that counts and timings give."""
+    figures: dict[str, Any] = {**_NO_TIMINGS, **timings}
     if drafted is not None and accepted is not None:
         figures |= {"draft_n": drafted, "draft_n_accepted": accepted}
-    return figures | {
-        "num_spec_steps": steps,
-        "num_draft_tokens": drafted,
-        "num_accepted_draft_tokens": accepted,
-        "mean_acceptance_length": (
-            1 + accepted / steps if steps and accepted is not None else None
-        ),
-        "draft_acceptance_rate": (accepted / drafted if drafted and accepted is not None else None),
-        **_by_index(sound),
-    }
+    figures["num_spec_steps"] = steps
+    figures["num_draft_tokens"] = drafted
+    figures["num_accepted_draft_tokens"] = accepted
+    figures["mean_acceptance_length"] = (
+        1 + accepted / steps if steps and accepted is not None else None
+    )
+    figures["draft_acceptance_rate"] = (
+        accepted / drafted if drafted and accepted is not None else None
+    )
+    return figures
 
 
 def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
@@ -302,23 +326,21 @@ def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
     over those that have them."""
     first = requests[0]
     found = RecordedRequest(first.engine, place, first.model, first.stop)
-    for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
-        setattr(found, name, _sum([getattr(one, name) for one in requests]))
-    for name in _SUMMED:
+    found.num_spec_steps = _count([one.num_spec_steps for one in requests])
+    found.num_draft_tokens = _count([one.num_draft_tokens for one in requests])
+    found.num_accepted_draft_tokens = _count([one.num_accepted_draft_tokens for one in requests])
+    for name in _SUMMED if first.timings else ():
         if (total := _sum([one.timings.get(name) for one in requests])) is not None:
             found.timings[name] = total
     by_index = [one.per_pos for one in requests]
-    if all(one is not None for one in by_index):
+    if None not in by_index:
         found.per_pos = list(map(sum, zip_longest(*by_index, fillvalue=0)))  # type: ignore[arg-type]
     counts = [one.n_merged for one in requests]
     found.n_merged = sum(counts)
     for name in first.given:
-        values = [
-            (one.given[name], n)
-            for one, n in zip(requests, counts, strict=True)
-            if name in one.given
-        ]
-        found.given[name] = sum(v * n for v, n in values) / sum(n for _, n in values)
+        numbers = [n for one, n in zip(requests, counts, strict=True) if name in one.given]
+        values = [one.given[name] for one in requests if name in one.given]
+        found.given[name] = sum(map(mul, values, numbers)) / sum(numbers)
     found.contradictions = [c for one in requests for c in one.contradictions][:1]
     return found
 
@@ -354,15 +376,8 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     """Histogram and rates by index in the draft, as far as every record with drafts has them."""
     requests = [r for r in requests if r.num_spec_steps != 0 or r.histogram or r.per_pos]
     histograms = [_histogram(request) for request in requests]
-    if not requests or any(one is None for one in histograms):
-        return dict.fromkeys(
-            (
-                "acceptance_histogram",
-                "num_draft_tokens_per_pos",
-                "num_accepted_tokens_per_pos",
-                "acceptance_per_position",
-            )
-        )
+    if not requests or None in histograms:
+        return dict(_NOT_BY_INDEX)
     known = [one for one in histograms if one is not None]
     summed = known[0]
     if len(known) > 1:
@@ -374,6 +389,18 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
         found = rates_by_index([0] * len(summed), at_least(summed))
         found["num_draft_tokens_per_pos"] = None
     return {"acceptance_histogram": summed, **found}
+
+
+def _of_positions(request: RecordedRequest) -> dict[str, Any] | None:
+    """The same of one that has accepted tokens by position and no more; None for others."""
+    steps, per_pos = request.num_spec_steps, request.per_pos
+    if steps is None or per_pos is None or not (steps or per_pos) or request.has_steps:
+        return None
+    if request.histogram is not None or request.by_length is not None:
+        return None
+    reached = [steps, *per_pos]
+    found = rates_by_index([0] * len(reached), reached) | {"num_draft_tokens_per_pos": None}
+    return {"acceptance_histogram": _histogram(request), **found}
 
 
 def _histogram(request: RecordedRequest) -> list[int] | None:
@@ -394,8 +421,11 @@ def _padded_sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _sum(values: Sequence[int | float | None]) -> int | float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    return sum(values) if values and None not in values else None  # type: ignore[arg-type]
+
+
+def _count(values: Sequence[int | None]) -> int | None:
+    return sum(values) if None not in values else None  # type: ignore[arg-type]
 
 
 def _rounding(given: float) -> float:

@@ -663,3 +663,18 @@ def test_rounds_that_say_0_of_all_drafts_are_not_observed(end: str) -> None:
     store = read("\n".join([*lines, text]))
     assert sums(store) == (304, 306, 152, 153)
     assert not len(store.rounds) and not rules(store)
+
+
+def test_omlx_tells_what_each_index_of_its_drafts_had() -> None:
+    line = (
+        "2026-08-16 12:35:26,812 - mlx_lm_mtp - INFO - MTP[{0}] finish=length tokens=128 cycles=47 "
+        "tok/cycle=2.72 accept={1}/94 (87.2%) depth[d1=43/47,d2=39/47] d0=0 emits[init=1]\n"
+    )
+    text = "".join(line.format(i, 82) for i in range(200)) + line.format("x", 81)
+    store = TraceStore()
+    (run,) = fill_log(store, text, "omlx.log")
+    requests = store.runs[run].requests or []
+    assert len(requests) == 201 and requests[200].told == {}  # which contradicts itself
+    names = "predicted_n", "draft_n", "draft_n_accepted", "num_spec_steps"
+    assert {tuple(map(one.told.get, names)) for one in requests[:200]} == {(128, 94, 82, 47)}
+    assert requests[0].told["num_accepted_tokens_per_pos"] == [43, 39]

@@ -272,3 +272,62 @@ def test_objects_as_other_languages_print_them(tmp_path: Path, kind: str) -> Non
     told = store.runs[run].told
     assert told is not None
     assert (told["predicted_n"], told["draft_n"], told["draft_n_accepted"]) == (40, 55, 25)
+
+
+TENSORRT = """# TYPE trtllm_spec_decode_num_draft_tokens_total counter
+trtllm_spec_decode_num_draft_tokens_total{engine_type="trtllm",model_name="m"} 900.0
+trtllm_spec_decode_num_accepted_tokens_total{engine_type="trtllm",model_name="m"} 540.0
+trtllm_spec_decode_acceptance_length{engine_type="trtllm",model_name="m"} 2.8
+"""
+LLAMA_BEFORE = """llamacpp:tokens_predicted_total 4000
+llamacpp:draft_tokens_total 3600
+llamacpp:draft_tokens_accepted_total 2700
+llamacpp:draft_verify_steps_total 1200
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (TENSORRT, (None, None, 900, 540)),
+        (LLAMA_BEFORE, (4000, 1200, 3600, 2700)),
+        (LLAMA_BEFORE.replace("draft_tokens_accepted", "spec_tokens_accepted"), None),
+        ("llamacpp:spec_tokens_drafted_total 9\nllamacpp:spec_tokens_accepted_total 6\n",
+         (None, None, 9, 6)),
+    ],
+)  # fmt: skip
+def test_counters_by_other_names(
+    text: str, expected: tuple[Any, ...] | None, tmp_path: Path
+) -> None:
+    assert sums(imported(tmp_path, text)) == [expected or (4000, 1200, 3600, 2700)]
+
+
+POSITIONS = """Samples: 9
+
+Mean acceptance length: 2.76
+Avg Draft Acceptance Rate: 25.0%
+
+Pos 1: 0.576
+Pos 2: 0.378
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("acc_length=2.20\nspeed=125.59 token/s\n", (2.2, None, None)),
+        (POSITIONS, (2.76, 0.25, [0.576, 0.378])),
+        ("```\nMean acceptance length: 2.50\nPer-position acceptance rate: 1.000, 0.500\n```\n",
+         (2.5, None, [1.0, 0.5])),
+    ],
+)  # fmt: skip
+def test_averages_alone(text: str, told: tuple[Any, ...], tmp_path: Path) -> None:
+    (one,) = next(iter(imported(tmp_path, text).runs.values())).requests or ()
+    names = "mean_acceptance_length", "draft_acceptance_rate", "acceptance_per_position"
+    mean, rate, by_index = map(one.told.get, names)
+    assert (mean, rate, by_index and by_index["unconditional"]) == told
+
+
+def test_a_wrapped_line_of_vllm_is_no_benchmark() -> None:
+    line = b"INFO [metrics.py:96] SpecDecoding metrics:\nMean acceptance length: 1.90, Accepted: 9"
+    assert recognise(line.replace(b"metrics:\n", b"metrics: \n")) != "benchmark"

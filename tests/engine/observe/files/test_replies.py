@@ -573,3 +573,36 @@ def test_reported_files(path: str, told: tuple[int | None, ...]) -> None:
     assert (*(figures.get(name) for name in names), len(store.tokens)) == told
     assert not rules(store)
     assert bool(len(store.rounds)) == path.startswith("18")
+
+
+def test_replies_in_the_log_of_lm_studio(tmp_path: Path) -> None:
+    """Each begins at the end of a line with a time."""
+    reply = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "a [b] {c}"}}],
+        "usage": {
+            "prompt_tokens": 6,
+            "completion_tokens": 30,
+            "total_tokens": 36,
+            "total_draft_tokens_count": 20,
+            "accepted_draft_tokens_count": 12,
+            "rejected_draft_tokens_count": 8,
+        },
+    }
+    said = f"[2026-09-10 00:35:56][INFO][q] Generated prediction: {json.dumps(reply, indent=2)}\n"
+    path = tmp_path / "server.log"
+    path.write_text(f"[2026-09-10 00:35:50][INFO][q] Running on 2 messages.\n{said}{said}")
+    store = TraceStore()
+    (run,) = import_file(store, path)
+    facts = store.runs[run]
+    told = [(one.told.get("draft_n"), one.told["draft_n_accepted"]) for one in facts.requests or ()]
+    assert told == [(20, 12)] * 2
+    assert "1 line was left out" in (facts.observed_findings or [])[0].evidence
+
+
+def test_the_average_of_sglangs_server_info(tmp_path: Path) -> None:
+    path = tmp_path / "info.json"
+    path.write_text(json.dumps({"internal_states": [{"avg_spec_accept_length": 3.17}]}))
+    store = TraceStore()
+    (run,) = import_file(store, path)
+    (one,) = store.runs[run].requests or ()
+    assert one.told["mean_acceptance_length"] == 3.17

@@ -148,3 +148,43 @@ def test_rows_do_not_wait_forever_for_a_log_that_says_nothing() -> None:
     assert len(store.rounds) == 32
     run.end()
     assert [finding.rule for finding in find(store)].count("log-of-another-run") == 1
+
+
+OLD = """slot process_toke: id  0 | task 118 | n_decoded = 1, n_remaining = -1, next token: 518 '{'
+slot update_slots: id  0 | task 118 | max possible draft: 16
+ - draft candidate   0, pos   0:   1723 (   1.000) 'function'
+ - draft candidate   1, pos   0:   2900 (   0.000) 'func'
+ - draft candidate   0, pos   1:    794 (   1.000) '":'
+ - draft candidate   0, pos   2:   5324 (   0.900) ' {"'
+slot process_toke: id  0 | task 118 | n_decoded = 2, n_remaining = -1, next token:  1723 'function'
+slot process_toke: id  0 | task 118 | n_decoded = 3, n_remaining = -1, next token:   794 '":'
+slot process_toke: id  0 | task 118 | n_decoded = 4, n_remaining = -1, next token:   330 ' "'
+slot update_slots: id  0 | task 118 | accepted 2/3 draft tokens, new n_past = 2108
+slot process_toke: id  0 | task 118 | n_decoded = 5, n_remaining = -1, next token:    92 '}'
+slot update_slots: id  0 | task 118 | max possible draft: 16
+slot process_toke: id  0 | task 118 | n_decoded = 6, n_remaining = -1, next token:    10 '.'
+slot update_slots: id  0 | task 118 | accepted 0/1 draft tokens, new n_past = 2110
+"""
+
+
+@pytest.mark.parametrize("n_blank", [0, 100])
+def test_a_build_that_names_rounds_after_their_tokens(n_blank: int) -> None:
+    """The tokens before such a line are the round's, those before its draft rounds of their own."""
+    reader = LogReader()
+    reader.feed(OLD + "que  start_loop: nothing\n" * n_blank)
+    reader.end()
+    (request,) = reader.requests
+    rounds = [
+        (one.drafted, one.accepted, one.first_n, [t for t, _ in one.tokens])
+        for one in request.rounds
+    ]
+    assert rounds == [(3, 2, 2, [1723, 794, 330]), (0, 0, 5, [92]), (1, 0, 6, [10])]
+    drafts = [[tops[0][0] for tops in one.draft] for one in request.rounds]
+    assert drafts == [[1723, 794, 5324], [], []]
+    assert not reader.unread
+
+
+def test_rounds_that_say_that_nothing_was_drafted_are_counted_in_the_error() -> None:
+    line = "slot update_slots: id  3 | task 0 | accepted {}/0 draft tokens, new n_tokens = 741"
+    with pytest.raises(TraceFileError, match="it has 3 rounds that say 0 tokens were drafted"):
+        fill_log(TraceStore(), "\n".join(map(line.format, (11, 4, 16, 0))), "server.log")
