@@ -163,8 +163,12 @@ class RoundPlot(PlotSurface):
 
     @property
     def _followed(self) -> float:
-        """How much is in sight while following."""
-        return self._first_span * self.run_axis.round_width if self._span is None else self._span
+        """How much is in sight while following: all of a run that has ended."""
+        if self._span is not None:
+            return self._span
+        rows = self.run_axis.rows
+        is_whole = self._n_rounds and rows is not None and rows.run.ended
+        return math.inf if is_whole else self._first_span * self.run_axis.round_width
 
     def _room(self, n_rounds: int, length: float) -> float:
         """For a run of this length, which fills the width once it has ended and until then most

@@ -36,7 +36,7 @@ from tests.support.timed_trace import add_rounds, timed_trace
 
 pytestmark = pytest.mark.shares_window
 
-BOTTOM = ("memory", "acceptance", "time")
+BOTTOM = ("memory", "speed")
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def test_all_plots_share_cursor_pan_and_reset(window: MainWindow, qtbot: QtBot) 
 def test_the_docks_are_tabs_below(window: MainWindow) -> None:
     together = window.tabifiedDockWidgets(window.docks["memory"])
     assert set(together) == {window.docks[name] for name in BOTTOM[1:]}
-    window.docks["time"].setFloating(True)
+    window.docks["speed"].setFloating(True)
     window.actions_by_id["view.reset_layout"].trigger()
     assert set(window.tabifiedDockWidgets(window.docks["memory"])) == set(together)
 

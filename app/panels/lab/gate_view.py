@@ -11,7 +11,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.checks.gate_form import GateForm
+from app.panels.lab.gate_form import GateForm
 from app.trace_models.tune_surface import HeatMap
 from app.widgets.build import made, vbox, words
 from app.widgets.fitted_labels import ElidedLabel
