@@ -27,11 +27,7 @@ PAGES = {
         "gate": "Gate",
         "conform": "Kernels",
     },
-    "speed": {
-        "acceptance": "Acceptance",
-        "timing": "Time per round",
-        "verify": "Verify width",
-    },
+    "speed": {"acceptance": "Acceptance", "timing": "Time per round", "verify": "Verify width"},
     "tuning": {
         "tune": "Draft lengths",
         "what_if": "What if",

@@ -32,8 +32,8 @@ from app.window.status_line import StatusLine
 from app.window.why_not_strip import WhyNotStrip
 
 if TYPE_CHECKING:
-    from app.panels.lab.conform_view import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
+    from app.panels.lab.conform_view import ConformView
     from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
 

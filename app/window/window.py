@@ -38,8 +38,8 @@ from engine.report.text import visible
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
-    from app.panels.lab.conform_view import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
+    from app.panels.lab.conform_view import ConformView
     from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
 
@@ -269,9 +269,9 @@ class MainWindow(QMainWindow):
         self.breaks.set_entries(self.settings.break_rules)
 
     def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView | ConformView) -> None:
+        from app.panels.divergence.divergence_view import DivergenceView
         from app.panels.lab.conform_view import ConformView
         from app.panels.lab.gate_view import GateView
-        from app.panels.divergence.divergence_view import DivergenceView
         from app.panels.plots.round_view import RoundView
         from app.panels.tune.results_view import ResultsView
         from app.panels.tune.tune_view import TuneView
