@@ -80,7 +80,7 @@ class GateView(WholeRunView):
         self.grid.pointed.connect(self._tell)
         self.grid.tip = lambda row, column: self._words_of((row, column))
         self.grid.chosen.connect(self._choose)
-        self.bisect = words(wraps=False, shrinks=True, accessibleName="Bisect")
+        self.bisect = words(shrinks=True, accessibleName="Bisect")
         self.bisect.hide()
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.look)
