@@ -28,7 +28,7 @@ def plot_pen(
 
 
 def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0) -> QPen:
-    """The line of a lane; a wide one is solid, for which Qt takes a small part of the time."""
+    """The line of a lane."""
     if lanes.is_noise(run_id):
         role, dashes = "lane.noise", _NOISE_DASHES
     else:
@@ -37,7 +37,7 @@ def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0
         role = f"lane.{_ROLES[place % len(_ROLES)]}"
         dashes = _DASHES[place % len(_DASHES)]
     pen = plot_pen(theme.color(role), width)
-    if dashes and width <= 1.0:
+    if dashes:
         pen.setStyle(Qt.PenStyle.CustomDashLine)
         pen.setDashPattern(dashes)
     return pen
