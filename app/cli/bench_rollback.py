@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_threads
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_report
+from app.cli.output import print_json, print_line
 from app.cli.run_arguments import add_options
 from engine.errors import OptionError
 from engine.option_fields import options_in
@@ -91,8 +91,11 @@ def run(args: argparse.Namespace) -> int:
         "threads": torch.get_num_threads(),
         "repeat": args.repeat,
     }
-    report = {**facts, "rows": [asdict(row) for row in rows]}
-    print_report(args, report, _lines(facts, rows))
+    if args.json:
+        print_json({**facts, "rows": [asdict(row) for row in rows]})
+    else:
+        for line in _lines(facts, rows):
+            print_line(line)
     return 0
 
 

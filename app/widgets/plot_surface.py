@@ -151,6 +151,7 @@ class PlotAxis(pg.AxisItem):
         if html != self._html:
             self._html = html
             super()._updateLabel()
+            self.resizeEvent()  # else a longer name would begin where the old one began
         self.picture = None
         self.update()
 

@@ -33,6 +33,7 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance
 from tests.support.fake_session import FakeEngine
 from tests.support.timed_trace import add_rounds, timed_trace
+from tests.support.window_acts import settle
 
 pytestmark = pytest.mark.shares_window
 
@@ -391,3 +392,23 @@ def test_every_plot_has_a_table_and_words(window: MainWindow) -> None:
         columns, rows = view.table()
         assert len(rows) >= 50 and {len(row) for row in rows} == {len(columns)}
         assert view.plot.accessibleName() and "rounds: 60" in view.plot.accessibleDescription()
+
+
+def test_a_run_that_has_ended_is_shown_whole(window: MainWindow, qtbot: QtBot) -> None:
+    """Plots out of sight, which know of no rounds yet, change nothing about that."""
+    store, _, run_id = timed_trace(300)
+    run = RunRef(store, run_id)
+    assert not run.ended
+    for name in ("ring", "acceptance", "timing", "ring"):
+        window.docks.reveal(name)
+        QApplication.processEvents()
+    window.feed.show_run(run)
+    settle(qtbot)
+    plots = [window.plots[name].plot for name in ("rollback", "ring")]
+    assert all(plot.x_range[0] > 200 for plot in plots), "a run goes on: its newest rounds"
+    store.runs[run_id].stops = ["limit"]
+    window.feed.show_run(None)
+    window.feed.show_run(run)
+    settle(qtbot)
+    axis = plots[0].run_axis
+    assert all(plot.x_range == (axis.start(0), axis.start(300)) for plot in plots)
