@@ -88,7 +88,7 @@ class RunPairTable(ColumnTable):
     """Lines are figures."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__((), parent)
+        super().__init__([TableColumn("", "", "")] * 4, parent)
         self.pairs: list[FigurePair] = []
         self._runs = ("", "")
 
