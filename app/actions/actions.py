@@ -217,17 +217,15 @@ view.panel_inspector ✓ Step Inspe&ctor | Ctrl+7
 view.panel_runs ✓ Run&s | Ctrl+8
     Show or hide the list of runs
 view.panel_lab ✓ &Lab | Ctrl+9
-    Show or hide faults, synthetic rates, scenarios, and break rules
+    Show or hide faults, synthetic rates, scenarios, break rules, checks of llama.cpp builds and of
+    kernels, and how far a bisect is
 view.panel_conversation ✓ Conve&rsation
     Show or hide the turns of a conversation and what each took from memory
-view.panel_acceptance ✓ &Acceptance
-    Show or hide how many drafted tokens are accepted
-view.panel_time ✓ &Time
-    Show or hide what each round took and the tokens of each forward pass
+view.panel_speed ✓ &Acceptance and Time
+    Show or hide how many drafted tokens are accepted, what each round took, and the tokens of each
+    forward pass
 view.panel_tuning ✓ T&une
     Show or hide what other settings would have reached, the drafter, and results of sweeps
-view.panel_checks ✓ Chec&ks
-    Show or hide checks of llama.cpp builds and of kernels, and how far a bisect is
 plot.x_round ✓ X-Axis: &Rounds
     Count rounds on the x-axis of all plots
 plot.x_token ✓ X-Axis: &Tokens

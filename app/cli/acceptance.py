@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines
+from app.cli.output import print_report
 from app.cli.rescore import finite, opened_trace
 from engine.analysis.acceptance.breakdown import (
     BY,
@@ -55,10 +55,7 @@ def run(args: argparse.Namespace) -> int:
     a = drafted_run(args.first, args.run_a, "--run-a")
     b = drafted_run(args.second, args.run_b, "--run-b") if args.second else None
     found = breakdown(a, b)
-    if args.json:
-        print_json(finite(asdict(found)))
-    else:
-        print_lines(_lines(found))
+    print_report(args, finite(asdict(found)), _lines(found))
     return 0
 
 

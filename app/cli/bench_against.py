@@ -12,7 +12,7 @@ from typing import Any
 from app.cli.bench_requests import add_decoding, progress, prompt_set
 from app.cli.common import add_compute, add_model, open_session, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines
+from app.cli.output import print_report
 from app.cli.recorded import add_markdown
 from app.cli.run_arguments import run_options
 from engine.errors import OptionError
@@ -110,10 +110,7 @@ def run(args: argparse.Namespace) -> int:
                 "pairs": {name: list(map(asdict, pairs)) for name, pairs in against.pairs.items()},
                 "acceptance": against.acceptance,
             }
-            if args.json:
-                print_json(report)
-            else:
-                print_lines(_lines(report, markdown=args.markdown))
+            print_report(args, report, _lines(report, markdown=args.markdown))
     return 0
 
 

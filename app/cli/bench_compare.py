@@ -8,7 +8,7 @@ from typing import Any
 
 from app.cli.bench_suite import number
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines
+from app.cli.output import print_report
 from engine.experiments.bench.suite import compare_results, read_result
 
 _DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
@@ -30,11 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Print what differs between two result files."""
     a, b = (read_result(path) for path in args.compare)
     diff = compare_results(a, b)
-    if args.json:
-        print_json({"a": str(args.compare[0]), "b": str(args.compare[1]), **diff})
-    else:
-        first, second = args.compare
-        print_lines(diff_lines(str(first), str(second), diff))
+    first, second = map(str, args.compare)
+    print_report(args, {"a": first, "b": second, **diff}, diff_lines(first, second, diff))
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines
+from app.cli.output import print_report
 from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
@@ -72,10 +72,7 @@ def _splits(args: argparse.Namespace) -> int:
 
     result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
     ModelFiles(model.files).check()
-    if args.json:
-        print_json({**facts, **asdict(result)})
-    else:
-        print_lines(_split_lines(facts, result))
+    print_report(args, {**facts, **asdict(result)}, _split_lines(facts, result))
     return 0
 
 
@@ -93,10 +90,7 @@ def _steps(args: argparse.Namespace) -> int:
     )
     ModelFiles(model.files).check()
     facts |= {"outputs": args.outputs, "batch_invariant": args.batch_invariant}
-    if args.json:
-        print_json({**facts, "rows": [asdict(row) for row in rows]})
-    else:
-        print_lines(_step_lines(facts, rows))
+    print_report(args, {**facts, "rows": [asdict(row) for row in rows]}, _step_lines(facts, rows))
     return 0
 
 

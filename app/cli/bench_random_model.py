@@ -6,7 +6,7 @@ import argparse
 
 from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_line
+from app.cli.output import print_report
 from engine.experiments.random_models.quant_mixes import QUANTS
 from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
@@ -55,17 +55,16 @@ def run(args: argparse.Namespace) -> int:
             path, drafter=args.drafter, arch=args.arch, size=size, quant=args.quant
         )
     n_bytes = path.stat().st_size
-    if args.json:
-        print_json(
-            {
-                "path": str(path),
-                "arch": args.arch,
-                "size": size,
-                "drafter": args.drafter,
-                "quant": args.quant,
-                "bytes": n_bytes,
-            }
-        )
-    else:
-        print_line(f"{path}: {size_text(n_bytes)}, random weights, the same ones every time")
+    print_report(
+        args,
+        {
+            "path": str(path),
+            "arch": args.arch,
+            "size": size,
+            "drafter": args.drafter,
+            "quant": args.quant,
+            "bytes": n_bytes,
+        },
+        [f"{path}: {size_text(n_bytes)}, random weights, the same ones every time"],
+    )
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.common import add_model, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import is_terminal, print_json, print_lines, show_progress, tell
+from app.cli.output import is_terminal, print_report, show_progress, tell
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bisect import progress_file
 from engine.files import write_text
@@ -110,10 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if args.markdown is not None:
         write_text(args.markdown, report.markdown(search, "Which commit broke rollback", again))
     _begin(search, None)
-    if args.json:
-        print_json(report.as_json(search))
-    else:
-        print_lines(report.lines(search))
+    print_report(args, report.as_json(search), report.lines(search))
     tell(f"builds and logs are in {folder}")
     return int(not all(fault.is_sure for fault in search.faults))
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 
 from app.cli.option_lines import OptionLines
-from app.cli.output import is_terminal, print_json, print_line, print_lines, show_progress, tell
+from app.cli.output import is_terminal, print_report, show_progress, tell
 from engine.errors import OptionError
 from engine.files import write_text
 
@@ -127,14 +127,11 @@ def run(args: argparse.Namespace) -> int:
             )
         write_script(args.script, faults[0], args.target, device)
     n_failed = sum(not outcome.passed for outcome in outcomes)
-    if args.json:
-        checks = [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes]
-        print_json({"target": title, "device": device, "failed": n_failed, "checks": checks})
-    else:
-        print_lines(report.lines(outcomes, args.target))
-        where = "on CUDA" if device == "cuda" else "on the CPU"
-        print_line()
-        print_line(f"{title}: {len(report.judged(outcomes))} checks {where}, {n_failed} failed")
+    checks = [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes]
+    facts = {"target": title, "device": device, "failed": n_failed, "checks": checks}
+    where = "on CUDA" if device == "cuda" else "on the CPU"
+    sums = f"{title}: {len(report.judged(outcomes))} checks {where}, {n_failed} failed"
+    print_report(args, facts, (*report.lines(outcomes, args.target), "", sums))
     return int(n_failed > 0)
 
 

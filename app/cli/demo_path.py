@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines
+from app.cli.output import print_report
 from engine.errors import DraftscopeError
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
@@ -23,9 +23,7 @@ def run(args: argparse.Namespace) -> int:
     for path in (DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3):
         if not path.is_file():
             raise DraftscopeError(f"{path} is missing.", "Install Draftscope again.")
-    if args.json:
-        paths = {"target": DEMO_TARGET, "draft": DEMO_DRAFT, "eagle3": DEMO_EAGLE3}
-        print_json({name: str(path) for name, path in paths.items()})
-    else:
-        print_lines(map(str, (DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3)))
+    files = {"target": DEMO_TARGET, "draft": DEMO_DRAFT, "eagle3": DEMO_EAGLE3}
+    paths = {name: str(path) for name, path in files.items()}
+    print_report(args, paths, paths.values())
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from app.cli.acceptance import drafted_run
 from app.cli.common import add_compute, add_key, connect, draft_paths, open_session
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines
+from app.cli.output import print_report
 from app.cli.recorded import record
 from app.cli.rescore import finite
 from app.cli.run_arguments import add_options, options_from
@@ -113,12 +113,11 @@ def run(args: argparse.Namespace) -> int:
     from engine.observe.drafter_diff.diff import drafter_diff
 
     found = drafter_diff(refs[0], refs[1], session, handed=handed)
-    if args.json:
-        print_json(
-            {"first": finite(asdict(found.first)) if found.first else None, **finite(asdict(found))}
-        )
-    else:
-        print_lines(_lines(found))
+    print_report(
+        args,
+        {"first": finite(asdict(found.first)) if found.first else None, **finite(asdict(found))},
+        _lines(found),
+    )
     return int(found.first is not None)
 
 

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from app.cli.common import add_model, add_threads, check_files, loading_line, read_text, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import note, print_json, print_line, print_lines
+from app.cli.output import note, print_report
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES
 from resources import demo_prompts
@@ -76,12 +76,10 @@ def run(args: argparse.Namespace) -> int:
     for mode in args.modes:
         session = Session.open(path, compute=mode, progress=loading_line())
         found.append(measure_fidelity(session, reference, tokens))
-    if args.json:
-        print_json({"model": str(path), "modes": [to_builtins(one) for one in found]})
-    else:
-        print_line(f"{path.name}: against f32 over {len(tokens) - 1} tokens")
-        heads = _LINE.format("mode", "NMSE", "KL, nats", "same top-1", "worst logit")
-        print_lines(("", heads, *map(_line, found)))
+    title = f"{path.name}: against f32 over {len(tokens) - 1} tokens"
+    heads = _LINE.format("mode", "NMSE", "KL, nats", "same top-1", "worst logit")
+    report = {"model": str(path), "modes": [to_builtins(one) for one in found]}
+    print_report(args, report, (title, "", heads, *map(_line, found)))
     return 0
 
 

@@ -36,13 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import all files into one trace, tell what they hold. 1 when a finding is an error."""
-    from app.cli.recorded import check_trace_folder, finding_lines, findings_json
+    from app.cli.recorded import check_trace_folder, export, finding_lines, findings_json
     from engine.analysis.findings.check import recorded
     from engine.errors import OptionError
     from engine.gguf.file import GgufFile
     from engine.gguf.tokenizer import Tokenizer
     from engine.observe.files.importing import before_and_after, import_file
-    from engine.trace.export import export_csv
     from engine.trace.store import TraceStore
 
     if args.log is not None and len(args.files) != 1:
@@ -72,8 +71,7 @@ def run(args: argparse.Namespace) -> int:
         for line in finding_lines(store):
             tell(line, "")
     if args.trace is not None:
-        export_csv(store, args.trace)
-        tell(f"trace written to {args.trace}")
+        export(store, args.trace)
     return int(any(finding.severity == "error" for finding in recorded(store)))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from app.cli.common import add_compute, add_model, check_output, open_session, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_line
+from app.cli.output import print_report
 from engine.files import written_whole
 
 
@@ -36,10 +36,9 @@ def run(args: argparse.Namespace) -> int:
     logits = session.logits(args.tokens, n_ubatch=args.ubatch)
     with written_whole(out) as part, part.open("wb") as file:
         np.savez(file, logits=logits)
-    if args.json:
-        facts = {"compute": session.compute, "device": str(session.device)}
-        print_json({"out": str(out), "shape": list(logits.shape), **facts})
-    else:
-        n, n_vocab = logits.shape
-        print_line(f"{out}: logits [{n}, {n_vocab}], compute {session.compute}, {session.device}")
+    facts = {"compute": session.compute, "device": str(session.device)}
+    report = {"out": str(out), "shape": list(logits.shape), **facts}
+    print_report(
+        args, report, [f"{out}: logits {report['shape']}, compute {', '.join(facts.values())}"]
+    )
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from app.cli.bench_requests import add_prompt_set, facts, prompt_set
 from app.cli.common import add_compute, add_model, draft_paths, open_session, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines, tell
+from app.cli.output import print_report, tell
 from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
     add_chat,
@@ -76,18 +76,17 @@ def run(args: argparse.Namespace) -> int:
     for step in test.steps():
         tell(f"{step.lane} {step.kind} {step.step + 1}: {step.seconds:.2f} s", "")
     passed = test.passed and not (args.exact and test.differing)
-    if args.json:
-        print_json(
-            {
-                "passed": passed,
-                "all_match": not test.differing,
-                "steps": [asdict(step) for step in test.done],
-                "options": asdict(options),
-                **facts(args, session, set_name),
-            }
-        )
-    else:
-        print_lines((*_lines(test, session), _verdict(test, passed)))
+    print_report(
+        args,
+        {
+            "passed": passed,
+            "all_match": not test.differing,
+            "steps": [asdict(step) for step in test.done],
+            "options": asdict(options),
+            **facts(args, session, set_name),
+        },
+        (*_lines(test, session), _verdict(test, passed)),
+    )
     return 0 if passed else 1
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_compute, add_lane_output, add_model, open_session, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_line, print_lines, signals_wait
+from app.cli.output import print_line, print_report, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_llama_library, options_from
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
@@ -138,10 +138,11 @@ def run(args: argparse.Namespace) -> int:
         if args.trace is not None:
             with signals_wait():
                 export(trace, args.trace)
-    if args.json:
-        print_json({"compute": session.compute, "scripts": [_facts(row) for row in rows]})
-    else:
-        print_lines(_failures(rows))
+    print_report(
+        args,
+        {"compute": session.compute, "scripts": [_facts(row) for row in rows]},
+        _failures(rows),
+    )
     return int(any(row.play is not None and row.play.failures for row in rows))
 
 

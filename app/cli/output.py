@@ -14,6 +14,7 @@ What ends a command from outside is here too: Ctrl-C, a request to end, a termin
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -176,6 +177,14 @@ def print_pages(text: str) -> None:
 def print_json(value: Any) -> None:
     """One JSON value on standard output."""
     print(json_text(value), flush=True)
+
+
+def print_report(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
+    """A JSON value with --json, else lines, on standard output."""
+    if args.json:
+        print_json(value)
+    else:
+        print_lines(lines)
 
 
 def json_text(value: Any) -> str:

@@ -20,8 +20,8 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines
-from app.cli.output import note, print_json, print_line, print_lines, tell
-from app.cli.recorded import check_trace_folder
+from app.cli.output import note, print_json, print_line, print_lines
+from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_options, options_from
 from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
 from engine.analysis.findings.check import recorded
@@ -29,7 +29,6 @@ from engine.analysis.findings.observed import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
 from engine.observe.server.limits import TimeLimits
 from engine.option_fields import options_in
-from engine.trace.export import export_csv
 
 if TYPE_CHECKING:
     from engine.analysis.acceptance.breakdown import Share
@@ -114,8 +113,7 @@ def run(args: argparse.Namespace) -> int:
     session = open_session(args, target)
     found = list(_all_rescored(args, session, store, run_ids))
     if args.trace is not None:
-        export_csv(store, args.trace)
-        tell(f"trace written to {args.trace}")
+        export(store, args.trace)
     if args.json:
         print_json({"model": str(target), "runs": [finite(asdict(one)) for one in found]})
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_line, print_lines, tell
+from app.cli.output import print_json, print_line, print_report, tell
 from app.cli.recorded import add_report, check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.results.reader import read_results
@@ -79,10 +79,7 @@ def run(args: argparse.Namespace) -> int:
     results = read_results(sweep.path)
     if deliver_report(args, lambda words: sweep_report(results, words)):
         pass
-    elif args.json:
-        print_json(results_json(results))
-    else:
-        print_lines(_lines(results))
+    print_report(args, results_json(results), _lines(results))
     tell(f"results written to {sweep.path}")
     return int(not results.done.all())
 

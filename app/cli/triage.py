@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.common import add_compute, open_session
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines
+from app.cli.output import print_report
 from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
@@ -63,10 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.observe.rescoring.triage import DIFFERENT, UNKNOWN, triage
 
     found = triage(a, b)
-    if args.json:
-        print_json({"verdict": found.verdict, **finite(asdict(found))})
-    else:
-        print_lines(_lines(found, a, b))
+    print_report(args, {"verdict": found.verdict, **finite(asdict(found))}, _lines(found, a, b))
     return int(found.verdict in (DIFFERENT, UNKNOWN))
 
 

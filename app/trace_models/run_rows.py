@@ -122,6 +122,10 @@ class RunRows:
         """One row as Python values; not observed is None."""
         return self.table.row(int(self._rows.values[index]))
 
+    def of_round(self, round_: int) -> list[dict[str, object]]:
+        """The rows of a round, each as `row` gives it."""
+        return [self.row(at) for at in range(*self.between(round_, round_ + 1))]
+
     def add_to(self, sums: StepSums, start: int, stop: int) -> np.ndarray:
         """Take rows start..stop, of `rounds`, into sums; which of them are steps, bool [n]."""
         return sums.add(

@@ -43,7 +43,7 @@ class EmptyState(QWidget):
         self._offered: list[QPushButton] = []
         self._first = title, text
         middle = Qt.AlignmentFlag.AlignHCenter
-        self._heading = heading = words(title, wraps=False, bold=True, alignment=middle)
+        self._heading = heading = words(title, bold=True, alignment=middle)
         self._body = body = words(text, muted=True, alignment=middle)
         column = vbox(2, of=self, spacing=8)
         for label in (heading, body):

@@ -140,7 +140,8 @@ def wider_step(step: float) -> float:
 
 
 class PlotAxis(pg.AxisItem):
-    """pyqtgraph lays the name of an axis out again with every change of range or colour."""
+    """pyqtgraph lays the name of an axis out again with every change of range or colour, and draws
+    the upper figure, or the right one, in part beyond the edge."""
 
     _html = ""
 
@@ -153,13 +154,26 @@ class PlotAxis(pg.AxisItem):
         if html != self._html:
             self._html = html
             super()._updateLabel()
+            self.resizeEvent()  # else a longer name would begin where the old one began
         self.picture = None
         self.update()
 
+    def generateDrawSpecs(self, p: object) -> Any:
+        """What is drawn: the axis, ticks and figures without those that the upper edge cuts; one at
+        the right edge is moved inside."""
+        specs = super().generateDrawSpecs(p)
+        if specs is None:
+            return None
+        axis, ticks, texts = specs
+        corner = self.scenePos()
+        right = self.getViewWidget().width() - corner.x()
+        for rect, *_ in texts:
+            rect.moveRight(min(rect.right(), right))
+        return axis, ticks, [text for text in texts if text[0].top() >= -corner.y() - _CUT]
+
 
 class ValueAxis(PlotAxis):
-    """pyqtgraph counts on three figures at least, which overlap where there is room for two, and
-    draws the upper one outside of the plot."""
+    """pyqtgraph counts on three figures at least, which overlap where there is room for two."""
 
     def __init__(self) -> None:
         super().__init__("left")
@@ -176,12 +190,3 @@ class ValueAxis(PlotAxis):
         while (high - low) / step > room and wider_step(step) <= high - low:
             step = wider_step(step)
         return [(step, 0.0)]
-
-    def generateDrawSpecs(self, p: object) -> Any:
-        """What is drawn: the axis, ticks and figures without those that the upper edge cuts."""
-        specs = super().generateDrawSpecs(p)
-        if specs is None:
-            return None
-        axis, ticks, texts = specs
-        top = -self.scenePos().y() - _CUT
-        return axis, ticks, [text for text in texts if text[0].top() >= top]

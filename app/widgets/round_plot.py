@@ -150,13 +150,16 @@ class RoundPlot(PlotSurface):
         self._n_rounds = n_rounds
 
     def show_rounds(self, n_rounds: int, first: int = 0) -> None:
-        """Say that there are rounds first..n_rounds; while following, the newest are in sight."""
+        """Say that there are rounds first..n_rounds; while following, the newest are in sight, at
+        the first zoom all of a run that has ended."""
         self._n_rounds, self._first = n_rounds, first
         if self._follow:
             newest = max(n_rounds, *(plot.n_rounds for plot in self._linked), 0)
             axis = self.run_axis
             left, right = axis.start(first), axis.start(newest)
-            span = min(self._followed, self._room(newest, right - left))
+            rows = axis.rows
+            is_whole = newest and self._span is None and rows is not None and rows.run.ended
+            span = min(math.inf if is_whole else self._followed, self._room(newest, right - left))
             right = max(right, left + span)
             self._set_x(right - span, right)
         self._place_chip()

@@ -17,14 +17,14 @@ from app.widgets.pages import Pages
 from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs
 from app.window.layouts import DOCK_OF, LAYOUTS, PAGES, PLOTS, TITLES, DockLayout
 
-_HIGH = ("runs", "lab", "conversation", "tuning", "checks")
+_HIGH = ("runs", "lab", "conversation", "tuning")
 """What they hold does not fit every place; the other panels scroll by themselves."""
 
 LAYOUT_VERSION = zlib.crc32(" ".join(sorted((*TITLES, *DOCK_OF))).encode()) >> 1
 """Other docks are another version: a layout saved with those is then ignored."""
 
 _FIRST_SIZE = (1280, 800)
-_MANY, _LOW_LINES = 4, 53
+_MANY, _LOW_LINES = 3, 53
 """Docks, and the lines that a window is high in which this many fit one under the other."""
 _LEFT_CHARACTERS = 52
 _RUN_SHARE = 0.5

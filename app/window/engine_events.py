@@ -309,10 +309,10 @@ class EngineNews(QObject):
         return [" of ".join((f"on show: {run_name(shown)}", *others[:1]))]
 
 
-_OF_RUN = ("rollback", "memory", "inspector", "runs", "acceptance", "time")
+_OF_RUN = ("rollback", "memory", "inspector", "runs", "speed")
 _OF_COMPARISON = ("divergence", "findings")
-_OF_FILES = "results", "conform"
-"""Pages that show what a file or a package holds, whatever run is on show."""
+_OF_NO_RUN = "results", "conform", "faults", "breaks"
+"""Pages about a file, a package or the runs to come, whatever run is on show."""
 
 
 class SubjectNames(QObject):
@@ -338,9 +338,9 @@ class SubjectNames(QObject):
         runs = () if run is None else list(run.store.runs.values())
         is_checked = any(one.gate or one.gate_scripts for one in runs)
         checks = label if is_checked else f"not of {label}" if label else ""
-        of_files = {DOCK_OF[page] for page in _OF_FILES if page in self._docks.pages}
-        for name, text in (("tuning", label), ("checks", checks)):
-            self._docks.note(name, "" if name in of_files else text)
+        of_no_run = {DOCK_OF[page] for page in _OF_NO_RUN if page in self._docks.pages}
+        for name, text in (("tuning", label), ("lab", checks)):
+            self._docks.note(name, "" if name in of_no_run else text)
         self._docks.note("model", self._other_model(run))
 
     def _other_model(self, run: RunRef | None) -> str:

@@ -16,26 +16,28 @@ TITLES = {
     "runs": "Runs",
     "lab": "Lab",
     "conversation": "Conversation",
-    "acceptance": "Acceptance",
-    "time": "Time",
+    "speed": "Acceptance and time",
     "tuning": "Tune",
-    "checks": "Checks",
 }
 PAGES = {
     "memory": {"ring": "Ring occupancy", "kv": "KV cells"},
-    "lab": {"faults": "Faults and rates", "breaks": "Break rules"},
-    "time": {"timing": "Time per round", "verify": "Verify width"},
+    "lab": {
+        "faults": "Faults and rates",
+        "breaks": "Break rules",
+        "gate": "Gate",
+        "conform": "Kernels",
+    },
+    "speed": {"acceptance": "Acceptance", "timing": "Time per round", "verify": "Verify width"},
     "tuning": {
         "tune": "Draft lengths",
         "what_if": "What if",
         "drafter": "Drafter",
         "results": "Results",
     },
-    "checks": {"gate": "Gate", "conform": "Kernels"},
 }
 """Names and titles of the views that share a dock; every other dock holds the view of its name."""
 DOCK_OF = {page: dock for dock, pages in PAGES.items() for page in pages}
-PLOTS = ("acceptance", "time")
+PLOTS = ("speed",)
 """Docks of further plots, tabs of the last bottom one."""
 
 
@@ -79,8 +81,8 @@ LAYOUTS = {
     "plots": DockLayout(
         "Plots",
         ("run", "model"),
-        {"rollback": 0.105, "memory": 0.215, "acceptance": 0.105, "time": 0.245},
-        ("run", "rollback", "memory", "acceptance", "time"),
+        {"rollback": 0.105, "memory": 0.215, "speed": 0.35},
+        ("run", "rollback", "memory", "speed"),
         wide=True,
         stack=True,
     ),

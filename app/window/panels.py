@@ -32,8 +32,8 @@ from app.window.status_line import StatusLine
 from app.window.why_not_strip import WhyNotStrip
 
 if TYPE_CHECKING:
-    from app.panels.checks.conform_view import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
+    from app.panels.lab.conform_view import ConformView
     from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
 
@@ -144,7 +144,7 @@ class Panels:
         return self._results
 
     def _make_conform(self) -> None:
-        from app.panels.checks.conform_view import ConformView
+        from app.panels.lab.conform_view import ConformView
 
         self._conform = ConformView(self.theme)
         self.docks.fill("conform", self._conform)

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWi
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
-from app.panels.checks.gate_view import GateView
+from app.panels.lab.gate_view import GateView
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import OverlaidView
 from app.panels.plots.memory_views import KvCellsView, RingView

@@ -38,8 +38,8 @@ from engine.report.text import visible
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
-    from app.panels.checks.conform_view import ConformView
     from app.panels.divergence.divergence_view import DivergenceView
+    from app.panels.lab.conform_view import ConformView
     from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
 
@@ -197,11 +197,11 @@ class MainWindow(QMainWindow):
             "file.disconnect": lambda: bridge.ask(DisconnectServer()),
             "file.close_trace": bridge.close_trace,
             "file.clear_recent": self.settings.clear_recent,
-            "file.export": self._export_shown,
-            "file.export_run": lambda: self._export_run(self.feed.run),
-            "file.perfetto": self._perfetto_shown,
-            "file.report": self._report_shown,
-            "file.share": self._share_shown,
+            "file.export": self._shown(lambda run: self.sessions.export(run.store)),
+            "file.export_run": self._shown(self._export_run),
+            "file.perfetto": self._shown(self.sessions.perfetto),
+            "file.report": self._shown(self._report),
+            "file.share": self._shown(self.sessions.share),
             "file.copy_text": copies.text,
             "file.copy_step": copies.step,
             "file.copy_issue": copies.issue,
@@ -223,7 +223,7 @@ class MainWindow(QMainWindow):
             "help.copy_report": copies.report,
             "help.about": lambda: AboutDialog(self).show(),
         }
-        handlers["run.again"] = self._run_again
+        handlers["run.again"] = self._shown(self.library.again)
         handlers["run.check_rollback"] = self._check_rollback
         handlers["run.measure_plain"] = self.run_ends.measure_plain
         self._connect(handlers | control.handlers())
@@ -269,9 +269,9 @@ class MainWindow(QMainWindow):
         self.breaks.set_entries(self.settings.break_rules)
 
     def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView | ConformView) -> None:
-        from app.panels.checks.conform_view import ConformView
-        from app.panels.checks.gate_view import GateView
         from app.panels.divergence.divergence_view import DivergenceView
+        from app.panels.lab.conform_view import ConformView
+        from app.panels.lab.gate_view import GateView
         from app.panels.plots.round_view import RoundView
         from app.panels.tune.results_view import ResultsView
         from app.panels.tune.tune_view import TuneView
@@ -313,7 +313,7 @@ class MainWindow(QMainWindow):
             self.docks.reveal("inspector")
 
     def _check_rollback(self) -> None:
-        from app.panels.checks.gate_view import GateView
+        from app.panels.lab.gate_view import GateView
 
         self.docks.reveal("gate")
         view = self.plots["gate"]
@@ -391,32 +391,18 @@ class MainWindow(QMainWindow):
         else:
             self.run_pairs.go_first()
 
-    def _export_shown(self) -> None:
-        if self.feed.run is not None:
-            self.sessions.export(self.feed.run.store)
+    def _export_run(self, run: RunRef) -> None:
+        self.library.with_rows(
+            run.store, lambda: self.sessions.export(run.store, *(lanes_of(run) or (run,)))
+        )
 
-    def _export_run(self, run: RunRef | None) -> None:
-        if run is not None:
-            self.library.with_rows(
-                run.store, lambda: self.sessions.export(run.store, *(lanes_of(run) or (run,)))
-            )
+    def _shown(self, act: Callable[[RunRef], object]) -> Callable[[], object]:
+        """Does something with the run on show, if there is one."""
+        return lambda: None if self.feed.run is None else act(self.feed.run)
 
-    def _perfetto_shown(self) -> None:
-        if self.feed.run is not None:
-            self.sessions.perfetto(self.feed.run)
-
-    def _run_again(self) -> None:
-        if self.feed.run is not None:
-            self.library.again(self.feed.run)
-
-    def _report_shown(self) -> None:
-        if self.feed.run is not None:
-            overlay = self.feed.overlay
-            self.sessions.report(self.feed.run, None if overlay is None else overlay.run)
-
-    def _share_shown(self) -> None:
-        if self.feed.run is not None:
-            self.sessions.share(self.feed.run)
+    def _report(self, run: RunRef) -> None:
+        overlay = self.feed.overlay
+        self.sessions.report(run, None if overlay is None else overlay.run)
 
     def _open_dropped(self, found: DroppedFiles) -> None:
         if found.results is not None:

@@ -183,8 +183,8 @@ def stopwatch(driver: Driver) -> Story:
     driver.clicks = 0
     driver.choose_tab("Stream")
     yield "the layout Stream", lambda: window.docks.layout_name == "stream"
-    yield "its tabs", lambda: driver.tabs("Acceptance")
-    driver.choose_tab("Acceptance")
+    yield "its tabs", lambda: driver.tabs("Acceptance and time")
+    driver.choose_tab("Acceptance and time")
     yield "acceptance", lambda: driver.on_screen(window.docks.view("acceptance"))
     yield "curves in it", lambda: _coloured(window, "acceptance") >= _CURVE
     seen["acceptance"] = driver.clicks

@@ -227,10 +227,7 @@ class PositionBar(QWidget):
         super().__init__(parent)
         self.seq = made(QComboBox, accessibleName="Sequence that is compared")
         self.seq.activated.connect(lambda i: self.seq_chosen.emit(int(self.seq.itemData(i))))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(4)
-        row.addWidget(self.seq)
+        row = hbox(self.seq, of=self, margins=(0, 0, 0, 0), spacing=4)
         for name in _STEPS:
             row.addWidget(_button(actions[name]))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QWidget
 
@@ -298,6 +298,8 @@ class DivergenceView(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._set_low()
+        request = QEvent.Type.LayoutRequest.value
+        QCoreApplication.sendPostedEvents(None, request)  # else all is painted at a height between
 
     def _set_low(self) -> None:
         low = self.height() < _LOW_LINES * self.fontMetrics().height()

@@ -315,7 +315,10 @@ class DeltaPlot(RoundPlot):
         if lanes is not None:
             for run_id, curve in self._curves.items():
                 chosen = run_id == self._run_id
-                curve.setPen(lane_pen(theme, lanes, run_id, 2.0 if chosen else 1.0))
+                pen = lane_pen(theme, lanes, run_id, 2.0 if chosen else 1.0)
+                if chosen:  # wide dashes would take most of the time of a painting
+                    pen.setStyle(Qt.PenStyle.SolidLine)
+                curve.setPen(pen)
                 curve.setZValue(2 if chosen else 1)
             for run_id, signs in self._signs.items():
                 colour = lane_pen(theme, lanes, run_id).color()

@@ -41,6 +41,8 @@ class FindingsView(QStackedWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._has_run = False
+        self._lane_width = 0
+        """What the longest name of a lane needs."""
         self.model = FindingTable(theme, self)
         self.table = plain_table(self.model, "Findings")
         self.table.selectionModel().selectionChanged.connect(self._on_selected)
@@ -162,11 +164,18 @@ class FindingsView(QStackedWidget):
 
     def _fit_columns(self) -> None:
         """Every column as wide as what is in it, and the message has the rest."""
+        for column in range(self.model.column_of("message")):
+            if not self.table.isColumnHidden(column):
+                self.table.resizeColumnToContents(column)
+        self._lane_width = self.table.columnWidth(self.model.column_of("lane"))
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """To measure what is in the cells takes long, and a resize does not change it."""
         table, character = self.table, self.fontMetrics().averageCharWidth()
         lane, message = self.model.column_of("lane"), self.model.column_of("message")
-        for column in range(message):
-            if not table.isColumnHidden(column):
-                table.resizeColumnToContents(column)
+        if not table.isColumnHidden(lane):
+            table.setColumnWidth(lane, self._lane_width)
         room = table.viewport().width() - table.horizontalHeader().sectionPosition(message)
         missing = _LEAST_MESSAGE * character - room
         if missing > 0 and not table.isColumnHidden(lane):
@@ -177,7 +186,7 @@ class FindingsView(QStackedWidget):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.Resize and watched is self.table.viewport():
-            self._fit_columns()
+            self._share_out()
         return super().eventFilter(watched, event)
 
 

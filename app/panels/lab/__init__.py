@@ -1,1 +1,2 @@
-"""The Lab panel: what makes runs fail on purpose, and where they pause."""
+"""The Lab panel: what makes runs fail on purpose, where they pause, and checks of builds
+and kernels."""

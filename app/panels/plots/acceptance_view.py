@@ -207,13 +207,12 @@ class AcceptanceView(OverlaidView):
         if self._rows is None or not rates:
             return ""
         lines = [self.plot.run_axis.text(round_)]
-        for at in range(*self._rows.between(round_, round_ + 1)):
-            row = self._rows.row(at)
-            if row["num_draft_tokens"]:
-                lines.append(
-                    f"sequence {row['seq_id']}: {row['num_accepted_draft_tokens']} "
-                    f"of {row['num_draft_tokens']} accepted"
-                )
+        lines += [
+            f"sequence {row['seq_id']}: {row['num_accepted_draft_tokens']} "
+            f"of {row['num_draft_tokens']} accepted"
+            for row in self._rows.of_round(round_)
+            if row["num_draft_tokens"]
+        ]
         return "\n".join([*lines, rates])
 
     def table(self) -> tuple[list[str], list[list[object]]]:

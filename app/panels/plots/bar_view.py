@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
-from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.plots.round_view import RoundView
@@ -101,16 +100,8 @@ class BarView(OverlaidView):
     sequences: ClassVar[np.ufunc] = np.add
     means: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        theme: Theme,
-        name: str,
-        y_label: str,
-        swatches: Sequence[Swatch],
-        empty_text: str,
-        parent: QWidget | None = None,
-    ) -> None:
-        super().__init__(theme, name, y_label, swatches, empty_text, parent)
+    def __init__(self, theme: Theme, *args: Any) -> None:
+        super().__init__(theme, *args)
         self._line = OverlayLine()
         self._lines = (self._line, *map(OverlayLine, FURTHER))
         for line in self._lines:

@@ -388,14 +388,12 @@ class KvCellsView(BarView):
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
-        start, stop = (0, 0) if self._rows is None else self._rows.between(round_, round_ + 1)
+        rows = [] if self._rows is None else self._rows.of_round(round_)
         lines = [self.plot.run_axis.text(round_)]
-        for at in range(start, stop):
-            assert self._rows is not None
-            row = self._rows.row(at)
+        for row in rows:
             used, duplicates = (whole_text(row[name]) for name in _CELLS)
             lines.append(f"sequence {row['seq_id']}: {used} cells, {duplicates} duplicates")
-        return "\n".join(lines) if start < stop else ""
+        return "\n".join(lines) if rows else ""
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         assert self._rows is not None

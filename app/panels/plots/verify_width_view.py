@@ -211,11 +211,10 @@ class VerifyWidthView(BarView):
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
-        start, stop = (0, 0) if self._rows is None else self._rows.between(round_, round_ + 1)
+        rows = [] if self._rows is None else self._rows.of_round(round_)
         lines = [self.plot.run_axis.text(round_)]
-        for at in range(start, stop):
+        for row in rows:
             assert self._rows is not None
-            row = self._rows.row(at)
             if not _are_ubatches(self._rows):
                 lines.append(f"sequence {row['seq_id']}: {whole_text(row['verify_width'])} tokens")
                 continue
@@ -224,16 +223,14 @@ class VerifyWidthView(BarView):
                 words += f", {row['n_padding']} padding"
             lines.append(words + (f" · {row['reason']}" if row["reason"] else ""))
         lines += self._longest_words(round_)
-        return "\n".join(lines) if start < stop else ""
+        return "\n".join(lines) if rows else ""
 
     def _longest_words(self, round_: int) -> list[str]:
         if self._of_rounds is None:
             return []
-        start, stop = self._of_rounds.between(round_, round_ + 1)
-        rows = (self._of_rounds.row(at) for at in range(start, stop))
         return [
             f"sequence {row['seq_id']}: n_max {row['draft_n_max']} by adaptive depth"
-            for row in rows
+            for row in self._of_rounds.of_round(round_)
             if row["draft_n_max"] is not None
         ]
 

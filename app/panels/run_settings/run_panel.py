@@ -7,7 +7,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QWidget
 
 from app.engine_thread.events import OpenedFiles
 from app.engine_thread.requests import ChatWrap
@@ -245,12 +245,7 @@ class RunPanel(QWidget):
         self.message.setContentsMargins(6, 3, 6, 3)
 
     def _lay_out(self) -> None:
-        column = QVBoxLayout()
-        column.setContentsMargins(6, 6, 6, 6)
-        column.setSpacing(4)
-        column.addWidget(self.prompts)
-        column.addWidget(self.note)
-        column.addLayout(self._form)
+        column = vbox(self.prompts, self.note, self._form, margins=(6, 6, 6, 6), spacing=4)
         for group in self._groups.values():
             column.addWidget(group)
         column.addStretch(1)

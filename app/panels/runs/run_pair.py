@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHeaderView, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHeaderView, QSizePolicy, QWidget
 
-from app.trace_models.plain_tip import plain_tip
+from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.run_comparison import FigurePair, compare_runs, text_difference
 from app.trace_models.run_facts import run_names
 from app.trace_models.run_rows import RunOverlay
+from app.widgets.build import vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
 
@@ -37,11 +38,7 @@ class RunPair(QWidget):
         self.text = ElidedLabel()
         self.text.setContentsMargins(8, 4, 8, 4)
         self.text.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.text)
-        column.addWidget(self.table, 1)
+        vbox(self.text, (self.table, 1), of=self, margins=(0, 0, 0, 0), spacing=0)
         self.hide()
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
@@ -83,18 +80,15 @@ class RunPair(QWidget):
         self.refresh()
 
 
-_Index = QModelIndex | QPersistentModelIndex
 _SHORT = 24
 """Characters of both names that a heading has room for."""
-_NOWHERE = QModelIndex()
-_LABEL, _FIRST, _SECOND, _RATIO = range(4)
 
 
-class RunPairTable(QAbstractTableModel):
+class RunPairTable(ColumnTable):
     """Lines are figures."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__([TableColumn("", "", "")] * 4, parent)
         self.pairs: list[FigurePair] = []
         self._runs = ("", "")
 
@@ -103,51 +97,23 @@ class RunPairTable(QAbstractTableModel):
         same_lines = [p.label for p in pairs] == [p.label for p in self.pairs]
         if same_lines and runs == self._runs:
             self.pairs = pairs
-            last = self.index(len(pairs) - 1, _RATIO)
-            self.dataChanged.emit(self.index(0, _FIRST), last)
+            self.dataChanged.emit(self.index(0, 1), self.index(len(pairs) - 1, 3))
             return
         self.beginResetModel()
         self._runs, self.pairs = runs, pairs
+        both = " / ".join(name.removeprefix("run ") for name in runs)
+        ratio = both if len(both) <= _SHORT else "ratio"
+        titles = ("figure", "figure"), *((name, name) for name in runs), (ratio, both)
+        self._columns = [TableColumn(str(i), *names, i == 0) for i, names in enumerate(titles)]
         self.endResetModel()
 
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.pairs)
+    def n_rows(self) -> int:
+        return len(self.pairs)
 
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else 4
-
-    def headerData(
-        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
-    ) -> Any:
-        if orientation is not Qt.Orientation.Horizontal:
-            return None
-        first, second = self._runs
-        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
-            ratio = " / ".join(name.removeprefix("run ") for name in self._runs)
-            if role == Qt.ItemDataRole.DisplayRole and len(ratio) > _SHORT:
-                ratio = "ratio"  # the tool tip has both names
-            return ("figure", first, second, ratio)[section]
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _side(section)
-        return None
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid():
-            return None
-        pair, column = self.pairs[index.row()], index.column()
-        if role == Qt.ItemDataRole.DisplayRole:
-            if column == _LABEL:
-                return pair.label
-            if column == _RATIO:
-                return pair.ratio_text
-            return pair.text(column - _FIRST)
+    def cell(self, row: int, name: str, role: int) -> Any:
+        pair = self.pairs[row]
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(pair.tip)
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _side(column)
+            return pair.tip
+        if role == Qt.ItemDataRole.DisplayRole:
+            return (pair.label, pair.text(0), pair.text(1), pair.ratio_text)[int(name)]
         return None
-
-
-def _side(column: int) -> Qt.AlignmentFlag:
-    side = Qt.AlignmentFlag.AlignLeft if column == _LABEL else Qt.AlignmentFlag.AlignRight
-    return side | Qt.AlignmentFlag.AlignVCenter

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import (
-    QAbstractTableModel,
     QItemSelection,
     QItemSelectionModel,
     QModelIndex,
     QObject,
-    QPersistentModelIndex,
     QSize,
     Qt,
     Signal,
@@ -26,13 +24,13 @@ from PySide6.QtWidgets import (
     QSizePolicy,
     QSplitter,
     QStackedWidget,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.actions.actions import Actions
 from app.looks.theme import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
+from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
 from app.widgets.build import hbox, made, vbox
@@ -266,20 +264,12 @@ def _plot_part(plot: QWidget, words: tuple[QComboBox | str, ...]) -> QWidget:
         else:
             row.addWidget(word, 1)
     row.addStretch(0)
-    column = QVBoxLayout(part := QWidget())
-    column.setContentsMargins(0, 2, 0, 0)
-    column.setSpacing(2)
-    column.addLayout(row)
-    column.addWidget(plot, 1)
-    column.addStretch(0)
+    vbox(row, (plot, 1), 0, of=(part := QWidget()), margins=(0, 2, 0, 0), spacing=2)
     return part
 
 
 def _choice(name: str) -> QComboBox:
-    box = QComboBox()
-    box.setAccessibleName(name)
-    box.setToolTip(name)
-    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    box = made(QComboBox, accessibleName=name, toolTip=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
     box.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
     character = box.fontMetrics().averageCharWidth()
     box.setMinimumWidth(_LEAST_CHARACTERS * character)
@@ -302,68 +292,39 @@ def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None
         box.setCurrentIndex(min(first, len(names) - 1))
 
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-
-
-class ResultTable(QAbstractTableModel):
+class ResultTable(ColumnTable):
     """Rows are numbered as in the results; `order` is how they are shown."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__((), parent)
         self._results: Results | None = None
         self.failed_colour = QColor()
         self.order: np.ndarray = np.zeros(0, np.int64)
         """The row of the results that each row of the table shows, int64 [n]."""
 
-    def set_results(self, results: Results | None) -> None:
-        """Show these rows in their own order, or none."""
+    def set_results(self, results: Results) -> None:
+        """Show these rows in their own order."""
         self.beginResetModel()
         self._results = results
-        self.order = np.arange(0 if results is None else results.n)
+        self._columns = [TableColumn(c.name, c.title, c.tip, c.is_text) for c in results.columns]
+        self.order = np.arange(results.n)
         self.endResetModel()
 
     def place_of(self, row: int) -> int:
         """The place of a row of the results in the table."""
         return int(np.flatnonzero(self.order == row)[0])
 
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.order)
+    def n_rows(self) -> int:
+        return len(self.order)
 
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() or self._results is None else len(self._results.columns)
-
-    def headerData(
-        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
-    ) -> Any:
-        results = self._results
-        if results is None or orientation is not Qt.Orientation.Horizontal:
-            return None
-        if section >= len(results.columns):
-            return None
-        column = results.columns[section]
-        if role == Qt.ItemDataRole.DisplayRole:
-            return column.title
+    def cell(self, row: int, name: str, role: int) -> Any:
+        results, at = self._results, int(self.order[row])
+        assert results is not None
+        if role == Qt.ItemDataRole.DisplayRole and (column := results.column(name)) is not None:
+            return column.text(at)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(column.tip)
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _LEFT if column.is_text else _RIGHT
-        return None
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        results = self._results
-        if results is None or not index.isValid():
-            return None
-        column, row = results.columns[index.column()], int(self.order[index.row()])
-        if role == Qt.ItemDataRole.DisplayRole:
-            return column.text(row)
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(results.error(row) or results.about(row))
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _LEFT if column.is_text else _RIGHT
-        if role == Qt.ItemDataRole.ForegroundRole and results.error(row):
+            return results.error(at) or results.about(at)
+        if role == Qt.ItemDataRole.ForegroundRole and results.error(at):
             return self.failed_colour
         return None
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QObject, QSize, Qt
 from PySide6.QtGui import QBrush, QPen, QResizeEvent
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QBoxLayout,
-    QHeaderView,
-    QTableWidget,
-    QTableWidgetItem,
-    QWidget,
-)
+from PySide6.QtWidgets import QBoxLayout, QHeaderView, QWidget
 
-from app.looks.theme import Theme, figures_font
+from app.looks.theme import Theme
+from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import RunRows
 from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.line_styles import plot_pen
+from app.widgets.plain_table import plain_table
 from app.widgets.plot_surface import PlotSurface
 from app.widgets.whole_run_view import WholeRunView
 from engine.analysis.what_if.recorded import RecordedRounds
@@ -72,8 +69,12 @@ class WhatIfView(WholeRunView):
         self._has_drafts = False
         self.headline = made(ElidedLabel, wordWrap=True)
         self.note = made(ElidedLabel, muted=True)
-        self.table_widget = _table()
-        head = self.table_widget.horizontalHeader()
+        self._estimates = EstimateTable(self)
+        self.table_widget = table = plain_table(self._estimates, "Estimates by n_max")
+        table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        table.setMinimumHeight(_LEAST_ROWS * table.verticalHeader().defaultSectionSize())
+        head = table.horizontalHeader()
+        head.setMinimumSectionSize(table.fontMetrics().horizontalAdvance("00"))
         self._widest_head = max(head.sectionSizeHint(at) for at in range(head.count()))
         self.plot = SpeedPlot(theme)
         self._parts = QBoxLayout(QBoxLayout.Direction.LeftToRight)
@@ -116,16 +117,7 @@ class WhatIfView(WholeRunView):
         self.note.setText(_note(result))
         self.headline.setToolTip(plain_tip(f"{self.headline.text()}. {self.note.text()}"))
         self.plot.set_estimates(result)
-        table, best = self.table_widget, result.best if result.is_shown else None
-        if table.rowCount() != len(result.estimates):
-            table.setRowCount(len(result.estimates))
-        for row, estimate in enumerate(result.estimates):
-            for column, name in enumerate(_HEADS):
-                value: float | None = getattr(estimate, name)
-                words = str(value) if name == "n_max" else significant(value)
-                if name == "n_max" and best is not None and best.n_max == estimate.n_max:
-                    words = f"★ {words}"
-                _put(table, row, column, words)
+        self._estimates.show_estimates(result)
         self._fit_plot()
 
     def minimumSizeHint(self) -> QSize:
@@ -145,7 +137,7 @@ class WhatIfView(WholeRunView):
         self.plot.setVisible(self.plot.has_speeds and (is_beside or lines >= _PLOT_FROM))
         table = self.table_widget
         row = table.verticalHeader().defaultSectionSize()
-        high = table.horizontalHeader().sizeHint().height() + table.rowCount() * row
+        high = table.horizontalHeader().sizeHint().height() + self._estimates.n_rows() * row
         limited = self.plot.isVisibleTo(self) and not is_beside
         table.setMaximumHeight(high + 2 * table.frameWidth() if limited else _UNLIMITED)
 
@@ -171,41 +163,34 @@ class WhatIfView(WholeRunView):
         head.setSectionResizeMode(modes.Stretch if same else modes.ResizeToContents)
 
 
-def _table() -> QTableWidget:
-    table = QTableWidget(0, len(_HEADS))
-    table.setAccessibleName("Estimates by n_max")
-    table.setFont(figures_font())
-    table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-    table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-    table.setTabKeyNavigation(False)
-    table.setShowGrid(False)
-    table.setWordWrap(False)
-    table.verticalHeader().hide()
-    height = table.fontMetrics().height() + 3
-    table.verticalHeader().setMinimumSectionSize(height)
-    table.verticalHeader().setDefaultSectionSize(height)
-    table.setMinimumHeight(_LEAST_ROWS * height)
-    head = table.horizontalHeader()
-    head.setHighlightSections(False)
-    head.setDefaultAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-    for column, (title, tip) in enumerate(_HEADS.values()):
-        item = QTableWidgetItem(title)
-        item.setToolTip(tip)
-        table.setHorizontalHeaderItem(column, item)
-    head.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-    head.setMinimumSectionSize(table.fontMetrics().horizontalAdvance("00"))
-    table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-    return table
+class EstimateTable(ColumnTable):
+    """Rows are values of n_max, the best one with a star."""
 
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__([TableColumn(name, *head) for name, head in _HEADS.items()], parent)
+        self._result: WhatIf | None = None
 
-def _put(table: QTableWidget, row: int, column: int, words: str) -> None:
-    item = table.item(row, column)
-    if item is None:
-        item = QTableWidgetItem(words)
-        item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        table.setItem(row, column, item)
-    elif item.text() != words:
-        item.setText(words)
+    def show_estimates(self, result: WhatIf) -> None:
+        """Show other estimates."""
+        same = len(result.estimates) == self.n_rows()
+        if not same:
+            self.beginResetModel()
+        self._result = result
+        if not same:
+            self.endResetModel()
+        self.dataChanged.emit(self.index(0, 0), self.index(self.n_rows() - 1, len(_HEADS) - 1))
+
+    def n_rows(self) -> int:
+        return 0 if self._result is None else len(self._result.estimates)
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        if self._result is None or role != Qt.ItemDataRole.DisplayRole:
+            return None
+        best, value = self._result.best, getattr(self._result.estimates[row], name)
+        if name != "n_max":
+            return significant(value)
+        is_best = self._result.is_shown and best is not None and best.n_max == value
+        return f"★ {value}" if is_best else str(value)
 
 
 def _headline(result: WhatIf) -> str:

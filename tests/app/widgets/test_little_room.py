@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QObject, QPoint, QRect
+from PySide6.QtCore import QObject, QPoint, QRect, Qt
 from PySide6.QtGui import QFontMetrics, QScreen
 from PySide6.QtWidgets import QApplication, QLabel, QStyle, QWidget
 from pytestqt.qtbot import QtBot
@@ -70,8 +70,14 @@ def is_whole(label: QLabel) -> bool:
 
 def columns(view: WhatIfView) -> list[str]:
     table = view.table_widget
-    heads = [table.horizontalHeaderItem(at) for at in range(table.columnCount())]
-    return [h.text() for at, h in enumerate(heads) if h and not table.isColumnHidden(at)]
+    return [texts(view)[-1][at] for at in range(7) if not table.isColumnHidden(at)]
+
+
+def texts(view: WhatIfView) -> list[list[str]]:
+    """Of all cells, row by row, and of the head at last."""
+    model = view.table_widget.model()
+    rows = [[model.index(row, at).data() for at in range(7)] for row in range(model.rowCount())]
+    return [*rows, [model.headerData(at, Qt.Orientation.Horizontal) for at in range(7)]]
 
 
 def estimated(qtbot: QtBot, theme: Theme, width: int, height: int) -> WhatIfView:
@@ -80,7 +86,7 @@ def estimated(qtbot: QtBot, theme: Theme, width: int, height: int) -> WhatIfView
     store, _, run_id = timed_trace(60)
     view.show_run(RunRef(store, run_id))
     view.refresh()
-    qtbot.waitUntil(lambda: view.table_widget.rowCount() > 0)
+    qtbot.waitUntil(lambda: view.table_widget.model().rowCount() > 0)
     QApplication.processEvents()
     return view
 
@@ -90,12 +96,10 @@ def test_a_narrow_estimate_leaves_the_parts_of_a_round_out(qtbot: QtBot, theme: 
     assert columns(view) == ["n_max", "tok/round", "round ms", "tok/s"]
     table = view.table_widget
     metrics = table.fontMetrics()
-    for row in range(-1, table.rowCount()):
-        for at in range(table.columnCount()):
-            item = table.item(row, at) if row >= 0 else table.horizontalHeaderItem(at)
-            assert item is not None
+    for row in texts(view):
+        for at, text in enumerate(row):
             room = table.columnWidth(at) if not table.isColumnHidden(at) else WIDE
-            assert metrics.horizontalAdvance(item.text()) + 6 <= room
+            assert metrics.horizontalAdvance(text) + 6 <= room
     assert not view.plot.isVisible() and not view.note.isVisible()
     assert "Assumed" in view.headline.toolTip(), "the note is not lost"
     low = view.minimumSizeHint().height()

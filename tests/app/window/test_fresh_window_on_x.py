@@ -70,7 +70,7 @@ def test_a_first_start_and_a_second_one(tmp_path: Path) -> None:
     assert first["end"] == "The text ended by an end token."
     assert "def test_" in first["text"], "the function and its test"
     assert first["plots_status"] and first["plots_height"] <= SCREEN[1]
-    assert len(first["plots_buttons"]) == 4, "six plots in four panels"
+    assert len(first["plots_buttons"]) == 3, "six plots in three panels"
     assert second == {"layout": "plots", "runs": 1, "status": True, "text": first["text"]}
 
 

@@ -131,7 +131,7 @@ def test_each_is_kept_for_itself(
     second = new()
     assert second.docks.layout_name == "rollback"
     assert shown(second) == {*LAYOUTS["rollback"].shown, "findings"}
-    assert second.docks.pages == ["ring", "faults", "timing", "what_if", "gate"]
+    assert second.docks.pages == ["ring", "faults", "acceptance", "what_if"]
     second.actions_by_id["view.reset_layout"].trigger()
     assert shown(second) == set(LAYOUTS["rollback"].shown)
     assert second.docks.pages[3] == "tune"
@@ -177,7 +177,7 @@ def test_no_bars_of_earlier_tabs_stay_in_sight(window: MainWindow, qtbot: QtBot)
         if bar.isVisible() and bar.height() > 0
     ]
     texts = [[bar.tabText(i) for i in range(bar.count())] for bar in bars]
-    assert sorted(texts) == [["Divergence", "Findings"], ["Memory", "Acceptance", "Time"]]
+    assert sorted(texts) == [["Divergence", "Findings"], ["Memory", "Acceptance and time"]]
 
 
 @pytest.mark.shares_window

@@ -22,7 +22,7 @@ from tests.support.lane_traces import CLEAN, LaneBuilder
 from tests.support.timed_trace import add_rounds, begin, timed_trace
 from tests.support.window_acts import messages, settle, trigger, wait
 
-PANELS = ("rollback", "memory", "inspector", "runs", "acceptance", "time", "tuning")
+PANELS = ("rollback", "memory", "inspector", "runs", "speed", "tuning")
 
 
 @pytest.fixture
@@ -61,15 +61,16 @@ def test_pages_about_files_do_not_name_a_run(window: MainWindow, store: TraceSto
         ("what_if", "tuning", "run 0"),
         ("results", "tuning", ""),
         ("drafter", "tuning", "run 0"),
-        ("gate", "checks", "not of run 0"),
-        ("conform", "checks", ""),
+        ("gate", "lab", "not of run 0"),
+        ("conform", "lab", ""),
+        ("faults", "lab", ""),
     ):
         window.docks.turn_to([page])
         assert said(window.docks[dock]) == text, page
     window.docks.turn_to(["gate"])
     run.facts.gate = GateFacts("rollback", "planes", 3, "right", "")
     window.feed.show_run(run)
-    assert said(window.docks["checks"]) == "run 0"
+    assert said(window.docks["lab"]) == "run 0"
 
 
 @pytest.mark.shares_window

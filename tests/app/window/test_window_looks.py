@@ -136,7 +136,7 @@ def test_a_layout_of_other_docks_gives_the_first_one(
             shown = {name for name in TITLES if window.docks[name].isVisible()}
             assert shown == set(LAYOUTS["stream"].shown)
         window.docks.reveal("gate")
-        assert window.docks["checks"].isVisible()
+        assert window.docks["lab"].isVisible()
         window.close()
 
 

@@ -33,10 +33,11 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance
 from tests.support.fake_session import FakeEngine
 from tests.support.timed_trace import add_rounds, timed_trace
+from tests.support.window_acts import settle
 
 pytestmark = pytest.mark.shares_window
 
-BOTTOM = ("memory", "acceptance", "time")
+BOTTOM = ("memory", "speed")
 
 
 @pytest.fixture
@@ -308,7 +309,7 @@ def test_all_plots_share_cursor_pan_and_reset(window: MainWindow, qtbot: QtBot) 
 def test_the_docks_are_tabs_below(window: MainWindow) -> None:
     together = window.tabifiedDockWidgets(window.docks["memory"])
     assert set(together) == {window.docks[name] for name in BOTTOM[1:]}
-    window.docks["time"].setFloating(True)
+    window.docks["speed"].setFloating(True)
     window.actions_by_id["view.reset_layout"].trigger()
     assert set(window.tabifiedDockWidgets(window.docks["memory"])) == set(together)
 
@@ -320,14 +321,14 @@ def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
     assert not view.has_rounds
     filled(window)
     assert view.has_rounds
-    qtbot.waitUntil(lambda: view.table_widget.rowCount() == 5)
+    qtbot.waitUntil(lambda: view.table_widget.model().rowCount() == 5)
     names, rows = view.table()
     speeds = [row[names.index("tokens_per_second")] for row in rows]
     assert speeds[0] is None, "passes of one token were timed too seldom"
     best = int(np.nanargmax(np.array(speeds, float)))
     assert view.headline.text().startswith(f"Highest estimate, no verdict: n_max {best}: ")
     assert " · estimate from " in view.headline.text()
-    assert view.table_widget.item(best, 0).text() == str(best)
+    assert view.table_widget.model().index(best, 0).data() == str(best)
     assert "cost by their lengths alone" in view.note.text()
 
 
@@ -391,3 +392,23 @@ def test_every_plot_has_a_table_and_words(window: MainWindow) -> None:
         columns, rows = view.table()
         assert len(rows) >= 50 and {len(row) for row in rows} == {len(columns)}
         assert view.plot.accessibleName() and "rounds: 60" in view.plot.accessibleDescription()
+
+
+def test_a_run_that_has_ended_is_shown_whole(window: MainWindow, qtbot: QtBot) -> None:
+    """Plots out of sight, which know of no rounds yet, change nothing about that."""
+    store, _, run_id = timed_trace(300)
+    run = RunRef(store, run_id)
+    assert not run.ended
+    for name in ("ring", "acceptance", "timing", "ring"):
+        window.docks.reveal(name)
+        QApplication.processEvents()
+    window.feed.show_run(run)
+    settle(qtbot)
+    plots = [window.plots[name].plot for name in ("rollback", "ring")]
+    assert all(plot.x_range[0] > 200 for plot in plots), "a run goes on: its newest rounds"
+    store.runs[run_id].stops = ["limit"]
+    window.feed.show_run(None)
+    window.feed.show_run(run)
+    settle(qtbot)
+    axis = plots[0].run_axis
+    assert all(plot.x_range == (axis.start(0), axis.start(300)) for plot in plots)

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import Theme
-from app.panels.checks.gate_view import GateView
+from app.panels.lab.gate_view import GateView
 from engine.experiments.bisect import progress_file
 from engine.trace.facts import GateFacts
 from engine.trace.run_ref import RunRef

@@ -20,11 +20,11 @@ from PySide6.QtWidgets import (
     QSplitter,
     QTableWidget,
     QTableWidgetItem,
-    QVBoxLayout,
     QWidget,
 )
 
 from app.looks.theme import Theme, figures_font
+from app.widgets.build import hbox, made, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
 from engine.report.text import visible
@@ -63,10 +63,8 @@ class ConformView(QWidget):
         self.target.setToolTip(f"{_HINT}; `draftscope help conform` explains adapters")
         self.target.textChanged.connect(self._enable)
         self.target.returnPressed.connect(self._press)
-        self.browse = QPushButton("Bro&wse…")
-        self.browse.clicked.connect(self._browse)
-        self.button = QPushButton("Chec&k")
-        self.button.clicked.connect(self._press)
+        self.browse = made(QPushButton, "Bro&wse…", clicked=self._browse)
+        self.button = made(QPushButton, "Chec&k", clicked=self._press)
         self.headline = ElidedLabel()
         self.headline.setWordWrap(True)
         self.headline.setText(_FIRST)
@@ -148,26 +146,14 @@ class ConformView(QWidget):
         for widget, stretch in ((self.headline, 1), (self.browse, 0), (self.button, 0)):
             line.addWidget(widget, stretch, Qt.AlignmentFlag.AlignTop)
         self._below = QWidget()
-        said = QHBoxLayout()
-        said.addWidget(self.words, 1)
-        said.addWidget(self.copy, 0, Qt.AlignmentFlag.AlignTop)
-        column = QVBoxLayout(self._below)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addLayout(said)
-        column.addWidget(self.plot, 1)
-        column.addStretch(0)
+        said = hbox((self.words, 1), (self.copy, 0, Qt.AlignmentFlag.AlignTop))
+        vbox(said, (self.plot, 1), 0, of=self._below, margins=(0, 0, 0, 0))
         parts = self._parts = QSplitter(Qt.Orientation.Vertical)
         parts.addWidget(self.grid)
         parts.addWidget(self._below)
         parts.setChildrenCollapsible(False)
         parts.setSizes([_SAME, _SAME])
-        whole = QVBoxLayout(self)
-        whole.setContentsMargins(8, 4, 8, 4)
-        whole.setSpacing(4)
-        whole.addWidget(self.target)
-        whole.addLayout(line)
-        whole.addWidget(parts, 1)
-        whole.addStretch(0)
+        vbox(self.target, line, (parts, 1), 0, of=self, margins=(8, 4, 8, 4), spacing=4)
 
     def _press(self) -> None:
         if self._runs:
@@ -250,7 +236,7 @@ class ErrorPlot(PlotSurface):
         """Draw one of the two; infinite errors are as high as the plot."""
         errors = np.array(rows or depths)
         self._errors = errors
-        self._axis = "row of the pass" if rows else "rows of the pass in the state compared with"
+        self._axis = "row of the pass" if rows else "rows in the state compared with"
         finite = errors[np.isfinite(errors)]
         top = float(finite.max()) if len(finite) and finite.max() > 0 else 1.0
         self._bars.setOpts(x=np.arange(len(errors)), height=np.minimum(errors, 1.1 * top))

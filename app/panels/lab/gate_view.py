@@ -11,7 +11,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.panels.checks.gate_form import GateForm
+from app.panels.lab.gate_form import GateForm
 from app.trace_models.tune_surface import HeatMap
 from app.widgets.build import made, vbox, words
 from app.widgets.fitted_labels import ElidedLabel
@@ -80,7 +80,7 @@ class GateView(WholeRunView):
         self.grid.pointed.connect(self._tell)
         self.grid.tip = lambda row, column: self._words_of((row, column))
         self.grid.chosen.connect(self._choose)
-        self.bisect = words(wraps=False, shrinks=True, accessibleName="Bisect")
+        self.bisect = words(shrinks=True, accessibleName="Bisect")
         self.bisect.hide()
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.look)

@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
-from app.panels.checks.conform_view import ConformView
+from app.panels.lab.conform_view import ConformView
 from app.window.window import MainWindow
 from engine.conform.checks import CHECKS
 from engine.conform.runner import Outcome

@@ -1,1 +1,0 @@
-"""The Checks panel: rollback of llama.cpp builds, and kernels of other engines."""
