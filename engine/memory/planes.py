@@ -134,6 +134,9 @@ class PlaneMemory(SnapshotPolicy):
         numbers = self._running().numbers
         return numbers.pass_inputs() if numbers else None
 
+    def repeats(self) -> bool:
+        return self._n_planes == 1 and not self.faults and self._running().numbers is not None
+
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         step, planes, recurrence = self._running(), self._states[key], self.layout.states[key]
         if step.numbers:

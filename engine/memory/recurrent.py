@@ -122,6 +122,11 @@ class SnapshotPolicy(ABC):
         """Key and input tensors of a recording of the pass that has started; None if it cannot be
         recorded."""
 
+    def repeats(self) -> bool:
+        """Whether passes of one token after the one that has started, which is of one too, read and
+        write the same rows."""
+        return False
+
     @abstractmethod
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         """The layer's output for this ubatch, its state updated."""
