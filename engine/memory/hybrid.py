@@ -200,10 +200,10 @@ class HybridMemory:
     def begin(self, ubatch: UBatch) -> UBatchTensors:
         """Prepare one forward pass; the ubatch's arrays on the device, where those of the next pass
         may replace them. ContextFullError leaves everything as it was."""
-        by_index = self._by_index(ubatch.tokens.size)
-        there = self.attention.begin(ubatch, by_index=by_index, is_decoded=self.is_ahead)
+        by_index, is_decoded = self._by_index(ubatch.tokens.size), self.is_ahead
+        there = self.attention.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
         if self.recurrent:
-            self.recurrent.begin(ubatch, by_index=by_index)
+            self.recurrent.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
         return there
 
     def inputs(self, seqs: Sequence[int]) -> list[dict[StateKey, torch.Tensor]]:

@@ -24,7 +24,6 @@ from kernels.linear.two_bits import BLOCK, BLOCK_BYTES, two_bits
 from kernels.norm import head_norm, rms_norm
 from kernels.rows import join, take_rows
 from kernels.rows.reductions import argmax, top_k
-from kernels.rows.shortlist import shortlist
 
 
 class MtpHead:
@@ -113,7 +112,9 @@ class MtpHead:
         compute = partial(self._steps, memory, n_steps, head)
         found = memory.run((self, reach, n_steps, type(head)), (*there, hidden), compute)
         memory.commit()
-        tokens, logits, *ids = found
+        logits, *ids, tokens = found
+        if isinstance(head, LargestLogits):
+            return tokens[:, 0], logits, tokens
         return tokens.flatten(), logits, ids[0] if head else None
 
     def _steps(
@@ -144,7 +145,9 @@ class MtpHead:
             logits.append(out.logits)
             start, n = start + n, 1
             tokens, outputs, hidden = drafted[-1], self._only, out.hidden[:, -1:]
-        return tuple(_rows(parts) for parts in (drafted, logits, ids) if parts)
+        if isinstance(head, LargestLogits):  # the first ones are what is drafted
+            return _rows(logits), _rows(ids)
+        return tuple(_rows(parts) for parts in (logits, ids, drafted) if parts)
 
     def _layers(
         self,
@@ -243,7 +246,7 @@ class DraftHead:
         hidden = self._output.hidden(x)
         row = take_rows(hidden.flatten(0, 1), outputs)
         row = self._output.read(row, invariant=False)
-        ids = shortlist(integer_linear(row, self._copy, _COPY), N_CANDIDATES)
+        _, ids = top_k(integer_linear(row, self._copy, _COPY), N_CANDIDATES)
         own = take_rows(self._blocks, ids[0])
         logits = self._output.scaled(integer_linear(row, own, self._type))
         return Candidates(logits, ids, hidden)

@@ -60,8 +60,8 @@ def _largest(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids
 
 
-MOST_TOP = 64
-"""Values that are kept in registers, in their order, while a row is read once."""
+MOST_TOP = 256
+"""Values that are kept in their order while a row is read once."""
 _I32X16 = vector(I32, LANES)
 _NOTHING, _NAN = -(2**31), 2**31 - 1
 """Below and above every number as `_ordered` has them."""
@@ -166,39 +166,8 @@ def argmax_naive(x: torch.Tensor) -> torch.Tensor:
 
 
 def argmax_with_llvm(x: torch.Tensor) -> torch.Tensor:
-    """The largest value on a CPU: first the value, then the first place that has it."""
-    d, found = x.shape[-1], x.new_empty(x.shape[:-1], dtype=torch.int64)
-    x, x_rows = rows(x)
-    run(_argmax_program(d), found.numel(), d, *x_rows, found.data_ptr())
-    return found
-
-
-@functools.cache
-def _argmax_program(d: int) -> Program:
-    return Program(functools.partial(_argmax_body, d), 5)
-
-
-def _argmax_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-    """Arguments: x in RowPlaces, the places found."""
-    whole = d - d % LANES
-    with code.loop(first, last) as row:
-        x = start(args[:4], row)
-        best = code.variable(code.constant(F32, -float("inf")))
-        if whole:
-            most = code.variable(code.constant(F32X16, -float("inf")))
-            with code.loop(0, code.integer(4 * whole), 4 * LANES) as at:
-                most.set(code.larger(code.load(x + at, F32X16), most.value))
-            best.set(code.maximum(most.value))
-        for i in range(whole, d):
-            best.set(code.larger(code.load(x + 4 * i, F32), best.value))
-        place, top = code.variable(code.integer(0)), best.value
-
-        def is_before(place: Value) -> Value:
-            return place.less(d - 1) & code.load(x + place * 4, F32).less(top)
-
-        with code.repeat(lambda: is_before(place.value)):
-            place.set(place.value + 1)
-        code.store(place.value, args[4] + row * 8)
+    """The place that comes first of the largest value."""
+    return top_k(x, 1)[1].squeeze(-1)
 
 
 LEAST = -1e4
