@@ -93,7 +93,7 @@ class UBatchTensors(NamedTuple):
 
 class GreedyTokens(NamedTuple):
     """Tokens that may be decoded in turn, each the most probable one after the one before. n: most
-    of them, the first, which is known, included. ends: after one of these there is no other."""
+    of them, the first, which is known, included. ends: one of these is the last."""
 
     n: int
     ends: Collection[int]

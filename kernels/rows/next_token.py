@@ -40,8 +40,8 @@ def decode_on(
     had, in seconds of perf_counter.
 
     table: the pass. outputs: what it writes, the record (kernels.rows.record) of one row last.
-    ends: after a pass that chooses one of these tokens, or whose largest logit is not finite, there
-    is no other. Cells after `place` are free, and seen when decoded.
+    ends: a pass that chooses one of these tokens, or whose largest logit is not finite, is the last
+    one. Cells after `place` are free, and seen when decoded.
     """
     n_top = (outputs[-1].shape[-1] - 6) // 2
     kept = [x.new_empty(n, *x.shape) for x in outputs]
