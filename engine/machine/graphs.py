@@ -154,10 +154,10 @@ class StepGraphs:
             and latest[0] == pass_inputs.key
             and latest[2].fits(arguments)
         ):
-            graph = latest[2]
-            if decode_on is None:
-                return graph.run((*pass_inputs.inputs, *arguments))
-            return self._run_on(graph, (*pass_inputs.inputs, *arguments), decode_on)
+            inputs = (*pass_inputs.inputs, *arguments)
+            return (
+                self._run_on(latest[2], inputs, decode_on) if decode_on else latest[2].run(inputs)
+            )
         shapes = tuple([(x.shape, x.dtype) for x in arguments])
         key = pass_inputs.key, shapes, n_threads
         graph = self._graphs.get(key)

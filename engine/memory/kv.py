@@ -195,7 +195,6 @@ class AttentionKV:
     def token_place(self, n: int) -> TokenPlace | None:
         """Where the pass that has started finds its only token, if those of the n - 1 tokens after
         it differ from it in that alone; else None."""
-        seqs = self._viewed[0] if self._viewed else ()
         if (
             self._fixed is None
             or self._numbers is None
@@ -204,11 +203,11 @@ class AttentionKV:
             or self._tells_positions
             or self._ahead
             or len(self._stream_of) != 1
-            or self._table.last_position(seqs[0]) is None
-            or self._table.end[self._table.stream(seqs[0])] + n - 1 > self._n_view
         ):
             return None
-        there = self._there
+        stream, there = int(self._stream_of[0]), self._there
+        if not self._table.is_in_order(stream) or self._table.end[stream] + n - 1 > self._n_view:
+            return None
         return TokenPlace(there.tokens, there.positions, self._numbers[1], self._masks[None])
 
     def pass_inputs(self) -> PassInputs | None:

@@ -263,13 +263,10 @@ class LaunchTable:
     def run_on(self, between: Program, args: Sequence[int], state: np.ndarray) -> None:
         """All launches and then `between`, of one task, over and over until that leaves something
         else than 0 in state[1]. state: int64 [2], among what args point to."""
-        job = between.job(*args)
+        job = np.frombuffer(between.job(*args), np.uint8)
         entries = self._address, len(self._table), between.address
-        _walk_on().alone(1, *entries, _address_of(job), state.ctypes.data)
-
-
-def _address_of(job: bytes) -> int:
-    return np.frombuffer(job, np.uint8).ctypes.data
+        addresses = job.ctypes.data, state.ctypes.data
+        _walk_on()(*entries, *addresses, tasks=1, chunk=1, threads=1)
 
 
 @functools.cache

@@ -99,9 +99,9 @@ def _body(d: int, k: int, code: Code, args: Sequence[Value], first: Value, last:
         source, at = start(x, row), record + row * 4 * (2 * k + 2 + _ASKED)
         for i, places in enumerate(largest_of_row(code, source, d, k)):
             code.store_first(places, at + 4 * LANES * i, min(LANES, k - LANES * i))
-        with code.loop(0, code.integer(k)) as i:
-            place = code.load(at + i * 4, I32).resize(I64)
-            code.store(code.load(source + place * 4, F32), at + (i + k) * 4)
+        with code.loop(0, code.integer(k)) as nth:
+            place = code.load(at + nth * 4, I32).resize(I64)
+            code.store(code.load(source + place * 4, F32), at + (nth + k) * 4)
         best, rest = code.load(at, I32), at + 4 * 2 * k
         sums_of_row(code, source, d, code.load(at + 4 * k, F32), rest)
         token = code.load(asked + row * 8, I64)

@@ -92,9 +92,9 @@ def _top_body(d: int, k: int, code: Code, args: Sequence[Value], first: Value, l
         for i, places in enumerate(largest_of_row(code, source, d, k)):
             n = min(LANES, k - LANES * i)
             code.store_first(places.extended(I64), ids + (at + LANES * i) * 8, n)
-        with code.loop(0, code.integer(k)) as i:
-            place = code.load(ids + (at + i) * 8, I64)
-            code.store(code.load(source + place * 4, F32), values + (at + i) * 4)
+        with code.loop(0, code.integer(k)) as nth:
+            place = code.load(ids + (at + nth) * 8, I64)
+            code.store(code.load(source + place * 4, F32), values + (at + nth) * 4)
 
 
 def largest_of_row(code: Code, source: Value, d: int, k: int) -> list[Value]:
@@ -111,7 +111,7 @@ def largest_of_row(code: Code, source: Value, d: int, k: int) -> list[Value]:
             there = [int(lane < count) for lane in range(LANES)]
             larger = larger & code.constants(vector(ir.IntType(1), LANES), there)
         found = code.variable(larger.bits(I16).resize(I32))
-        with code.repeat(lambda found=found: code.constant(I32, 0).less(found.value)):
+        with code.repeat(functools.partial(_has_more, code, found)):
             bits = found.value
             lane = code.call("llvm.cttz.i32", I32, bits, code.constant(ir.IntType(1), 0))
             found.set(bits & (bits - 1))
@@ -120,6 +120,10 @@ def largest_of_row(code: Code, source: Value, d: int, k: int) -> list[Value]:
             _insert(code, keys, places, code.splat(own), code.splat(place))
             least.set(code.sum(keys[-1].value.part((k - 1) % LANES, 1)))
     return [one.value for one in places]
+
+
+def _has_more(code: Code, bits: Variable) -> Value:
+    return code.constant(I32, 0).less(bits.value)
 
 
 def _insert(
