@@ -401,9 +401,8 @@ class Scheduler:
 
     def _ahead(self, sequences: list[DecodingSequence]) -> GreedyTokens | None:
         """What may be decoded at once, as nothing and no one looks at it in between."""
-        looks = self._watch or self._held or self.before_round
-        looks = looks or self._judge.forced or not self.may_wait
-        if not self._is_plain or looks or self.is_ahead:
+        looks = bool(self._watch or self._held or self.before_round or self._judge.forced)
+        if not (self._is_plain and self.may_wait) or looks or self.is_ahead:
             return None
         if len(sequences) != 1 or len(self._slots.running) != 1:
             return None
