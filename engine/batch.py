@@ -8,7 +8,7 @@ sequence stay in one ubatch, because only that ubatch's states can be rolled bac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,6 +89,14 @@ class UBatchTensors(NamedTuple):
     tokens: torch.Tensor
     positions: torch.Tensor
     outputs: torch.Tensor
+
+
+class GreedyTokens(NamedTuple):
+    """Tokens that may be decoded in turn, each the most probable one after the one before. n: most
+    of them, the first, which is known, included. ends: one of these is the last."""
+
+    n: int
+    ends: Collection[int]
 
 
 def split_equal(

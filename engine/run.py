@@ -119,8 +119,10 @@ class Run:
         until = perf_counter() + seconds
         self._scheduler.may_wait = not self.done
         try:
-            while self.step() and perf_counter() < until:
-                if self._scheduler.bytes_waiting >= LOOK_BYTES:
+            while self.step():
+                is_due = perf_counter() >= until
+                is_due |= self._scheduler.bytes_waiting >= LOOK_BYTES
+                if is_due and not self._scheduler.is_ahead:
                     break
         finally:
             self._scheduler.settle()

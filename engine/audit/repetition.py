@@ -120,6 +120,8 @@ class Repetition:
         text += round_.accepted
         self._has_parted |= text != self._audited.tokens[sequence.seq_id][: len(text)]
 
+    n_unseen = 0
+
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
     ) -> None:

@@ -174,6 +174,11 @@ class RunAudit:
         )
         self._undone = False
 
+    @property
+    def n_unseen(self) -> int:
+        """See engine.decode.scheduler.RoundObserver."""
+        return self._samples.n_unseen if self._samples else 0
+
     # -- at its end ------------------------------------------------------------------------
 
     def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,11 @@ class _Thinned:
                 self.rounds.append(number)
         return is_taken
 
+    @property
+    def n_passed(self) -> int:
+        """How many rounds from the next one on are surely not taken."""
+        return -self._seen % self._stride
+
 
 class StateSamples:
     """Up to n rounds, fewer where they would take more than MOST_BYTES: half of them after a
@@ -143,6 +149,11 @@ class StateSamples:
         for key in list(self._kept):
             if key[0] not in kept and key not in self._ended:
                 del self._kept[key]
+
+    @property
+    def n_unseen(self) -> int:
+        """Of how many rounds from the next one on it takes nothing, if nothing is undone."""
+        return self._any.n_passed if self._most else sys.maxsize
 
     def of(self, seq_id: int) -> list[StateSample]:
         """The samples of a sequence, in order."""

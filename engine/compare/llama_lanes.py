@@ -165,7 +165,7 @@ class LlamaRollbackLane(_JudgedByPlain):
             except RollbackRefusedError as error:
                 mine.rollback_path = "refused"
                 refusals.append(error)
-        self._recorder.round(rounds, None, self._clock, told={"n_rs_seq": self.n_rs_seq})
+        self._recorder.round(rounds, None, self._clock, n_rs_seq=self.n_rs_seq)
         self._record_slots(round_.number)
         if refusals:
             raise refusals[0]

@@ -101,7 +101,7 @@ def verify_batches(
     memory = forward.memory
     if split == "seq":
         return [([span], forward.split([span])) for span in spans]
-    if memory.is_pool:
+    if memory.is_pool or len(spans) == 1:
         return [(list(spans), forward.split(spans))]
     batches = []
     lengths = [len(span.tokens) for span in spans]

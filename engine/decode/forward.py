@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from engine.batch import Span, UBatch, UBatchPlan, make_ubatch
+from engine.batch import GreedyTokens, Span, UBatch, UBatchPlan, make_ubatch
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock
 from engine.draft.drafter import PendingDrafts
@@ -26,12 +26,6 @@ RecordsBySequence = dict[int, np.ndarray]
 
 TargetRowsBySequence = dict[int, TargetRows]
 """Per memory sequence: rows of all its tokens, [n_tokens, n_embd]."""
-
-
-def ends_with_record(device: torch.device) -> bool:
-    """Whether a pass is to end with the record of its rows where tokens are chosen by that alone.
-    On the processor nothing waits, and facts of many rounds are found together."""
-    return device.type == "cuda"
 
 
 class Forward:
@@ -65,6 +59,10 @@ class Forward:
         self.n_slots = n_slots
         self._n_top = N_TOP if with_record else 0
         self.records: RecordsBySequence = {}
+        self.ahead: GreedyTokens | None = None
+        """Of the next passes, which are of one token."""
+        self.ms = 0.0
+        """Duration of the latest pass."""
 
     def split(self, spans: Sequence[Span]) -> list[UBatch]:
         """The ubatches of a batch."""
@@ -89,7 +87,12 @@ class Forward:
             gap = self._gap(ubatch)
             tokens = self._with(pending, ubatch) if pending else None
             out = self._model.forward(
-                ubatch, self.memory, tokens=tokens, taps=self._taps, n_top=self._n_top
+                ubatch,
+                self.memory,
+                tokens=tokens,
+                taps=self._taps,
+                n_top=self._n_top,
+                ahead=self.ahead,
             )
             if self._watch and max(ubatch.seq_ids) < self.n_slots:
                 self._watch(ubatch, out.rows)
@@ -113,14 +116,17 @@ class Forward:
                     if record is not None:
                         records.setdefault(seq, []).append(record[first : first + count])
             seqs = [seq % self.n_slots for seq in ubatch.seq_ids]
-            ms = clock.stop(phase, seqs)
+            ms = self.ms = clock.stop(phase, seqs)
             for one in pending:
                 late = one.late()
                 clock.move(late, phase, "draft", seqs)
                 ms -= late
             seq_ids = [self._seq_id_of(seq) for seq in seqs]
             self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms, gap)
-        self.records = {seq: np.concatenate(parts) for seq, parts in records.items()}
+        self.records = {
+            seq: parts[0] if len(parts) == 1 else np.concatenate(parts)
+            for seq, parts in records.items()
+        }
         return _joined(logits), {seq: join_rows(parts) for seq, parts in of_tokens.items()}
 
     def _with(self, pending: Sequence[PendingDrafts], ubatch: UBatch) -> torch.Tensor:

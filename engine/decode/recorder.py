@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from engine.decode.target_facts import all_target_facts, facts_in
+from engine.decode.target_facts import all_target_facts
 from engine.gguf.model_files import ModelFiles
 from engine.machine.clock import run_clock
 from engine.trace.facts import RunFacts
+from engine.trace.records import PHASES
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
@@ -22,7 +24,47 @@ if TYPE_CHECKING:
     from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 
 
-NewRows = defaultdict[str, list[dict[str, Any]]]
+_PHASES = tuple(f"{phase}_ms" for phase in PHASES)
+_OF_DRAFT = ("draft_p", "draft_top_id", "draft_top_p", "draft_conf")
+_OF_TARGET = (
+    "target_p",
+    "rule_p",
+    "rule_q",
+    "target_rank",
+    "target_entropy",
+    "target_top_id",
+    "target_top_p",
+    "target_top_forbidden",
+)
+_ROUND = ("round", "seq_id")
+_COLUMNS = {
+    "ubatches": (
+        *("round", "ubatch", "n_seqs", "n_seq_tokens", "seq_ids"),
+        *("n_padding", "purpose", "reason", "ms", "pos_gap"),
+    ),
+    "drafts": (
+        *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
+        *("num_wrong_rows", "num_wrong_tokens", "block_length", "confidence", "draft_ms"),
+    ),
+    "tokens": (
+        *(*_ROUND, "pos", "kind", "token_id", "draft_index", "draft_node", "draft_parent"),
+        *(*_OF_DRAFT, "draft_top_forbidden", *_OF_TARGET),
+    ),
+    "memory": (*_ROUND, "slot", "state", "age"),
+    "rounds": (
+        *(*_ROUND, "pos0", "drafter", "accept_rule", "num_draft_tokens"),
+        *("num_accepted_draft_tokens", "num_target_tokens", "num_emitted", "stop_kind"),
+        *("rollback_depth", "memory_rollback", "rollback_path", "valid_depth"),
+        *("rs_idx_before", "rs_idx_after", "replay_index", "verify_width", "draft_n_max"),
+        *("state_bytes_restored", "checkpoint_bytes", "cache_wrong", "sampler_wrong"),
+        *("sampler_draws", "ubatch_ids", "t_ms", "total_ms", *_PHASES),
+        *("state_bytes_written", "state_bytes_copied", "attention_pos_max", "kv_cells_used"),
+        *("kv_cells_duplicate", "memory_bytes_held", "n_rs_seq", "recurrent_pos_max"),
+    ),
+}
+"""Columns of the rows of each table, in the order in which they are made here."""
+
+NewRows = defaultdict[str, list[tuple[Any, ...]]]
 """Rows to be written, by table."""
 
 
@@ -86,19 +128,11 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        self._append(
-            "ubatches",
-            round=round_,
-            ubatch=self._n_ubatches,
-            n_seqs=ubatch.n_seqs,
-            n_seq_tokens=ubatch.n_seq_tokens,
-            seq_ids=" ".join(map(str, seq_ids)),
-            n_padding=ubatch.n_padding,
-            purpose=purpose,
-            reason=ubatch.reason,
-            ms=ms,
-            pos_gap=pos_gap,
+        row = (
+            *(round_, self._n_ubatches, ubatch.n_seqs, ubatch.n_seq_tokens),
+            *(" ".join(map(str, seq_ids)), ubatch.n_padding, purpose, ubatch.reason, ms, pos_gap),
         )
+        self._record(lambda rows: rows["ubatches"].append(row))
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
 
@@ -107,22 +141,15 @@ class Recorder:
     ) -> None:
         """Every draft that was asked for, and its memory sequence, the empty ones too. seq_ids: the
         number of each memory sequence's prompt."""
-        for seq, draft in asked:
-            self._append(
-                "drafts",
-                round=round_,
-                seq_id=seq_ids[seq],
-                drafter=draft.drafter,
-                match_pos=draft.match_pos,
-                num_raw=draft.n_raw,
-                num_draft_tokens=len(draft.tokens),
-                reason=draft.reason,
-                num_wrong_rows=draft.n_wrong_rows,
-                num_wrong_tokens=draft.n_wrong_tokens,
-                block_length=draft.block,
-                confidence=_mean(draft.sure or draft.probs),
-                draft_ms=draft.ms,
+        new = [
+            (
+                *(round_, seq_ids[seq], draft.drafter, draft.match_pos, draft.n_raw),
+                *(len(draft.tokens), draft.reason, draft.n_wrong_rows, draft.n_wrong_tokens),
+                *(draft.block, _mean(draft.sure or draft.probs), draft.ms),
             )
+            for seq, draft in asked
+        ]
+        self._record(lambda rows: rows["drafts"].extend(new))
 
     @property
     def facts(self) -> RunFacts:
@@ -138,12 +165,11 @@ class Recorder:
         rounds: Sequence[Round],
         memory: HybridMemory | None,
         clock: PhaseClock,
-        told: Mapping[str, Any] | None = None,
+        n_rs_seq: int | None = None,
     ) -> None:
         """Close a round: token, memory and round rows of its sequences, one at least.
 
-        Without a memory, as of another program, nothing is observed of it but what it reports:
-        columns of every row.
+        Without a memory, as of another program, nothing is observed of it but n_rs_seq.
 
         Each row carries the time spent on its sequence; what was spent on several is divided
         among them, so that the sum over rows is the time that passed.
@@ -156,27 +182,21 @@ class Recorder:
         if self._files:
             self._files.note(self.facts, number)
         self._last_round = number
-        ubatch_ids, self._round_ubatches = self._round_ubatches, []
-        phases = [clock.columns(round_.seq, n) for round_ in rounds]
-        phase_ms = [sum(one.values()) for one in phases]
-        rest_ms = max(0.0, elapsed_ms - sum(phase_ms)) / n
-        traffic = self._traffic(memory.recurrent, n) if memory else []
-        self._unanswered.extend(rounds)
-        for round_ in rounds:
+        ubatch_ids, self._round_ubatches = " ".join(map(str, self._round_ubatches)), []
+        phases = [clock.phases(round_.seq, n) for round_ in rounds]
+        rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
+        traffic = self._traffic(memory.recurrent, n) if memory else [(None, None)] * n
+        for round_, ms, moved in zip(rounds, phases, traffic, strict=True):
             self.bytes_waiting += 0 if round_.logits is None else round_.logits.nbytes
-        for i, round_ in enumerate(rounds):
-            columns: dict[str, Any] = {
-                "round": number,
-                "t_ms": self._elapsed_ms,
-                "total_ms": phase_ms[i] + rest_ms,
-                **phases[i],
-                **(told or {}),
-            }
+            seen: tuple[int | None, ...] = (None, None, None, None, n_rs_seq, None)
             slots: Sequence[SnapshotSlot] = ()
             if memory:
-                columns |= traffic[i]
-                slots = _look(memory, round_.seq, columns)
-            self._record(partial(self._round, round_, columns, slots, ubatch_ids))
+                seen, slots = _look(memory, round_.seq)
+            columns = ubatch_ids, self._elapsed_ms, sum(ms) + rest_ms, *ms, *moved, *seen
+            self._unanswered.append(round_)
+            self._waiting.append(partial(self._round, round_, columns, slots))
+        if not self._may_wait:
+            self._write()
 
     def close(self) -> None:
         """Write what waits. The run has ended: whether its model files have changed since the last
@@ -184,9 +204,6 @@ class Recorder:
         self.resume()
         if self._files:
             self._files.note(self.facts, None, self._last_round)
-
-    def _append(self, table: str, **row: Any) -> None:
-        self._record(lambda rows: rows[table].append(row))
 
     def _record(self, add: Callable[[NewRows], object]) -> None:
         """add: puts rows with those that are to be written."""
@@ -197,11 +214,9 @@ class Recorder:
     def _write(self) -> None:
         waits = [(round_, round_.logits) for round_ in self._unanswered]
         asked = [(round_, logits) for round_, logits in waits if logits is not None]
-        for round_, logits in asked:
-            if round_.record is not None:
-                round_.target = facts_in(round_.record, logits, *round_.examined)
-        asked = [one for one in asked if one[0].record is None]
-        found = all_target_facts([(logits, *round_.examined) for round_, logits in asked])
+        found = all_target_facts(
+            [(logits, round_.record, *round_.examined) for round_, logits in asked]
+        )
         for (round_, _), target in zip(asked, found, strict=True):
             round_.target = target
         self._unanswered = []  # only now: after an interruption they are still to be worked out
@@ -210,13 +225,13 @@ class Recorder:
         for add in waiting:
             add(rows)
         for table, new in rows.items():
-            self._writer.append_all(table, new)
+            self._writer.append_rows(table, _COLUMNS[table], new)
 
     def _prompt(
         self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int], rows: NewRows
     ) -> None:
         n = len(tokens)
-        self._writer.append_all("tokens", rows.pop("tokens", []))
+        self._writer.append_rows("tokens", _COLUMNS["tokens"], rows.pop("tokens", []))
         self._writer.learn(tokens, self._piece)
         self._writer.extend(
             "tokens",
@@ -230,86 +245,50 @@ class Recorder:
         )
 
     def _round(
-        self,
-        round_: Round,
-        columns: Mapping[str, Any],
-        slots: Sequence[SnapshotSlot],
-        ubatch_ids: Sequence[int],
-        rows: NewRows,
+        self, round_: Round, columns: tuple[Any, ...], slots: Sequence[SnapshotSlot], rows: NewRows
     ) -> None:
-        """The rows of one sequence. columns: others of its round row."""
-        ids = {"round": round_.number, "seq_id": round_.seq_id}
-        self._learn(round_)
-        rows["tokens"] += ({**ids, **row} for row in _token_rows(round_))
-        rows["memory"] += (
-            {**ids, "slot": slot.slot, "state": slot.state, "age": slot.age} for slot in slots
+        """The rows of one sequence. columns: the last ones of its round row."""
+        ids, draft, target = (round_.number, round_.seq_id), round_.draft, round_.target
+        drafts = [one for one in (draft, round_.unverified, round_.tree) if one]
+        known = [round_.emitted, *(target.top_ids if target else ())]
+        for one in drafts:
+            known += [one.tokens, *one.top_ids]
+        self._writer.learn(chain.from_iterable(known), self._piece)
+        rows["tokens"] += [(*ids, *row) for row in _token_rows(round_)]
+        rows["memory"] += [(*ids, *slot) for slot in slots]
+        is_prompt, n_emitted, n_accepted = round_.is_prompt, len(round_.emitted), round_.n_accepted
+        rows["rounds"].append(
+            (
+                *(*ids, round_.pos0, draft.drafter if draft else "", round_.accept_rule),
+                None if is_prompt else len(round_.drafted),
+                *(None if is_prompt else n_accepted, round_.n_own, n_emitted),
+                *(_stop_kind(round_), round_.rollback_depth, round_.memory_rollback),
+                *(round_.rollback_path, round_.valid_depth, round_.rs_idx_before),
+                *(round_.rs_idx_after, round_.n_replays, round_.n_rows or len(round_.tokens)),
+                *(draft.n_max if draft else None, round_.restored_bytes, round_.checkpoint_bytes),
+                *(round_.cache_wrong, round_.sampler_wrong, round_.sampler_draws, *columns),
+            )
         )
-        is_prompt = round_.is_prompt
-        row: dict[str, Any] = dict(
-            seq_id=round_.seq_id,
-            pos0=round_.pos0,
-            drafter=round_.draft.drafter if round_.draft else "",
-            accept_rule=round_.accept_rule,
-            num_draft_tokens=None if is_prompt else len(round_.drafted),
-            num_accepted_draft_tokens=None if is_prompt else round_.n_accepted,
-            num_target_tokens=round_.n_own,
-            num_emitted=len(round_.emitted),
-            stop_kind=_stop_kind(round_),
-            rollback_depth=round_.rollback_depth,
-            memory_rollback=round_.memory_rollback,
-            rollback_path=round_.rollback_path,
-            valid_depth=round_.valid_depth,
-            rs_idx_before=round_.rs_idx_before,
-            rs_idx_after=round_.rs_idx_after,
-            replay_index=round_.n_replays,
-            verify_width=round_.n_rows or len(round_.tokens),
-            draft_n_max=round_.draft.n_max if round_.draft else None,
-            state_bytes_restored=round_.restored_bytes,
-            checkpoint_bytes=round_.checkpoint_bytes,
-            cache_wrong=round_.cache_wrong,
-            sampler_wrong=round_.sampler_wrong,
-            sampler_draws=round_.sampler_draws,
-            ubatch_ids=" ".join(map(str, ubatch_ids)),
-            **columns,
-        )
-        rows["rounds"].append(row)
 
-    def _learn(self, round_: Round) -> None:
-        target = round_.target
-        for tokens in (round_.emitted, *(target.top_ids if target else ())):
-            self._writer.learn(tokens, self._piece)
-        for part in (round_.draft, round_.unverified, round_.tree):
-            for tokens in (part.tokens, *part.top_ids) if part else ():
-                self._writer.learn(tokens, self._piece)
-
-    def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[dict[str, int]]:
+    def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[tuple[int, int]]:
         """State written and copied since the last round, in n parts that add up."""
         if recurrent is None:
-            return [{"state_bytes_written": 0, "state_bytes_copied": 0}] * n
+            return [(0, 0)] * n
         traffic = recurrent.traffic
         written, copied = traffic.written - self._moved[0], traffic.copied - self._moved[1]
         self._moved = (traffic.written, traffic.copied)
         return [
-            {
-                "state_bytes_written": written // n + (i < written % n),
-                "state_bytes_copied": copied // n + (i < copied % n),
-            }
-            for i in range(n)
+            (written // n + (i < written % n), copied // n + (i < copied % n)) for i in range(n)
         ]
 
 
-def _look(memory: HybridMemory, seq: int, columns: dict[str, Any]) -> Sequence[SnapshotSlot]:
-    """Add to the columns what the memory holds of a sequence; returns its snapshot slots."""
+def _look(memory: HybridMemory, seq: int) -> tuple[tuple[int | None, ...], Sequence[SnapshotSlot]]:
+    """What the memory holds of a sequence, the last columns of a round row; its snapshot slots."""
     cells, recurrent = memory.attention.holding(seq), memory.recurrent
-    columns["attention_pos_max"] = cells.pos_max
-    columns["kv_cells_used"] = cells.used
-    columns["kv_cells_duplicate"] = cells.duplicates
-    columns["memory_bytes_held"] = memory.n_bytes()
+    held = cells.pos_max, cells.used, cells.duplicates, memory.n_bytes()
     if not recurrent:
-        return ()
-    columns["n_rs_seq"] = recurrent.n_rs_seq
-    columns["recurrent_pos_max"] = recurrent.seq_pos_max(seq)
-    return recurrent.slots(seq)
+        return (*held, None, None), ()
+    return (*held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq)), recurrent.slots(seq)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -325,12 +304,17 @@ def _stop_kind(round_: Round) -> str:
     return round_.own_kinds[n_own - 1] if n_own else "end"
 
 
-def _token_rows(round_: Round) -> Iterator[dict[str, Any]]:
+_NO_NODE = (None,) * 2
+_NO_DRAFT = (None,) * (len(_OF_DRAFT) + 1)
+_NO_TARGET = (None,) * len(_OF_TARGET)
+
+
+def _token_rows(round_: Round) -> Iterator[tuple[Any, ...]]:
     """The rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
     are written. Their columns but run_id, round and seq_id."""
-    n_kept = min(round_.n_accepted, len(round_.emitted))
+    n_kept, pos = min(round_.n_accepted, len(round_.emitted)), round_.pos_next
     own = list(enumerate(zip(round_.own_kinds, round_.emitted[n_kept:], strict=False)))
-    n_judged = round_.n_judged
+    n_judged, tree = round_.n_judged, round_.tree
     for i, token in enumerate(round_.drafted):
         kind = "accepted" if i < n_kept else "ignored"
         if i == round_.n_accepted and i < n_judged:
@@ -339,66 +323,54 @@ def _token_rows(round_: Round) -> Iterator[dict[str, Any]]:
                 # an end token inside the draft counts as the target's own (llama.cpp); and a
                 # replay may choose what was drafted where the first verification did not
                 kind = own.pop(0)[1][0]
-        row = {"pos": round_.pos_next + i, "kind": kind, "token_id": token, "draft_index": i}
-        assert round_.draft is not None  # it has this token
-        _add_drafted(row, round_.draft, i)
-        if round_.tree:
-            _add_node(row, round_.tree, round_.path[i])
+        draft = round_.draft
+        assert draft is not None  # it has this token
+        of_draft, forbidden, of_target = _of_draft(draft, i), None, _NO_TARGET
         if i < n_judged:
-            _add_target(row, round_, i, i)
-            if round_.draft.probs:
-                row["draft_top_forbidden"] = _forbidden(round_, i, round_.draft.top_ids[i])
-        yield row
+            of_target = _of_target(round_, i, i)
+            if draft.probs:
+                forbidden = _forbidden(round_, i, draft.top_ids[i])
+        node = (round_.path[i], tree.parents[round_.path[i]]) if tree else _NO_NODE
+        yield pos + i, kind, token, i, *node, *of_draft, forbidden, *of_target
     for i, token in enumerate(round_.unverified.tokens if round_.unverified else ()):
         assert round_.unverified is not None  # it has this token
-        index = len(round_.drafted) + i
-        pos = round_.pos_next + index
-        row = {"pos": pos, "kind": "ignored", "token_id": token, "draft_index": index}
-        _add_drafted(row, round_.unverified, i)
-        yield row
-    if round_.tree:
-        depths = round_.tree.depths
+        index, of_draft = len(round_.drafted) + i, _of_draft(round_.unverified, i)
+        yield pos + index, "ignored", token, index, *_NO_NODE, *of_draft, None, *_NO_TARGET
+    if tree:
+        depths = tree.depths
         for i in sorted({*range(len(depths))} - {*round_.path}):
-            pos = round_.pos_next + depths[i]
-            row = {"pos": pos, "kind": "side", "token_id": round_.tree.tokens[i]}
-            _add_drafted(row, round_.tree, i)
-            _add_node(row, round_.tree, i)
-            yield row
+            at, node = (pos + depths[i], "side", tree.tokens[i], None), (i, tree.parents[i])
+            yield *at, *node, *_of_draft(tree, i), None, *_NO_TARGET
     if round_.n_replays:
         for i, token in enumerate(round_.emitted[:n_kept]):
-            pos = round_.pos_next + i
-            yield {"pos": pos, "kind": "replayed", "token_id": token, "draft_index": i}
+            yield pos + i, "replayed", token, i, *_NO_NODE, *_NO_DRAFT, *_NO_TARGET
     for i, (kind, token) in own:
-        row = {"pos": round_.pos_next + n_kept + i, "kind": kind, "token_id": token}
-        _add_target(row, round_, n_judged + i, round_.n_accepted + i)
-        yield row
+        of_target = _of_target(round_, n_judged + i, round_.n_accepted + i)
+        yield pos + n_kept + i, kind, token, None, *_NO_NODE, *_NO_DRAFT, *of_target
 
 
-def _add_drafted(row: dict[str, Any], draft: Draft, i: int) -> None:
-    if draft.probs:  # else looked up: the drafter has no confidence in it
-        row["draft_p"] = draft.probs[i]
-        row["draft_top_id"] = draft.top_ids[i]
-        row["draft_top_p"] = draft.top_probs[i]
-    if draft.sure:
-        row["draft_conf"] = draft.sure[i]
+def _of_draft(draft: Draft, i: int) -> tuple[Any, ...]:
+    """_OF_DRAFT of a drafted token."""
+    sure = draft.sure[i] if draft.sure else None
+    if not draft.probs:  # looked up: the drafter has no confidence in it
+        return None, None, None, sure
+    return draft.probs[i], draft.top_ids[i], draft.top_probs[i], sure
 
 
-def _add_node(row: dict[str, Any], tree: Draft, i: int) -> None:
-    row["draft_node"], row["draft_parent"] = i, tree.parents[i]
-
-
-def _add_target(row: dict[str, Any], round_: Round, i: int, logits_row: int) -> None:
-    """Columns about the i-th examined token, judged or chosen by that row of the logits."""
+def _of_target(round_: Round, i: int, logits_row: int) -> tuple[Any, ...]:
+    """_OF_TARGET of the i-th examined token, judged or chosen by that row of the logits."""
     target = round_.target
     assert target is not None  # worked out before rows are written
-    row["target_p"] = target.prob[i]
-    row["rule_p"] = round_.rule_p[i] if i < len(round_.rule_p) else None
-    row["rule_q"] = round_.rule_q[i] if i < len(round_.rule_q) else None
-    row["target_rank"] = target.rank[i]
-    row["target_entropy"] = target.entropy[i]
-    row["target_top_id"] = target.top_ids[i]
-    row["target_top_p"] = target.top_probs[i]
-    row["target_top_forbidden"] = _forbidden(round_, logits_row, target.top_ids[i])
+    return (
+        target.prob[i],
+        round_.rule_p[i] if i < len(round_.rule_p) else None,
+        round_.rule_q[i] if i < len(round_.rule_q) else None,
+        target.rank[i],
+        target.entropy[i],
+        target.top_ids[i],
+        target.top_probs[i],
+        _forbidden(round_, logits_row, target.top_ids[i]),
+    )
 
 
 def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:

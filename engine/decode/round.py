@@ -156,9 +156,6 @@ class Round:
         return torch.cat((self.logits[: n - 1], self.logits[row : row + 1]))
 
 
-_COLUMNS = {phase: f"{phase}_ms" for phase in PHASES}
-
-
 def _no_time() -> dict[str, float]:
     return dict.fromkeys(PHASES, 0.0)
 
@@ -195,8 +192,8 @@ class PhaseClock:
             self._own[seq][source] -= ms / len(seqs)
             self._own[seq][target] += ms / len(seqs)
 
-    def columns(self, seq: int, n_seqs: int) -> dict[str, float]:
-        """Milliseconds per phase: of this sequence alone, plus its n-th part (n_seqs) of the time
+    def phases(self, seq: int, n_seqs: int) -> list[float]:
+        """Milliseconds of PHASES: of this sequence alone, plus its n-th part (n_seqs) of the time
         that all sequences spent together."""
-        own = self._own[seq]
-        return {name: self._common[phase] / n_seqs + own[phase] for phase, name in _COLUMNS.items()}
+        common, own = self._common, self._own[seq]
+        return [common[phase] / n_seqs + own[phase] for phase in PHASES]

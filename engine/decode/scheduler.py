@@ -13,10 +13,10 @@ from typing import Protocol
 
 import torch
 
-from engine.batch import Span
+from engine.batch import GreedyTokens, Span
 from engine.decode.acceptance import Judge, cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, HeldSequence, note_failure, note_non_finite
-from engine.decode.forward import Forward, ends_with_record
+from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock, Round
@@ -31,6 +31,15 @@ from engine.model.taps import TargetRows
 from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
+
+
+def drafts_may_stay(device: torch.device) -> bool:
+    """Whether the host is to look at drafts once they are verified: it would wait for them."""
+    return device.type == "cuda"
+
+
+MOST_AHEAD, AHEAD_MS = 32, 10.0
+"""Tokens that are decoded at once, and how long that may take: no one sees them come meanwhile."""
 
 WatchRound = Callable[[Round], None]
 """Called with each round that has emitted tokens: round_.emitted, chosen from round_.rows."""
@@ -56,6 +65,11 @@ class RoundObserver(Protocol):
     ) -> None:
         """The round is over. running: sequences with tokens in memory, those that have just
         stopped included."""
+
+    @property
+    def n_unseen(self) -> int:
+        """Of how many rounds from the next one on it does not look at the memory, where no sequence
+        ends."""
 
 
 class Scheduler:
@@ -113,7 +127,8 @@ class Scheduler:
         self._end_tokens = frozenset() if options.ignore_eos else frozenset(self._all_end_tokens)
         chain.trim = partial(cut_draft, self._slots) if grammar else None
         samplers = [sequence.sampler for sequence in self.sequences]
-        with_record = ends_with_record(self.device) and all(s.takes_largest for s in samplers)
+        by_record = all(sampler.takes_largest for sampler in samplers)
+        with_record = by_record or self.device.type == "cpu"  # where it costs next to nothing
         self._forward = Forward(
             self._model,
             memory,
@@ -126,8 +141,10 @@ class Scheduler:
             with_record=with_record,
         )
         # which tokens a draft has is of no account to how it is verified
-        stays = with_record and options.spec.verify_max is None and not options.faults
+        stays = by_record and options.spec.verify_max is None and not options.faults
+        stays = stays and drafts_may_stay(self.device)
         chain.stay_on(self.device if stays else None)
+        self._is_plain = by_record and not (chain.every or options.faults)
         self._judge = Judge(samplers, options, self._end_tokens)
         again = self._judge.accept_again if self._judge.judges_replays else None
         judge = self._judge
@@ -367,13 +384,36 @@ class Scheduler:
                     unverified.get(sequence.index),
                 )
             )
+        self._forward.ahead = self._ahead(sequences)
         are_pending = bool(awaited(drafts.values()))
         for round_ in self._loop.run(rounds, clock):
             if are_pending:
                 self._note_drafts()
                 are_pending = False
             self._follow(self.sequences[round_.seq_id], round_, clock)
+        self._forward.ahead = None
         return rounds
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the model has decoded more tokens than there are rounds of."""
+        return self._memory.is_ahead
+
+    def _ahead(self, sequences: list[DecodingSequence]) -> GreedyTokens | None:
+        """What may be decoded at once, as nothing and no one looks at it in between."""
+        looks = bool(self._watch or self._held or self.before_round or self._judge.forced)
+        if not (self._is_plain and self.may_wait) or looks or self.is_ahead:
+            return None
+        if len(sequences) != 1 or len(self._slots.running) != 1:
+            return None
+        (sequence,) = sequences
+        n = min(MOST_AHEAD, int(AHEAD_MS / max(self._forward.ms, 1e-3)))
+        n = min(n, self._n_ctx - 1 - sequence.n_tokens)
+        if self._observer:
+            n = min(n, self._observer.n_unseen + 1)
+        if self._options.n_predict >= 0:
+            n = min(n, self._options.n_predict - len(sequence.emitted))
+        return GreedyTokens(n, self._all_end_tokens) if n > 1 else None
 
     def _cut(self, drafts: dict[int, Draft]) -> dict[int, Draft]:
         """Keep of each draft what is to be verified, and no empty ones; what was cut off."""

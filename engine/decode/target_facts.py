@@ -11,7 +11,7 @@ import torch
 
 from engine.machine.device import read, upload
 from engine.trace.records import N_TOP
-from kernels.rows.record import asked_about, on_host, row_record
+from kernels.rows.record import larger_than, on_host, row_record, weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,62 +44,68 @@ class TargetFacts:
         )
 
 
+Question = tuple[torch.Tensor, np.ndarray | None, Sequence[int], Sequence[int]]
+"""Logits [n, n_vocab], their record if there is one, tokens, and the row where each is asked about.
+Rows after the last one asked about are not looked at."""
+
+
 def target_facts(
     logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int] | None = None
 ) -> TargetFacts:
     """Facts about `tokens`. logits: [n, n_vocab]. rows: where each token is asked about, one after
     the other if None."""
-    (record,) = read(row_record(logits, min(N_TOP, logits.shape[1])))
-    return facts_in(record, logits, tokens, range(len(tokens)) if rows is None else rows)
+    asked = range(len(tokens)) if rows is None else rows
+    (found,) = all_target_facts([(logits, None, tokens, asked)])
+    return found
 
 
-def facts_in(
-    record: np.ndarray, logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int]
-) -> TargetFacts:
-    """`target_facts` by what is known of the logits' rows (kernels.rows.record); they are looked at
-    for tokens alone that the record does not know."""
-    known = on_host(record)
-    top_ids, largest = known.ids.tolist(), known.values.tolist()
-    totals = known.sums[:, 0]
-    top_probs = (known.weights / totals[:, None]).tolist()
-    entropy = (known.log - known.sums[:, 1] / totals).tolist()
-    facts = TargetFacts([], [], [], [], [])
-    beyond = []  # only there a row is looked through again
-    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-        prob, rank = 0.0, 0
-        if token in top_ids[row]:
-            place = top_ids[row].index(token)
-            prob = top_probs[row][place]
-            rank = 1 + largest[row].index(largest[row][place])  # the first equal one
-        elif known.asked.size and known.asked[row] == token:
-            prob, rank = float(known.weight[row] / totals[row]), 1 + int(known.n_larger[row])
-        else:
-            beyond.append(i)
-        facts.prob.append(prob)
-        facts.rank.append(rank)
-        facts.entropy.append(entropy[row])
-        facts.top_ids.append(top_ids[row])
-        facts.top_probs.append(top_probs[row])
-    if beyond:
-        at, wanted = upload([[rows[i] for i in beyond], [tokens[i] for i in beyond]], logits.device)
-        top = upload(known.values[[rows[i] for i in beyond], :1], logits.device)
-        n_larger, weights = read(*asked_about(logits[at], wanted.unsqueeze(1), top))
-        for i, n, weight in zip(beyond, n_larger[:, 0].tolist(), weights[:, 0], strict=True):
-            facts.rank[i], facts.prob[i] = 1 + n, float(weight / totals[rows[i]])
-    return facts
-
-
-def all_target_facts(
-    asked: Sequence[tuple[torch.Tensor, Sequence[int], Sequence[int]]],
-) -> list[TargetFacts]:
-    """`target_facts` of each of these arguments, for all rows at once: the same values."""
-    if not asked:
+def all_target_facts(questions: Sequence[Question]) -> list[TargetFacts]:
+    """Facts of each of these questions. Logits are looked at for tokens alone that the record of
+    their row (kernels.rows.record) does not know."""
+    if not questions:
         return []
-    # rows after the last one asked about are not looked at
-    used = [logits[: max(rows) + 1] for logits, _, rows in asked]
-    starts = [0, *accumulate(map(len, used))]
-    shifted = [start + row for start, one in zip(starts, asked, strict=False) for row in one[2]]
-    all_tokens = [token for _, tokens, _ in asked for token in tokens]
-    found = target_facts(used[0] if len(used) == 1 else torch.cat(used), all_tokens, shifted)
-    ends = [0, *accumulate(len(tokens) for _, tokens, _ in asked)]
+    records = [_record(*one) for one in questions]
+    starts = [0, *accumulate(map(len, records))]
+    known = on_host(np.concatenate(records))
+    at = np.array(
+        [start + row for start, one in zip(starts, questions, strict=False) for row in one[3]]
+    )
+    tokens = np.array([token for one in questions for token in one[2]])
+    totals = known.sums[:, 0]
+    top_probs = (weights(known.values, known.values[:, :1]) / totals[:, None])[at]
+    entropy = torch.from_numpy(totals).log().numpy() - known.sums[:, 1] / totals
+    top_ids, largest = known.ids[at], known.values[at]
+    is_it = top_ids == tokens[:, None]
+    place, n = is_it.argmax(1), np.arange(len(at))
+    prob = top_probs[n, place]
+    rank = 1 + (largest == largest[n, place][:, None]).argmax(1)  # the first equal one
+    (others,) = np.nonzero(~is_it.any(1))
+    if others.size:
+        own, n_larger = known.own[at], known.n_larger[at]
+        every = [(one[0], row) for one in questions for row in one[3]]
+        for i in others[known.asked[at[others]] != tokens[others]].tolist():
+            logits, row = every[i]
+            wanted = upload([[int(tokens[i])]], logits.device)
+            (own[i],), (n_larger[i],) = (
+                x[0] for x in read(*larger_than(logits[row : row + 1], wanted))
+            )
+        prob[others] = (weights(own, largest[:, 0]) / totals[at])[others]
+        rank[others] = 1 + n_larger[others]
+    found = TargetFacts(*(x.tolist() for x in (prob, rank, entropy[at], top_ids, top_probs)))
+    ends = [0, *accumulate(len(one[2]) for one in questions)]
     return [found.part(start, end) for start, end in pairwise(ends)]
+
+
+def _record(
+    logits: torch.Tensor, record: np.ndarray | None, tokens: Sequence[int], rows: Sequence[int]
+) -> np.ndarray:
+    """Of the rows up to the last one asked about."""
+    n = max(rows) + 1
+    if record is not None:
+        return record[:n]
+    asked = [0] * n
+    for row, token in zip(rows, tokens, strict=True):
+        asked[row] = token
+    k = min(N_TOP, logits.shape[1])
+    found: np.ndarray = read(row_record(logits[:n], k, upload(asked, logits.device)))[0]
+    return found

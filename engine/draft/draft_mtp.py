@@ -49,12 +49,11 @@ class DraftMtp(RowDrafter):
         super().__init__(memory, n_handed, n_ubatch, options, draws, tree)
         self._head = head
         self._keeps_cells = "mtp-carried" in faults
+        self._candidates: DraftHead | LargestLogits
+        self._candidates = head.largest(N_CANDIDATES, invariant=memory.batch_invariant)
         at_once = not (self._looks or self._keeps_cells)
-        self._candidates: DraftHead | LargestLogits | None = None
-        if at_once and not memory.records_launches:
-            self._candidates = head.largest(N_CANDIDATES, invariant=memory.batch_invariant)
-        elif at_once and options.draft_head == "auto":
-            self._candidates = head.draft_head
+        if at_once and memory.records_launches and options.draft_head == "auto":
+            self._candidates = head.draft_head or self._candidates
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """See ModelDrafter; one whole draft without a look between is one pass of the memory."""

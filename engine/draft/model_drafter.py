@@ -255,6 +255,7 @@ class SeenRows:
     def __init__(self, n_before: int, device: torch.device) -> None:
         self._n_before, self._device = n_before, device
         self._marks: dict[int, torch.Tensor] = {}
+        self._none = torch.zeros((), dtype=torch.int64, device=device)
 
     def note(self, seq: int, pos0: int, rows: torch.Tensor) -> None:
         """The target has computed rows [n, at least N_MARKS] of the tokens from pos0 on."""
@@ -274,8 +275,11 @@ class SeenRows:
         """How many of the marks [n, N_MARKS] are not those at these positions, those before the
         first token included: int64; 0 for a sequence that was not watched."""
         if seq not in self._marks:
-            return torch.zeros((), dtype=torch.int64, device=self._device)
-        return (marks != self._marks[seq][first : first + len(marks)]).any(1).sum()
+            return self._none
+        there = self._marks[seq][first : first + len(marks)]
+        if self._device.type == "cpu" and torch.equal(marks, there):
+            return self._none
+        return (marks != there).any(1).sum()
 
     def forget(self, seq: int) -> None:
         """Drop a sequence."""

@@ -35,6 +35,11 @@ def clock_paused() -> Iterator[None]:
         _paused.seconds += run_clock() - since
 
 
+def put_off(seconds: float) -> None:
+    """What this thread has just done for later does not count yet; less than 0: it does now."""
+    _paused.seconds += seconds
+
+
 class _Paused(threading.local):
     seconds = 0.0
 

@@ -35,20 +35,20 @@ class RecordOnProcessor:
     def __init__(self) -> None:
         self._arena = Arena()
         # compiles the loop over launches before any pass is timed
-        LaunchTable([]).run()
+        LaunchTable([])()
 
     @property
     def n_bytes(self) -> int:
         """Bytes that the tensors of the recordings take."""
         return self._arena.n_bytes
 
-    def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
+    def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, LaunchTable]:
         """Raises NotImplementedError where something is done to numbers by no kernel; nothing was
         computed then, so that the pass can still be run."""
         launches: list[Launch] = []
         with _NothingButViews(self._arena.regions()), watched(launches.append):
             outputs = compute()
-        return outputs, LaunchTable(launches).run
+        return outputs, LaunchTable(launches)
 
 
 class _NothingButViews(TorchDispatchMode):

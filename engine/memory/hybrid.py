@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import (
+    GreedyTokens,
     Span,
     UBatch,
     UBatchTensors,
@@ -20,7 +21,7 @@ from engine.batch import (
 )
 from engine.errors import OptionError
 from engine.gguf.part_file import check_mapped
-from engine.machine.graphs import PassInputs, StepGraphs, graphs_for
+from engine.machine.graphs import DecodeOn, PassInputs, StepGraphs, graphs_for
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
 from engine.memory.options import StateTypes
@@ -33,6 +34,7 @@ from engine.model.parts import CellKey, CellSize
 from engine.model.recurrence import StateKey
 from engine.model.stored_state import stored_as
 from kernels.dispatch import uses_llvm
+from kernels.rows.next_token import decode_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,10 @@ class HybridMemory:
     def begin(self, ubatch: UBatch) -> UBatchTensors:
         """Prepare one forward pass; the ubatch's arrays on the device, where those of the next pass
         may replace them. ContextFullError leaves everything as it was."""
-        by_index = self._by_index(ubatch.tokens.size)
-        there = self.attention.begin(ubatch, by_index=by_index)
+        by_index, is_decoded = self._by_index(ubatch.tokens.size), self.is_ahead
+        there = self.attention.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
         if self.recurrent:
-            self.recurrent.begin(ubatch, by_index=by_index)
+            self.recurrent.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
         return there
 
     def inputs(self, seqs: Sequence[int]) -> list[dict[StateKey, torch.Tensor]]:
@@ -214,18 +216,28 @@ class HybridMemory:
         """Whether a pass of this many tokens finds cells and rows by numbers on the device."""
         return self._graphs is not None and self._graphs.takes(n_tokens)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next pass, which has to be of the token that the last one's logits have for
+        the most probable, is decoded already; only what keeps track of it is as of the last."""
+        return self._graphs is not None and self._graphs.is_ahead
+
     def run(
         self,
         key: Hashable,
         arguments: tuple[torch.Tensor, ...],
         compute: Callable[..., tuple[torch.Tensor, ...]],
+        ahead: GreedyTokens | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """compute(*arguments), or a recording of an earlier pass like the one that has started.
 
         key: what else than this memory and the shapes of the arguments the computation depends on.
+        ahead: where it ends with the record of one row, and more passes may be decoded at once.
         """
         if self._graphs is None:
             return compute(*arguments)
+        if self._graphs.is_ahead:
+            return self._graphs.next_ahead()
         parts = [self.attention.pass_inputs()]
         if self.recurrent:
             parts.append(self.recurrent.pass_inputs())
@@ -234,7 +246,15 @@ class HybridMemory:
             return compute(*arguments)
         inputs = tuple(x for part in known for x in part.inputs)
         pass_inputs = PassInputs((key, *(part.key for part in known)), inputs)
-        return self._graphs.run(pass_inputs, arguments, compute)
+        decode_on = self._decode_on(ahead) if ahead and self.records_launches else None
+        return self._graphs.run(pass_inputs, arguments, compute, decode_on)
+
+    def _decode_on(self, ahead: GreedyTokens) -> DecodeOn | None:
+        """What decodes on from the pass that has started, None where only the host could."""
+        place = self.attention.token_place(ahead.n)
+        if place is None or (self.recurrent and not self.recurrent.repeats()):
+            return None
+        return lambda table, outputs: decode_on(table, outputs, place, *ahead)
 
     def commit(self) -> None:
         """Finish the forward pass that `begin` prepared. Raises ModelFileError where weights that

@@ -23,6 +23,7 @@ from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
 from engine.model.parts import CellKey, CellRow, CellSize
 from kernels.rows.cells import write_cells, write_keys_and_values
+from kernels.rows.next_token import TokenPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +127,30 @@ class AttentionKV:
         self._positions: torch.Tensor | None = None
         self._fixed: PassInputs | None = None
         self._uploads = Uploads()
+        self._there: UBatchTensors | None = None
         self._viewed: tuple[object, ...] = ()
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
         """Whether there are cells for these ubatches, decoded in turn; changes nothing."""
         return self._table.fits((seq, u.n_seq_tokens) for u in ubatches for seq in u.seq_ids)
 
-    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> UBatchTensors:
+    def begin(
+        self, ubatch: UBatch, *, by_index: bool = False, is_decoded: bool = False
+    ) -> UBatchTensors:
         """Find cells for the ubatch and build its mask; the ubatch's arrays on the device.
         ContextFullError changes nothing.
 
         by_index: name cells by numbers on the device, and look at all that storage has, so that
-        the pass can be recorded.
+        the pass can be recorded. is_decoded: it has been decoded on from the pass before
+        (`token_place`), so its cells only have to be taken.
         """
         table, seqs = self._table, ubatch.seq_ids
         positions = ubatch.positions
         cells = table.find(seqs, ubatch.n_seq_tokens)
         n_view = self._take(seqs, cells, positions, ubatch.tokens)
+        if is_decoded:
+            assert self._there is not None  # of the pass before
+            return self._there
         streams = [table.stream(seq) for seq in seqs]
         storage = self._storage
         if by_index:
@@ -159,7 +167,7 @@ class AttentionKV:
         if by_index:
             arrays = (*ubatch.arrays, self._stream_of, cells.ravel(), *looks)
             together, views = self._uploads.put(arrays, self.device)
-            of_batch = UBatchTensors(*views[:3])
+            of_batch = self._there = UBatchTensors(*views[:3])
             stream_of, cell_of, *there = views[3:]
             self._numbers = stream_of, cell_of
             if self._views is not None and self._gathered is None:
@@ -183,6 +191,24 @@ class AttentionKV:
         stream_of, cell_of = (x[first : first + n] for x in numbers)
         self._numbers = stream_of, cell_of
         self._masks = {window: mask[:, first : first + n] for window, mask in masks.items()}
+
+    def token_place(self, n: int) -> TokenPlace | None:
+        """Where the pass that has started finds its only token, if those of the n - 1 tokens after
+        it differ from it in that alone; else None."""
+        if (
+            self._fixed is None
+            or self._numbers is None
+            or self._there is None
+            or self._windows != (None,)
+            or self._tells_positions
+            or self._ahead
+            or len(self._stream_of) != 1
+        ):
+            return None
+        stream, there = int(self._stream_of[0]), self._there
+        if not self._table.is_in_order(stream) or self._table.end[stream] + n - 1 > self._n_view:
+            return None
+        return TokenPlace(there.tokens, there.positions, self._numbers[1], self._masks[None])
 
     def pass_inputs(self) -> PassInputs | None:
         """Key and input tensors of a recording of the pass that has started; None if it cannot be

@@ -87,7 +87,7 @@ class CellTable:
             self.used[stream] += row.size
             self.end[stream] = max(self.end[stream], stop)
 
-    def _is_in_order(self, stream: int) -> bool:
+    def is_in_order(self, stream: int) -> bool:
         """Whether a stream is known to rise and has no gaps."""
         return self.is_rising[stream] and self.used[stream] == self.end[stream]
 
@@ -104,7 +104,7 @@ class CellTable:
         """Highest position of a sequence that has no gaps and rises, -1 when it is empty; None
         where it has to be searched for."""
         stream = self.stream(seq)
-        if not self._is_in_order(stream):
+        if not self.is_in_order(stream):
             return None
         end = self.end[stream]
         return int(self._pos[stream, end - 1]) if end else -1
@@ -112,7 +112,7 @@ class CellTable:
     def seen(self, seqs: Sequence[int], cells: np.ndarray, n: int) -> np.ndarray | None:
         """`visible` of the newest tokens without a window, which have these cells
         [len(seqs), T]; None where it has to be searched for."""
-        if not all(self._is_in_order(self.stream(seq)) for seq in seqs):
+        if not all(self.is_in_order(self.stream(seq)) for seq in seqs):
             return None
         found: np.ndarray = self._cell_numbers[:n] <= cells[:, :, None]
         return found
@@ -147,7 +147,7 @@ class CellTable:
         """Cells of a sequence with p0 <= position < p1, ascending."""
         stream = self.stream(seq)
         end = self.end[stream]
-        if self._is_in_order(stream):
+        if self.is_in_order(stream):
             held = self._pos[stream, :end]
             first = int(np.searchsorted(held, p0)) if p0 > 0 else 0
             return self._cell_numbers[first : int(np.searchsorted(held, p1)) if p1 >= 0 else end]
@@ -188,7 +188,7 @@ class CellTable:
         if cells.size:
             stream = self.stream(seq)
             first, end = int(cells[0]), self.end[stream]
-            if self._is_in_order(stream) and end - first == cells.size == end - int(cells.min()):
+            if self.is_in_order(stream) and end - first == cells.size == end - int(cells.min()):
                 self._owners[stream, first:end] = _NOBODY
                 self.used[stream] = self.end[stream] = first
                 return

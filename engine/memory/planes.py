@@ -17,6 +17,7 @@ any length. Rollbacks accumulate until the next ubatch. The price is a copy of e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -134,6 +135,9 @@ class PlaneMemory(SnapshotPolicy):
         numbers = self._running().numbers
         return numbers.pass_inputs() if numbers else None
 
+    def repeats(self) -> bool:
+        return self._n_planes == 1 and not self.faults and self._running().numbers is not None
+
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         step, planes, recurrence = self._running(), self._states[key], self.layout.states[key]
         if step.numbers:
@@ -150,7 +154,7 @@ class PlaneMemory(SnapshotPolicy):
         own = [self.cells.tail[seq] == step.cells.tail[seq] for seq in step.seqs]
         if step.cells is self.cells:
             self.cells.settle(step.here)
-        self.cells, self._step = step.cells, None
+        self.cells = step.cells
         for seq in step.moved:
             self._pending[seq] = self._depth[seq] = self._deepest[seq] = 0
             self._planes[seq] = [_NEWEST] + [_FOREIGN] * self.n_rs_seq
@@ -194,13 +198,9 @@ class PlaneMemory(SnapshotPolicy):
             planes[0, cell] = states[key]
 
     def slots(self, seq: int) -> list[SnapshotSlot]:
-        found = [SnapshotSlot(r, name, age) for r, (name, age) in enumerate(self._planes[seq])]
-        idx, pending = self._plane(seq), self._pending[seq]
-        if self.cells.tail[seq] != NONE:
-            # a plane that serves for a shorter text is as good as that text's own
-            age = found[idx].age if idx == pending else pending
-            found[idx] = SnapshotSlot(idx, "pending" if pending else "live", age)
-        return found
+        is_held = self.cells.tail[seq] != NONE
+        pending = self._pending[seq]
+        return [*_slots(tuple(self._planes[seq]), self._plane(seq), pending, is_held)]
 
     def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
         tail, first = self.cells.tail[seq], self._plane(seq)
@@ -335,6 +335,19 @@ class PlaneMemory(SnapshotPolicy):
             else:
                 planes.append(_FOREIGN)  # of rejected tokens, or of another sequence
         return planes
+
+
+@functools.lru_cache(256)
+def _slots(
+    planes: tuple[tuple[str, int | None], ...], read: int, pending: int, is_held: bool
+) -> tuple[SnapshotSlot, ...]:
+    """A sequence's, whose next pass reads the plane `read`; few occur."""
+    found = [SnapshotSlot(r, name, age) for r, (name, age) in enumerate(planes)]
+    if is_held:
+        # a plane that serves for a shorter text is as good as that text's own
+        age = found[read].age if read == pending else pending
+        found[read] = SnapshotSlot(read, "pending" if pending else "live", age)
+    return tuple(found)
 
 
 class PlanesMemory(PlaneMemory):

@@ -122,6 +122,11 @@ class SnapshotPolicy(ABC):
         """Key and input tensors of a recording of the pass that has started; None if it cannot be
         recorded."""
 
+    def repeats(self) -> bool:
+        """Whether passes of one token after the one that has started, which is of one too, read and
+        write the same rows."""
+        return False
+
     @abstractmethod
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         """The layer's output for this ubatch, its state updated."""
@@ -181,17 +186,18 @@ class SnapshotPolicy(ABC):
         """Whether these ubatches could be decoded in turn; changes nothing."""
         return all(self._can_decode(ubatch) for ubatch in ubatches)
 
-    def begin(self, ubatch: UBatch, *, by_index: bool = False) -> None:
+    def begin(self, ubatch: UBatch, *, by_index: bool = False, is_decoded: bool = False) -> None:
         """Choose the rows to read; a pending rollback is consumed when the pass is committed.
 
-        by_index: leave rows to numbers on the device where that is possible, so that the pass
-        can be recorded. Raises ValueError, and changes nothing, if a sequence is unknown or
-        listed twice.
+        by_index: leave rows to numbers on the device where that is possible, so that the pass can
+        be recorded. is_decoded: it read and wrote the rows of the pass before, which `repeats`.
+        Raises ValueError, and changes nothing, if a sequence is unknown or listed twice.
         """
         if not self._can_decode(ubatch):
             seqs = ubatch.seq_ids
             raise ValueError(f"sequences {seqs} are not distinct numbers below {self.n_seqs}")
-        self._begin(ubatch, by_index)
+        if not is_decoded:
+            self._begin(ubatch, by_index)
         self._ubatch = ubatch
 
     def commit(self) -> None:

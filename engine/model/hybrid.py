@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.batch import UBatch
+from engine.batch import GreedyTokens, UBatch
 from engine.gguf.part_file import PartFile
 from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
@@ -22,7 +22,7 @@ from engine.model.taps import TapCollector, TargetRows
 from engine.model.trunks import Trunk
 from engine.model.weights import Embedding, Projection
 from kernels.pointwise import multiply
-from kernels.rows.record import row_record
+from kernels.rows.record import row_record, tokens_after
 
 
 class TrunkOutput(NamedTuple):
@@ -107,17 +107,21 @@ class HybridModel:
         tokens: torch.Tensor | None = None,
         taps: Sequence[int] = (),
         n_top: int = 0,
+        ahead: GreedyTokens | None = None,
     ) -> TrunkOutput:
         """Decode the tokens of `ubatch` and leave them in `memory`.
 
         tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`. taps:
         layers whose rows are wanted, as engine.model.drafters.config.check_taps allows them.
         n_top: how many of the largest logits the record is to have, 0: there is none.
+        ahead: of one token, with its record: passes that may be done at once (memory.is_ahead).
         Raises ModelFileError where a mapped file has been cut short or could not be read.
         """
         for file in self.files:
             file.check_whole()
         there, last = memory.begin(ubatch), ubatch.last_position
+        if ahead is not None:
+            last += ahead.n - 1
         reach = self._rope.reach(last)
         if self._block_rope is not None:
             self._block_rope.reach(last)
@@ -128,7 +132,7 @@ class HybridModel:
         inside = tuple(i for i in taps if i < n_layer or streams)
         n_top = min(n_top, self.config.n_vocab) if len(ubatch.outputs) else 0
         compute = partial(self._layers, memory, inside, n_top)
-        logits, hidden, *rows = memory.run((self, reach, inside, n_top), there, compute)
+        logits, hidden, *rows = memory.run((self, reach, inside, n_top), there, compute, ahead)
         memory.commit()
         record = rows.pop() if n_top else None
         found = dict(zip(inside, rows, strict=True))
@@ -174,5 +178,5 @@ class HybridModel:
         logits, hidden = self._output(x, outputs, invariant=around.invariant)
         if not n_top:
             return logits, hidden, *taps.found()
-        after = tokens.flatten().roll(-1)[outputs]
-        return logits, hidden, *taps.found(), row_record(logits, n_top, after)
+        record = row_record(logits, n_top, tokens_after(tokens, outputs))
+        return logits, hidden, *taps.found(), record

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from engine.batch import UBatch, UBatchTensors
+from engine.batch import GreedyTokens, UBatch, UBatchTensors
 from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, StateKey
 
@@ -65,9 +65,11 @@ class ModelMemory(Protocol):
         key: Hashable,
         arguments: tuple[torch.Tensor, ...],
         compute: Callable[..., tuple[torch.Tensor, ...]],
+        ahead: GreedyTokens | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """compute(*arguments): all layer calls of this pass, or a recording of an earlier pass
-        like it (engine.machine.graphs). key: what else the computation depends on."""
+        like it (engine.machine.graphs). key: what else the computation depends on. ahead: passes
+        that may be done at once; what they give is then given in turn."""
 
     def commit(self) -> None:
         """Called when all layers have run: count the tokens to their sequences."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from kernels.linear.two_bits import BLOCK, BLOCK_BYTES, two_bits
 from kernels.norm import head_norm, rms_norm
 from kernels.rows import join, take_rows
 from kernels.rows.reductions import argmax, top_k
-from kernels.rows.shortlist import shortlist
 
 
 class MtpHead:
@@ -87,7 +86,7 @@ class MtpHead:
         return DraftHead(self._output) if DraftHead.fits(self._output) else None
 
     def largest(self, n: int, *, invariant: bool) -> LargestLogits:
-        """What finds the candidates of drafts in passes on a device."""
+        """What finds the candidates of drafts where all logits are computed."""
         return LargestLogits(self._output, n, invariant)
 
     @inference_mode
@@ -111,11 +110,11 @@ class MtpHead:
         there = memory.begin(ubatch)
         reach = self._rope.reach(ubatch.last_position)
         compute = partial(self._steps, memory, n_steps, head)
-        found = memory.run((self, reach, n_steps, head is None), (*there, hidden), compute)
+        found = memory.run((self, reach, n_steps, type(head)), (*there, hidden), compute)
         memory.commit()
-        if not isinstance(head, LargestLogits):
-            found = _by_kind(found, n_steps)
-        tokens, logits, *ids = found
+        logits, *ids, tokens = found
+        if isinstance(head, LargestLogits):
+            return tokens[:, 0], logits, tokens
         return tokens.flatten(), logits, ids[0] if head else None
 
     def _steps(
@@ -146,8 +145,9 @@ class MtpHead:
             logits.append(out.logits)
             start, n = start + n, 1
             tokens, outputs, hidden = drafted[-1], self._only, out.hidden[:, -1:]
-        found = *drafted, *logits, *ids
-        return _by_kind(found, n_steps) if isinstance(head, LargestLogits) else found
+        if isinstance(head, LargestLogits):  # the first ones are what is drafted
+            return _rows(logits), _rows(ids)
+        return tuple(_rows(parts) for parts in (logits, ids, drafted) if parts)
 
     def _layers(
         self,
@@ -178,9 +178,10 @@ class MtpHead:
         return self._block(x, around)
 
 
-def _by_kind(found: tuple[torch.Tensor, ...], n_steps: int) -> tuple[torch.Tensor, ...]:
-    """What steps found, one tensor of each kind."""
-    return tuple(torch.cat(found[i : i + n_steps]) for i in range(0, len(found), n_steps))
+def _rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows [1, n] of f32 or int64 one after the other: [len(parts), n]."""
+    joined = join([part.view(torch.float32) for part in parts]).view(parts[0].dtype)
+    return joined.view(len(parts), -1)
 
 
 N_CANDIDATES = 256
@@ -197,8 +198,8 @@ class Candidates(NamedTuple):
 
 
 class LargestLogits(NamedTuple):
-    """What finds the n largest logits of one row, the largest first, where operations of torch are
-    recorded: no one has to look at the others."""
+    """What finds the n largest logits of one row, the largest first: no one has to look at the
+    others."""
 
     output: OutputHead
     n: int
@@ -245,7 +246,7 @@ class DraftHead:
         hidden = self._output.hidden(x)
         row = take_rows(hidden.flatten(0, 1), outputs)
         row = self._output.read(row, invariant=False)
-        ids = shortlist(integer_linear(row, self._copy, _COPY), N_CANDIDATES)
+        _, ids = top_k(integer_linear(row, self._copy, _COPY), N_CANDIDATES)
         own = take_rows(self._blocks, ids[0])
         logits = self._output.scaled(integer_linear(row, own, self._type))
         return Candidates(logits, ids, hidden)

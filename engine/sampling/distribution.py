@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ class Distribution:
     @classmethod
     def certain(cls, token: int) -> Distribution:
         """Probability 1 for one token: a greedy choice, or a proposal of an n-gram table."""
-        return cls(np.array([token]), _CERTAIN)
+        return _certain(token)
 
     @classmethod
     def of_weights(cls, ids: np.ndarray, weights: np.ndarray) -> Distribution:
@@ -42,8 +43,11 @@ class Distribution:
         return int(self.ids[min(int(rank), len(self.ids) - 1)])
 
 
-_CERTAIN = np.ones(1)
-_CERTAIN.flags.writeable = False
+@functools.lru_cache(1024)
+def _certain(token: int) -> Distribution:
+    ids, probs = np.array([token]), np.ones(1)
+    ids.flags.writeable = probs.flags.writeable = False
+    return Distribution(ids, probs)
 
 
 def softmax(logits: np.ndarray, temp: float = 1.0) -> np.ndarray:

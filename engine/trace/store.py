@@ -87,17 +87,25 @@ class Table:
             for row in rows:
                 self.append(**same, **row)
             return
-        found: Iterable[tuple[str, list[Any]]]
         names = list(rows[0])
-        if all(list(row) == names for row in rows):
-            by_column = zip(*(row.values() for row in rows), strict=True)
-            found = zip(names, map(list, by_column), strict=True)
-        else:
+        if any(list(row) != names for row in rows):
             names = list(dict.fromkeys(chain.from_iterable(rows)))
-            found = ((name, [row.get(name) for row in rows]) for name in names)
-        columns: dict[str, Any] = {name: [value] * len(rows) for name, value in same.items()}
-        for name, values in found:
-            if None in values and values.count(None) == len(values):
+        values = [tuple(map(row.get, names)) for row in rows]
+        self.append_rows(names, values, **same)
+
+    def append_rows(
+        self, names: Sequence[str], rows: Sequence[tuple[Any, ...]], **same: Any
+    ) -> None:
+        """The same with rows as values of these columns, None where one is not observed."""
+        if len(rows) < _FEW:
+            for row in rows:
+                self.append(**same, **dict(zip(names, row, strict=True)))
+            return
+        columns: dict[str, Any] = {name: [one] * len(rows) for name, one in same.items()}
+        for name, of_rows in zip(names, zip(*rows, strict=True), strict=True):
+            values = list(of_rows)
+            n_none = values.count(None)
+            if n_none == len(values):
                 continue
             blank = self._blanks[name]
             if isinstance(blank, list):  # as many as there are
@@ -107,7 +115,7 @@ class Table:
                 cells[is_there] = [*chain.from_iterable(one for one in values if one)]
                 columns[name] = cells
                 continue
-            if None in values:
+            if n_none:
                 values = [blank if one is None else one for one in values]
             columns[name] = values
         self.extend(columns)

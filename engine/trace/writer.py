@@ -74,6 +74,12 @@ class TraceWriter:
         """Add rows to a table, each as `append` takes it."""
         self.store.tables[table].append_all(rows, run_id=self.run_id)
 
+    def append_rows(
+        self, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """The same with rows as values of these columns."""
+        self.store.tables[table].append_rows(names, rows, run_id=self.run_id)
+
     def extend(self, table: str, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
         """Add many rows from columns of equal length, [n] each. Raises ValueError if they differ
         in length."""
@@ -83,7 +89,7 @@ class TraceWriter:
     def learn(self, tokens: Iterable[int], piece: Callable[[int], bytes]) -> None:
         """Keep the bytes of tokens that rows name; `piece` is asked for new ones only."""
         pieces = self.store.pieces
-        for token in tokens:
+        for token in dict.fromkeys(tokens):
             if token not in pieces:
                 pieces[token] = piece(token)
 

@@ -118,6 +118,10 @@ class Program:
         else:
             _watching.watch(Launch(self, job, threads, holds))
 
+    def job(self, *args: int) -> bytes:
+        """The job of one task, for who calls `address` by itself."""
+        return self._pack(0, 1, 1, *args)
+
     def alone(self, tasks: int, *args: int) -> None:
         """All tasks on the calling thread, at the least cost per call: for work of microseconds."""
         job = self._pack(0, tasks, tasks, *args)
@@ -251,16 +255,35 @@ class LaunchTable:
     def __len__(self) -> int:
         return len(self._table)
 
-    def run(self) -> None:
+    def __call__(self) -> None:
         """All launches, one after the other."""
         n = len(self._table)
         self._walk(self._address, tasks=n, chunk=n, threads=1)
+
+    def run_on(self, between: Program, args: Sequence[int], state: np.ndarray) -> None:
+        """All launches and then `between`, of one task, over and over until that leaves something
+        else than 0 in state[1]. state: int64 [2], among what args point to."""
+        job = np.frombuffer(between.job(*args), np.uint8)
+        entries = self._address, len(self._table), between.address
+        addresses = job.ctypes.data, state.ctypes.data
+        _walk_on()(*entries, *addresses, tasks=1, chunk=1, threads=1)
 
 
 @functools.cache
 def _walk() -> Program:
     """A task is one entry of the table: its program shares itself out to threads."""
     return Program(_body, 1)
+
+
+@functools.cache
+def _walk_on() -> Program:
+    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+        table, n, address, job, state = args
+        with code.repeat(lambda: code.load(state + 8, I64).equal(0)):
+            _body(code, [table], code.integer(0), n)
+            code.call_at(address, job, code.constant(I32, 1))
+
+    return Program(body, 5)
 
 
 def _body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:

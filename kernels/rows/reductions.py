@@ -9,16 +9,18 @@ from collections.abc import Sequence
 import torch
 from llvmlite import ir
 
-from kernels.dispatch import operation
+from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
+from kernels.llvm.code import Variable
 from kernels.llvm.functions import LANES, exp, rows, run, start, vectors
+from kernels.llvm.values import I16, I32, I64
 
 
-@operation()
+@operation(llvm=__name__)
 def top_k(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k largest values of every row, largest first, and where they stand.
 
-    x: [..., n] of numbers or -inf, 1 <= k <= n. Returns values [..., k] and indices int64
+    x: [..., n], 1 <= k <= n; NaN counts as the largest. Returns values [..., k] and indices int64
     [..., k]. Of equal values any may come first, except that k = 1 gives the lowest index.
     """
     # the k largest values of a row lie in the k stretches with the largest maxima: PyTorch finds
@@ -58,6 +60,99 @@ def _largest(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids
 
 
+MOST_TOP = 256
+"""Values that are kept in their order while a row is read once."""
+_I32X16 = vector(I32, LANES)
+_NOTHING, _NAN = -(2**31), 2**31 - 1
+"""Below and above every number as `_ordered` has them."""
+
+
+def top_k_with_llvm(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest values on a CPU; of equal ones the lowest index comes first."""
+    if k > MOST_TOP:
+        return torch_version(top_k)(x, k)
+    d, shape = x.shape[-1], (*x.shape[:-1], k)
+    values, ids = x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
+    x, x_rows = rows(x)
+    n_rows = values.numel() // k
+    run(_top_program(d, k), n_rows, d, *x_rows, values.data_ptr(), ids.data_ptr())
+    return values, ids
+
+
+@functools.cache
+def _top_program(d: int, k: int) -> Program:
+    return Program(functools.partial(_top_body, d, k), 6)
+
+
+def _top_body(d: int, k: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+    """Arguments: x in RowPlaces, the values, their places."""
+    *x, values, ids = args
+    with code.loop(first, last) as row:
+        source, at = start(x, row), row * k
+        for i, places in enumerate(largest_of_row(code, source, d, k)):
+            n = min(LANES, k - LANES * i)
+            code.store_first(places.extended(I64), ids + (at + LANES * i) * 8, n)
+        with code.loop(0, code.integer(k)) as nth:
+            place = code.load(ids + (at + nth) * 8, I64)
+            code.store(code.load(source + place * 4, F32), values + (at + nth) * 4)
+
+
+def largest_of_row(code: Code, source: Value, d: int, k: int) -> list[Value]:
+    """The places of the k largest of d numbers, int32 in vectors that are filled up with others:
+    the largest first, of equal ones the lowest place."""
+    n = -(-k // LANES)
+    keys = [code.variable(code.constant(_I32X16, _NOTHING)) for _ in range(n)]
+    places = [code.variable(code.constant(_I32X16, 0)) for _ in range(n)]
+    least = code.variable(code.constant(I32, _NOTHING))
+    for at, count in vectors(code, d):
+        key = _ordered(code, code.load_first(source + at, F32X16, count))
+        larger = code.splat(least.value).less(key)
+        if count < LANES:
+            there = [int(lane < count) for lane in range(LANES)]
+            larger = larger & code.constants(vector(ir.IntType(1), LANES), there)
+        found = code.variable(larger.bits(I16).resize(I32))
+        with code.repeat(functools.partial(_has_more, code, found)):
+            bits = found.value
+            lane = code.call("llvm.cttz.i32", I32, bits, code.constant(ir.IntType(1), 0))
+            found.set(bits & (bits - 1))
+            own = _ordered(code, code.load(source + at + lane.resize(I64) * 4, F32))
+            place = (at >> 2).resize(I32) + lane
+            _insert(code, keys, places, code.splat(own), code.splat(place))
+            least.set(code.sum(keys[-1].value.part((k - 1) % LANES, 1)))
+    return [one.value for one in places]
+
+
+def _has_more(code: Code, bits: Variable) -> Value:
+    return code.constant(I32, 0).less(bits.value)
+
+
+def _insert(
+    code: Code, keys: Sequence[Variable], places: Sequence[Variable], key: Value, place: Value
+) -> None:
+    """Put a number in its place among the largest, after those it equals; the last one goes."""
+    before_key, before_place = code.constant(_I32X16, _NAN), code.constant(_I32X16, 0)
+    by_one = range(LANES - 1, 2 * LANES - 1)
+    for of_key, of_place in zip(keys, places, strict=True):
+        its_key, its_place = of_key.value, of_place.value
+        left_key, left_place = (
+            before_key.take(by_one, its_key),
+            before_place.take(by_one, its_place),
+        )
+        goes, left_goes = its_key.less(key), left_key.less(key)
+        of_key.set(code.choose(goes, code.choose(left_goes, left_key, key), its_key))
+        of_place.set(code.choose(goes, code.choose(left_goes, left_place, place), its_place))
+        before_key, before_place = its_key, its_place
+
+
+def _ordered(code: Code, x: Value) -> Value:
+    """Integers in the order of f32, zeros of either sign the same, NaN the largest."""
+    type = vector(I32, x.type.count) if isinstance(x.type, ir.VectorType) else I32
+    bits = (x + 0.0).bits(type)
+    key = bits ^ (bits.down_signed(31) & (2**31 - 1))
+    is_number = Value(code.builder, code.builder.fcmp_ordered("ord", x.ir, x.ir))
+    return code.choose(is_number, key, code.constant(type, _NAN))
+
+
 @operation(llvm=__name__)
 def argmax(x: torch.Tensor) -> torch.Tensor:
     """The lowest index of the largest value of every row.
@@ -75,39 +170,8 @@ def argmax_naive(x: torch.Tensor) -> torch.Tensor:
 
 
 def argmax_with_llvm(x: torch.Tensor) -> torch.Tensor:
-    """The largest value on a CPU: first the value, then the first place that has it."""
-    d, found = x.shape[-1], x.new_empty(x.shape[:-1], dtype=torch.int64)
-    x, x_rows = rows(x)
-    run(_argmax_program(d), found.numel(), d, *x_rows, found.data_ptr())
-    return found
-
-
-@functools.cache
-def _argmax_program(d: int) -> Program:
-    return Program(functools.partial(_argmax_body, d), 5)
-
-
-def _argmax_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-    """Arguments: x in RowPlaces, the places found."""
-    whole = d - d % LANES
-    with code.loop(first, last) as row:
-        x = start(args[:4], row)
-        best = code.variable(code.constant(F32, -float("inf")))
-        if whole:
-            most = code.variable(code.constant(F32X16, -float("inf")))
-            with code.loop(0, code.integer(4 * whole), 4 * LANES) as at:
-                most.set(code.larger(code.load(x + at, F32X16), most.value))
-            best.set(code.maximum(most.value))
-        for i in range(whole, d):
-            best.set(code.larger(code.load(x + 4 * i, F32), best.value))
-        place, top = code.variable(code.integer(0)), best.value
-
-        def is_before(place: Value) -> Value:
-            return place.less(d - 1) & code.load(x + place * 4, F32).less(top)
-
-        with code.repeat(lambda: is_before(place.value)):
-            place.set(place.value + 1)
-        code.store(place.value, args[4] + row * 8)
+    """The place that comes first of the largest value."""
+    return top_k(x, 1)[1].squeeze(-1)
 
 
 LEAST = -1e4
@@ -154,21 +218,25 @@ def _sums_program(d: int) -> Program:
 def _sums_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
     """Arguments: x in RowPlaces, the largest of each row, the sums."""
     *x, largest, sums = args
-    zero, least = code.constant(F32X16, 0.0), code.constant(F32X16, LEAST)
     with code.loop(first, last) as row:
-        source, most = start(x, row), code.splat(code.load(largest + row * 4, F32))
-        totals = [[code.variable(zero) for _ in range(SUMS)] for _ in range(2)]
-        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
-            # b where there is a NaN: it stays
-            s = code.larger(least, code.load_first(source + at, F32X16, count) - most)
-            weight = exp(code, s)
-            if count < LANES:
-                there = [lane < count for lane in range(LANES)]
-                weight = code.choose(
-                    code.constants(vector(ir.IntType(1), LANES), there), weight, zero
-                )
-            for total, part in zip(totals, (weight, weight * s), strict=True):
-                total[i % SUMS].set(total[i % SUMS].value + part)
-        for i, total in enumerate(totals):
-            a, b, c, e = (part.value for part in total)
-            code.store(code.sum((a + b) + (c + e)), sums + row * 8 + 4 * i)
+        most = code.load(largest + row * 4, F32)
+        sums_of_row(code, start(x, row), d, most, sums + row * 8)
+
+
+def sums_of_row(code: Code, source: Value, d: int, largest: Value, target: Value) -> None:
+    """Store the two sums of `softmax_sums` of d numbers."""
+    zero, least = code.constant(F32X16, 0.0), code.constant(F32X16, LEAST)
+    most = code.splat(largest)
+    totals = [[code.variable(zero) for _ in range(SUMS)] for _ in range(2)]
+    for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+        # b where there is a NaN: it stays
+        s = code.larger(least, code.load_first(source + at, F32X16, count) - most)
+        weight = exp(code, s)
+        if count < LANES:
+            there = [lane < count for lane in range(LANES)]
+            weight = code.choose(code.constants(vector(ir.IntType(1), LANES), there), weight, zero)
+        for total, part in zip(totals, (weight, weight * s), strict=True):
+            total[i % SUMS].set(total[i % SUMS].value + part)
+    for i, total in enumerate(totals):
+        a, b, c, e = (part.value for part in total)
+        code.store(code.sum((a + b) + (c + e)), target + 4 * i)

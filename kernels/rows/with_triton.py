@@ -188,17 +188,14 @@ def _put_together(
     kept = at < K
     tl.store(record + at, tl.minimum(places, n - 1), kept)
     tl.store(record + K + at, top.to(tl.int32, bitcast=True), kept)
-    tl.store(record + 2 * K + at, _softmax(top - most)[1].to(tl.int32, bitcast=True), kept)
-    record += 3 * K
+    record += 2 * K
     tl.store(record, total.to(tl.int32, bitcast=True))
     tl.store(record + 1, product.to(tl.int32, bitcast=True))
-    tl.store(record + 2, tl.log(total).to(tl.int32, bitcast=True))
-    if asked is not None:
-        larger = tl.load(every + 2 * BK + 2, known, 0.0, cache_modifier=".cg")
-        tl.store(record + 3, tl.minimum(tl.min(tl.where(at == 0, places, NONE), 0), n - 1))
-        tl.store(record + 4, tl.load(asked + row).to(tl.int32))
-        tl.store(record + 5, tl.sum(larger, 0).to(tl.int32))
-        tl.store(record + 6, _softmax(own - most)[1].to(tl.int32, bitcast=True))
+    larger = tl.load(every + 2 * BK + 2, known, 0.0, cache_modifier=".cg")
+    tl.store(record + 2, tl.minimum(tl.min(tl.where(at == 0, places, NONE), 0), n - 1))
+    tl.store(record + 3, tl.load(asked + row).to(tl.int32))
+    tl.store(record + 4, tl.sum(larger, 0).to(tl.int32))
+    tl.store(record + 5, own.to(tl.int32, bitcast=True))
 
 
 @jit
@@ -210,9 +207,7 @@ def _row_record(
     larger than that of the token asked about. The last of a row to be done puts them together."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     x += row * x_row
-    own = float("inf")
-    if asked is not None:
-        own = tl.load(x + tl.load(asked + row))
+    own = tl.load(x + tl.load(asked + row))
     column = part * BN + tl.arange(0, BN)
     inside = column < n
     values = tl.load(x + column, inside, float("-inf"))
@@ -239,11 +234,11 @@ def _row_record(
         tl.store(counters + row, 0)
 
 
-def row_record(logits: torch.Tensor, k: int, asked: torch.Tensor | None) -> torch.Tensor:
+def row_record(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torch.Tensor:
     """See kernels.rows.record, for k up to MOST_TOP."""
     x, n_parts = as_rows(logits), cdiv(logits.shape[1], RECORDED)
     side, (n_rows, n) = power_of_2(k), x.shape
-    width = 3 * k + 3 + (0 if asked is None else 4)
+    width = 2 * k + 6
     parts = x.new_empty(n_rows * n_parts * (2 * side + 4))
     record = torch.empty(n_rows, width, dtype=torch.int32, device=x.device)
     _row_record[(n_rows, n_parts)](

@@ -1,5 +1,5 @@
-"""Greedy runs in the form of a device, on the processor: passes end with the record of their rows,
-and every table is as of runs whose host looks at logits itself."""
+"""Greedy runs in the form of a device, on the processor: drafts are looked at with the record of
+the rows that verify them, and every table is as of runs whose host looks at each draft."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def both(monkeypatch, name, prompts, options, draft=None) -> tuple[Run, Run]:
     """The run as it is, and in the form of a device."""
     plain = decode(session(name, draft), prompts, options)
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler, "ends_with_record", lambda device: True)
+        patch.setattr(scheduler, "drafts_may_stay", lambda device: True)
         return decode(session(name, draft), prompts, options), plain
 
 

@@ -27,6 +27,7 @@ from tests.support.golden_runs import (
     session,
     tokens_of,
 )
+from tests.support.noisy_logits import with_logits
 from tests.support.round_rows import serious
 
 MTP = "qwen35-c-v2x-mtp-f32"
@@ -192,7 +193,7 @@ def test_a_replay_that_disagrees_with_itself_is_bounded(monkeypatch):
     def width_dependent(self, ubatch, memory, **wanted):
         out = forward(self, ubatch, memory, **wanted)
         noise = torch.Generator().manual_seed(ubatch.n_seq_tokens)
-        return out._replace(logits=out.logits + 8 * torch.randn(out.logits.shape, generator=noise))
+        return with_logits(out, out.logits + 8 * torch.randn(out.logits.shape, generator=noise))
 
     monkeypatch.setattr(type(opened._model), "forward", width_dependent)
     options = replace(options_of(30, "draft-mtp", n_max=5), rollback="checkpoint", replay="verify")
@@ -208,7 +209,7 @@ def test_a_replay_that_never_agrees_is_a_finding(monkeypatch):
 
     def never_the_same(self, ubatch, memory, **wanted):
         out = forward(self, ubatch, memory, **wanted)
-        return out._replace(logits=torch.randn(out.logits.shape, generator=noise))
+        return with_logits(out, torch.randn(out.logits.shape, generator=noise))
 
     monkeypatch.setattr(type(opened._model), "forward", never_the_same)
     options = replace(options_of(6, "draft-mtp"), rollback="checkpoint", replay="verify")

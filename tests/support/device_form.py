@@ -82,7 +82,7 @@ def device_form(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tape]:
     """Runs within are in this form."""
     tape = Tape()
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler, "ends_with_record", lambda device: True)
+        patch.setattr(scheduler, "drafts_may_stay", lambda device: True)
         patch.setattr(hybrid, "graphs_for", lambda device: StepGraphs(tape.record, 64))
         yield tape
 
@@ -93,7 +93,7 @@ def host_form(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(hybrid, "graphs_for", lambda device: StepGraphs(_never, 64))
         patch.setattr(
-            StepGraphs, "run", lambda self, inputs, arguments, compute: compute(*arguments)
+            StepGraphs, "run", lambda self, inputs, arguments, compute, _: compute(*arguments)
         )
         patch.setattr(hybrid.HybridMemory, "takes_parts", lambda self, n_tokens: False)
         yield

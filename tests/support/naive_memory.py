@@ -122,7 +122,7 @@ class NaiveMemory:
             self.recurrent.ubatch = ubatch
         return ubatch.on(torch.device("cpu"))
 
-    def run(self, key, arguments, compute):
+    def run(self, key, arguments, compute, ahead=None):
         return compute(*arguments)
 
     def commit(self) -> None:

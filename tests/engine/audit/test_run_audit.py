@@ -32,6 +32,7 @@ from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from tests.support.golden_runs import options_of, prompt_of, session
 from tests.support.mutations import MUTATIONS, mutate
+from tests.support.noisy_logits import with_logits
 from tests.torture.reworded import reworded
 
 MODEL = "qwen35-c-v2x-mtp-f32"
@@ -123,6 +124,7 @@ def _sees_the_next_token(original: Any) -> Any:
         out = original(self, ubatch, memory, *rest, **others)
         if 1 < ubatch.n_seq_tokens <= 5 and len(out.logits) == ubatch.n_seq_tokens:
             out.logits[:-1] += 0.1 * out.logits[1:]
+            out = with_logits(out, out.logits)
         return out
 
     return forward

@@ -35,6 +35,7 @@ from tests.support.golden_runs import (
     session,
     tokens_of,
 )
+from tests.support.noisy_logits import with_logits
 
 MTP = MTP_MODELS[0]
 N = 32
@@ -257,7 +258,7 @@ def test_noise_of_the_width_is_not_a_wrong_state(monkeypatch: pytest.MonkeyPatch
         out = forward(self, ubatch, memory, **wanted)
         noise = torch.Generator().manual_seed(ubatch.n_seq_tokens)
         row = torch.randn(out.logits.shape[1], generator=noise)
-        return out._replace(logits=out.logits + 1e-3 * row)
+        return with_logits(out, out.logits + 1e-3 * row)
 
     monkeypatch.setattr(type(opened.model), "forward", width_dependent)
     lanes = specs("planes", "checkpoint", "planes,fault=no-conv-rollback")

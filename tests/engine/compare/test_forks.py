@@ -14,6 +14,7 @@ from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from tests.support.comparisons import finish, specs, verdicts
 from tests.support.golden_runs import MTP_MODELS, SAMPLED, options_of, prompt_of, session
+from tests.support.noisy_logits import with_logits
 
 MTP = MTP_MODELS[0]
 FAULTY = (
@@ -88,7 +89,7 @@ def test_noise_that_tips_a_choice_is_a_fork_and_no_fault(
         for pos, row in zip(positions, out.logits, strict=True):
             noise = torch.Generator().manual_seed(1000 * pos + ubatch.n_seq_tokens)
             rows.append(row + 0.3 * torch.randn(row.shape, generator=noise))
-        return out._replace(logits=torch.stack(rows)) if rows else out
+        return with_logits(out, torch.stack(rows)) if rows else out
 
     monkeypatch.setattr(type(session(MTP).model), "forward", width_dependent)
     monkeypatch.setattr(lanes, "logits_ceiling", lambda mode: 1.0)  # as if it rounded so coarsely

@@ -16,6 +16,7 @@ from engine.options import SamplerOptions
 from engine.run import Run
 from engine.trace.records import EMITTED_KINDS, GHOST_KINDS
 from tests.support.golden_runs import MTP_MODELS, options_of, prompt_of, session
+from tests.support.noisy_logits import with_logits
 
 MTP = MTP_MODELS[0]
 GREEDY, HOT = SamplerOptions(), SamplerOptions(temp=1.5, seed=3)
@@ -37,7 +38,7 @@ class WidthNoise:
                 seed = torch.Generator().manual_seed(1000 * ubatch.n_seq_tokens + pos)
                 rows.append(row + scale * torch.randn(row.shape, generator=seed))
                 self.logits[pos] = rows[-1]
-            return out._replace(logits=torch.stack(rows)) if rows else out
+            return with_logits(out, torch.stack(rows)) if rows else out
 
         patch.setattr(type(session(MTP).model), "forward", noisy)
 

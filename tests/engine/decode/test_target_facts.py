@@ -53,6 +53,6 @@ def test_many_questions_are_answered_like_single_ones(n):
         logits[width] = torch.nan
         rows = [*range(width), width - 1]
         tokens = [*logits[:width].argmax(1).tolist(), 17 * width]
-        asked.append((logits, tokens, rows))
-    assert all_target_facts(asked) == [target_facts(*one) for one in asked]
+        asked.append((logits, None, tokens, rows))
+    assert all_target_facts(asked) == [target_facts(one[0], *one[2:]) for one in asked]
     assert all_target_facts([]) == []

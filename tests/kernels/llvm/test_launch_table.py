@@ -41,7 +41,7 @@ def test_what_is_noted_is_not_run_and_the_table_runs_it_in_order():
     del launches
     expected = torch.arange(8)
     for _ in range(3):
-        table.run()
+        table()
         expected = expected * 3 + 1
         expected[:4] *= 10
         expected -= 7
@@ -49,7 +49,7 @@ def test_what_is_noted_is_not_run_and_the_table_runs_it_in_order():
 
 
 def test_no_launch_at_all():
-    LaunchTable([]).run()
+    LaunchTable([])()
 
 
 def test_other_threads_go_on_computing():

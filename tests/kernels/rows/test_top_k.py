@@ -58,6 +58,25 @@ def test_rows_with_banned_tokens(top_k):
     assert len(set(ids[0].tolist())) == 4
 
 
+def test_of_equal_values_the_lowest_index_comes_first_and_nan_before_all():
+    numbers = [1.0, -0.0, 3.0, 0.0, torch.nan, 3.0, torch.inf, -torch.inf, -torch.nan] * 9
+    order = [i for i in range(81) if numbers[i] != numbers[i]]
+    order += sorted(set(range(81)) - {*order}, key=lambda i: (-numbers[i], i))
+    values, ids = op.top_k(torch.tensor(numbers), 60)
+    assert ids.tolist() == order[:60]
+    assert values[:18].isnan().all() and values[18:27].isposinf().all()
+
+
+@pytest.mark.parametrize(
+    ("n", "k"), [(1, 1), (7, 7), (127, 5), (128, 128), (129, 129), (4099, 256), (70_001, 40)]
+)
+def test_the_order_is_that_of_a_stable_sort(n, k):
+    x = torch.randn(3, n, generator=torch.Generator().manual_seed(n))
+    x[1] = x[1].round()  # with equal ones
+    x[2] = 2.0  # all equal
+    assert torch.equal(op.top_k(x, k)[1], naive.top_k(x, k)[1])
+
+
 @IMPLEMENTATIONS
 def test_strided_rows(top_k):
     x = torch.randn(LONG + 3, 2).t()

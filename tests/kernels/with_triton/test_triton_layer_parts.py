@@ -308,6 +308,7 @@ def test_mixed_streams(device, d, strides):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_record_of_rows(device, n_vocab):
     assert_of_numpy(n_vocab, streams.row_record, device)
-    record = streams.row_record(torch.full((1, 5000), -torch.inf, device=device), 2, None)
-    assert record.shape == (1, 9) and record[0, :2].tolist() == [0, 1]
+    asked = torch.zeros(1, dtype=torch.int64, device=device)
+    record = streams.row_record(torch.full((1, 5000), -torch.inf, device=device), 2, asked)
+    assert record.shape == (1, 10) and record[0, :2].tolist() == [0, 1]
     assert not counters(torch.device(device)).any()
