@@ -241,6 +241,9 @@ def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
         return ""
     slow, fast = (mine, timed[0]) if mine is not timed[0] else (timed[-1], mine)
     found = time_ratio(slow, fast)
+    if found and found.ratio < 1:  # of the rounds that are compared, which leave some out
+        slow, fast = fast, slow
+        found = time_ratio(slow, fast)
     if found is None:
         return ""
     if not found.is_shown:

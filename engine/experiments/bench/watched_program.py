@@ -22,12 +22,16 @@ def main() -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    asked = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    signal.pthread_sigmask(signal.SIG_BLOCK, asked)  # until they are ignored here
     program = os.fork()
     if not program:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, asked)
         prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         os.execv(sys.argv[2], sys.argv[2:])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the program decides
+    for number in asked:  # the program decides
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, asked)
     status = None
     while status is None:
         ready, _, _ = select.select([held, reader], [], [])

@@ -128,3 +128,12 @@ def test_an_empty_run_has_no_cost() -> None:
     (cost,) = costs(store)
     assert cost.per_round() is None and cost.bytes_moved is None
     assert set(cost_cells(cost)[1:]) == {"-"}
+
+
+def test_a_lane_that_is_slower_by_rounds_out_of_proportion_is_the_faster_one() -> None:
+    store = TraceStore()
+    lane(store, "reference", [7.0], "reference")
+    lane(store, "checkpoint", [5.0])
+    run_id = lane(store, "planes", [*[4.0] * (N - 1), 900.0])
+    words = cost_sentence(costs(store), run_id)
+    assert words.startswith("checkpoint: 1.") and " -" not in words
