@@ -55,6 +55,8 @@ def target_facts(
     """Facts about `tokens`. logits: [n, n_vocab]. rows: where each token is asked about, one after
     the other if None."""
     asked = range(len(tokens)) if rows is None else rows
+    if not len(tokens):
+        return TargetFacts([], [], [], [], [])
     (found,) = all_target_facts([(logits, None, tokens, asked)])
     return found
 
@@ -73,7 +75,9 @@ def all_target_facts(questions: Sequence[Question]) -> list[TargetFacts]:
     tokens = np.array([token for one in questions for token in one[2]])
     totals = known.sums[:, 0]
     top_probs = (weights(known.values, known.values[:, :1]) / totals[:, None])[at]
-    entropy = torch.from_numpy(totals).log().numpy() - known.sums[:, 1] / totals
+    logs = totals.copy()
+    torch.from_numpy(logs).log_()
+    entropy = logs - known.sums[:, 1] / totals
     top_ids, largest = known.ids[at], known.values[at]
     is_it = top_ids == tokens[:, None]
     place, n = is_it.argmax(1), np.arange(len(at))

@@ -51,7 +51,9 @@ class RowRecord(NamedTuple):
 def weights(logits: np.ndarray, largest: np.ndarray) -> np.ndarray:
     """e to the power of the distance of logits from the largest of their rows, f32."""
     # a banned or infinitely unlikely token stays finite and adds nothing
-    return torch.from_numpy(logits - largest).clamp_min_(LEAST).exp_().numpy()
+    found = logits - largest
+    torch.from_numpy(found).clamp_min_(LEAST).exp_()
+    return found
 
 
 def row_record(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torch.Tensor:

@@ -129,7 +129,8 @@ def test_sampling_at_a_temperature(fake):
     sampler = SamplerOptions(temp=0.8, logit_bias=((3, 1.0),))
     options = options_of(60, "draft-mtp", rollback="ring", sampler=sampler, ignore_eos=True)
     run = opened("f32").start([prompt_of(NAME)], options)
-    assert {(reads, waits) for reads, waits, _ in rounds_of(run, fake)} == {(3, 1)}
+    # one more where the record of a row does not know the drawn token
+    assert {(reads, waits) for reads, waits, _ in rounds_of(run, fake)} <= {(3, 1), (4, 1)}
     assert fake.downloads == []
 
 

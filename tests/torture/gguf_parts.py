@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 
 from engine.experiments.random_models.quant_mixes import QUANTS
 from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
+from engine.experiments.random_models.random_families import RANDOM_FAMILIES
 from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.families import FAMILIES
@@ -51,7 +52,8 @@ def drafter_bases() -> dict[str, str]:
     """Names of files that only draft, one at least of every drafter, and their models."""
     golden = {path.stem: path for path in sorted((DATA / "drafters").glob("*.gguf"))}
     known = {_architecture(path) for path in golden.values()}
-    made = [name for name, one in RANDOM_DRAFTERS.items() if one.architecture not in known]
+    (target, *_) = RANDOM_FAMILIES[_DRAFTED_FOR].values()
+    made = [name for name, make in RANDOM_DRAFTERS.items() if make(target).arch not in known]
     own = {f"{_DRAFTER}{name}": f"{_MADE}{_DRAFTED_FOR}" for name in made}
     return {name: TARGETS[name] for name in golden} | own
 

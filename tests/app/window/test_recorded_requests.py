@@ -98,7 +98,7 @@ def test_a_run_of_sums_shows_its_figures_and_says_what_is_untold(
     assert not plots.rollback.has_rounds
     acceptance = plots["acceptance"]
     assert acceptance.has_rounds
-    dock = opened.findChild(QDockWidget, "dock.acceptance")
+    dock = opened.findChild(QDockWidget, "dock.speed")
     dock.show()
     dock.raise_()
     curves = acceptance.rates.curves
