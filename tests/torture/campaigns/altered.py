@@ -30,8 +30,9 @@ _CPU_S = 20.0
 _BINARY = ("model", "draft", "lookup", "results")
 _OTHERS, _SETTINGS, _SCENARIO = "import others", "settings", "scenario"
 _OFTEN = (_OTHERS, "import log", "export", "import capture", _OTHERS, "plan", _SETTINGS, _SCENARIO)
-_NAMES = (*(name for name in INPUTS if name != "turns"), *_OFTEN * 6)
-"""Turns are decoded one by one, thousands of them if a file says so."""
+_DECODED = ("turns", "bench prompts", "match prompts")
+"""Decoded one by one, thousands of them if a file says so."""
+_NAMES = (*(name for name in INPUTS if name not in _DECODED), *_OFTEN * 6)
 _N_DECODED = 64
 """Tokens that an altered scenario may ask for and be decoded."""
 _shown: list[RealWindow] = []
