@@ -26,8 +26,6 @@ from engine.experiments.bench.llama_programs import (
 from engine.experiments.bench.request import Configuration, measure_request
 from engine.memory.hybrid import HybridMemory
 from engine.options import Prompt, RunOptions, SamplerOptions
-from tests.bench.kernels.measure import copy_rate
-from tests.bench.kernels.sizes import Sizes
 
 if TYPE_CHECKING:
     from engine.model.hybrid import HybridModel
@@ -197,10 +195,18 @@ class Against:
 
 
 def memory_copy_rate() -> float:
-    """Bytes per second that a large copy reads and writes, on the threads in use."""
-    sizes = Sizes()
-    evict = torch.empty(sizes.evicted_bytes("cpu") // 4)
-    return copy_rate(evict, sizes.copied_bytes, _COPIES)
+    """Bytes per second that a copy of 256 MiB reads and writes, on the threads in use: the median
+    of some, each after a part of another array was written, so that no cache holds its source."""
+    evict = torch.zeros(1 << 24)
+    source = torch.zeros(1 << 26)
+    target = torch.zeros_like(source)
+    spent = []
+    for _ in range(_COPIES):
+        evict.zero_()
+        before = perf_counter()
+        target.copy_(source)
+        spent.append(perf_counter() - before)
+    return 2 * source.nbytes / median(spent)
 
 
 class LlamaBench:
