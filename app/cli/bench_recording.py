@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     args.repeat = args.repeat or REPEAT
     args.ignore_eos = True  # every run is as long as -n says
     set_name, prompts, session, configurations = open_bench(args, SUITES)
-    from engine.experiments.bench.sections import bench_recording
+    from engine.experiments.bench.forward import bench_recording
     from engine.experiments.bench.suite import PromptSuite
 
     prompt = make_prompt(session, args, prompts[0].text)

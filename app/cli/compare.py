@@ -40,7 +40,7 @@ from app.cli.run_arguments import (
 )
 from engine.analysis.findings.check import recorded
 from engine.analysis.run_cost import COST_HEADS, COST_NOTE, RunCost, cost_cells, cost_notes
-from engine.analysis.state_drift import state_drift
+from engine.analysis.verdict import state_drift
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.errors import OptionError
@@ -55,8 +55,7 @@ from engine.report.compare import (
     lane_notes,
     noise_notes,
 )
-from engine.report.headline import headline
-from engine.report.run import run_report
+from engine.report.run import headline, run_report
 from engine.trace.records import PEER
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     """Check all kernels of the target; the exit status is the verdict."""
     from engine.conform import report, runner
     from engine.conform.repeat_script import write_script
-    from engine.report.markdown import markdown
     from engine.report.page import html_page
+    from engine.report.text import markdown
 
     name, place, version = runner.open_target(args.target)
     known = [kernel.name for kernel in runner.kernels(name, place)]

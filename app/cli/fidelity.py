@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     path = target_path(args)
     text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0].text)
     check_files(path)
-    from engine.compare.fidelity import greedy_text, measure_fidelity
+    from engine.compare.divergence import greedy_text, measure_fidelity
     from engine.model.threads import use_threads
     from engine.session import Session
 

@@ -42,7 +42,7 @@ from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions
-from engine.report.headline import figure_lines
+from engine.report.run import figure_lines
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 

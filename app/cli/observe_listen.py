@@ -17,7 +17,7 @@ from app.cli.output import (
     tell,
 )
 from app.cli.recorded import finding_lines, findings_json, keep_capture, record
-from engine.report.headline import headline
+from engine.report.run import headline
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 

@@ -15,9 +15,9 @@ from app.cli.output import Interrupted, on_signal, print_lines, tell
 from engine.analysis.findings.check import Finding, recorded, with_consequences
 from engine.errors import OptionError
 from engine.gguf.content import ContentHash
-from engine.report.markdown import markdown
 from engine.report.page import write_report
 from engine.report.parts import Report
+from engine.report.text import markdown
 from engine.trace.export import check_export, export_csv
 from engine.trace.store import TraceStore
 

@@ -9,7 +9,7 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, print_lines
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from engine.trace.cell_text import escape_piece
+from engine.trace.csv_fields import escape_piece
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

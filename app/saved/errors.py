@@ -25,7 +25,7 @@ from PySide6.QtCore import QLockFile, QMessageLogContext, QtMsgType, qInstallMes
 from app.saved.settings import hold, is_held, lock_path
 from app.trace_models.run_notes import FACT
 from app.trace_models.run_rows import Position
-from engine.trace.cell_text import escape_piece
+from engine.trace.csv_fields import escape_piece
 from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore

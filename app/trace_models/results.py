@@ -12,8 +12,7 @@ import numpy as np
 
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from engine.experiments.results.reader import read_results
-from engine.experiments.results.schema import FIGURES, SUITE, TUNE
-from engine.experiments.results.table import ExperimentResults, setting_text
+from engine.experiments.results.table import FIGURES, SUITE, TUNE, ExperimentResults, setting_text
 from engine.size_text import size_text
 
 SPEED, MEMORY = "predicted_per_second", "memory_bytes"

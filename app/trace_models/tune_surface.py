@@ -17,8 +17,7 @@ from engine.analysis.baseline import speed
 from engine.analysis.what_if.costs import LEAST_TIMES, RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
-from engine.analysis.what_if.simulation import ASSUMPTIONS
-from engine.analysis.what_if.surface import Surface, gain, surface
+from engine.analysis.what_if.surface import ASSUMPTIONS, Surface, gain, surface
 from engine.trace.run_ref import RunRef
 
 MOST_ROUNDS = 4000

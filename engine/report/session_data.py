@@ -16,7 +16,7 @@ from engine.analysis.findings.check import Finding, recorded
 from engine.analysis.verdict import bound_of, is_beyond, judge
 from engine.errors import OptionError
 from engine.report.common import changed, name_of
-from engine.report.headline import headline
+from engine.report.run import headline
 from engine.trace.facts import RunFacts
 from engine.trace.records import (
     GHOST_KINDS,

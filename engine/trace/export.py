@@ -2,7 +2,7 @@
 
 UTF-8 without BOM, "\\n" line ends, RFC 4180 quoting, a header row, no comment lines. A value
 that was not observed is an empty field. Reals have nine significant digits, which is exact for
-float32. The variant for spreadsheets differs as `engine.trace.cell_text` says.
+float32. The variant for spreadsheets differs as `engine.trace.csv_fields` says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from engine.errors import Cancelled, TraceFileError
 from engine.files import PART, synced, written_whole
 from engine.progress import ReportProgress
-from engine.trace.cell_text import EXCEL, PLAIN, encoding, escape_piece, guard
+from engine.trace.csv_fields import EXCEL, PLAIN, encoding, escape_piece, guard
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
 from engine.trace.replacing import check_room, recover, replacing
 from engine.trace.store import Table, TextPool, TraceStore

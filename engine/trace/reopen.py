@@ -15,14 +15,15 @@ import numpy as np
 from engine.errors import Cancelled, TraceFileError
 from engine.files import opened_file
 from engine.progress import ReportProgress
-from engine.trace.cell_text import EXCEL, unguard
 from engine.trace.csv_fields import (
+    EXCEL,
     REMEDY,
     FieldBlock,
     NotANumberError,
     read_blocks,
     read_header,
     real_numbers,
+    unguard,
     whole_numbers,
 )
 from engine.trace.export import SESSION_FILE, csv_names

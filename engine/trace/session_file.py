@@ -13,8 +13,7 @@ from engine.errors import TraceFileError
 from engine.files import decoded, file_bytes, written_whole
 from engine.foreign_json import JsonError, parse_json
 from engine.foreign_numbers import Count, OutOfRangeError, whole
-from engine.trace.cell_text import EXCEL, PLAIN
-from engine.trace.csv_fields import REMEDY
+from engine.trace.csv_fields import EXCEL, PLAIN, REMEDY
 from engine.trace.export import FORMAT, SESSION_FILE, write_session
 from engine.trace.facts import RunFacts, problems
 from engine.trace.records import READ_VERSIONS, REFERENCE

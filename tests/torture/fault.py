@@ -49,7 +49,7 @@ _TUNING = (
     "engine.experiments.tune.record:_cost_rounds",
     "engine.analysis.what_if.recorded:RecordedRounds.of",
     "engine.analysis.what_if.costs:RoundCosts.measured",
-    "engine.experiments.tune.candidates:simulate",
+    "engine.experiments.tune.advice:simulate",
     "engine.experiments.tune.tune:to_confirm",
     "engine.experiments.bench.request:timed_run",
     "engine.experiments.tune.confirm:compare",

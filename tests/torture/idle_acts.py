@@ -157,7 +157,7 @@ ACTS: dict[str, _Act] = {
     "measure": _Act(
         lambda idle: idle.real.window.bridge.ask(MeasureFidelity("x y")),
         "MeasureFidelity",
-        ("engine.compare.fidelity:greedy_text", "engine.compare.fidelity:measure_fidelity"),
+        ("engine.compare.divergence:greedy_text", "engine.compare.divergence:measure_fidelity"),
     ),
     "rescore": _Act(
         _rescore,

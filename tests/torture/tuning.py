@@ -12,7 +12,7 @@ from typing import Any
 from app.__main__ import main
 from engine.errors import DraftscopeError
 from engine.experiments.results.reader import read_results
-from engine.experiments.results.schema import RESULTS_FILE
+from engine.experiments.results.table import RESULTS_FILE
 from tests.torture.fault import Fault
 
 _TOLD = (DraftscopeError, OSError, MemoryError)

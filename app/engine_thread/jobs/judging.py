@@ -156,7 +156,7 @@ class MeasureFidelity(EngineJob):
         return worker.rest()
 
     def _measure(self, local: LocalSession, worker: EngineWorker) -> FidelityFacts:
-        from engine.compare.fidelity import N_TOKENS, greedy_text, measure_fidelity
+        from engine.compare.divergence import N_TOKENS, greedy_text, measure_fidelity
 
         progress, cancelled = self.progress(worker.post), self.cancelled.is_set
         session = reference = local.engine_session

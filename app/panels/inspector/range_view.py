@@ -14,8 +14,8 @@ from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.run_range import RunRange, range_figures
 from app.widgets.build import hbox, made, vbox
 from app.widgets.plain_table import fit_height, plain_table
-from engine.report.markdown import table_lines
 from engine.report.parts import ReportTable
+from engine.report.text import table_lines
 
 _HINT = (
     "Drag over rounds in any plot, or over text, to choose a range. Keep it, and the next one is "

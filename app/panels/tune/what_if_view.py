@@ -22,8 +22,7 @@ from app.widgets.plain_table import plain_table
 from app.widgets.plot_surface import PlotSurface
 from app.widgets.whole_run_view import WholeRunView
 from engine.analysis.what_if.recorded import RecordedRounds
-from engine.analysis.what_if.simulation import ASSUMPTIONS
-from engine.analysis.what_if.surface import DraftLengthEstimate, WhatIf, what_if
+from engine.analysis.what_if.surface import ASSUMPTIONS, DraftLengthEstimate, WhatIf, what_if
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from engine.analysis.acceptance import shapes
 from engine.analysis.baseline import find_baseline
-from engine.analysis.findings.rule import Check, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, observed
+from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit, observed
 from engine.trace.facts import RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.analysis.audit_text import NOT_AUDITED
-from engine.analysis.findings.rule import Check, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun
+from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit
 
 
 def _first(what: str) -> Callable[[ExaminedRun], Iterator[tuple[dict[str, Any], dict[str, Any]]]]:

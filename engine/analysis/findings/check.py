@@ -17,8 +17,15 @@ from engine.analysis.findings import (
     observed,
     states,
 )
-from engine.analysis.findings.rule import ACCEPTANCE, FOLLOWS, INFO, PARTS, SEVERITIES, Rule
-from engine.analysis.findings.run_rows import ExaminedRun
+from engine.analysis.findings.run_rows import (
+    ACCEPTANCE,
+    FOLLOWS,
+    INFO,
+    PARTS,
+    SEVERITIES,
+    ExaminedRun,
+    Rule,
+)
 from engine.foreign_numbers import COUNT
 from engine.trace.store import TraceStore
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.analysis.findings.rule import Check, RuleHit
-from engine.analysis.findings.run_rows import POLICY, ExaminedRun
+from engine.analysis.findings.run_rows import POLICY, Check, ExaminedRun, RuleHit
 from engine.gguf.part_file import WRITTEN
 from engine.trace.facts import FileChangeFacts
 

@@ -8,8 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from engine.analysis.findings.rule import Check, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, observed, rounds_text
+from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit, observed, rounds_text
 from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import AHEAD, BEHIND, OUT_OF_STEP
 from engine.options import SpecOptions

@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, observed, rounds_text
+from engine.analysis.findings.run_rows import (
+    Check,
+    ExaminedRun,
+    LaneErrors,
+    RuleHit,
+    observed,
+    rounds_text,
+)
 from engine.analysis.noise_ceiling import rows_beyond
 from engine.analysis.verdict import failed_checks, first_row
 from engine.options import RunOptions, SamplerOptions

@@ -6,8 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, observed, rounds_text
+from engine.analysis.findings.run_rows import (
+    Check,
+    ExaminedRun,
+    LaneErrors,
+    RuleHit,
+    observed,
+    rounds_text,
+)
 from engine.options import MAX_REPLAYS
 from engine.trace.facts import FailureFacts, HeldFacts
 from engine.trace.run_columns import places_of, round_keys

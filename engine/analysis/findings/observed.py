@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from engine.analysis.findings.rule import Check, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, observed
+from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit, observed
 from engine.trace.facts import ChangedTokenFacts, RescoredSequenceFacts
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 

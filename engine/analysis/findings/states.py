@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.analysis.findings.memory import NAMES_STATES
-from engine.analysis.findings.rule import Check, LaneErrors, RuleHit
-from engine.analysis.findings.run_rows import ExaminedRun, rounds_text
+from engine.analysis.findings.run_rows import Check, ExaminedRun, LaneErrors, RuleHit, rounds_text
 from engine.trace.facts import CopyFacts, StateOriginFacts
 from engine.trace.run_columns import round_keys
 

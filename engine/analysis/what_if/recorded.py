@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.drafted_tokens import DraftedTokens, rows_of
+from engine.analysis.acceptance.breakdown import DraftedTokens, rows_of
 from engine.trace.records import MISSING, PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef

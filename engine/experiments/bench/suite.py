@@ -23,8 +23,14 @@ from engine.experiments.bench.request import PLAIN, Configuration, RequestResult
 from engine.experiments.bench.suite_report import suite_report
 from engine.experiments.results.json_files import is_results_json, key_of, suite_row, title
 from engine.experiments.results.reader import find_results, is_database, read_results
-from engine.experiments.results.schema import SUITE, is_figure, json_object, results_file, wrong
-from engine.experiments.results.table import ExperimentResults
+from engine.experiments.results.table import (
+    SUITE,
+    ExperimentResults,
+    is_figure,
+    json_object,
+    results_file,
+    wrong,
+)
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.files import user_text
 from engine.foreign_json import JsonError, parse_json

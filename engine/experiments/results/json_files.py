@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.experiments.results.schema import DONE, FIGURES, MOST_ROWS, SUITE, TUNE, is_figure
-from engine.experiments.results.table import ExperimentResults, results_of
+from engine.experiments.results.table import (
+    DONE,
+    FIGURES,
+    MOST_ROWS,
+    SUITE,
+    TUNE,
+    ExperimentResults,
+    is_figure,
+    results_of,
+)
 from engine.files import file_head, user_text
 from engine.foreign_json import JsonError, parse_json
 

@@ -17,22 +17,25 @@ from time import thread_time
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.experiments.results import schema
 from engine.experiments.results.json_files import is_results_json, read_results_json
-from engine.experiments.results.schema import (
+from engine.experiments.results.table import (
+    APPLICATION_ID,
     FIGURES,
     MOST_ROWS,
     NUMBER_AT,
     ROW_COLUMNS,
+    TABLES,
     TEXT_COLUMNS,
+    VERSION,
+    ExperimentResults,
     check_row,
     checked_text,
     not_ours,
     results_file,
+    results_of,
     too_many_rows,
     wrong,
 )
-from engine.experiments.results.table import ExperimentResults, results_of
 from engine.files import file_head, opened_file
 from engine.gguf.binary import shorten
 
@@ -49,7 +52,7 @@ def find_results(path: Path) -> Path | None:
 def is_database(path: Path) -> bool:
     """Whether a path is a results file that rows can be added to. Looks at the first bytes only."""
     head = file_head(path, 72)
-    return head[:15] == b"SQLite format 3" and head[68:72] == schema.APPLICATION_ID.to_bytes(4)
+    return head[:15] == b"SQLite format 3" and head[68:72] == APPLICATION_ID.to_bytes(4)
 
 
 def read_results(path: Path) -> ExperimentResults:
@@ -71,17 +74,16 @@ def read_results(path: Path) -> ExperimentResults:
 def check_tables(path: Path, opened: sqlite3.Connection) -> None:
     """Raises TraceFileError unless the database is of this version and has our tables alone."""
     (version,) = opened.execute("PRAGMA user_version").fetchone()
-    if version != schema.VERSION:
+    if version != VERSION:
         raise TraceFileError(
-            f"{path} has version {version}, this program reads {schema.VERSION}.",
+            f"{path} has version {version}, this program reads {VERSION}.",
             "Open it with the version of Draftscope that wrote it.",
         )
     # a name twice, or one more, is not ours either
     found = opened.execute(
-        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?",
-        (len(schema.TABLES) + 1,),
+        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?", (len(TABLES) + 1,)
     ).fetchall()
-    if len(found) != len(schema.TABLES) or dict(found) != schema.TABLES:
+    if len(found) != len(TABLES) or dict(found) != TABLES:
         raise not_ours(path)
 
 

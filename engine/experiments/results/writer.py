@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.experiments.results import schema
 from engine.experiments.results.reader import check_tables, is_database
-from engine.experiments.results.schema import DONE, FAILED, FIGURES, RESULTS_FILE
+from engine.experiments.results.table import (
+    APPLICATION_ID,
+    DONE,
+    FAILED,
+    FIGURES,
+    RESULTS_FILE,
+    TABLES,
+    VERSION,
+    not_ours,
+)
 from engine.trace.typed_json import strict_json
 
 _LOCK_FILE = "sweep.lock"
@@ -22,7 +30,7 @@ _LOCK_FILE = "sweep.lock"
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What came of a job. error: empty unless it failed. figures: by name of schema.FIGURES.
+    """What came of a job. error: empty unless it failed. figures: by name of FIGURES.
     machine, model: JSON-able descriptions. output: a hash of the generated tokens. trace: files of
     an exported trace by name, where they are not in their place already. has_trace: whether there
     is a trace at all. unwritable: why a trace could not be written; then the job has to be run
@@ -45,7 +53,7 @@ class ResultsWriter:
     """
 
     def __init__(self, folder: Path, kind: str, title: str, planned: int, plan: str = "") -> None:
-        """Make the folder or open it. kind: schema.SUITE, SWEEP or TUNE. planned: number of jobs.
+        """Make the folder or open it. kind: SUITE, SWEEP or TUNE. planned: number of jobs.
         plan: text that describes them.
 
         Raises OptionError for a folder that cannot be written, that another process is writing or
@@ -57,7 +65,7 @@ class ResultsWriter:
             Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
             is_new = not self.path.exists() or self.path.stat().st_size == 0
             if not is_new and not is_database(self.path):
-                raise schema.not_ours(self.path)
+                raise not_ours(self.path)
             # held until this process ends, however it ends
             self._lock = sqlite3.connect(folder / _LOCK_FILE, isolation_level=None, timeout=0)
             self._open({"title": title, "plan": plan, "planned": str(planned), "kind": kind})
@@ -82,9 +90,9 @@ class ResultsWriter:
             with self._file:
                 self._file.execute("BEGIN IMMEDIATE")
                 if not self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    self._file.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-                    self._file.execute(f"PRAGMA user_version = {schema.VERSION}")
-                    for statement in schema.TABLES.values():
+                    self._file.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                    self._file.execute(f"PRAGMA user_version = {VERSION}")
+                    for statement in TABLES.values():
                         self._file.execute(statement)
                 check_tables(self.path, self._file)
                 self._check_kind(facts["kind"])

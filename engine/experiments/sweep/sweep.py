@@ -27,7 +27,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelFileError, OptionError
-from engine.experiments.results.schema import FAILED, SWEEP, trace_folder
+from engine.experiments.results.table import FAILED, SWEEP, trace_folder
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.sweep.plan import MODEL, SweepJob, SweepPlan
 from engine.gguf.file import GgufFile

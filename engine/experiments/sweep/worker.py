@@ -13,7 +13,7 @@ from engine.analysis.findings.check import recorded
 from engine.draft.registry import DRAFTERS
 from engine.errors import DraftscopeError, OptionError, TraceFileError
 from engine.experiments.bench.request import measured, run_to_end
-from engine.experiments.results.schema import FIGURES
+from engine.experiments.results.table import FIGURES
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import CHAT, COMPUTE, DEVICE, REPEAT, THREADS, SweepJob
 from engine.gguf.file import GgufFile

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from engine.analysis.what_if.simulation import Outcomes
+from engine.analysis.what_if.surface import Outcomes
 from engine.experiments.bench.request import PLAIN, Configuration, TimedRun, timed_run
-from engine.experiments.tune.candidates import outcome
+from engine.experiments.tune.advice import outcome
 from engine.experiments.tune.confirm import Confirmed, SpeedComparison, compare, confirm
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
 from engine.experiments.tune.record import LONGEST, record

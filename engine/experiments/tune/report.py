@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.analysis.what_if.simulation import ASSUMPTIONS
+from engine.analysis.what_if.surface import ASSUMPTIONS
 from engine.report.common import (
     decimals,
     machine_section,

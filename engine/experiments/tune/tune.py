@@ -19,17 +19,20 @@ from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import PLAIN, Configuration, round_costs
 from engine.experiments.results.json_files import VERSION, key_of, title, tune_rows
-from engine.experiments.results.schema import TUNE
+from engine.experiments.results.table import TUNE
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.tune.advice import (
+    Estimate,
+    best_of_rules,
     by_category,
     by_position,
     engine_flags,
+    estimates,
     pareto,
+    to_confirm,
     undo_bytes,
     verdict,
 )
-from engine.experiments.tune.candidates import Estimate, best_of_rules, estimates, to_confirm
 from engine.experiments.tune.confirm import Confirmed, confirm
 from engine.experiments.tune.lengths import DraftSetting, drafting
 from engine.experiments.tune.record import TuneRecording, record

@@ -298,7 +298,7 @@ def test_measuring(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
 
     measured: list[MeasureFidelity] = []
     with monkeypatch.context() as patched:
-        patched.setattr("engine.compare.fidelity.measure_fidelity", measure)
+        patched.setattr("engine.compare.divergence.measure_fidelity", measure)
         with job_ends(qtbot, bridge, MeasureFidelity):
             bridge.ask(MeasureFidelity("a text"), measured.append)
     qtbot.waitUntil(lambda: bridge.state is State.READY)

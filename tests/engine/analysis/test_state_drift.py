@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from engine.analysis.state_drift import state_drift
+from engine.analysis.verdict import state_drift
 from engine.trace.store import TraceStore
 from tests.support.round_rows import add_draft, add_round, new_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.compare.fidelity import greedy_text, measure_fidelity
+from engine.compare.divergence import greedy_text, measure_fidelity
 from engine.errors import Cancelled, OptionError
 from engine.session import Session
 from resources import DEMO_DRAFT

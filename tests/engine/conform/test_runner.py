@@ -12,7 +12,7 @@ from engine.conform.checks import check
 from engine.conform.cost import cost_shape, least_bytes
 from engine.conform.packages import Package
 from engine.errors import KernelPackageError
-from engine.report.markdown import markdown
+from engine.report.text import markdown
 from resources import help_page
 
 ADAPTER = '''

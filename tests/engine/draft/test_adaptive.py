@@ -10,7 +10,7 @@ import pytest
 from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import RULES
-from engine.analysis.what_if.simulation import simulate
+from engine.analysis.what_if.surface import simulate
 from engine.draft.adaptive import ADAPT_RULES, AdaptedSequences
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef

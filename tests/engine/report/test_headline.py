@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.report.headline import figure_lines
+from engine.report.run import figure_lines
 
 SUMS: dict[str, Any] = {
     "predicted_n": 40,

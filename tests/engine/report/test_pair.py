@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from engine.options import RunOptions, SpecOptions
 from engine.report.compare import pair_report
-from engine.report.markdown import markdown
 from engine.report.page import html_page
 from engine.report.parts import Report
+from engine.report.text import markdown
 from engine.trace.run_ref import RunRef
 from tests.support.trace_builder import TraceBuilder, sample_trace
 

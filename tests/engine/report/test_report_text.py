@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from engine.report.markdown import markdown, table_lines
 from engine.report.page import html_page
 from engine.report.parts import (
     CodeSample,
@@ -19,7 +18,15 @@ from engine.report.parts import (
     Section,
     Tokens,
 )
-from engine.report.text import escape, escape_lines, markdown_block, markdown_cell, visible
+from engine.report.text import (
+    escape,
+    escape_lines,
+    markdown,
+    markdown_block,
+    markdown_cell,
+    table_lines,
+    visible,
+)
 
 HOSTILE = (
     "<script>alert(1)</script>",

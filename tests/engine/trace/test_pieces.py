@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.trace.cell_text import escape_piece
+from engine.trace.csv_fields import escape_piece
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import Cancelled, TraceFileError
-from engine.trace.cell_text import guard, unguard
+from engine.trace.csv_fields import guard, unguard
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore

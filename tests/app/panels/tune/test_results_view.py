@@ -18,7 +18,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.jobs.files import ReadResults
 from app.panels.tune.results_view import ResultsView
 from app.window.window import MainWindow
-from engine.experiments.results.schema import trace_folder
+from engine.experiments.results.table import trace_folder
 from engine.trace.export import export_csv
 from tests.support.counted_calls import calls_of, counted_calls
 from tests.support.sweeps import write_results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.analysis.findings.check import RULES, Finding, with_consequences
-from engine.analysis.findings.rule import FOLLOWS
+from engine.analysis.findings.run_rows import FOLLOWS
 
 
 def finding(

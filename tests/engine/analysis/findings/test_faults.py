@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from engine.analysis.findings.check import RULES, find, recorded
-from engine.analysis.findings.rule import SEVERITIES
+from engine.analysis.findings.run_rows import SEVERITIES
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import ROLLBACK_POLICIES, Prompt

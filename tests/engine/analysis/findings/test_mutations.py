@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.analysis.findings.check import RULES
-from engine.analysis.findings.rule import INFO
+from engine.analysis.findings.run_rows import INFO
 from tests.support.host_chosen import host_chosen  # noqa: F401
 from tests.support.mutations import LANE, MUTATIONS, Mutation, mutate, outcome
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.analysis.findings.check import CHECKS, RULES, find
-from engine.analysis.findings.rule import SEVERITIES
+from engine.analysis.findings.run_rows import SEVERITIES
 from engine.options import MAX_REPLAYS
 from engine.trace.prompt_reuse import ProcessedPart, PromptReuseRecord, ReuseSource, WhyProcessed
 from engine.trace.store import TraceStore

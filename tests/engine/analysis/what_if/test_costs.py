@@ -9,7 +9,7 @@ import pytest
 
 from engine.analysis.what_if.costs import CostCurve, RoundCosts
 from engine.analysis.what_if.rules import FIXED
-from engine.analysis.what_if.simulation import simulate
+from engine.analysis.what_if.surface import simulate
 from tests.support.recorded_rounds import recorded
 
 AT_ONCE = CostCurve.of_points({0: 0.0, 4: 4.0})

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from engine.analysis.what_if.costs import CostCurve, RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED, RULES, cut_lengths, floors_at
-from engine.analysis.what_if.simulation import simulate
-from engine.analysis.what_if.surface import surface, what_if
+from engine.analysis.what_if.surface import simulate, surface, what_if
 from engine.trace.run_ref import RunRef
 from tests.support.recorded_rounds import recorded
 from tests.support.timed_trace import timed_trace

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from engine.batch import Span, UBatch
-from engine.experiments.bench.forward import bench_splits, bench_steps
-from engine.experiments.bench.sections import MODEL_SECTIONS, SectionClock, sections_timed
+from engine.experiments.bench.forward import (
+    MODEL_SECTIONS,
+    SectionClock,
+    bench_splits,
+    bench_steps,
+    sections_timed,
+)
 from engine.gguf.file import GgufFile
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -69,7 +74,7 @@ def test_the_clock_counts_a_section_inside_another_once() -> None:
 
     outer = clock.timed(mixer, "attention")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.experiments.bench.sections.perf_counter", lambda: now)
+        patch.setattr("engine.experiments.bench.forward.perf_counter", lambda: now)
         clock.restart()
         work(8.0)
         outer()

@@ -10,13 +10,13 @@ import pytest
 from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder
 from engine.decode.verify_loop import VerifyLoop
-from engine.experiments.bench.request import Configuration
-from engine.experiments.bench.sections import (
+from engine.experiments.bench.forward import (
     RECORDING_SECTIONS,
     SectionClock,
     bench_recording,
     recording_timed,
 )
+from engine.experiments.bench.request import Configuration
 from engine.trace.store import TraceStore
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 
@@ -37,7 +37,7 @@ class FakeTime:
         self.now, self._patch = 100.0, patch
         # the run's too: how many rounds it does before it looks at its rows depends on time
         for module in (
-            "engine.experiments.bench.sections",
+            "engine.experiments.bench.forward",
             "engine.experiments.bench.request",
             "engine.run",
         ):

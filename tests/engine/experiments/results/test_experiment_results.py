@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.errors import TraceFileError
-from engine.experiments.results import schema
+from engine.experiments.results import table as schema
 from engine.experiments.results.reader import find_results, read_results
 from tests.support.counted_calls import counted_calls
 from tests.support.sweeps import demo_identity, write_results

@@ -14,9 +14,9 @@ import pytest
 
 from engine.errors import TraceFileError
 from engine.experiments.results import reader as database
-from engine.experiments.results import schema
+from engine.experiments.results import table as schema
 from engine.experiments.results.reader import _TextBudget, find_results, read_results
-from engine.experiments.results.schema import MOST_ROWS, trace_folder
+from engine.experiments.results.table import MOST_ROWS, trace_folder
 from tests.support.sweeps import write_results
 
 

@@ -10,7 +10,7 @@ import pytest
 from app.trace_models.results import read
 from engine.experiments.bench.suite import compare_results, read_result
 from engine.experiments.results.reader import find_results, read_results
-from engine.experiments.results.schema import SWEEP
+from engine.experiments.results.table import SWEEP
 from engine.experiments.results.writer import JobResult, ResultsWriter
 
 OLD = Path(__file__).resolve().parents[3] / "data" / "results"

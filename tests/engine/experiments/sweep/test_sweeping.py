@@ -16,7 +16,7 @@ import pytest
 
 from engine.errors import OptionError, TraceFileError
 from engine.experiments.results.reader import read_results
-from engine.experiments.results.schema import RESULTS_FILE
+from engine.experiments.results.table import RESULTS_FILE
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import SweepJob
 from engine.experiments.sweep.sweep import Sweep, TraceOf, one_by_one

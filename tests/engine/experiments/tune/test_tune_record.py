@@ -14,7 +14,7 @@ from engine.analysis.what_if.costs import CostCurve
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration, measure_request
-from engine.experiments.tune.candidates import estimates, outcome
+from engine.experiments.tune.advice import estimates, outcome
 from engine.experiments.tune.confirm import search
 from engine.experiments.tune.lengths import DraftSetting, drafting
 from engine.experiments.tune.record import completed, record

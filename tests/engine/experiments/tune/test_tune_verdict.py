@@ -8,8 +8,13 @@ import pytest
 
 from engine.analysis.baseline import sign_test
 from engine.experiments.bench.request import PLAIN
-from engine.experiments.tune.advice import engine_flags, verdict
-from engine.experiments.tune.candidates import Estimate, best_of_rules, to_confirm
+from engine.experiments.tune.advice import (
+    Estimate,
+    best_of_rules,
+    engine_flags,
+    to_confirm,
+    verdict,
+)
 from engine.experiments.tune.confirm import Confirmed
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_length
 from engine.options import RunOptions
