@@ -10,13 +10,14 @@ first one held. Snapshots of the first memory are lost with it, as after a resto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError, TraceFileError
 from engine.options import Prompt, RunOptions
 from engine.trace.facts import ForkOrigin, RunFacts
@@ -371,3 +372,56 @@ class _Text:
         if len(mine) == len(theirs):
             return "the same text"
         return f"the same text for {min(len(mine), len(theirs))} tokens, then one ends"
+
+
+def later_parts(
+    parts: LaterParts,
+    stages: Sequence[Stage],
+    n_slots: int,
+    context: Callable[[RunOptions], int],
+    make: Callable[[RunOptions, int, HybridMemory | None, dict[str, Drafter]], LaterParts],
+) -> Iterator[LaterParts]:
+    """What each stage of a fork goes on with: of the parts before it all those that its other
+    options do not change, since these are at the right place by then. context: cells of a sequence.
+    make: what is not there, from options, cells, memory and drafters that are."""
+    for stage in stages:
+        before, options = parts.options, stage.options
+        if options.parallel != before.parallel:
+            raise OptionError(
+                f"The run to go on from has --parallel {before.parallel}.", "Leave --parallel out."
+            )
+        n_ctx, n_ctx_before = context(options), context(before)
+        same = {
+            one.name: one
+            for one in parts.drafters
+            if n_ctx == n_ctx_before
+            and _kept_of_drafter(before, one.name) == _kept_of_drafter(options, one.name)
+        }
+        held = _kept_of_memory(before, n_slots * before.spec.n_branches, n_ctx_before)
+        keeps = held == _kept_of_memory(options, n_slots * options.spec.n_branches, n_ctx)
+        parts = make(options, n_ctx, parts.memory if keeps else None, same)
+        yield parts
+
+
+def _kept_of_memory(options: RunOptions, n_seqs: int, n_ctx: int) -> tuple[object, ...]:
+    """All that Session.make_memory depends on."""
+    return *kept_of_target(options, n_seqs, n_ctx), options.faults
+
+
+def _kept_of_drafter(options: RunOptions, name: str) -> tuple[object, ...]:
+    """All that Session.make_drafters makes a drafter of, but for its sizes."""
+    return (
+        name in options.spec.types,
+        DRAFTERS[name].options_of(options.spec),
+        options.n_ubatch,
+        options.batch_invariant,
+        options.faults,
+        options.spec.tree,
+        options.spec.accept == "rejection" and (options.sampler.temp, options.sampler.seed),
+    )
+
+
+def kept_of_target(options: RunOptions, n_seqs: int, n_ctx: int) -> tuple[object, ...]:
+    """All that Session.make_memory depends on, but for faults."""
+    kinds = options.rollback, options.kv, options.batch_invariant, options.state_types
+    return "target", n_seqs, n_ctx, options.snapshots, *kinds

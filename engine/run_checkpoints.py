@@ -6,7 +6,7 @@ Weights are shared with the run. Of a run's trace nothing is in them, so it may 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,9 @@ import torch
 from engine.decode.recorder import Recorder
 from engine.decode.scheduler import Scheduler
 from engine.draft.model_drafter import ModelDrafter
-from engine.fork import Fork, LaterParts
+from engine.fork import Fork, LaterParts, Stage, chain_of
 from engine.machine.clock import clock_paused
+from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -49,6 +50,27 @@ class RunCheckpoint:
     def restored(self) -> Scheduler:
         """A scheduler that goes on from here, once it has a recorder."""
         return _copied(self.scheduler)[0]
+
+    def go_on(
+        self,
+        scheduler: Scheduler,
+        recorder: Recorder,
+        fork: Fork,
+        parts: Sequence[LaterParts],
+        stages: Sequence[Stage],
+        facts: RunFacts,
+    ) -> None:
+        """Have a fork go on from here. scheduler: as restored; facts: of the new run."""
+        first, memory, before = scheduler.parts
+        recorder.go_on(self.progress)
+        scheduler.restart(recorder)
+        chain = chain_of(parts, before)
+        scheduler.go_on_with(first, memory, chain, parts[0].grammar)
+        facts.drafters = chain.statistics
+        n = fork.round - self.round
+        how = f"replayed {n} round{'' if n == 1 else 's'}" if n else "nothing to replay"
+        how = f"restored checkpoint of round {self.round}, {how}"
+        fork.attach(scheduler, parts, chain, stages, facts, how)
 
 
 class RunCheckpoints:

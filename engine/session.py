@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,56 +18,36 @@ from engine.decode.recorder import Recorder
 from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.draft.adaptive import adapted
 from engine.draft.chain import DrafterChain
-from engine.draft.draft_files import check_draft
 from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import DrafterInputs, TokenDraws
 from engine.errors import ContextFullError, OptionError
-from engine.fork import Fork, LaterParts, Stage, chain_of, followers_of
-from engine.gguf.binary import never
+from engine.fork import Fork, LaterParts, Stage, followers_of, kept_of_target, later_parts
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.model_files import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
-from engine.machine.device import CPU, check_room, meaning_of, read, resolve_device
+from engine.machine.device import CPU, check_room, meaning_of, read
 from engine.machine.graphs import graphs_are_on
-from engine.machine.host_memory import give_back_freed_memory
 from engine.memory.hybrid import HybridMemory
 from engine.memory.policies import memory_sizes
 from engine.memory.reuse import LentMemories, MemoryShelf
-from engine.memory_need import estimate
 from engine.model.config import ModelConfig
-from engine.model.drafters.config import DrafterInfo
-from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
-from engine.model.drafters.loading import LoadedDrafter, load_drafter
-from engine.model.families.common import is_mtp_file
 from engine.model.hybrid import HybridModel
-from engine.model.info import ModelInfo, describe
-from engine.model.loader import load_model, resolve_compute
-from engine.model.mtp_file import DRAFT_MTP, leave_block
+from engine.model.info import ModelInfo
 from engine.model.threads import chosen_by
 from engine.options import Prompt, RunOptions, SamplerOptions
-from engine.progress import ReportProgress, report_part
+from engine.progress import ReportProgress
 from engine.run import Auditor, Run
 from engine.run_checkpoints import RunCheckpoints, unread
 from engine.sampling.grammar import Grammar, GrammarTokens, read_grammar
-from engine.trace.run_ref import RunRef, copy_rounds, same_model
+from engine.trace.run_ref import RunRef, copy_rounds
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
-from engine.warm_up import warm_up, warm_up_drafter
+from engine.warm_up import OpenedDraft, load_again, made_drafters, open_models
 from kernels.dispatch import uses_llvm
 
 _DEFAULT_CONTEXT = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedDraft:
-    """What drafts for a target, and the figures of its file. Loaded in memory: a HybridModel for
-    draft-simple, the target itself for draft-mtp, else a LoadedDrafter."""
-
-    model: HybridModel | LoadedDrafter
-    info: ModelInfo | DrafterInfo
 
 
 class Session:
@@ -86,8 +64,8 @@ class Session:
         path: Path | None = None,
         content: ContentHash | None = None,
         files: ModelFiles | None = None,
-        mmap: bool | None = None,
         mtp_path: Path | None = None,
+        mmap: bool | None = None,
     ) -> None:
         """drafts: what was opened next to the model, by the drafter that uses it. files: all that
         was read. mmap: as for `open`, for models that are loaded again with the MTP block of the
@@ -129,65 +107,18 @@ class Session:
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
         VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
-        there, cancelled = resolve_device(device), cancelled or never
-        paths = [draft] if isinstance(draft, str | Path) else list(draft or ())
-        with ExitStack() as opened:
-            file, *others = (
-                opened.enter_context(
-                    path if isinstance(path, GgufFile) else GgufFile.open(path, cancelled)
-                )
-                for path in (target, *paths)
-            )
-            tokenizer = Tokenizer.from_gguf(file, cancelled)
-            for other in others:
-                check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
-            mtp = next((one for one in others if is_mtp_file(one)), None)
-            chat, info = ChatTemplate.from_gguf(file), describe(file, has_mtp_file=bool(mtp))
-            if there.type == "cuda":
-                types = {tensor.type.name for tensor in file.tensors.values()}
-                mode = resolve_compute(compute, info.n_params, there, types)
-                figures, runs = dict(map(describe_draft, others)), options or RunOptions()
-                check_room(estimate(info, figures, runs, runs.parallel or 1, mode).sizes, there)
-            total = sum(one.n_bytes for one in (file, *others))
-            report = report_part(progress, 0, total) if others else progress
-            load = partial(
-                _loaded,
-                options=options,
-                compute=compute,
-                device=there,
-                cancelled=cancelled,
-                mmap=mmap,
-            )
-            model, start = load(file, progress=report, mtp=mtp), file.n_bytes
-            drafts: dict[str, OpenedDraft] = {}
-            its_model: HybridModel | LoadedDrafter
-            for other in others:
-                report = report_part(progress, start, total)
-                drafter, its_info = describe_draft(other)
-                if drafter in drafts:
-                    raise OptionError(f"Two files are for {drafter}.", "Give one of them.")
-                if drafter == DRAFT_SIMPLE:
-                    its_model = load(other, progress=report)
-                elif drafter == DRAFT_MTP:
-                    its_model = model
-                else:
-                    its_model = _loaded_beside(other, model, info, report, cancelled, mmap)
-                drafts[drafter] = OpenedDraft(its_model, its_info)
-                start += other.n_bytes
-            identities = [one.identity() for one in (file, *others)]
-            for one, behind in pairwise(identities):
-                one["draft"] = behind
-            content = ContentHash(
-                [
-                    (identity, one.contents)
-                    for identity, one in zip(identities, (file, *others), strict=True)
-                ]
-            )
-            files = ModelFiles(part for one in (file, *others) for part in one.files)
-            give_back_freed_memory()
-            mtp_path = mtp.path if mtp else None
-            rest = drafts, file.path, content, files, mmap, mtp_path
-            return cls(model, info, tokenizer, chat, identities[0], *rest)
+        made = open_models(
+            target,
+            draft,
+            compute=compute,
+            device=device,
+            mmap=mmap,
+            drafts_by_mtp=drafts_by_mtp,
+            progress=progress,
+            cancelled=cancelled,
+            options=options,
+        )
+        return cls(*made, mmap=mmap)
 
     @property
     def config(self) -> ModelConfig:
@@ -278,7 +209,7 @@ class Session:
         drafters = self.make_drafters(first, n_slots, n_ctx, there, memories)
         n_seqs = n_slots * first.spec.n_branches
         make = partial(self.make_memory, first, n_seqs, n_ctx, first.snapshots)
-        memory = kept.memory if kept else memories.take(_of_target(first, n_seqs, n_ctx), make)
+        memory = kept.memory if kept else memories.take(kept_of_target(first, n_seqs, n_ctx), make)
         if cache and not kept:
             kept = cache.keep(key, memory, drafters, first)
         grammar = self.grammar(first)
@@ -334,15 +265,7 @@ class Session:
         run_id = self.begin_run(trace, options, parts[-1].memory, options.snapshots)
         copy_rounds(source, run_id, found.round)
         recorder = Recorder(trace, run_id, self.tokenizer.piece, self.files)
-        recorder.go_on(found.progress)
-        scheduler.restart(recorder)
-        chain = chain_of(parts, before)
-        scheduler.go_on_with(first, memory, chain, parts[0].grammar)
-        trace.runs[run_id].drafters = chain.statistics
-        n = fork.round - found.round
-        how = f"replayed {n} round{'' if n == 1 else 's'}" if n else "nothing to replay"
-        how = f"restored checkpoint of round {found.round}, {how}"
-        fork.attach(scheduler, parts, chain, stages, trace.runs[run_id], how)
+        found.go_on(scheduler, recorder, fork, parts, stages, trace.runs[run_id])
         checkpoints.keep(scheduler, recorder, RunRef(trace, run_id), fork.round)
         return Run(run_id, trace, scheduler, self.tokenizer, self.files), ""
 
@@ -352,33 +275,18 @@ class Session:
         """What each stage of a fork goes on with: of the parts before it all those that its other
         options do not change, since these are at the right place by then."""
         for stage in stages:
-            before, options = parts.options, stage.options
             if stage.token is not None:
                 self._check_tokens([stage.token])
-            if options.parallel != before.parallel:
-                raise OptionError(
-                    f"The run to go on from has --parallel {before.parallel}.",
-                    "Leave --parallel out.",
-                )
-            n_ctx, n_ctx_before = self.context(prompts, options), self.context(prompts, before)
-            same = {
-                one.name: one
-                for one in parts.drafters
-                if n_ctx == n_ctx_before
-                and _of_drafter(before, one.name) == _of_drafter(options, one.name)
-            }
+
+        def make(
+            options: RunOptions, n_ctx: int, memory: HybridMemory | None, same: dict[str, Drafter]
+        ) -> LaterParts:
             n_seqs = n_slots * options.spec.n_branches
-            held = _of_memory(before, n_slots * before.spec.n_branches, n_ctx_before)
-            keeps = held == _of_memory(options, n_seqs, n_ctx)
-            parts = LaterParts(
-                options,
-                parts.memory
-                if keeps
-                else self.make_memory(options, n_seqs, n_ctx, options.snapshots),
-                self.make_drafters(options, n_slots, n_ctx, same),
-                self.grammar(options),
-            )
-            yield parts
+            memory = memory or self.make_memory(options, n_seqs, n_ctx, options.snapshots)
+            drafters = self.make_drafters(options, n_slots, n_ctx, same)
+            return LaterParts(options, memory, drafters, self.grammar(options))
+
+        return later_parts(parts, stages, n_slots, partial(self.context, prompts), make)
 
     def _memories(self, options: RunOptions) -> LentMemories:
         """Memories of earlier runs, where their recordings are worth it: on a GPU these take memory
@@ -438,24 +346,16 @@ class Session:
         key = compute, as_llama_cpp
         model = self._loaded_again.get(key)
         if model is None:
-            with ExitStack() as opened:
-                file = opened.enter_context(GgufFile.open(self.unchanged_path()))
-                if not same_model(file.identity(), {**self.identity, "draft": None}):
-                    raise file.files[0].has_changed()
-                mtp = (
-                    opened.enter_context(GgufFile.open(self._mtp_path)) if self._mtp_path else None
-                )
-                if mtp is not None:
-                    leave_block(mtp)
-                model = _loaded(
-                    file,
-                    compute=compute,
-                    device=device,
-                    as_llama_cpp=as_llama_cpp,
-                    mmap=self._mmap,
-                    mtp=mtp,
-                )
-                self.unchanged_path()
+            model = load_again(
+                self.unchanged_path(),
+                self.identity,
+                self._mtp_path,
+                compute=compute,
+                device=device,
+                as_llama_cpp=as_llama_cpp,
+                mmap=self._mmap,
+            )
+            self.unchanged_path()
             self.files.parts += [part for part in model.files if part.is_mapped]
             self._loaded_again[key] = model
         return model
@@ -583,29 +483,9 @@ class Session:
 
         Raises OptionError, and LookupCacheError for a file of ngram-cache.
         """
-        draws = None
-        if options.spec.accept == "rejection" and options.sampler.temp > 0:
-            draws = TokenDraws(options.sampler.temp, options.sampler.seed)
-        there, drafters = kept or {}, []
-        for name, spec in DRAFTERS.items():
-            if name not in options.spec.types:
-                continue
-            opened = self.drafts.get(name)
-            inputs = DrafterInputs(
-                self._model,
-                opened.model if opened else None,
-                spec.options_of(options.spec),
-                n_slots,
-                n_ctx,
-                options.n_ubatch,
-                options.batch_invariant,
-                draws,
-                memories or LentMemories(),
-                options.faults,
-                options.spec.tree,
-            )
-            drafters.append(there.get(name) or spec.make(inputs))
-        return drafters
+        opened = {name: draft.model for name, draft in self.drafts.items()}
+        lent = memories or LentMemories()
+        return made_drafters(options, self._model, opened, n_slots, n_ctx, kept or {}, lent)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens:
@@ -616,57 +496,3 @@ class Session:
                     f"Token id {token} is outside the vocabulary of {self.config.n_vocab}.",
                     "Use ids of this model; `draftscope tokenize` prints them.",
                 )
-
-
-def _of_memory(options: RunOptions, n_seqs: int, n_ctx: int) -> tuple[object, ...]:
-    """All that Session.make_memory depends on."""
-    return *_of_target(options, n_seqs, n_ctx), options.faults
-
-
-def _of_drafter(options: RunOptions, name: str) -> tuple[object, ...]:
-    """All that Session.make_drafters makes a drafter of, but for its sizes."""
-    return (
-        name in options.spec.types,
-        DRAFTERS[name].options_of(options.spec),
-        options.n_ubatch,
-        options.batch_invariant,
-        options.faults,
-        options.spec.tree,
-        options.spec.accept == "rejection" and (options.sampler.temp, options.sampler.seed),
-    )
-
-
-def _of_target(options: RunOptions, n_seqs: int, n_ctx: int) -> tuple[object, ...]:
-    """All that Session.make_memory depends on, but for faults."""
-    kinds = options.rollback, options.kv, options.batch_invariant, options.state_types
-    return "target", n_seqs, n_ctx, options.snapshots, *kinds
-
-
-def _loaded_beside(
-    file: GgufFile,
-    target: HybridModel,
-    info: ModelInfo,
-    progress: ReportProgress | None,
-    cancelled: Callable[[], bool],
-    mmap: bool | None,
-) -> LoadedDrafter:
-    """See load_drafter; next to a large target it is then ready to be measured."""
-    drafter = load_drafter(file, target, progress=progress, cancelled=cancelled, mmap=mmap)
-    if not info.is_small:
-        warm_up_drafter(drafter)
-    return drafter
-
-
-def _loaded(
-    file: GgufFile,
-    progress: ReportProgress | None = None,
-    options: RunOptions | None = None,
-    **how: Any,
-) -> HybridModel:
-    """See load_model; a large model is then ready to be measured, in runs with the options."""
-    model = load_model(file, progress=progress, **how)
-    if not describe(file).is_small:
-        if progress:
-            progress(file.n_bytes, file.n_bytes, "running once")
-        warm_up(model, is_plain=options is not None and not options.spec.types)
-    return model

@@ -1,4 +1,5 @@
-"""Forward passes ahead of the first run, so that its first rounds do not wait for kernels.
+"""Loading of models, and forward passes ahead of the first run, so that its first rounds do not
+wait for kernels.
 
 Kernels are compiled, or read from disk, when they are first called, some for every number of rows;
 the clock of a run is meanwhile (engine.machine.clock), but its reader waits. What the passes
@@ -7,18 +8,48 @@ compute is not wanted: on the processor no kernel is started.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.batch import Span
+from engine.draft.draft_files import check_draft
+from engine.draft.drafter import Drafter
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import DrafterInputs, TokenDraws
+from engine.errors import OptionError
+from engine.gguf.binary import never
+from engine.gguf.chat import ChatTemplate
+from engine.gguf.content import ContentHash
+from engine.gguf.file import GgufFile
+from engine.gguf.model_files import ModelFiles
+from engine.gguf.tokenizer import Tokenizer
+from engine.machine.device import check_room, resolve_device
+from engine.machine.host_memory import give_back_freed_memory
 from engine.memory.hybrid import HybridMemory
+from engine.memory.reuse import LentMemories
+from engine.memory_need import estimate
+from engine.model.drafters.config import DrafterInfo
 from engine.model.drafters.eagle3 import Eagle3
-from engine.model.drafters.loading import LoadedDrafter
+from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
+from engine.model.drafters.loading import LoadedDrafter, load_drafter
+from engine.model.families.common import is_mtp_file
 from engine.model.hybrid import HybridModel
+from engine.model.info import ModelInfo, describe
+from engine.model.loader import load_model, resolve_compute
+from engine.model.mtp_file import DRAFT_MTP, leave_block
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import SwigluPart
 from engine.model.parts.recurrent import DeltaNetPart
+from engine.options import RunOptions
+from engine.progress import ReportProgress, report_part
+from engine.trace.run_ref import same_model
 from kernels.dispatch import uses_llvm
 from kernels.llvm.program import Launch, watched
 
@@ -79,3 +110,165 @@ def _decode_eagle3(model: Eagle3) -> None:
         rows = torch.zeros(1, width, len(config.taps) * config.n_target, device=model.device)
         model.forward(ubatch, model.fused(rows), memory)
         start += width
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDraft:
+    """What drafts for a target, and the figures of its file. Loaded in memory: a HybridModel for
+    draft-simple, the target itself for draft-mtp, else a LoadedDrafter."""
+
+    model: HybridModel | LoadedDrafter
+    info: ModelInfo | DrafterInfo
+
+
+def open_models(
+    target: Path | str | GgufFile,
+    draft: Path | str | Sequence[Path | str | GgufFile] | None,
+    *,
+    compute: str,
+    device: str,
+    mmap: bool | None,
+    drafts_by_mtp: bool,
+    progress: ReportProgress | None,
+    cancelled: Callable[[], bool] | None,
+    options: RunOptions | None,
+) -> tuple[Any, ...]:
+    """See Session.open: what a Session is made of, in order."""
+    there, cancelled = resolve_device(device), cancelled or never
+    paths = [draft] if isinstance(draft, str | Path) else list(draft or ())
+    with ExitStack() as opened:
+        file, *others = (
+            opened.enter_context(
+                path if isinstance(path, GgufFile) else GgufFile.open(path, cancelled)
+            )
+            for path in (target, *paths)
+        )
+        tokenizer = Tokenizer.from_gguf(file, cancelled)
+        for other in others:
+            check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
+        mtp = next((one for one in others if is_mtp_file(one)), None)
+        chat, info = ChatTemplate.from_gguf(file), describe(file, has_mtp_file=bool(mtp))
+        if there.type == "cuda":
+            types = {tensor.type.name for tensor in file.tensors.values()}
+            mode = resolve_compute(compute, info.n_params, there, types)
+            figures, runs = dict(map(describe_draft, others)), options or RunOptions()
+            check_room(estimate(info, figures, runs, runs.parallel or 1, mode).sizes, there)
+        total = sum(one.n_bytes for one in (file, *others))
+        report = report_part(progress, 0, total) if others else progress
+        load = partial(
+            load_ready,
+            options=options,
+            compute=compute,
+            device=there,
+            cancelled=cancelled,
+            mmap=mmap,
+        )
+        model, start = load(file, progress=report, mtp=mtp), file.n_bytes
+        drafts: dict[str, OpenedDraft] = {}
+        its_model: HybridModel | LoadedDrafter
+        for other in others:
+            report = report_part(progress, start, total)
+            drafter, its_info = describe_draft(other)
+            if drafter in drafts:
+                raise OptionError(f"Two files are for {drafter}.", "Give one of them.")
+            if drafter == DRAFT_SIMPLE:
+                its_model = load(other, progress=report)
+            elif drafter == DRAFT_MTP:
+                its_model = model
+            else:
+                its_model = _load_beside(other, model, info, report, cancelled, mmap)
+            drafts[drafter] = OpenedDraft(its_model, its_info)
+            start += other.n_bytes
+        identities = [one.identity() for one in (file, *others)]
+        for one, behind in pairwise(identities):
+            one["draft"] = behind
+        content = ContentHash(
+            [
+                (identity, one.contents)
+                for identity, one in zip(identities, (file, *others), strict=True)
+            ]
+        )
+        files = ModelFiles(part for one in (file, *others) for part in one.files)
+        give_back_freed_memory()
+        mtp_path = mtp.path if mtp else None
+        rest = drafts, file.path, content, files, mtp_path
+        return (model, info, tokenizer, chat, identities[0], *rest)
+
+
+def _load_beside(
+    file: GgufFile,
+    target: HybridModel,
+    info: ModelInfo,
+    progress: ReportProgress | None,
+    cancelled: Callable[[], bool],
+    mmap: bool | None,
+) -> LoadedDrafter:
+    """See load_drafter; next to a large target it is then ready to be measured."""
+    drafter = load_drafter(file, target, progress=progress, cancelled=cancelled, mmap=mmap)
+    if not info.is_small:
+        warm_up_drafter(drafter)
+    return drafter
+
+
+def load_ready(
+    file: GgufFile,
+    progress: ReportProgress | None = None,
+    options: RunOptions | None = None,
+    **how: Any,
+) -> HybridModel:
+    """See load_model; a large model is then ready to be measured, in runs with the options."""
+    model = load_model(file, progress=progress, **how)
+    if not describe(file).is_small:
+        if progress:
+            progress(file.n_bytes, file.n_bytes, "running once")
+        warm_up(model, is_plain=options is not None and not options.spec.types)
+    return model
+
+
+def load_again(path: Path, identity: Any, mtp_path: Path | None, **how: Any) -> HybridModel:
+    """A model of this identity from its file once more, with the MTP block of its own file. how:
+    see load_model. Raises ModelFileError for another file."""
+    with ExitStack() as opened:
+        file = opened.enter_context(GgufFile.open(path))
+        if not same_model(file.identity(), {**identity, "draft": None}):
+            raise file.files[0].has_changed()
+        mtp = opened.enter_context(GgufFile.open(mtp_path)) if mtp_path else None
+        if mtp is not None:
+            leave_block(mtp)
+        return load_ready(file, mtp=mtp, **how)
+
+
+def made_drafters(
+    options: RunOptions,
+    target: HybridModel,
+    opened: Mapping[str, Any],
+    n_slots: int,
+    n_ctx: int,
+    kept: Mapping[str, Drafter],
+    memories: LentMemories,
+) -> list[Drafter]:
+    """The drafters that the options name, in order of priority, those in `kept` as they are.
+    opened: models of drafters by name. Raises OptionError, and LookupCacheError for a file of
+    ngram-cache."""
+    draws = None
+    if options.spec.accept == "rejection" and options.sampler.temp > 0:
+        draws = TokenDraws(options.sampler.temp, options.sampler.seed)
+    drafters = []
+    for name, spec in DRAFTERS.items():
+        if name not in options.spec.types:
+            continue
+        inputs = DrafterInputs(
+            target,
+            opened.get(name),
+            spec.options_of(options.spec),
+            n_slots,
+            n_ctx,
+            options.n_ubatch,
+            options.batch_invariant,
+            draws,
+            memories,
+            options.faults,
+            options.spec.tree,
+        )
+        drafters.append(kept.get(name) or spec.make(inputs))
+    return drafters

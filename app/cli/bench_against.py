@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
                 **facts,
                 "llama_cpp": against.build,
                 "idle_share": against.idle_share,
-                "rows": [{"work": name, **asdict(row)} for name, row in against.rows().items()],
+                "rows": [{"work": name, **row} for name, row in against.rows().items()],
                 "pairs": {name: list(map(asdict, pairs)) for name, pairs in against.pairs.items()},
                 "acceptance": against.acceptance,
             }

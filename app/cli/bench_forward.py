@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import REPEAT, add_results
@@ -18,7 +17,6 @@ from engine.gguf.model_files import ModelFiles
 from engine.model.info import describe
 
 if TYPE_CHECKING:
-    from engine.experiments.bench.forward import SplitComparison, StepRow
     from engine.model.hybrid import HybridModel
 
 _MOST = 64
@@ -72,7 +70,7 @@ def _splits(args: argparse.Namespace) -> int:
 
     result = bench_splits(model, n_seqs=args.sequences, n_draft=args.draft, rounds=args.repeat)
     ModelFiles(model.files).check()
-    print_report(args, {**facts, **asdict(result)}, _split_lines(facts, result))
+    print_report(args, {**facts, **result}, _split_lines(facts, result))
     return 0
 
 
@@ -90,7 +88,7 @@ def _steps(args: argparse.Namespace) -> int:
     )
     ModelFiles(model.files).check()
     facts |= {"outputs": args.outputs, "batch_invariant": args.batch_invariant}
-    print_report(args, {**facts, "rows": [asdict(row) for row in rows]}, _step_lines(facts, rows))
+    print_report(args, {**facts, "rows": rows}, _step_lines(facts, rows))
     return 0
 
 
@@ -133,30 +131,30 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
     return model, facts
 
 
-def _split_lines(said: dict[str, Any], result: SplitComparison) -> Iterator[str]:
+def _split_lines(said: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     """Both ways of splitting, with the sections of their time, and the ratio."""
     yield (
-        f"{_headline(said)}: {result.n_seqs} sequences x {result.n_tokens} tokens, "
-        f"--rollback {result.rollback}, median of {said['repeat']} rounds"
+        f"{_headline(said)}: {result['n_seqs']} sequences x {result['n_tokens']} tokens, "
+        f"--rollback {result['rollback']}, median of {said['repeat']} rounds"
     )
     yield ""
-    sections = list(next(iter(result.figures.values())).sections)
+    sections = list(next(iter(result["figures"].values()))["sections"])
     cells = "".join(f" {{:>{max(8, len(name))}}}" for name in sections)
     line = _SPLIT + cells
     yield line.format("split", "passes", "ms", "tokens/s", *sections)
-    for mode, figures in result.figures.items():
+    for mode, figures in result["figures"].items():
         yield line.format(
             mode,
-            figures.n_ubatches,
-            f"{figures.ms:.2f}",
-            f"{figures.tokens_per_second:.1f}",
-            *(f"{figures.sections[name]:.2f}" for name in sections),
+            figures["n_ubatches"],
+            f"{figures['ms']:.2f}",
+            f"{figures['tokens_per_second']:.1f}",
+            *(f"{figures['sections'][name]:.2f}" for name in sections),
         )
     yield ""
-    yield f"equal is {result.ratio:.2f} times as fast as seq (median of the rounds' ratios)"
+    yield f"equal is {result['ratio']:.2f} times as fast as seq (median of the rounds' ratios)"
 
 
-def _step_lines(said: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
+def _step_lines(said: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """One line per width; the time in kernels is a part of the median."""
     yield (
         f"{_headline(said)}: after one token, logits of {said['outputs']}, "
@@ -165,13 +163,13 @@ def _step_lines(said: dict[str, Any], rows: Sequence[StepRow]) -> Iterator[str]:
     yield ""
     yield _STEP.format("T", "min ms", "median ms", "in kernels", "tokens/s")
     for row in rows:
-        inside = "" if row.kernels_ms is None else f"{row.kernels_ms:.2f}"
+        inside = "" if row["kernels_ms"] is None else f"{row['kernels_ms']:.2f}"
         yield _STEP.format(
-            row.width,
-            f"{row.min_ms:.2f}",
-            f"{row.median_ms:.2f}",
+            row["width"],
+            f"{row['min_ms']:.2f}",
+            f"{row['median_ms']:.2f}",
             inside,
-            f"{row.tokens_per_second:.1f}",
+            f"{row['tokens_per_second']:.1f}",
         )
 
 

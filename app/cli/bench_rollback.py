@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_threads
@@ -16,9 +15,6 @@ from engine.errors import OptionError
 from engine.option_fields import options_in
 from engine.options import ROLLBACK_POLICIES, RunOptions
 from engine.size_text import size_text
-
-if TYPE_CHECKING:
-    from engine.experiments.bench.rollback import RollbackRow
 
 _MOST_STATES = 64
 _MOST = {"heads": 1024, "dim": 1024, "layers": 1024, "conv_dim": 1 << 18}
@@ -92,14 +88,17 @@ def run(args: argparse.Namespace) -> int:
         "repeat": args.repeat,
     }
     if args.json:
-        print_json({**facts, "rows": [asdict(row) for row in rows]})
+        print_json({**facts, "rows": list(rows)})
     else:
         for line in _lines(facts, rows):
             print_line(line)
     return 0
 
 
-def _lines(said: dict[str, Any], rows: Iterable[RollbackRow]) -> Iterator[str]:
+_SIZES = ("written", "copied", "saved", "restored", "held", "beyond")
+
+
+def _lines(said: dict[str, Any], rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """A heading, then one line per row as soon as it is there, a blank one between widths."""
     yield (
         "{layers} layers of {heads} heads x {dim} x {dim} and a convolution of {conv_dim} channels"
@@ -109,35 +108,21 @@ def _lines(said: dict[str, Any], rows: Iterable[RollbackRow]) -> Iterator[str]:
     ).format(**said)
     yield "min: fastest total; x none: total over none; beyond: held beyond one live state"
     yield ""
-    yield _LINE.format(
-        "T",
-        "kept",
-        "policy",
-        *_PHASES,
-        "min",
-        "x none",
-        "written",
-        "copied",
-        "saved",
-        "restored",
-        "held",
-        "beyond",
-        "error",
-    )
+    yield _LINE.format("T", "kept", "policy", *_PHASES, "min", "x none", *_SIZES, "error")
     width = None
     for row in rows:
-        if width not in (None, row.width):
+        if width not in (None, row["width"]):
             yield ""
-        width = row.width
+        width = row["width"]
         yield _LINE.format(
-            row.width,
-            row.kept,
-            row.policy,
-            *(f"{row.ms[phase]:.2f}" if row.ms[phase] else "-" for phase in _PHASES),
-            f"{row.min_ms:.2f}",
-            f"{row.over_none:.2f}",
-            *map(_mib, (row.written, row.copied, row.saved, row.restored, row.held, row.beyond)),
-            "-" if row.state_nmse is None else f"{row.state_nmse:.0e}",
+            row["width"],
+            row["kept"],
+            row["policy"],
+            *(f"{row['ms'][phase]:.2f}" if row["ms"][phase] else "-" for phase in _PHASES),
+            f"{row['min_ms']:.2f}",
+            f"{row['over_none']:.2f}",
+            *(_mib(row[name]) for name in _SIZES),
+            "-" if row["state_nmse"] is None else f"{row['state_nmse']:.0e}",
         )
 
 

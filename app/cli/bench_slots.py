@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 from app.cli.bench_requests import (
     add_requests,
@@ -18,9 +18,6 @@ from app.cli.bench_requests import (
 from app.cli.option_lines import OptionLines
 from engine.errors import OptionError
 from resources import SUITES
-
-if TYPE_CHECKING:
-    from engine.experiments.bench.request import SlotRow
 
 _MOST = 64
 _USUAL = (1, 4)
@@ -47,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     set_name, prompts, session, configurations = open_bench(args, SUITES)
     from engine.experiments.bench.request import bench_slots
 
-    rows: list[SlotRow] = []
+    rows: list[dict[str, Any]] = []
     n_all = len(configurations) * len(args.slots)
     try:
         for row in bench_slots(
@@ -58,28 +55,28 @@ def run(args: argparse.Namespace) -> int:
             repeats=args.repeat or 1,
         ):
             rows.append(row)
-            progress(len(rows), n_all, f"{row.configuration}, {row.n_slots} slots")
+            progress(len(rows), n_all, f"{row['configuration']}, {row['n_slots']} slots")
     finally:
         if rows:
-            known = {"options": asdict(configurations[-1].options), "rows": list(map(asdict, rows))}
+            known = {"options": asdict(configurations[-1].options), "rows": rows}
             report = report_of("slots", len(rows) == n_all, args, session, set_name, **known)
             deliver(args, report, _lines(rows))
     return 0
 
 
-def _lines(rows: list[SlotRow]) -> Iterator[str]:
+def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield _LINE.format("", "slots", "tokens", "accepted", "tok/s", "seconds", "ratio")
     for row in rows:
-        accepted = "" if row.acceptance is None else f"{row.acceptance:.3f}"
+        accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
         yield _LINE.format(
-            row.configuration,
-            row.n_slots,
-            row.predicted_n,
+            row["configuration"],
+            row["n_slots"],
+            row["predicted_n"],
             accepted,
-            f"{row.tokens_per_second:.1f}",
-            f"{row.wall_s:.2f}",
-            f"{row.ratio:.2f}",
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['wall_s']:.2f}",
+            f"{row['ratio']:.2f}",
         )
     yield ""
     yield "tok/s: of all slots together, after the prompts; seconds: prompts included"

@@ -70,7 +70,7 @@ def test_large_models_are_warm(
     monkeypatch: pytest.MonkeyPatch, n_params: int, n_models: int
 ) -> None:
     warmed: list[object] = []
-    monkeypatch.setattr("engine.session.warm_up", lambda model, is_plain: warmed.append(model))
+    monkeypatch.setattr("engine.warm_up.warm_up", lambda model, is_plain: warmed.append(model))
     monkeypatch.setattr(info, "SMALL_MODEL", n_params)
     path = DATA / "qwen35-a-f32.gguf"
     phases: list[str] = []

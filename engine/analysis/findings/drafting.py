@@ -8,7 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit, observed, rounds_text
+from engine.analysis.findings.run_rows import (
+    Check,
+    ExaminedRun,
+    FoundRows,
+    RuleHit,
+    by_sequence,
+    observed,
+)
 from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import AHEAD, BEHIND, OUT_OF_STEP
 from engine.options import SpecOptions
@@ -37,12 +44,9 @@ def _n_min_never_met(run: ExaminedRun) -> Iterator[RuleHit]:
     if not run.drafts or not n_min:
         return
     for seq, rows in _never_drafted(run):
-        rounds = run.rounds["round"][rows]
-        yield RuleHit(
-            int(rounds[0]),
-            seq,
+        yield FoundRows(run.rounds, seq, rows).hit(
             f"No draft reached n_min = {n_min}: nothing was ever verified.",
-            f"{rounds_text(rounds)}; n_max {run.option('spec', 'n_max')}, p_min "
+            f"n_max {run.option('spec', 'n_max')}, p_min "
             f"{run.option('spec', 'p_min')}, drafters {_names(run)}",
         )
 
@@ -166,15 +170,13 @@ def _acceptance_counting(run: ExaminedRun) -> Iterator[RuleHit]:
     counted &= ~rounds.is_text("rollback_path", "")
     wrong = counted & (emitted - accepted != own)
     wrong |= counted & ~restored & observed(depth) & (drafted - accepted != depth)
-    for seq, rows in rounds.by_sequence(wrong):
-        first = rows[0]
-        of_seq = (rounds["seq_id"] == seq) & run.is_later & observed(accepted)
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
-            f"{accepted[first]} tokens count as accepted in a round that drafted {drafted[first]}, "
-            f"emitted {emitted[first]} and undid {depth[first]}.",
-            f"{rounds_text(rounds['round'][rows])}; predicted - 1 = {emitted[of_seq].sum()}, "
+    for one in by_sequence(rounds, wrong):
+        of_seq = (rounds["seq_id"] == one.seq) & run.is_later & observed(accepted)
+        yield one.hit(
+            f"{one['num_accepted_draft_tokens']} tokens count as accepted in a round that drafted "
+            f"{one['num_draft_tokens']}, emitted {one['num_emitted']} and undid "
+            f"{one['rollback_depth']}.",
+            f"predicted - 1 = {emitted[of_seq].sum()}, "
             f"accepted + rounds = {accepted[of_seq].sum()} + {int(of_seq.sum())}",
         )
 
@@ -209,14 +211,9 @@ def _wrong_pairs(run: ExaminedRun, column: str, mine: np.ndarray, said: str) -> 
     judged = run.is_later & (run.rounds["num_draft_tokens"] > 0)
     accepted = run.rounds["num_accepted_draft_tokens"][judged].sum()
     drafted = run.rounds["num_draft_tokens"][judged].sum()
-    for seq, rows in asked.by_sequence(mine & (asked[column] > 0)):
-        yield RuleHit(
-            int(asked["round"][rows[0]]),
-            seq,
-            said.format(asked[column][rows[0]]),
-            f"{rounds_text(asked['round'][rows])}; {accepted} of {drafted} drafted "
-            "tokens of the run accepted",
-        )
+    for one in by_sequence(asked, mine & (asked[column] > 0)):
+        evidence = f"{accepted} of {drafted} drafted tokens of the run accepted"
+        yield one.hit(said.format(one[column]), evidence)
 
 
 def _out_of_step(run: ExaminedRun, *reasons: str) -> np.ndarray:

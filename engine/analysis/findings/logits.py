@@ -13,6 +13,7 @@ from engine.analysis.findings.run_rows import (
     ExaminedRun,
     LaneErrors,
     RuleHit,
+    by_sequence,
     observed,
     rounds_text,
 )
@@ -105,15 +106,13 @@ def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
     replacement = tokens.is_text("kind", "replacement")
     if (impossible & ~replacement).any():
         return
-    for seq, rows in tokens.by_sequence(impossible):
-        first = rows[0]
-        yield RuleHit(
-            int(tokens["round"][first]),
-            seq,
+    for one in by_sequence(tokens, impossible):
+        n = int((replacement & (tokens["seq_id"] == one.seq)).sum())
+        yield one.hit(
             "The replacement of a rejected token is not the target's choice at its position.",
-            f"{len(rows)} of {int((replacement & (tokens['seq_id'] == seq)).sum())} replacements; "
-            f"at position {tokens['pos'][first]} rank {tokens['target_rank'][first]}, "
-            f"p {tokens['target_p'][first]:.3g}",
+            f"{len(one.at)} of {n} replacements; "
+            f"at position {one['pos']} rank {one['target_rank']}, p {one['target_p']:.3g}",
+            counts=False,
         )
 
 
@@ -125,18 +124,15 @@ def _wrong_token(run: ExaminedRun) -> Iterator[RuleHit]:
     impossible = _impossible(run)
     if not (impossible & ~tokens.is_text("kind", "replacement")).any():
         return
-    for seq, rows in tokens.by_sequence(impossible):
-        first = rows[0]
-        (kind,) = tokens.texts("kind", rows[:1])
+    for one in by_sequence(tokens, impossible):
+        kind = one.text("kind")
         what = "A drafted token was accepted" if kind == "accepted" else "A token was emitted"
-        of_seq = tokens.is_text("kind", *EMITTED_KINDS) & (tokens["seq_id"] == seq)
-        yield RuleHit(
-            int(tokens["round"][first]),
-            seq,
+        of_seq = tokens.is_text("kind", *EMITTED_KINDS) & (tokens["seq_id"] == one.seq)
+        yield one.hit(
             f"{what} that the target cannot have chosen at its position.",
-            f"{len(rows)} of {int(of_seq.sum())} emitted tokens; the first, {kind}, at position "
-            f"{tokens['pos'][first]} with rank {tokens['target_rank'][first]}, "
-            f"p {tokens['target_p'][first]:.3g}",
+            f"{len(one.at)} of {int(of_seq.sum())} emitted tokens; the first, {kind}, at position "
+            f"{one['pos']} with rank {one['target_rank']}, p {one['target_p']:.3g}",
+            counts=False,
         )
 
 
@@ -198,14 +194,11 @@ def _near_ties(run: ExaminedRun) -> Iterator[RuleHit]:
     noise = max(float(lane.divergence["max_abs"].max(initial=0)) for lane in lanes)
     # either of the two logits may have moved by as much
     tie = (rows["top1_equal"] == 0) & (rows["top2_gap"] <= 2 * noise)
-    for seq, chosen in rows.by_sequence(tie):
-        first = chosen[0]
-        yield RuleHit(
-            int(rows["round"][first]),
-            seq,
-            f"The most probable token differs at {len(chosen)} of {rows.n} positions, near ties.",
-            f"{rounds_text(rows['round'][chosen])}; at position {rows['pos'][first]} a gap of "
-            f"{rows['top2_gap'][first]:.1e} between the two best logits, noise moves a logit by "
+    for one in by_sequence(rows, tie):
+        yield one.hit(
+            f"The most probable token differs at {len(one.at)} of {rows.n} positions, near ties.",
+            f"at position {one['pos']} a gap of "
+            f"{one['top2_gap']:.1e} between the two best logits, noise moves a logit by "
             f"up to {noise:.1e}",
         )
 
@@ -262,21 +255,17 @@ def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
     astray = observed(wrong) & (wrong > 0)
     off = astray | (observed(draws) & (draws != 0))
     noted = {note["seq_id"]: note["round"] for note in run.audit_notes}
-    for seq, rows in rounds.by_sequence(off):
-        first = rows[0]
-        if noted.get(seq, _NEVER) <= rounds["round"][first]:
+    for one in by_sequence(rounds, off):
+        if noted.get(one.seq, _NEVER) <= one["round"]:
             continue  # the audit says what it is
-        says = [f"{wrong[first]} tokens that it goes on after are not those of the text"]
-        if not astray[first]:
+        says = [f"{one['sampler_wrong']} tokens that it goes on after are not those of the text"]
+        if not astray[one.at[0]]:
             says = []
-        if observed(draws)[first] and draws[first]:
-            says.append(f"{draws[first]:+} random numbers against one per token")
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
+        if observed(draws)[one.at[0]] and one["sampler_draws"]:
+            says.append(f"{one['sampler_draws']:+} random numbers against one per token")
+        yield one.hit(
             "The state of the sampler is not that of the text: it was not put back at a rollback.",
-            f"{rounds_text(rounds['round'][rows])}; after the first {'; '.join(says)}; depth "
-            f"{rounds['rollback_depth'][first]}",
+            f"after the first {'; '.join(says)}; depth {one['rollback_depth']}",
         )
 
 

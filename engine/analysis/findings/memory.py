@@ -9,8 +9,10 @@ import numpy as np
 from engine.analysis.findings.run_rows import (
     Check,
     ExaminedRun,
+    FoundRows,
     LaneErrors,
     RuleHit,
+    by_sequence,
     observed,
     rounds_text,
 )
@@ -70,50 +72,39 @@ def _recurrent_alone(run: ExaminedRun) -> np.ndarray:
 def _rollback_end(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     cells, state = _ends(run)
-    for seq, rows in rounds.by_sequence((cells == state) & (cells != 0)):
-        first = rows[0]
-        n = int(cells[first])
+    for one in by_sequence(rounds, (cells == state) & (cells != 0)):
+        n = int(cells[one.at[0]])
         kept = "keeps {} beyond" if n > 0 else "takes {} too many:"
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
+        yield one.hit(
             f"The rollback {kept.format('1 token' if abs(n) == 1 else f'{abs(n)} tokens')} the "
             "last accepted one.",
-            f"{rounds_text(rounds['round'][rows])}; pass of {rounds['verify_width'][first]} from "
-            f"position {rounds['pos0'][first]}, {rounds['num_accepted_draft_tokens'][first]} "
-            f"accepted; memory ends at {rounds['attention_pos_max'][first]}, rollback path "
-            f"{rounds.texts('rollback_path', rows[:1])[0]}",
+            f"pass of {one['verify_width']} from "
+            f"position {one['pos0']}, {one['num_accepted_draft_tokens']} "
+            f"accepted; memory ends at {one['attention_pos_max']}, rollback path "
+            f"{one.text('rollback_path')}",
         )
 
 
 def _recurrent_position(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     _, state = _ends(run)
-    for seq, rows in rounds.by_sequence(_recurrent_alone(run)):
-        first = rows[0]
-        n = int(state[first])
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
+    for one in by_sequence(rounds, _recurrent_alone(run)):
+        n = int(state[one.at[0]])
+        yield one.hit(
             f"The recurrent memory counts {abs(n)} {'more' if n > 0 else 'fewer'} than the "
             "accepted tokens, and attention cells do not.",
-            f"{rounds_text(rounds['round'][rows])}; recurrent position "
-            f"{rounds['recurrent_pos_max'][first]}, attention "
-            f"{rounds['attention_pos_max'][first]}, rollback path "
-            f"{rounds.texts('rollback_path', rows[:1])[0]}",
+            f"recurrent position {one['recurrent_pos_max']}, attention "
+            f"{one['attention_pos_max']}, rollback path {one.text('rollback_path')}",
         )
 
 
 def _cache_mismatch(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
-    for seq, rows in rounds.by_sequence(rounds["cache_wrong"] > 0):
-        first = rows[0]
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
-            f"{rounds['cache_wrong'][first]} of the prompt tokens taken from the cache are others "
-            "in memory.",
-            f"the prompt goes on at position {rounds['pos0'][first]}",
+    for one in by_sequence(rounds, rounds["cache_wrong"] > 0):
+        yield one.hit(
+            f"{one['cache_wrong']} of the prompt tokens taken from the cache are others in memory.",
+            f"the prompt goes on at position {one['pos0']}",
+            counts=False,
         )
 
 
@@ -123,14 +114,12 @@ _RISE = 0.05
 
 def _duplicate_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
-    for seq, rows in rounds.by_sequence(rounds["kv_cells_duplicate"] > 0):
-        surplus, path = rounds["kv_cells_duplicate"][rows], rounds.texts("rollback_path", rows[:1])
-        yield RuleHit(
-            int(rounds["round"][rows[0]]),
-            seq,
+    for one in by_sequence(rounds, rounds["kv_cells_duplicate"] > 0):
+        surplus = rounds["kv_cells_duplicate"][one.at]
+        yield one.hit(
             f"Attention holds up to {surplus.max()} cells beyond one per position.",
-            f"{rounds_text(rounds['round'][rows])}; {surplus[0]} at first, after the rollback "
-            f"path {path[0]}; {rounds['kv_cells_used'][rows[-1]]} cells used at the end",
+            f"{surplus[0]} at first, after the rollback path {one.text('rollback_path')}; "
+            f"{rounds['kv_cells_used'][one.at[-1]]} cells used at the end",
         )
 
 
@@ -142,15 +131,11 @@ def _missing_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
     lacking = last + 1 + duplicate - used
     # a position that the recurrent memory alone counts has no cell, and needs none
     known &= ~_recurrent_alone(run)
-    for seq, rows in rounds.by_sequence(known & (lacking > 0)):
-        first = rows[0]
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
-            f"Attention lacks {lacking[first]} of {last[first] + 1} positions.",
-            f"{rounds_text(rounds['round'][rows])}; {used[first]} cells used up to position "
-            f"{rounds['attention_pos_max'][first]}, rollback path "
-            f"{rounds.texts('rollback_path', rows[:1])[0]}",
+    for one in by_sequence(rounds, known & (lacking > 0)):
+        yield one.hit(
+            f"Attention lacks {lacking[one.at[0]]} of {last[one.at[0]] + 1} positions.",
+            f"{one['kv_cells_used']} cells used up to position "
+            f"{one['attention_pos_max']}, rollback path {one.text('rollback_path')}",
         )
 
 
@@ -161,14 +146,12 @@ def _attention_ahead(run: ExaminedRun) -> Iterator[RuleHit]:
     # next to duplicates it is the same fault, which has its own name
     alone = both & (attention > recurrent) & ~(rounds["kv_cells_duplicate"] > 0)
     alone &= ~_recurrent_alone(run)
-    for seq, rows in rounds.by_sequence(alone):
-        ahead = attention[rows] - recurrent[rows]
-        yield RuleHit(
-            int(rounds["round"][rows[0]]),
-            seq,
-            f"Attention cells reach {ahead.max()} positions beyond the recurrent state.",
-            f"{rounds_text(rounds['round'][rows])}; attention at {attention[rows[0]]}, "
-            f"recurrent state at {recurrent[rows[0]]}",
+    for one in by_sequence(rounds, alone):
+        ahead = (attention - recurrent)[one.at].max()
+        yield one.hit(
+            f"Attention cells reach {ahead} positions beyond the recurrent state.",
+            f"attention at {one['attention_pos_max']}, recurrent state at "
+            f"{one['recurrent_pos_max']}",
         )
 
 
@@ -222,28 +205,22 @@ def _not_consumed(run: ExaminedRun) -> np.ndarray:
 
 def _pending_not_consumed(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
-    for seq, rows in rounds.by_sequence(_not_consumed(run)):
-        first = rows[0]
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
-            f"The pass read the state of {_tokens(rounds['rs_idx_before'][first])} ago, and that "
+    for one in by_sequence(rounds, _not_consumed(run)):
+        yield one.hit(
+            f"The pass read the state of {_tokens(one['rs_idx_before'])} ago, and that "
             "rollback is still pending after it.",
-            f"{rounds_text(rounds['round'][rows])}; {_tokens(rounds['memory_rollback'][first])} "
-            f"undone, pending are {rounds['rs_idx_after'][first]}" + _state_error(run, seq, first),
+            f"{_tokens(one['memory_rollback'])} undone, pending are {one['rs_idx_after']}",
+            _state_error(run, one),
         )
 
 
 def _plane_off_by_one(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
-    for seq, rows in rounds.by_sequence(_wrong_index(run) & ~_not_consumed(run)):
-        first = rows[0]
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
-            f"After a rollback of {_tokens(rounds['memory_rollback'][first])} the next batch "
-            f"reads the state of {_tokens(rounds['rs_idx_after'][first])} ago.",
-            rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
+    for one in by_sequence(rounds, _wrong_index(run) & ~_not_consumed(run)):
+        yield one.hit(
+            f"After a rollback of {_tokens(one['memory_rollback'])} the next batch "
+            f"reads the state of {_tokens(one['rs_idx_after'])} ago.",
+            _state_error(run, one),
         )
 
 
@@ -255,33 +232,26 @@ def _stale_plane(run: ExaminedRun) -> Iterator[RuleHit]:
     at = places_of(round_keys(memory)[pending], round_keys(rounds))
     age, depth = memory["age"][pending][at], rounds["memory_rollback"]
     stale = _partial(run) & ~_wrong_index(run) & (at >= 0) & (age != depth)
-    for seq, rows in rounds.by_sequence(stale):
-        first = rows[0]
-        found = "of rejected tokens or another sequence"
-        if observed(age[first]):
-            found = f"of {_tokens(age[first])} ago"
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
-            f"A rollback of {_tokens(depth[first])} was accepted, but its plane holds a state "
-            f"{found}.",
-            f"{rounds_text(rounds['round'][rows])}; verify width "
-            f"{rounds['verify_width'][first]}, n_rs_seq {rounds['n_rs_seq'][first]}"
-            + _state_error(run, seq, first),
+    for one in by_sequence(rounds, stale):
+        whose = "of rejected tokens or another sequence"
+        if observed(age[one.at[0]]):
+            whose = f"of {_tokens(age[one.at[0]])} ago"
+        yield one.hit(
+            f"A rollback of {_tokens(one['memory_rollback'])} was accepted, but its plane holds a "
+            f"state {whose}.",
+            f"verify width {one['verify_width']}, n_rs_seq {one['n_rs_seq']}",
+            _state_error(run, one),
         )
 
 
 def _depth_beyond_truth(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
     depth, valid = rounds["memory_rollback"], rounds["valid_depth"]
-    for seq, rows in rounds.by_sequence(_partial(run) & observed(valid) & (depth > valid)):
-        first = rows[0]
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
-            f"A rollback of {_tokens(depth[first])} was accepted where {valid[first]} is the "
-            "truthful depth.",
-            rounds_text(rounds["round"][rows]) + _state_error(run, seq, first),
+    for one in by_sequence(rounds, _partial(run) & observed(valid) & (depth > valid)):
+        yield one.hit(
+            f"A rollback of {_tokens(one['memory_rollback'])} was accepted where "
+            f"{one['valid_depth']} is the truthful depth.",
+            _state_error(run, one),
         )
 
 
@@ -296,29 +266,27 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
     wrong &= np.isin(round_keys(rows), undone)
     # in a model whose layers keep windows alone, these are wrong whatever else is
     named = [hit for check in (_plane_off_by_one, _stale_plane) for hit in check(run)]
-    for seq, chosen in rows.by_sequence(wrong):
-        first = chosen[0]
-        number = rows["round"][first]
-        before = (rows["seq_id"] == seq) & (rows["round"] <= number)
+    for one in by_sequence(rows, wrong):
+        number = one["round"]
+        before = (rows["seq_id"] == one.seq) & (rows["round"] <= number)
         if (rows["cells_differ"][before] > 0).any():
             continue
-        if any(hit.seq_id == seq and (hit.round or 0) <= number for hit in named):
+        if any(hit.seq_id == one.seq and (hit.round or 0) <= number for hit in named):
             continue
-        origins = [r for r in run.state_origins if (r.seq_id, r.round) == (seq, number)]
+        origins = [r for r in run.state_origins if (r.seq_id, r.round) == (one.seq, number)]
         if origins and all(r.kind != "rejected" for r in origins):
             continue  # it is of other tokens
-        has_state = not np.isnan(rows["state_error"][first])
+        has_state = not np.isnan(one["state_error"])
         # later on everything that is computed from a wrong window is wrong as well
-        if errors.first_wrong(seq) == first:
-            yield RuleHit(
-                int(rows["round"][first]),
-                seq,
+        if errors.first_wrong(one.seq) == one.at[0]:
+            yield one.hit(
                 "The convolution window is wrong after a rollback that left the state right."
                 if has_state
                 else "The window is wrong after a rollback.",
-                f"relative error {rows['conv_error'][first]:.2g} of the window"
-                + (f", {rows['state_error'][first]:.2g} of the state; " if has_state else "; ")
-                + rounds_text(rows["round"][chosen]),
+                f"relative error {one['conv_error']:.2g} of the window"
+                + (f", {one['state_error']:.2g} of the state; " if has_state else "; ")
+                + rounds_text(rows["round"][one.at]),
+                counts=False,
             )
 
 
@@ -328,25 +296,18 @@ def _replay_disagrees(run: ExaminedRun) -> Iterator[RuleHit]:
         twice = rows[rounds["replay_index"][rows] > 1]
         if len(twice) < _MIN_REPLAYS or len(twice) < _MANY_REPLAYS * len(rows):
             continue
-        yield RuleHit(
-            int(rounds["round"][twice[0]]),
-            seq,
+        yield FoundRows(rounds, seq, twice).hit(
             f"{len(twice)} of {len(rows)} replays did not choose the accepted tokens again.",
-            f"{rounds_text(rounds['round'][twice])}; up to "
-            f"{rounds['replay_index'][twice].max()} restores in a round",
+            f"up to {rounds['replay_index'][twice].max()} restores in a round",
         )
 
 
 def _replay_livelock(run: ExaminedRun) -> Iterator[RuleHit]:
     rounds = run.rounds
-    for seq, rows in rounds.by_sequence(rounds["replay_index"] > MAX_REPLAYS):
-        first = rows[0]
-        yield RuleHit(
-            int(rounds["round"][first]),
-            seq,
+    for one in by_sequence(rounds, rounds["replay_index"] > MAX_REPLAYS):
+        yield one.hit(
             f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
-            f"{rounds_text(rounds['round'][rows])}; position {rounds['pos0'][first]}, "
-            f"{rounds['replay_index'][first]} restores",
+            f"position {one['pos0']}, {one['replay_index']} restores",
         )
 
 
@@ -354,12 +315,12 @@ def _tokens(n: int) -> str:
     return "1 token" if n == 1 else f"{n} tokens"
 
 
-def _state_error(run: ExaminedRun, seq: int, row: int) -> str:
-    """Words on the state's error after a row of rounds; empty where no lane measured it."""
+def _state_error(run: ExaminedRun, one: FoundRows) -> str:
+    """Words on the state's error after the first row of rounds; empty where no lane measured it."""
     rows = run.divergence
-    here = (rows["round"] == run.rounds["round"][row]) & (rows["seq_id"] == seq)
+    here = (rows["round"] == one["round"]) & (rows["seq_id"] == one.seq)
     errors = rows["state_error"][here & ~np.isnan(rows["state_error"])]
-    return f"; relative error of the state {errors[-1]:.2g}" if errors.size else ""
+    return f"relative error of the state {errors[-1]:.2g}" if errors.size else ""
 
 
 _REFUSED, _FULL = "RollbackRefusedError", "ContextFullError"

@@ -258,6 +258,33 @@ class RuleHit:
     suggestion: str = ""
 
 
+class FoundRows:
+    """Rows of one sequence in which a rule's condition holds: their indices `at`; [NAME]: a column
+    of the first of them."""
+
+    def __init__(self, rows: RunColumns, seq: int, at: np.ndarray) -> None:
+        self._rows, self.seq, self.at = rows, seq, at
+
+    def __getitem__(self, name: str) -> Any:
+        return self._rows[name][self.at[0]]
+
+    def text(self, name: str) -> str:
+        """A text column of the first of them."""
+        return self._rows.texts(name, self.at[:1])[0]
+
+    def hit(self, message: str, *evidence: str, counts: bool = True) -> RuleHit:
+        """A hit in the round of the first; the evidence begins with the rounds of all, if
+        counts."""
+        rounds = rounds_text(self._rows["round"][self.at]) if counts else ""
+        said = "; ".join(filter(None, (rounds, *evidence)))
+        return RuleHit(int(self["round"]), self.seq, message, said)
+
+
+def by_sequence(rows: RunColumns, chosen: np.ndarray) -> Iterator[FoundRows]:
+    """The chosen rows (bool [n]) by sequence."""
+    return (FoundRows(rows, seq, at) for seq, at in rows.by_sequence(chosen))
+
+
 CACHE, PASS, LOGITS, TOKENS, SAMPLER, MEMORY, DRAFTS, ACCEPTANCE = PARTS = (
     "cache",
     "pass",

@@ -47,20 +47,6 @@ class Pair:
     idle_share: float
 
 
-@dataclass(frozen=True, slots=True)
-class PairedRatio:
-    """theirs, ours: medians, tokens per second. ratio: the median of the pairs' ratios, ours over
-    theirs; low, high: the smallest and the largest of them. p: of the sign test."""
-
-    theirs: float
-    ours: float
-    ratio: float
-    low: float
-    high: float
-    p: float
-    n_pairs: int
-
-
 def take_turns(
     number: int, theirs: Callable[[], _T], ours: Callable[[], _U]
 ) -> tuple[_T, _U, float]:
@@ -80,19 +66,21 @@ def _waiting(theirs: Callable[[], _T]) -> tuple[_T, float]:
     return result, (process_time() - used) / (perf_counter() - start)
 
 
-def paired_ratio(pairs: Sequence[Pair]) -> PairedRatio:
-    """What at least one pair comes to."""
+def paired_ratio(pairs: Sequence[Pair]) -> dict[str, float]:
+    """What at least one pair comes to. theirs, ours: medians, tokens per second. ratio: the median
+    of the pairs' ratios, ours over theirs; low, high: the smallest and the largest of them. p: of
+    the sign test; n_pairs."""
     ratios = [pair.ours / pair.theirs for pair in pairs]
     wins, n = sum(ratio > 1 for ratio in ratios), sum(ratio != 1 for ratio in ratios)
-    return PairedRatio(
-        median(pair.theirs for pair in pairs),
-        median(pair.ours for pair in pairs),
-        median(ratios),
-        min(ratios),
-        max(ratios),
-        sign_test(wins, n),
-        len(pairs),
-    )
+    return {
+        "theirs": median(pair.theirs for pair in pairs),
+        "ours": median(pair.ours for pair in pairs),
+        "ratio": median(ratios),
+        "low": min(ratios),
+        "high": max(ratios),
+        "p": sign_test(wins, n),
+        "n_pairs": len(pairs),
+    }
 
 
 SPECULATIVE = "draft-mtp"
@@ -129,11 +117,11 @@ class Against:
         self.acceptance: list[tuple[float, float]] = []
         self.build = ""
 
-    def rows(self) -> dict[str, PairedRatio]:
+    def rows(self) -> dict[str, dict[str, float]]:
         """Every work's ratios, and BETTER once there are figures of speculation."""
         found = {name: paired_ratio(pairs) for name, pairs in self.pairs.items()}
         if SPECULATIVE in found:
-            theirs = found[PLAIN].theirs
+            theirs = found[PLAIN]["theirs"]
             found[BETTER] = paired_ratio(
                 [
                     Pair(max(pair.theirs, theirs), pair.ours, pair.idle_share)

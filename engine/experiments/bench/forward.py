@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from inspect import isfunction, ismethod
 from statistics import median
@@ -205,21 +204,6 @@ def bench_recording(
 _WARM_UP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """Steps of `width` tokens: fastest and median time, tokens per second at the median.
-
-    kernels_ms: the median of the part of each that compiled kernels took; None on other devices
-    and where kernels are not compiled.
-    """
-
-    width: int
-    min_ms: float
-    median_ms: float
-    tokens_per_second: float
-    kernels_ms: float | None
-
-
 @torch.inference_mode()
 def bench_steps(
     model: HybridModel,
@@ -228,10 +212,12 @@ def bench_steps(
     repeats: int = 7,
     outputs: str = "last",
     batch_invariant: bool = False,
-) -> list[StepRow]:
+) -> list[dict[str, Any]]:
     """Time one sequence's step of every width; the widths take turns in each repetition.
 
     outputs: rows whose logits are computed, "last" or "all". batch_invariant: as in RunOptions.
+    Of each width: width, min_ms and median_ms, tokens_per_second at the median, and kernels_ms, the
+    median of the part that compiled kernels took; None where these are not compiled.
     """
     memory = HybridMemory.for_model(
         model.config, 1, max(widths) + 1, model.device, batch_invariant=batch_invariant
@@ -270,53 +256,30 @@ def _watch(device: torch.device) -> Callable[[], KernelClock | None]:
     return KernelClock
 
 
-def _row(width: int, steps: Sequence[tuple[float, float | None]]) -> StepRow:
+def _row(width: int, steps: Sequence[tuple[float, float | None]]) -> dict[str, Any]:
     """steps: milliseconds of each, and of the kernels in it."""
     middle = median(ms for ms, _ in steps)
     inside = [ms for _, ms in steps if ms is not None]
-    return StepRow(
-        width,
-        min(ms for ms, _ in steps),
-        middle,
-        1000 * width / middle,
-        median(inside) if inside else None,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SplitFigures:
-    """One way of splitting. ms and tokens_per_second: of the median round, all sequences
-    together. n_ubatches: forward passes per round. sections: where the median round's time went,
-    ms per engine.experiments.bench.forward.MODEL_SECTIONS."""
-
-    ms: float
-    tokens_per_second: float
-    n_ubatches: int
-    sections: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class SplitComparison:
-    """Figures of both ways, "equal" and "seq", for n_seqs sequences of n_tokens tokens each.
-
-    rollback: the policy. ratio: speed of "equal" over "seq", median of the rounds' ratios.
-    """
-
-    n_seqs: int
-    n_tokens: int
-    rollback: str
-    figures: dict[str, SplitFigures]
-    ratio: float
+    return {
+        "width": width,
+        "min_ms": min(ms for ms, _ in steps),
+        "median_ms": middle,
+        "tokens_per_second": 1000 * width / middle,
+        "kernels_ms": median(inside) if inside else None,
+    }
 
 
 @torch.inference_mode()
 def bench_splits(
     model: HybridModel, *, n_seqs: int = 5, n_draft: int = 3, rounds: int = 11
-) -> SplitComparison:
+) -> dict[str, Any]:
     """Decode verify batches, n_draft + 1 random tokens per sequence, all of them accepted.
 
     Both ways decode the same tokens, each with a memory of its own, and take turns in every
-    round; which one is first alternates.
+    round; which one is first alternates. Returns n_seqs, n_tokens of each, rollback (the policy),
+    figures by way and ratio: speed of "equal" over "seq", median of the rounds' ratios. Figures:
+    ms and tokens_per_second of the median round, all sequences together, n_ubatches of a round, and
+    sections: where that time went, ms per MODEL_SECTIONS.
     """
     options = RunOptions()
     n_tokens = n_draft + 1
@@ -353,7 +316,13 @@ def bench_splits(
         for mode in SPLITS
     }
     ratios = [seq / equal for seq, equal in zip(totals["seq"], totals["equal"], strict=True)]
-    return SplitComparison(n_seqs, n_tokens, options.rollback, figures, median(ratios))
+    return {
+        "n_seqs": n_seqs,
+        "n_tokens": n_tokens,
+        "rollback": options.rollback,
+        "figures": figures,
+        "ratio": median(ratios),
+    }
 
 
 def _decode(model: HybridModel, memory: HybridMemory, spans: Sequence[Span], mode: str) -> int:
@@ -363,8 +332,9 @@ def _decode(model: HybridModel, memory: HybridMemory, spans: Sequence[Span], mod
     return len(ubatches)
 
 
-def _figures(taken: list[dict[str, float]], n_tokens: int, n_ubatches: int) -> SplitFigures:
+def _figures(taken: list[dict[str, float]], n_tokens: int, n_ubatches: int) -> dict[str, Any]:
     in_order = sorted(taken, key=lambda ms: sum(ms.values()))
     sections = in_order[len(in_order) // 2]
     ms = sum(sections.values())
-    return SplitFigures(ms, 1000 * n_tokens / ms, n_ubatches, sections)
+    speed = 1000 * n_tokens / ms
+    return {"ms": ms, "tokens_per_second": speed, "n_ubatches": n_ubatches, "sections": sections}

@@ -203,25 +203,6 @@ def run_to_end(run: Run) -> float:
     return wall_s
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRow:
-    """Runs with `n_slots` slots, one request each.
-
-    predicted_n: tokens emitted by all of them. tokens_per_second: aggregate, from the first token
-    on (medians over the repetitions, as wall_s, which counts the prompts too). ratio: of
-    tokens_per_second over that of the configuration's first row. acceptance: accepted share of
-    the drafted tokens, None without drafts.
-    """
-
-    configuration: str
-    n_slots: int
-    predicted_n: int
-    tokens_per_second: float
-    wall_s: float
-    acceptance: float | None
-    ratio: float
-
-
 def bench_slots(
     session: Session,
     prompts: Sequence[Prompt],
@@ -229,35 +210,41 @@ def bench_slots(
     counts: Sequence[int],
     *,
     repeats: int = 1,
-) -> Iterator[SlotRow]:
+) -> Iterator[dict[str, Any]]:
     """Every configuration with each number of slots; slot i decodes prompt i, from the
     start again where there are fewer. The counts of a configuration take turns in each repetition.
 
     Raises what Session.start raises.
+
+    Of each: configuration; n_slots, one request each; predicted_n, tokens emitted by all of them;
+    tokens_per_second: aggregate, from the first token on (medians over the repetitions, as wall_s,
+    which counts the prompts too); acceptance: accepted share of the drafted tokens, None without
+    drafts; ratio: of tokens_per_second over that of the configuration's first row.
     """
     for configuration in configurations:
-        runs: dict[int, list[SlotRow]] = {n: [] for n in counts}
+        runs: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}
         for _ in range(repeats):
             for n, done in runs.items():
                 mine = [prompts[i % len(prompts)] for i in range(n)]
                 done.append(_run(session, mine, configuration))
         first = 0.0
         for done in runs.values():
-            speed = median(run.tokens_per_second for run in done)
+            speed = median(run["tokens_per_second"] for run in done)
             first = first or speed
-            wall_s = median(run.wall_s for run in done)
-            yield replace(done[0], tokens_per_second=speed, wall_s=wall_s, ratio=speed / first)
+            wall_s = median(run["wall_s"] for run in done)
+            yield done[0] | {"tokens_per_second": speed, "wall_s": wall_s, "ratio": speed / first}
 
 
-def _run(session: Session, prompts: Sequence[Prompt], configuration: Configuration) -> SlotRow:
+def _run(
+    session: Session, prompts: Sequence[Prompt], configuration: Configuration
+) -> dict[str, Any]:
     """One run, its ratio not known yet."""
     _, figures = measured(session, prompts, replace(configuration.options, parallel=len(prompts)))
-    return SlotRow(
-        configuration.name,
-        len(prompts),
-        figures["predicted_n"],
-        figures["predicted_per_second"],
-        figures["wall_s"],
-        figures["draft_acceptance_rate"] if figures["draft_n"] else None,
-        0.0,
-    )
+    return {
+        "configuration": configuration.name,
+        "n_slots": len(prompts),
+        "predicted_n": figures["predicted_n"],
+        "tokens_per_second": figures["predicted_per_second"],
+        "wall_s": figures["wall_s"],
+        "acceptance": figures["draft_acceptance_rate"] if figures["draft_n"] else None,
+    }

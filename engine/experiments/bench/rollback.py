@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,34 +34,6 @@ NO_ROLLBACK = "none"
 
 ROLLBACK_PHASES = ("save", "verify", "rollback", "restore", "replay")
 _WARM_UP = 2
-
-
-@dataclass(frozen=True, slots=True)
-class RollbackRow:
-    """One policy at one width, medians over the repetitions.
-
-    width: tokens of a ubatch. kept: how many of them stay. ms: time of each phase and of all
-    together, as "total". min_ms: the fastest total. over_none: total over that of NO_ROLLBACK in
-    the same repetition. written, copied, saved, restored: bytes per round
-    (engine.memory.recurrent.RecurrentTraffic). held: bytes of storage and of the checkpoint.
-    beyond: those bytes without one live state, which is what being able to roll back takes.
-    state_nmse: error of the state and window that the rounds left in one layer against decoding
-    only the kept tokens, None where all are kept.
-    """
-
-    policy: str
-    width: int
-    kept: int
-    ms: dict[str, float]
-    min_ms: float
-    over_none: float
-    written: int
-    copied: int
-    saved: int
-    restored: int
-    held: int
-    beyond: int
-    state_nmse: float | None
 
 
 def bench_layout(n_heads: int, d_state: int, n_layers: int, conv_dim: int) -> RecurrentLayout:
@@ -85,11 +58,19 @@ def bench_rollback(
     keep: int | None = None,
     n_rs_seq: int | None = None,
     repeats: int = 7,
-) -> Iterator[RollbackRow]:
+) -> Iterator[dict[str, Any]]:
     """Rows by width, NO_ROLLBACK first, then the policies (keys of POLICIES) in their order.
 
     keep: tokens that stay of every ubatch, None = half of them, rounded down, at least one.
     n_rs_seq: snapshots beyond the live state, None = one for each token that could be rejected.
+
+    A row is one policy at one width, medians over the repetitions: policy; width: tokens of a
+    ubatch, of which `kept` stay; ms: time of each phase and of all together, as "total"; min_ms:
+    the fastest total; over_none: total over that of NO_ROLLBACK in the same repetition; written,
+    copied, saved, restored: bytes per round (engine.memory.recurrent.RecurrentTraffic); held: bytes
+    of storage and of the checkpoint; beyond: those bytes without one live state, which is what
+    being able to roll back takes; state_nmse: error of the state and window that the rounds left in
+    one layer against decoding only the kept tokens, None where all are kept.
     """
     for width in widths:
         kept = min(width, max(1, width // 2) if keep is None else keep)
@@ -196,7 +177,7 @@ class _Runner:
         moved = zip(astuple(memory.traffic), astuple(before), strict=True)
         self._traffic.append(RecurrentTraffic(*(now - then for now, then in moved)))
 
-    def row(self, baseline: _Runner, truth: dict[StateKey, torch.Tensor]) -> RollbackRow:
+    def row(self, baseline: _Runner, truth: dict[StateKey, torch.Tensor]) -> dict[str, Any]:
         """Medians of the rounds after the warm-up. truth: the states to compare with, by key."""
         times = self._times[_WARM_UP:]
         ratios = [
@@ -204,30 +185,25 @@ class _Runner:
             for own, other in zip(times, baseline._times[_WARM_UP:], strict=True)
         ]
         traffic = [astuple(moved) for moved in self._traffic[_WARM_UP:]]
-        written, copied, saved, restored = (
-            int(median(column)) for column in zip(*traffic, strict=True)
-        )
+        moved = [int(median(column)) for column in zip(*traffic, strict=True)]
         nmse = None
         if self is not baseline:
             live = self._memory.live(0)
             nmse = max(_nmse(live[key], true) for key, true in truth.items())
         held = self._memory.n_bytes()
         held += self._checkpoint.n_bytes if self._checkpoint else 0
-        return RollbackRow(
-            self.label,
-            self._width,
-            self._kept,
-            {phase: median(ms[phase] for ms in times) for phase in (*ROLLBACK_PHASES, "total")},
-            min(ms["total"] for ms in times),
-            median(ratios),
-            written,
-            copied,
-            saved,
-            restored,
-            held,
-            held - self._memory.layout.n_bytes,
-            nmse,
-        )
+        return {
+            "policy": self.label,
+            "width": self._width,
+            "kept": self._kept,
+            "ms": {p: median(ms[p] for ms in times) for p in (*ROLLBACK_PHASES, "total")},
+            "min_ms": min(ms["total"] for ms in times),
+            "over_none": median(ratios),
+            **dict(zip(("written", "copied", "saved", "restored"), moved, strict=True)),
+            "held": held,
+            "beyond": held - self._memory.layout.n_bytes,
+            "state_nmse": nmse,
+        }
 
     def _decode(self, ubatch: UBatch) -> None:
         self._memory.begin(ubatch)

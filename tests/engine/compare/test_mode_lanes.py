@@ -115,7 +115,7 @@ def test_a_lane_with_ubatches_of_its_own_has_noise_with_the_same_ones() -> None:
 
 def test_one_set_of_weights_per_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     opened, asked = Session.open(DATA / f"{MTP}.gguf", compute="int8"), []
-    monkeypatch.setattr("engine.session.load_model", _counting(asked))
+    monkeypatch.setattr("engine.warm_up.load_model", _counting(asked))
     lanes = specs("ring,compute=f32", "planes,compute=f32", "ring")
     comparison = Comparison(opened, prompt_of(MTP), options_of(4, "draft-mtp"), lanes)
     assert asked == ["f32"]

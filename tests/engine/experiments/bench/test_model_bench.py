@@ -97,14 +97,14 @@ def test_splits_decode_the_same_tokens_in_one_pass_and_in_one_per_sequence(
 
     monkeypatch.setattr(model, "forward", spy)
     result = bench_splits(model, n_seqs=3, n_draft=2, rounds=2)
-    assert (result.n_seqs, result.n_tokens) == (3, 3)
-    assert result.figures["equal"].n_ubatches == 1
-    assert result.figures["seq"].n_ubatches == 3
-    for figures in result.figures.values():
-        assert list(figures.sections) == list(MODEL_SECTIONS)
-        assert sum(figures.sections.values()) == pytest.approx(figures.ms)
-        assert figures.tokens_per_second == pytest.approx(9000 / figures.ms)
-    assert result.ratio > 0
+    assert (result["n_seqs"], result["n_tokens"]) == (3, 3)
+    assert result["figures"]["equal"]["n_ubatches"] == 1
+    assert result["figures"]["seq"]["n_ubatches"] == 3
+    for figures in result["figures"].values():
+        assert list(figures["sections"]) == list(MODEL_SECTIONS)
+        assert sum(figures["sections"].values()) == pytest.approx(figures["ms"])
+        assert figures["tokens_per_second"] == pytest.approx(9000 / figures["ms"])
+    assert result["ratio"] > 0
     together = [logits for seqs, logits in passes if seqs == (0, 1, 2)]
     alone = [[logits for seqs, logits in passes if seqs == (seq,)] for seq in range(3)]
     assert len(together) == 4  # two rounds and as many to warm up
@@ -130,10 +130,10 @@ def test_steps_have_every_width_once(monkeypatch: pytest.MonkeyPatch, outputs: s
 
     monkeypatch.setattr(model, "forward", spy)
     rows = bench_steps(model, (1, 7, 64), repeats=2, outputs=outputs)
-    assert [row.width for row in rows] == [1, 7, 64]
+    assert [row["width"] for row in rows] == [1, 7, 64]
     assert shapes == {(1, n, n if outputs == "all" else 1) for n in (1, 7, 64)}
     for row in rows:
-        assert 0 < row.min_ms <= row.median_ms
-        assert row.tokens_per_second == pytest.approx(1000 * row.width / row.median_ms)
-        assert (row.kernels_ms is not None) == uses_llvm()
-        assert row.kernels_ms is None or 0 < row.kernels_ms <= row.median_ms
+        assert 0 < row["min_ms"] <= row["median_ms"]
+        assert row["tokens_per_second"] == pytest.approx(1000 * row["width"] / row["median_ms"])
+        assert (row["kernels_ms"] is not None) == uses_llvm()
+        assert row["kernels_ms"] is None or 0 < row["kernels_ms"] <= row["median_ms"]
