@@ -8,8 +8,8 @@ from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
 from engine.experiments.random_models.quant_mixes import QUANTS
-from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_file import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.size_text import size_text
 

@@ -20,7 +20,7 @@ from engine.errors import OptionError
 from resources import CONVERSATIONS
 
 if TYPE_CHECKING:
-    from engine.experiments.bench.workload import Workload
+    from engine.experiments.bench.request import Workload
 
 _LINE = "{:<12} {:>7} {:>7} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>6} {:>7}"
 _HEADS = "turn prompt cached processed tokens drafts drafted accepted rejected restores dupl. tok/s"
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")
     from engine.decode.held_sequences import PromptCache
-    from engine.experiments.bench.workload import Workload
+    from engine.experiments.bench.request import Workload
 
     conversations = [
         Workload(
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(one: Workload, plain: Workload) -> dict[str, Any]:
-    from engine.experiments.bench.workload import turn_counters, turn_totals
+    from engine.experiments.bench.request import turn_counters, turn_totals
 
     turns = [turn_counters(turn) for turn in one.done]
     pairs = zip(one.done, plain.done, strict=False)

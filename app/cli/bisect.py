@@ -20,8 +20,8 @@ from engine.experiments.bisect import progress_file
 from engine.files import write_text
 
 if TYPE_CHECKING:
+    from engine.experiments.bisect.builds import Judge
     from engine.experiments.bisect.history import Revision
-    from engine.experiments.bisect.judge import Judge
     from engine.experiments.bisect.search import Search
 
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             "Give --repo, --good and --bad together; --builds has its ends itself.",
         )
     model = target_path(args) if args.judge_command is None else None
-    from engine.experiments.bisect import report
+    from engine.experiments.bisect import search as report
 
     search, folder = _search(args, model)
     with _only_one(folder):
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _begin(search: Search, revision: Revision | None) -> None:
     """Say what is done next, here and to windows."""
-    from engine.experiments.bisect import report
+    from engine.experiments.bisect import search as report
 
     now = f"{revision.name} is built and judged" if revision else ""
     if now and is_terminal(sys.stderr):
@@ -170,7 +170,7 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
 
 def _judge(args: argparse.Namespace, model: Path | None, folder: Path) -> tuple[Judge, str]:
     """The judge, and what its verdicts depend on."""
-    from engine.experiments.bisect.judge import judge_command, judge_of, request_words
+    from engine.experiments.bisect.builds import judge_command, judge_of, request_words
 
     if model is None:
         command = _words(args.judge_command, "--judge-command")

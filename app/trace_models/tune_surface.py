@@ -13,9 +13,8 @@ from PySide6.QtGui import QColor
 
 from app.looks.theme import Theme
 from app.trace_models.number_text import significant
-from engine.analysis.baseline import speed
-from engine.analysis.what_if.costs import LEAST_TIMES, RoundCosts
-from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.run_cost import speed
+from engine.analysis.what_if.recorded import LEAST_TIMES, RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
 from engine.analysis.what_if.surface import ASSUMPTIONS, Surface, gain, surface
 from engine.trace.run_ref import RunRef

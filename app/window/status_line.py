@@ -13,7 +13,7 @@ from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
 from app.widgets.build import made
-from engine.analysis.baseline import PlainRatio
+from engine.analysis.run_cost import PlainRatio
 from engine.size_text import size_text
 
 _CHIPS = {

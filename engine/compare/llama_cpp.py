@@ -17,8 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.compare.llama_api import GET_NEXTN, SET_NEXTN, CommandError, EvalCallback, LlamaApi
-from engine.compare.llama_wire import Value, WireError, read_frame, write_frame
+from engine.compare.llama_api import (
+    GET_NEXTN,
+    SET_NEXTN,
+    CommandError,
+    EvalCallback,
+    LlamaApi,
+    Value,
+    WireError,
+    read_frame,
+    write_frame,
+)
 from engine.errors import DraftscopeError, OptionError
 
 WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2

@@ -19,10 +19,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from engine.compare.llama_api import CommandError
-from engine.compare.llama_cpp import NODE, TokenSpan
-from engine.compare.llama_library import environment, find_build, how_it_ended, start_words
-from engine.compare.llama_wire import (
+from engine.compare.llama_api import (
+    CommandError,
     Transcript,
     Value,
     WireError,
@@ -30,6 +28,8 @@ from engine.compare.llama_wire import (
     transcript,
     write_frame,
 )
+from engine.compare.llama_cpp import NODE, TokenSpan
+from engine.compare.llama_library import environment, find_build, how_it_ended, start_words
 from engine.errors import (
     ContextFullError,
     DraftscopeError,

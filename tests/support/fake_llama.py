@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from engine.batch import Span, UBatch
+from engine.compare.llama_api import Value
 from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, LlamaCommands
 from engine.compare.llama_process import LlamaEngine
-from engine.compare.llama_wire import Value
 from engine.compare.memory_script_parser import read_script
 from engine.compare.state_blob import decode_state
 from engine.memory.hybrid import HybridMemory

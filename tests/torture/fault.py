@@ -48,7 +48,7 @@ _TUNING = (
     "engine.session:Session.open",
     "engine.experiments.tune.record:_cost_rounds",
     "engine.analysis.what_if.recorded:RecordedRounds.of",
-    "engine.analysis.what_if.costs:RoundCosts.measured",
+    "engine.analysis.what_if.recorded:RoundCosts.measured",
     "engine.experiments.tune.advice:simulate",
     "engine.experiments.tune.tune:to_confirm",
     "engine.experiments.bench.request:timed_run",

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from engine.experiments.random_models.quant_mixes import QUANTS
-from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
+from engine.experiments.random_models.random_file import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.gguf.file import GgufFile
 from engine.model.families import FAMILIES

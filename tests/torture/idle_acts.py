@@ -193,7 +193,7 @@ ACTS: dict[str, _Act] = {
         (
             "app.engine_thread.jobs.judging:estimate",
             "engine.analysis.what_if.recorded:RecordedRounds.of",
-            "engine.analysis.what_if.costs:RoundCosts.measured",
+            "engine.analysis.what_if.recorded:RoundCosts.measured",
             "app.trace_models.tune_surface:surface",
         ),
         _shows_tuned,

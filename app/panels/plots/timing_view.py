@@ -14,7 +14,7 @@ from app.trace_models.run_rows import RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_dashes, plot_pen
 from app.widgets.plot_surface import draw_nothing
-from engine.analysis.baseline import PlainRatio
+from engine.analysis.run_cost import PlainRatio
 from engine.trace.records import MISSING, PHASES
 from engine.trace.run_ref import RunRef
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.analysis.acceptance import shapes
-from engine.analysis.baseline import find_baseline
 from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit, observed
+from engine.analysis.run_cost import find_baseline
 from engine.trace.facts import RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.analysis.acceptance.counts import Survival
-from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.positions import Positions, Scale
+from engine.analysis.what_if.recorded import RoundCosts
 from engine.draft.adaptive import ADAPT_RULES, AdaptRule
 from engine.draft.adaptive import Setting as Setting
 from engine.draft.adaptive import column as _column

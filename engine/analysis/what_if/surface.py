@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.analysis.what_if.costs import RoundCosts
 from engine.analysis.what_if.positions import Positions, confidence_scale, survival_of
-from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.what_if.recorded import RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import FIXED, FLOORS, NO_DRAFTER, RuleInputs, RuleSpec, Setting
 
 ASSUMPTIONS = (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from engine.analysis.baseline import sign_test
+from engine.analysis.run_cost import sign_test
 from engine.batch import Span
 from engine.errors import PeerLibraryError
 from engine.experiments.bench.llama_programs import (

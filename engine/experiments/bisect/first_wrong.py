@@ -22,12 +22,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engine.compare.llama_api import CommandError
+from engine.compare.llama_api import TRANSCRIPTS, Asked, CommandError, Value, read_transcript
 from engine.compare.llama_process import GraphNode, LlamaProcess, graph_nodes
-from engine.compare.llama_wire import TRANSCRIPTS, Asked, Value, read_transcript
 from engine.errors import DraftscopeError, PeerLibraryError
-from engine.experiments.bisect.builds import SkippedError
-from engine.experiments.bisect.judge import Judge
+from engine.experiments.bisect.builds import Judge, SkippedError
 from engine.options.llama_cpp import LlamaSettings
 
 _UNDOES = ("seq_rm", "load", "load_file", "seq_cp", "seq_keep")

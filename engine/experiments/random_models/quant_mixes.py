@@ -4,10 +4,20 @@ The rules are those of llama.cpp's quantiser (llama-quant.cpp) for models with a
 without an importance matrix. `q4_k` is ours: Q4_K with Q6_K for attention values, the embedding and
 every other ffn_down. `mxfp4` is llama.cpp's for mixtures of experts, MXFP4 for routed experts and
 Q8_0 next to them; a dense model, for which it has none, gets MXFP4 but for the embedding.
+
+Random weights are made directly in GGML's storage formats, without quantising anything. Layouts of
+the blocks are those of ggml-common.h. The values are uniform within a block instead of normal,
+which makes no difference to speed or to the scale of what a matrix puts out. Types whose levels are
+off centre get scales of either sign, or a minimum that centres them.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from engine.model.config import ModelConfig
@@ -155,3 +165,150 @@ def _with_more_bits(mix: str, block: int, config: ModelConfig) -> GGMLQuantizati
     n = config.n_layer + config.n_mtp
     more = block < n // 8 or block >= 7 * n // 8 or (block - n // 8) % 3 == 2
     return Quant.Q6_K if more and mix in ("q4_k_m", "q5_k_m") else None
+
+
+# what the 16 levels of the types with a table stand for; those of MXFP4 are doubled
+_IQ4_LEVELS = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+_FP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_SIX_BITS = np.arange(64) - 32
+
+
+def random_tensor(
+    rng: np.random.Generator, shape: tuple[int, ...], std: float, kind: GGMLQuantizationType
+) -> np.ndarray:
+    """Values of mean 0 and this standard deviation, stored as F32, BF16 or one of BLOCK_TYPES.
+
+    F32: float32 of `shape`. BF16: its upper halves, uint16 of `shape`. Otherwise uint8 [..., bytes
+    of a row]; the last dimension of `shape` is a multiple of the block length.
+    """
+    if kind in (Quant.F32, Quant.BF16):
+        values = rng.standard_normal(shape, dtype=np.float32)
+        values *= np.float32(std)
+        if kind == Quant.F32:
+            return values
+        # cut off instead of rounded: as random as before
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    length, size = GGML_QUANT_SIZES[kind]
+    if shape[-1] % length:
+        raise ValueError(f"rows of {shape[-1]} are not whole {kind.name} blocks of {length}")
+    n_blocks = math.prod(shape) // length
+    blocks = rng.integers(0, 256, (n_blocks, size), dtype=np.uint8)
+    _FILL[kind](rng, blocks, std)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def _fill_signed(
+    rng: np.random.Generator,
+    blocks: np.ndarray,
+    std: float,
+    *,
+    levels: Sequence[np.ndarray],
+    at: int = 0,
+) -> None:
+    """A half scale of either sign at a byte; a value is the scale times one of each of the levels,
+    quants and perhaps scales of parts of a block, which are random as they are."""
+    scale = std / math.prod(map(_rms, levels))
+    blocks[:, at : at + 2] = _signed(rng, blocks, scale)
+
+
+def _fill_centred(
+    _rng: np.random.Generator, blocks: np.ndarray, std: float, *, centre: float
+) -> None:
+    """A half scale d and a half minimum m, then quants q from 0 to twice the centre: d q + m."""
+    _centred(blocks, std / _rms(np.arange(2 * centre + 1) - centre), -centre)
+
+
+def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # half scale, 32 signed bytes: -128..127 is off centre, so -128 becomes 0
+    quants = blocks[:, 2:].view(np.int8)
+    quants[quants == -128] = 0
+    blocks[:, :2] = _half(std / math.sqrt(127 * 128 / 3))
+
+
+def _fill_mxfp4(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # exponent e, 32 nibbles q: 2^(e - 128) level[q]. Of two neighbouring powers of two, this many
+    # blocks have the larger one that the squares have the right mean.
+    scale = std / _rms(np.array(_FP4_LEVELS))
+    power = math.floor(math.log2(scale))
+    share = ((scale / 2.0**power) ** 2 - 1) / 3
+    blocks[:, 0] = power + 128 + (rng.random(len(blocks)) < share)
+
+
+def _fill_q2_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # 16 bytes of 4-bit scale and 4-bit minimum, 256 quants of 2 bits, half scale d, half scale m:
+    # d scale q - m minimum. Equal scale and minimum with m = 1.5 d centre the quants.
+    scales = rng.integers(8, 16, (len(blocks), 16), dtype=np.uint8)
+    blocks[:, :16] = scales | scales << 4
+    d = std / (_rms(np.arange(8, 16)) * _rms(np.arange(4) - 1.5))
+    _centred(blocks[:, 80:], d, 1.5)
+
+
+def _fill_q4_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # half scale d, half scale m, 8 sub-blocks of 6-bit scale and 6-bit minimum, 256 nibbles q:
+    # d scale q - m minimum. Equal scale and minimum with m = 7.5 d centre the nibbles.
+    d = std / (_equal_scales(rng, blocks) * _rms(np.arange(16) - 7.5))
+    _centred(blocks, d, 7.5)
+
+
+def _fill_q5_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # as Q4_K with a fifth bit
+    d = std / (_equal_scales(rng, blocks) * _rms(np.arange(32) - 15.5))
+    _centred(blocks, d, 15.5)
+
+
+def _fill_q6_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    # 256 quants of 6 bits in 192 bytes, 16 signed byte scales, half scale d: d scale (q - 32);
+    # scales of either sign make up for quants that are off centre
+    scales = rng.integers(16, 32, (len(blocks), 16), dtype=np.int8)
+    scales *= 2 * rng.integers(0, 2, scales.shape, dtype=np.int8) - 1
+    blocks[:, 192:208] = scales.view(np.uint8)
+    blocks[:, 208:] = _half(std / (_rms(np.arange(16, 32)) * _rms(_SIX_BITS)))
+
+
+_FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, float], None]] = {
+    Quant.Q4_0: partial(_fill_signed, levels=(np.arange(16) - 8,)),
+    Quant.Q4_1: partial(_fill_centred, centre=7.5),
+    Quant.Q5_0: partial(_fill_signed, levels=(np.arange(32) - 16,)),
+    Quant.Q5_1: partial(_fill_centred, centre=15.5),
+    Quant.Q8_0: _fill_q8_0,
+    Quant.IQ4_NL: partial(_fill_signed, levels=(_IQ4_LEVELS,)),
+    Quant.MXFP4: _fill_mxfp4,
+    Quant.Q2_K: _fill_q2_k,
+    Quant.Q3_K: partial(_fill_signed, levels=(_SIX_BITS, np.arange(8) - 4), at=108),
+    Quant.Q4_K: _fill_q4_k,
+    Quant.Q5_K: _fill_q5_k,
+    Quant.Q6_K: _fill_q6_k,
+    Quant.IQ4_XS: partial(_fill_signed, levels=(_SIX_BITS, _IQ4_LEVELS)),
+}
+BLOCK_TYPES = tuple(_FILL)
+"""Types in blocks that random_tensor can make."""
+
+
+def _equal_scales(rng: np.random.Generator, blocks: np.ndarray) -> float:
+    """Fill the scales and minimums of Q4_K or Q5_K with equal ones; returns their RMS."""
+    scales = rng.integers(32, 64, (len(blocks), 8), dtype=np.uint8)
+    low, high = scales[:, :4], scales[:, 4:]
+    blocks[:, 4:8] = blocks[:, 8:12] = low | (high >> 4) << 6
+    blocks[:, 12:16] = (high & 15) | (high & 15) << 4
+    return _rms(np.arange(32, 64))
+
+
+def _centred(blocks: np.ndarray, scale: float, centre: float) -> None:
+    """The halves of scale and minimum in front of the blocks; the minimum is `centre` scales."""
+    blocks[:, :2] = _half(scale)
+    blocks[:, 2:4] = _half(centre * scale)
+
+
+def _signed(rng: np.random.Generator, blocks: np.ndarray, scale: float) -> np.ndarray:
+    """The scale as a half, of either sign, for each block: uint8 [blocks, 2]."""
+    halves = np.tile(_half(scale), (len(blocks), 1))
+    halves[:, 1] |= rng.integers(0, 2, len(blocks), dtype=np.uint8) << 7
+    return halves
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values.astype(np.float64)))))
+
+
+def _half(value: float) -> np.ndarray:
+    return np.frombuffer(np.float16(value).astype("<f2").tobytes(), np.uint8)

@@ -23,12 +23,16 @@ from engine.experiments.random_models.quant_mixes import (
     file_type,
     is_norm,
     n_experts,
+    random_tensor,
     tensor_type,
 )
-from engine.experiments.random_models.random_blocks import random_tensor
-from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS, drafter_shapes
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
-from engine.experiments.random_models.random_file import CONTROL_TOKENS, RandomFile
+from engine.experiments.random_models.random_file import (
+    CONTROL_TOKENS,
+    RANDOM_DRAFTERS,
+    RandomFile,
+    drafter_shapes,
+)
 from engine.files import written_whole
 from engine.gguf.pretokenise import BYTE_CHARACTERS
 from engine.gguf.tokenizer import TokenType

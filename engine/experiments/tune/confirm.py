@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.analysis.baseline import sign_test
+from engine.analysis.run_cost import sign_test
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bench.request import PLAIN, Configuration, TimedRun, timed_run
 from engine.options import ROLLBACK_POLICIES, SPLITS, Prompt, RunOptions

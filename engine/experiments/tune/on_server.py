@@ -26,7 +26,7 @@ from typing import Any
 
 from msgspec import ValidationError, convert
 
-from engine.analysis.baseline import sign_test
+from engine.analysis.run_cost import sign_test
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED
 from engine.analysis.what_if.surface import simulate

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.analysis.what_if.costs import CostCurve, RoundCosts
-from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.what_if.recorded import CostCurve, RecordedRounds, RoundCosts
 from engine.decode.acceptance import accepted_by_chance
 from engine.experiments.bench.request import Configuration, run_to_end
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length

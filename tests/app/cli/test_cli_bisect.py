@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.compare.rollback_outcomes import RIGHT, WRONG
-from engine.experiments.bisect import judge
+from engine.experiments.bisect import builds as judge
 from engine.experiments.bisect.builds import LIBRARY, CMakeBuilds, SkippedError
 from engine.experiments.bisect.history import chosen, commits
 

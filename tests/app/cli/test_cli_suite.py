@@ -218,7 +218,7 @@ def test_the_cache_of_the_conversation(cli: Cli) -> None:
 
 
 def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.experiments.bench import workload
+    from engine.experiments.bench import request as workload
 
     measure_request, calls = workload.measure_request, []
 

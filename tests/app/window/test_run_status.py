@@ -23,7 +23,7 @@ from app.panels.tokens.end_card import (
 from app.trace_models.live_numbers import LiveNumbers
 from app.window.run_status import duration_text, progress_text
 from app.window.window import MainWindow
-from engine.analysis.baseline import PlainRatio
+from engine.analysis.run_cost import PlainRatio
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from tests.support.fake_session import FakeEngine

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.compare.llama_wire import WireError, read_frame, write_frame
+from engine.compare.llama_api import WireError, read_frame, write_frame
 
 VALUES = st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.binary(max_size=40), max_size=6)
 

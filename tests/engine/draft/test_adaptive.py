@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.analysis.what_if.costs import RoundCosts
-from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.what_if.recorded import RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import RULES
 from engine.analysis.what_if.surface import simulate
 from engine.draft.adaptive import ADAPT_RULES, AdaptedSequences

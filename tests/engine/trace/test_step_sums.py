@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.analysis.baseline import find_baseline
+from engine.analysis.run_cost import find_baseline
 from engine.trace.records import PHASES
 from engine.trace.timings import StepSums, acceptance, per_position
 from tests.support.timed_trace import begin, timed_trace

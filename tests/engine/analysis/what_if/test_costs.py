@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.analysis.what_if.costs import CostCurve, RoundCosts
+from engine.analysis.what_if.recorded import CostCurve, RoundCosts
 from engine.analysis.what_if.rules import FIXED
 from engine.analysis.what_if.surface import simulate
 from tests.support.recorded_rounds import recorded

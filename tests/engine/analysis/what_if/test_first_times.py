@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.analysis.what_if.costs import RoundCosts
-from engine.analysis.what_if.recorded import SEEN, are_first
+from engine.analysis.what_if.recorded import SEEN, RoundCosts, are_first
 from tests.support.recorded_rounds import recorded
 
 

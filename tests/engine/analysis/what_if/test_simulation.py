@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.analysis.what_if.costs import CostCurve, RoundCosts
-from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.what_if.recorded import CostCurve, RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import FIXED, RULES, cut_lengths, floors_at
 from engine.analysis.what_if.surface import simulate, surface, what_if
 from engine.trace.run_ref import RunRef

@@ -8,8 +8,7 @@ import pytest
 
 from engine.decode.held_sequences import PromptCache
 from engine.experiments.bench.prompts import NamedPrompt
-from engine.experiments.bench.request import Configuration
-from engine.experiments.bench.workload import Workload, turn_counters, turn_totals
+from engine.experiments.bench.request import Configuration, Workload, turn_counters, turn_totals
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.session import Session
 from resources import DEMO_TARGET

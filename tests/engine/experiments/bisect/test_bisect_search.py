@@ -10,7 +10,7 @@ import pytest
 
 from engine.compare.rollback_outcomes import FAILED, KNOWN, RIGHT, WRONG
 from engine.errors import BisectError, OptionError
-from engine.experiments.bisect import report
+from engine.experiments.bisect import search as report
 from engine.experiments.bisect.builds import SkippedError
 from engine.experiments.bisect.history import History, Revision
 from engine.experiments.bisect.search import Search

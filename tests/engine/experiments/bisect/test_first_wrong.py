@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from engine.compare.llama_api import TRANSCRIPTS, Asked, Transcript, Value, read_transcript
 from engine.compare.llama_cpp import NODE
 from engine.compare.llama_process import graph_nodes
-from engine.compare.llama_wire import TRANSCRIPTS, Asked, Transcript, Value, read_transcript
 from engine.errors import PeerLibraryError
 from engine.experiments.bisect import first_wrong
 from engine.experiments.bisect.first_wrong import FirstWrong, find_first_wrong

@@ -6,7 +6,7 @@ import pytest
 
 from engine.draft.draft_files import check_same_vocabulary
 from engine.errors import OptionError
-from engine.experiments.random_models.random_drafters import RANDOM_DRAFTERS
+from engine.experiments.random_models.random_file import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer

@@ -13,8 +13,12 @@ import torch
 
 from engine.errors import OptionError
 from engine.experiments.random_models import random_model
-from engine.experiments.random_models.quant_mixes import QUANTS, tensor_type
-from engine.experiments.random_models.random_blocks import BLOCK_TYPES, random_tensor
+from engine.experiments.random_models.quant_mixes import (
+    BLOCK_TYPES,
+    QUANTS,
+    random_tensor,
+    tensor_type,
+)
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
 from engine.experiments.random_models.random_file import CONTROL_TOKENS
 from engine.experiments.random_models.random_model import made_up_vocabulary, write_random_model

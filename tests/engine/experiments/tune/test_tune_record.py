@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.analysis.what_if.costs import CostCurve
+from engine.analysis.what_if.recorded import CostCurve
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration, measure_request

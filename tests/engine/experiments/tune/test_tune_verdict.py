@@ -6,7 +6,7 @@ from math import comb
 
 import pytest
 
-from engine.analysis.baseline import sign_test
+from engine.analysis.run_cost import sign_test
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.tune.advice import (
     Estimate,
