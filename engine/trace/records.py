@@ -97,20 +97,23 @@ def _count(
     *,
     kind: str = "int",
     required: bool = False,
+    since: int = 0,
 ) -> Column:
-    return Column(name, kind, about, least, most, required)
+    return Column(name, kind, about, least, most, required, since=since)
 
 
 def _bytes(name: str, about: str) -> Column:
     return _count(name, about, LARGEST)
 
 
-def _ms(name: str, about: str) -> Column:
-    return Column(name, "real", about, 0.0, LONGEST_MS)
+def _ms(name: str, about: str, since: int = 0) -> Column:
+    return Column(name, "real", about, 0.0, LONGEST_MS, since=since)
 
 
-def _probability(name: str, about: str, kind: str = "real") -> Column:
-    return Column(name, kind, about, 0.0, 1.001)  # sums of float32 end a little next to 1
+def _probability(name: str, about: str, kind: str = "real", since: int = 0) -> Column:
+    return Column(
+        name, kind, about, 0.0, 1.001, since=since
+    )  # sums of float32 end a little next to 1
 
 
 def _forbidden(name: str) -> Column:
@@ -178,28 +181,16 @@ ROUNDS = (
     _bytes("state_bytes_copied", "stored state copied unchanged to another place"),
     _bytes("state_bytes_restored", "state put back from checkpoints"),
     _bytes("checkpoint_bytes", "size of the checkpoint taken this round"),
-    Column(
-        "cache_wrong",
-        "int",
-        "prompt tokens taken from the cache that cells hold otherwise",
-        0,
-        COUNT,
-        since=2,
-    ),
-    Column(
+    _count("cache_wrong", "prompt tokens taken from the cache that cells hold otherwise", since=2),
+    _count(
         "sampler_wrong",
-        "int",
         "tokens that the sampler goes on after and that are not the text's, or are missing",
-        0,
-        COUNT,
         since=4,
     ),
-    Column(
+    _count(
         "sampler_draws",
-        "int",
         "random numbers it has used beyond one per token; empty where the rule uses others",
-        -COUNT,
-        COUNT,
+        least=-COUNT,
         since=4,
     ),
     _bytes("memory_bytes_held", "storage of attention cells and recurrent states"),
@@ -210,20 +201,15 @@ ROUNDS = (
     _ms("rollback_ms", "partial removal"),
     _ms("restore_ms", "checkpoint restore"),
     _ms("replay_ms", "decoding accepted tokens again"),
-    Column(
+    _ms(
         "total_ms",
-        "real",
         "the whole round: its phases and what lies between them, or where phases are unknown",
-        0.0,
-        LONGEST_MS,
         since=3,
     ),
-    Column("n_merged", "int", "rounds summed in this row, at least; empty: one", 2, COUNT, since=3),
-    Column(
+    _count("n_merged", "rounds summed in this row, at least; empty: one", least=2, since=3),
+    _count(
         "draft_n_max",
-        "int",
         "longest draft by the rule of adaptive depth; empty without one",
-        0,
         LONGEST_DRAFT,
         since=5,
     ),
@@ -238,22 +224,17 @@ TOKENS = (
     _count("token_id", "id in the target's vocabulary; empty where another engine hid it"),
     Column("text", "text", "text of a token without an id, or that its id does not tell", since=3),
     _count("draft_index", "index inside the draft or its judged branch, from 0", LONGEST_DRAFT),
-    Column("draft_node", "int", "of a tree: number of the token, from 0", 0, COUNT, since=5),
-    Column(
+    _count("draft_node", "of a tree: number of the token, from 0", since=5),
+    _count(
         "draft_parent",
-        "int",
         "draft_node of the token before it, -1: it follows the newest token",
-        -1,
-        COUNT,
+        least=-1,
         since=5,
     ),
     _probability("draft_p", "drafter's confidence in the drafted token"),
-    Column(
+    _probability(
         "draft_conf",
-        "real",
         "what the drafter's confidence head gave the drafted token; empty without such a head",
-        0.0,
-        1.001,
         since=4,
     ),
     _probability("target_p", "target's raw softmax probability of this token here"),
@@ -280,36 +261,26 @@ DRAFTS = (
     _count("num_raw", "tokens found before trimming"),
     _count("num_draft_tokens", "tokens drafted, after trimming", LONGEST_DRAFT),
     Column("reason", "text", "why the draft is empty or shorter than possible"),
-    Column(
+    _count(
         "num_wrong_rows",
-        "int",
         "rows of the target paired by the drafter that are of other places",
-        0,
-        COUNT,
         since=2,
     ),
-    Column(
+    _count(
         "num_wrong_tokens",
-        "int",
         "tokens paired with such rows by the drafter that are not the text's",
-        0,
-        COUNT,
         since=4,
     ),
-    Column(
+    _count(
         "block_length",
-        "int",
         "rows of the block that was drafted in one pass, the newest token and masks",
-        1,
         LONGEST_DRAFT + 1,
+        least=1,
         since=4,
     ),
-    Column(
+    _probability(
         "confidence",
-        "real",
         "mean of draft_conf over the drafted tokens, of draft_p where there is no confidence head",
-        0.0,
-        1.001,
         since=4,
     ),
     _ms("draft_ms", "drafting, a part of the call for all sequences"),
@@ -325,12 +296,10 @@ UBATCHES = (
     _count("n_padding", "filler tokens that make drafts equally long, all sequences"),
     Column("purpose", "text", "prompt, verify or replay"),
     Column("reason", "text", "why the split ended here"),
-    Column(
+    _count(
         "pos_gap",
-        "int",
         "positions left out after what memory held, below 0: held already",
-        -COUNT,
-        COUNT,
+        least=-COUNT,
         since=2,
     ),
     _ms("ms", "forward pass"),
