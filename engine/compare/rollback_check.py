@@ -113,14 +113,9 @@ class CheckedLane:
         return self.outcome in (WRONG, FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scenario:
-    """accepts: right tokens of the drafts of n tokens. traps: lanes that are not guaranteed."""
-
-    name: str
-    accepts: tuple[int, ...]
-    n_seqs: int = 1
-    traps: tuple[tuple[str, str], ...] = ()
+_Scenario = tuple[str, tuple[int, ...], int, tuple[tuple[str, str], ...]]
+"""Its name, the right tokens of each draft, the number of sequences, and traps: lanes that are not
+guaranteed."""
 
 
 def check_rollback(
@@ -141,7 +136,7 @@ def check_rollback(
     """
     settings, words = gate.settings, " ".join(words_of(replace(gate, baseline=None)))
     before = read_baseline(Path(gate.baseline)) if gate.baseline else {}
-    names = [*(one.name for one in _scenarios(1, gate)), *(one.name for one in scripts)]
+    names = [*(name for name, *_ in _scenarios(1, gate)), *(one.name for one in scripts)]
     names += [_SIDECAR] if settings.load_mtp else []
     if unknown := [name for name in only if name not in names]:
         raise OptionError(
@@ -156,7 +151,7 @@ def check_rollback(
             spec=SpecOptions(n_max=n_draft),
         )
         for scenario in _scenarios(n_draft, gate):
-            if only and scenario.name not in only:
+            if only and scenario[0] not in only:
                 continue
             for lane, facts in _played(session, library, gate, scenario, options, trace):
                 facts.gate = _gate_facts(lane, words, before)
@@ -358,11 +353,11 @@ def _scenarios(n: int, gate: GateOptions) -> Iterator[_Scenario]:
         ("whole batch undone", f"{_planes(n + 1, gate)},undo=batch"),
         ("tokens one by one", f"{_planes(n, gate)},step=1"),
     )
-    yield _Scenario("every depth", tuple(range(n + 1)), traps=traps)
-    yield _Scenario("all rejected", (0,))
-    yield _Scenario("mixed", (0, n, min(1, n), 0, 0, min(2, n)))
+    yield "every depth", tuple(range(n + 1)), 1, traps
+    yield "all rejected", (0,), 1, ()
+    yield "mixed", (0, n, min(1, n), 0, 0, min(2, n)), 1, ()
     name = "two sequences" if n_slots == 2 else f"{n_slots} sequences"
-    yield _Scenario(name, (n, *range(n)), n_seqs=n_slots)
+    yield name, (n, *range(n)), n_slots, ()
 
 
 def _planes(n: int, gate: GateOptions) -> str:
@@ -378,19 +373,20 @@ def _played(
     options: RunOptions,
     trace: TraceStore | None,
 ) -> Iterator[tuple[CheckedLane, RunFacts]]:
+    name, accepts, n_seqs, traps = scenario
     lanes = [
         ("planes", _planes(options.spec.n_max, gate)),
         *zip(("checkpoint", "checkpoint, device"), _CHECKPOINTS, strict=True),
-        *scenario.traps,
+        *traps,
     ]
-    options = replace(options, parallel=scenario.n_seqs)
+    options = replace(options, parallel=n_seqs)
     comparison = Comparison(
         session,
-        [_prompt(session, i) for i in range(scenario.n_seqs)],
+        [_prompt(session, i) for i in range(n_seqs)],
         options,
         [LaneSpec.parse(text) for _, text in lanes],
         trace,
-        draft_accept=scenario.accepts,
+        draft_accept=accepts,
         llama_library=library,
         llama_settings=gate.settings,
     )
@@ -401,9 +397,9 @@ def _played(
         comparison.stop()
     verdicts = {verdict.lane: verdict for verdict in comparison.results()}
     for policy, text in lanes:
-        is_trap = (policy, text) in scenario.traps
+        is_trap = (policy, text) in traps
         n_draft, verdict = options.spec.n_max, verdicts[text]
-        lane = _checked(comparison.trace, scenario.name, policy, n_draft, verdict, is_trap)
+        lane = _checked(comparison.trace, name, policy, n_draft, verdict, is_trap)
         yield lane, comparison.trace.runs[verdict.run_id]
 
 

@@ -46,12 +46,9 @@ class _Decoded(NamedTuple):
     inputs: list[dict[StateKey, RecurrenceInputs]]
 
 
-class _Candidate(NamedTuple):
-    """One explanation: its kind, its number (of tokens, a position, a sequence, a layer)."""
-
-    kind: str
-    number: int
-    state: torch.Tensor
+_Candidate = tuple[str, int, torch.Tensor]
+"""One explanation: its kind, its number (of tokens, a position, a sequence, a layer), and the
+state."""
 
 
 class StateOrigin:
@@ -114,21 +111,21 @@ class StateOrigin:
             known |= {len(tokens) + i: one[key] for i, one in enumerate(rejected.states)}
             known = {pos: recurrence.needed(state, pos + 1) for pos, state in known.items()}
             of_layers = [
-                _Candidate("layer", other.layer, state)
+                ("layer", other.layer, state)
                 for other, state in found.items()
                 if other.layer != layer and other.name == key.name
             ]
             candidates = [
                 # before the sequence's own: texts that begin alike have equal states
                 *(
-                    _Candidate("sequence", other, decoded.states[min(n, n_text) - 1][key])
+                    ("sequence", other, decoded.states[min(n, n_text) - 1][key])
                     for (other, decoded), n_text in zip(theirs.items(), lengths, strict=False)
                 ),
                 *_candidates(key, recurrence, ours, rejected, theirs, len(text.kept)),
-                *(_Candidate("ahead", 1, one[key]) for one in ahead.states),
+                *(("ahead", 1, one[key]) for one in ahead.states),
                 *of_layers,
                 *(
-                    _Candidate("sequence", other, one[key])
+                    ("sequence", other, one[key])
                     for other, decoded in theirs.items()
                     for one in reversed(decoded.states)
                 ),
@@ -137,8 +134,8 @@ class StateOrigin:
                 found[key],
                 error,
                 [
-                    one._replace(state=recurrence.needed(one.state, len(tokens)))
-                    for one in candidates
+                    (kind, number, recurrence.needed(state, len(tokens)))
+                    for kind, number, state in candidates
                 ],
                 is_first=not text.before,
             )
@@ -205,11 +202,11 @@ def _candidates(
     states, inputs = [one[key] for one in ours.states], [one[key] for one in ours.inputs]
     last = len(states) - 1
     zero = torch.zeros_like(states[0])
-    yield _Candidate("empty", 0, zero)
+    yield ("empty", 0, zero)
     for back in range(1, last + 1):
-        yield _Candidate("earlier", back, states[last - back])
+        yield ("earlier", back, states[last - back])
     for ahead, after in enumerate(rejected.states, 1):
-        yield _Candidate("rejected", ahead, after[key])
+        yield ("rejected", ahead, after[key])
 
     def after_all(start: torch.Tensor, tokens: Sequence[RecurrenceInputs]) -> torch.Tensor:
         state = start.unsqueeze(0)
@@ -221,33 +218,33 @@ def _candidates(
 
     for back in range(1, last):
         at = last - back
-        yield _Candidate("missing", back, after_all(states[at - 1], inputs[at + 1 :]))
+        yield ("missing", back, after_all(states[at - 1], inputs[at + 1 :]))
     for back in range(last):
         at = last - back
-        yield _Candidate("twice", back, after_all(states[at], inputs[at:]))
+        yield ("twice", back, after_all(states[at], inputs[at:]))
     first = last + 1 - n_kept
     if first < 0:
         return
     # the round's tokens from another start than the state before them
     mine, start = inputs[first:], states[first - 1] if first else zero
     if first:
-        yield _Candidate("from nothing", 0, after_all(zero, mine))
+        yield ("from nothing", 0, after_all(zero, mine))
     for back in range(1, first):
-        yield _Candidate("from earlier", back, after_all(states[first - 1 - back], mine))
+        yield ("from earlier", back, after_all(states[first - 1 - back], mine))
     for ahead, other in enumerate(rejected.states, 1):
-        yield _Candidate("from rejected", ahead, after_all(other[key], mine))
+        yield ("from rejected", ahead, after_all(other[key], mine))
     for seq, decoded in theirs.items():
         for one in reversed(decoded.states[-TRIED:]):
-            yield _Candidate("from sequence", seq, after_all(one[key], mine))
+            yield ("from sequence", seq, after_all(one[key], mine))
     for name, changed in _other_gates(mine):
-        yield _Candidate(name, 0, after_all(start, changed))
+        yield (name, 0, after_all(start, changed))
     # what one token left in a log, taken out of it
     starts = [start, *states[first:]]
     logs = [recurrence.log(one, state[None])[1] for one, state in zip(mine, starts, strict=False)]
     for at in range(n_kept - 1):
         rest = [torch.cat(rows, 1) for rows in zip(*(logs[:at] + logs[at + 1 :]), strict=True)]
         without = recurrence.fold(start[None], rest, n_kept - 1)[0]
-        yield _Candidate("missing", n_kept - 1 - at, without)
+        yield ("missing", n_kept - 1 - at, without)
 
 
 def _other_gates(
@@ -272,15 +269,15 @@ def _best(
     from half the error on, because the window was not cleared either, so that the first tokens'
     inputs were others.
     """
-    tried = [(_error(found, one.state), one) for one in candidates]
+    tried = [(_error(found, one[2]), one) for one in candidates]
     near = [(e, one) for e, one in tried if e < _NEAR and e < _MUCH_NEARER * error]
     if not near and is_first:
-        near = [(e, one) for e, one in tried if e < error / 2 and one.kind == "from sequence"]
+        near = [(e, one) for e, one in tried if e < error / 2 and one[0] == "from sequence"]
     if not near:
         return "", 0
     least = min(e for e, _ in near)
     best = next(one for e, one in near if e <= max(2 * least, 1e-5))
-    return best.kind, best.number
+    return best[:2]
 
 
 def _position(

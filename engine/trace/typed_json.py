@@ -50,6 +50,16 @@ def strict_json(value: Any) -> Any:
     return value
 
 
+def strictly(hint: Any, value: Any, error: Callable[[str, str], Exception]) -> Any:
+    """A value as msgspec reads it. error: makes what is raised otherwise, from the place in the
+    value, empty for all of it, and what is wrong there."""
+    try:
+        return msgspec.convert(value, hint)
+    except (msgspec.ValidationError, OverflowError) as found:
+        what, _, place = str(found).partition(" - at `$")
+        raise error(place.strip("`."), f"is wrong: {what[:1].lower()}{what[1:]}") from found
+
+
 def read_or(hint: Any, value: Any, default: Any) -> Any:
     """A value of a type, or the default where it cannot be read."""
     try:

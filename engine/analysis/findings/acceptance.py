@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -180,13 +179,9 @@ _BLANK = -1
 """Stands for every token of white space."""
 
 
-class _Loop(NamedTuple):
-    """Tokens first .. stop - 1 repeat the `period` tokens before them; blank: all white space."""
-
-    first: int
-    stop: int
-    period: int
-    blank: bool = False
+_Loop = tuple[int, int, int, bool]
+"""first, stop, period, blank: tokens first .. stop - 1 repeat the `period` tokens before them;
+blank: all of them are white space."""
 
 
 def _repeats(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -199,21 +194,22 @@ def _repeats(run: ExaminedRun) -> Iterator[RuleHit]:
         loop = _first_loop(ids, np.isin(ids, list(_blanks(run, ids))))
         if loop is None:
             continue
-        start, last = int(numbers[loop.first]), int(numbers[loop.stop - 1])
+        first, stop, period, blank = loop
+        start, last = int(numbers[first]), int(numbers[stop - 1])
         if last - start + 1 < _LEAST_ROUNDS:
             continue
         what = "white space"
-        if not loop.blank:
-            what = f"the same {loop.period} token{'s' if loop.period > 1 else ''}"
-        goes_on = loop.stop == len(ids)
+        if not blank:
+            what = f"the same {period} token{'s' if period > 1 else ''}"
+        goes_on = stop == len(ids)
         yield RuleHit(
             start,
             seq,
             f"From round {start} {'on' if goes_on else f'to {last}'} the text is {what} over and "
-            f"over ({loop.stop - loop.first} tokens): acceptance there says nothing of the "
+            f"over ({stop - first} tokens): acceptance there says nothing of the "
             f"drafter. Up to there: {_figures(run, seq, 0, start)}.",
             f"{'in the loop' if goes_on else f'rounds {start} to {last}'}: "
-            f"{_figures(run, seq, start, last + 1)}; {len(ids) - (loop.stop - loop.first)} of "
+            f"{_figures(run, seq, start, last + 1)}; {len(ids) - (stop - first)} of "
             f"{len(ids)} tokens outside of it",
         )
 
@@ -240,12 +236,12 @@ def _first_loop(ids: np.ndarray, is_blank: np.ndarray) -> _Loop | None:
     found = []
     blank = np.where(is_blank, _BLANK, ids)
     for first, stop in _stretches((blank[1:] == _BLANK) & (blank[:-1] == _BLANK)):
-        found.append(_Loop(first + 1, stop + 1, 1, blank=True))
+        found.append((first + 1, stop + 1, 1, True))
     for period in range(1, min(_LONGEST, len(ids) // _LEAST_TIMES) + 1):
         for first, stop in _stretches(ids[period:] == ids[:-period]):
             if stop - first >= (_LEAST_TIMES - 1) * period:
-                found.append(_Loop(first + period, stop + period, period))
-    return min(found, key=lambda loop: (loop.first - loop.period, loop.period), default=None)
+                found.append((first + period, stop + period, period, False))
+    return min(found, key=lambda loop: (loop[0] - loop[2], loop[2]), default=None)
 
 
 def _stretches(same: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +32,10 @@ class RuleInputs:
     survival: Survival
     scale: Scale
     settings: np.ndarray
+
+
+DraftLengths = tuple[np.ndarray, np.ndarray]
+"""Of each draft, int64: tokens that would be verified, and steps that the drafter would do."""
 
 
 class Chooser:
@@ -78,14 +81,14 @@ class FixedLengths(Chooser):
     def lengths(self, walkers: np.ndarray, at: np.ndarray, n_max: np.ndarray) -> DraftLengths:
         """The same for a longest draft of the caller's choice, [n]."""
         setting, places = self._of[walkers], self._positions
-        found = cut_lengths(
+        verified, steps = cut_lengths(
             places.available[at],
             self._below[self._floor[setting], at],
             places.limit[at],
             n_max,
             self._n_min[setting],
         )
-        return DraftLengths(found.verified, np.where(n_max > 0, found.steps, NO_DRAFTER))
+        return verified, np.where(n_max > 0, steps, NO_DRAFTER)
 
 
 class AdaptedLengths(Chooser):
@@ -147,7 +150,7 @@ class OracleLengths(Chooser):
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
         """See Chooser."""
         n = self._best[self._of[walkers], at]
-        return DraftLengths(n, np.where(n > 0, n, NO_DRAFTER))
+        return n, np.where(n > 0, n, NO_DRAFTER)
 
 
 class SurvivingLengths(Chooser):
@@ -179,7 +182,7 @@ class SurvivingLengths(Chooser):
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
         """See Chooser."""
         setting = self._of[walkers]
-        return DraftLengths(self._best[setting, at], self._steps[setting, at])
+        return self._best[setting, at], self._steps[setting, at]
 
 
 class SwitchingOff(Chooser):
@@ -199,10 +202,8 @@ class SwitchingOff(Chooser):
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
         """See Chooser."""
-        found, off = self._fixed.choose(walkers, at), self._is_off[walkers]
-        return DraftLengths(
-            np.where(off, 0, found.verified), np.where(off, NO_DRAFTER, found.steps)
-        )
+        (verified, steps), off = self._fixed.choose(walkers, at), self._is_off[walkers]
+        return np.where(off, 0, verified), np.where(off, NO_DRAFTER, steps)
 
     def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """See Chooser. Rounds without a draft do not count."""
@@ -278,13 +279,6 @@ _RULES = (
 RULES: dict[str, RuleSpec] = {rule.name: rule for rule in _RULES}
 
 
-class DraftLengths(NamedTuple):
-    """Of each draft, int64: tokens that would be verified, and steps that the drafter would do."""
-
-    verified: np.ndarray
-    steps: np.ndarray
-
-
 def floors_at(confidence: np.ndarray, p_min: np.ndarray) -> np.ndarray:
     """Index of the first drafted token below each floor, k where there is none.
 
@@ -316,4 +310,4 @@ def cut_lengths(
     length = np.minimum(room, below_floor)
     # the token below the floor was drafted too, unless no more were asked for
     steps = length + (below_floor < room)
-    return DraftLengths(np.where(length < n_min, 0, length), steps)
+    return np.where(length < n_min, 0, length), steps

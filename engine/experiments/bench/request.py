@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from engine.experiments.bench.prompts import NamedPrompt
+from engine.foreign_numbers import LARGEST, Size
 from engine.options import Prompt, RunOptions
 from engine.trace.records import MISSING
 from engine.trace.timings import summary
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 
+Figure = Annotated[float, Meta(ge=0, le=LARGEST)]
+"""What can have been measured."""
 PLAIN = "plain"
 """The configuration without speculation, which the others are compared with."""
 
@@ -57,23 +62,23 @@ class RequestResult:
 
     prompt: str
     configuration: str
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_second: float
-    draft_n: int
-    draft_n_accepted: int
-    num_spec_steps: int
-    num_rounds: int
-    draft_ms: float
-    verify_ms: float
-    num_restores: int
-    duplicate_cells: int
-    wall_s: float
+    cache_n: Size
+    prompt_n: Size
+    prompt_ms: Figure
+    predicted_n: Size
+    predicted_ms: Figure
+    predicted_per_second: Figure
+    draft_n: Size
+    draft_n_accepted: Size
+    num_spec_steps: Size
+    num_rounds: Size
+    draft_ms: Figure
+    verify_ms: Figure
+    num_restores: Size
+    duplicate_cells: Size
+    wall_s: Figure
     stop: str
-    tokens: tuple[int, ...]
+    tokens: tuple[Size, ...]
     text: str
 
     @property

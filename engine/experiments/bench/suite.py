@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from engine.experiments.results.reader import find_results, is_database, read_re
 from engine.experiments.results.table import (
     SUITE,
     ExperimentResults,
-    is_figure,
     json_object,
     results_file,
     wrong,
@@ -35,7 +34,7 @@ from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.files import user_text
 from engine.foreign_json import JsonError, parse_json
 from engine.options import Prompt
-from engine.trace.typed_json import strict_json
+from engine.trace.typed_json import strict_json, strictly
 
 if TYPE_CHECKING:
     from engine.session import Session
@@ -217,20 +216,10 @@ def _measured(results: ExperimentResults) -> Measured:
 
 
 def _request(path: Path, at: int, detail: dict[str, Any]) -> RequestResult:
-    values: dict[str, Any] = {}
-    for field in fields(RequestResult):
-        value = detail.get(field.name)
-        if field.type == "str":
-            fits = isinstance(value, str)
-        elif field.name == "tokens":
-            value = tuple(value) if isinstance(value, list) else (-1,)
-            fits = all(type(n) is int and n >= 0 for n in value)
-        else:
-            fits = is_figure(value) and (field.type == "float" or type(value) is int)
-        if not fits:
-            raise wrong(path, at, f"detail, {field.name}", "has the wrong type")
-        values[field.name] = value
-    return RequestResult(**values)
+    found: RequestResult = strictly(
+        RequestResult, detail, lambda place, what: wrong(path, at, f"detail, {place}", what)
+    )
+    return found
 
 
 def compare_results(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from msgspec import Meta
 
 from engine.errors import TraceFileError
 from engine.experiments.results.table import (
@@ -25,6 +27,8 @@ from engine.experiments.results.table import (
 )
 from engine.files import file_head, user_text
 from engine.foreign_json import JsonError, parse_json
+from engine.foreign_numbers import LARGEST
+from engine.trace.typed_json import strictly
 
 KINDS = {"draftscope tune": TUNE, "draftscope bench suite": SUITE}
 VERSION = 1
@@ -34,6 +38,61 @@ _BEGIN = re.compile(rb'\s*\{\s*"kind"\s*:\s*"(%s)"' % "|".join(KINDS).encode())
 _AGAIN = "Write it again with --json."
 _LONGEST = 200
 """Characters of a name."""
+
+_Figure = Annotated[float, Meta(ge=0, le=LARGEST)]
+_Name = Annotated[str, Meta(max_length=_LONGEST)]
+_Rows = Meta(max_length=MOST_ROWS)
+
+
+class _Setting(TypedDict):
+    drafter: _Name
+    n_max: _Figure
+    p_min: _Figure
+
+
+class _Costs(TypedDict):
+    acceptance: NotRequired[_Figure | None]
+
+
+class _Confirmed(TypedDict):
+    tokens_per_second: _Figure
+    low: _Figure
+    high: _Figure
+    undo_bytes: _Figure
+    setting: _Setting | None
+    costs: _Costs | None
+
+
+class _Estimated(TypedDict):
+    tokens_per_second: _Figure
+    acceptance: _Figure | None
+    setting: _Setting
+
+
+class _TuneFile(TypedDict):
+    model: dict[str, Any]
+    environment: dict[str, Any]
+    confirmed: Annotated[list[_Confirmed], _Rows]
+    estimates: Annotated[list[_Estimated], _Rows]
+
+
+class _Request(TypedDict):
+    name: _Name
+    predicted_per_second: _Figure
+    draft_n: _Figure
+    draft_n_accepted: _Figure
+
+
+class _Configuration(TypedDict):
+    name: _Name
+    rows: Annotated[list[_Request], _Rows]
+
+
+class _SuiteFile(TypedDict):
+    model: dict[str, Any]
+    environment: dict[str, Any]
+    configurations: Annotated[list[_Configuration], _Rows]
+
 
 Row = tuple[dict[str, Any], dict[str, float | None]]
 """Settings, by their keys in the plan of a sweep, and figures by name of schema.FIGURES."""
@@ -48,15 +107,14 @@ def read_results_json(path: Path) -> ExperimentResults:
     """Read a file. Raises TraceFileError, in one sentence, for one that cannot be read, is
     something else or has not what is needed."""
     data = _loaded(path)
-    place = _Place(path)
     kind = KINDS[data["kind"]]
-    model = place.object("model", data.get("model"))
-    environment = place.object("environment", data.get("environment"))
-    if kind == TUNE:
-        _check_tune(place, data)
-        found = tune_rows(data)
-    else:
-        found = list(_suite_rows(place, data))
+
+    def wrong(place: str, what: str) -> TraceFileError:
+        return TraceFileError(f"{path}: {place} {what}.", _AGAIN)
+
+    strictly(_TuneFile if kind == TUNE else _SuiteFile, data, wrong)
+    model, environment = data["model"], data["environment"]
+    found = tune_rows(data) if kind == TUNE else list(_suite_rows(data, wrong))
     # settings named twice would be one row of a results file, and are one here
     rows = {key_of(settings): (settings, figures) for settings, figures in found}
     name = model.get("name")
@@ -133,27 +191,14 @@ def suite_row(configuration: str, request: Mapping[str, Any]) -> Row:
     return {"configuration": configuration, "prompt": request["prompt"]}, figures
 
 
-def _suite_rows(place: _Place, data: dict[str, Any]) -> Iterator[Row]:
-    for at, one in place.objects(data, "configurations"):
-        name = place.name(f"{at}.name", one.get("name"))
-        for where, row in place.objects(one, "rows", at):
-            prompt = place.name(f"{where}.name", row.get("name"))
-            known = [name for name in FIGURES if row.get(name) is not None]
-            place.numbers(where, row, ("predicted_per_second", "draft_n", "draft_n_accepted"))
-            place.numbers(where, row, tuple(known))
-            yield suite_row(name, {**row, "prompt": prompt})
-
-
-def _check_tune(place: _Place, data: dict[str, Any]) -> None:
-    for at, one in place.objects(data, "confirmed"):
-        place.numbers(at, one, ("tokens_per_second", "low", "high", "undo_bytes"))
-        place.setting(at, one, may_lack=True)
-        costs = one.get("costs")
-        if costs is not None:
-            place.numbers(f"{at}.costs", place.object(f"{at}.costs", costs), (), ("acceptance",))
-    for at, one in place.objects(data, "estimates"):
-        place.numbers(at, one, ("tokens_per_second",), ("acceptance",))
-        place.setting(at, one)
+def _suite_rows(data: dict[str, Any], wrong: Callable[[str, str], TraceFileError]) -> Iterator[Row]:
+    for i, one in enumerate(data["configurations"]):
+        for j, row in enumerate(one["rows"]):
+            for name in FIGURES:
+                if row.get(name) is not None and not is_figure(row[name]):
+                    place = f"configurations[{i}].rows[{j}].{name}"
+                    raise wrong(place, "is not a number from 0 to 2^53")
+            yield suite_row(one["name"], {**row, "prompt": row["name"]})
 
 
 def _loaded(path: Path) -> dict[str, Any]:
@@ -172,52 +217,3 @@ def _loaded(path: Path) -> dict[str, Any]:
             "Open it with the version of Draftscope that wrote it.",
         )
     return data
-
-
-class _Place:
-    """Looks at values of a file and says where one is wrong."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def objects(
-        self, data: dict[str, Any], name: str, within: str = ""
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """The objects of a list, each with its place. within: the place of the list's owner."""
-        found, at = data.get(name), f"{within}.{name}" if within else name
-        if not isinstance(found, list) or len(found) > MOST_ROWS:
-            raise self._wrong(at, f"is not a list of up to {MOST_ROWS:,} entries")
-        return [(f"{at}[{i}]", self.object(f"{at}[{i}]", one)) for i, one in enumerate(found)]
-
-    def object(self, at: str, value: Any) -> dict[str, Any]:
-        """A value that has to be an object."""
-        if not isinstance(value, dict):
-            raise self._wrong(at, "is not an object")
-        return value
-
-    def name(self, at: str, value: Any) -> str:
-        """A value that has to be a name."""
-        if not isinstance(value, str) or len(value) > _LONGEST:
-            raise self._wrong(at, "is not a name")
-        return value
-
-    def numbers(
-        self, at: str, one: dict[str, Any], names: tuple[str, ...], or_none: tuple[str, ...] = ()
-    ) -> None:
-        """Check numbers of an object. or_none: those that may be null."""
-        for name in (*names, *or_none):
-            value = one.get(name)
-            if not (is_figure(value) or (value is None and name in or_none)):
-                raise self._wrong(f"{at}.{name}", "is not a number from 0 to 2^53")
-
-    def setting(self, at: str, one: dict[str, Any], *, may_lack: bool = False) -> None:
-        """Check the setting of an object. may_lack: whether null is one."""
-        value, at = one.get("setting"), f"{at}.setting"
-        if value is None and may_lack:
-            return
-        found = self.object(at, value)
-        self.name(f"{at}.drafter", found.get("drafter"))
-        self.numbers(at, found, ("n_max", "p_min"))
-
-    def _wrong(self, at: str, what: str) -> TraceFileError:
-        return TraceFileError(f"{self._path}: {at} {what}.", _AGAIN)

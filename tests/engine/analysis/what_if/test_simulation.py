@@ -112,9 +112,9 @@ def test_fixed_lengths_are_a_walk_through_the_text(pairs, n_max, n_min, p_min, r
 def test_a_token_below_the_floor_was_drafted_all_the_same() -> None:
     below = floors_at(np.array([[0.9, 0.4, 0.8], [0.9, 0.9, np.nan]]), np.array([0.5, 0.95]))
     assert below.tolist() == [[1, 3], [0, 0]]
-    found = cut_lengths(np.array([3, 3]), below[0], np.array([9, 9]), 3, 2)
-    assert found.verified.tolist() == [0, 3]  # one token is less than n_min
-    assert found.steps.tolist() == [2, 3]
+    verified, steps = cut_lengths(np.array([3, 3]), below[0], np.array([9, 9]), 3, 2)
+    assert verified.tolist() == [0, 3]  # one token is less than n_min
+    assert steps.tolist() == [2, 3]
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

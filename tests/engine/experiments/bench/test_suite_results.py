@@ -227,14 +227,17 @@ def test_results_of_a_sweep_are_refused(tmp_path: Path) -> None:
         ),
         ("UPDATE results SET settings = '{}'", "row 1, detail is not a request"),
         ("UPDATE facts SET value = '[]' WHERE name LIKE 'detail%'", "row 1, a JSON text is no"),
-        ("UPDATE facts SET value = '{}' WHERE name LIKE 'detail%'", "detail, prompt has the wrong"),
+        (
+            "UPDATE facts SET value = '{}' WHERE name LIKE 'detail%'",
+            "detail,  is wrong: object missing required field `prompt`",
+        ),
         (
             "UPDATE facts SET value = replace(value, '\"wall_s\": ', '\"wall_s\": -')",
-            "detail, wall_s has the wrong type",
+            "detail, wall_s is wrong: expected `float` >= 0",
         ),
         (
             "UPDATE facts SET value = replace(value, '\"tokens\": [', '\"tokens\": [true, ')",
-            "detail, tokens has the wrong type",
+            "detail, tokens[0] is wrong: expected `int`, got `bool`",
         ),
         ("UPDATE facts SET value = '{}' WHERE name = 'plan'", "is not a result file"),
         ("UPDATE facts SET value = '[' WHERE name = 'plan'", "a JSON text is not an object"),

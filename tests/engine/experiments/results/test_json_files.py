@@ -75,16 +75,25 @@ def put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         (put("kind", value="other"), "is not a result of"),
         (put("version", value=9), "has a version that this program does not read"),
-        (put("confirmed", value={}), "confirmed is not a list"),
-        (put("confirmed", 1, value=7), "confirmed[1] is not an object"),
-        (put("confirmed", 1, "low", value=True), "confirmed[1].low is not a number"),
-        (put("confirmed", 1, "high", value=10**400), "confirmed[1].high is not a number"),
-        (put("confirmed", 1, "costs", value=[]), "confirmed[1].costs is not an object"),
-        (put("estimates", 0, "setting", value=None), "estimates[0].setting is not an object"),
-        (put("estimates", 0, "setting", "drafter", value=[]), "estimates[0].setting.drafter is no"),
+        (put("confirmed", value={}), "confirmed is wrong: expected `array`"),
+        (put("confirmed", 1, value=7), "confirmed[1] is wrong: expected `object`, got `int`"),
+        (put("confirmed", 1, "low", value=True), "confirmed[1].low is wrong: expected `float`"),
+        (put("confirmed", 1, "high", value=10**400), "is wrong: "),
+        (put("confirmed", 1, "costs", value=[]), "confirmed[1].costs is wrong: expected `object"),
+        (
+            put("estimates", 0, "setting", value=None),
+            "estimates[0].setting is wrong: expected `object`",
+        ),
+        (
+            put("estimates", 0, "setting", "drafter", value=[]),
+            "estimates[0].setting.drafter is wrong",
+        ),
         (put("estimates", 1, "tokens_per_second", value=-1.0), "estimates[1].tokens_per_"),
-        (put("estimates", 0, "setting", "p_min", value="<b>"), "estimates[0].setting.p_min is no"),
-        (put("model", value=None), "model is not an object"),
+        (
+            put("estimates", 0, "setting", "p_min", value="<b>"),
+            "estimates[0].setting.p_min is wrong",
+        ),
+        (put("model", value=None), "model is wrong: expected `object`"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(
