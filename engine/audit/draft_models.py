@@ -231,7 +231,24 @@ class SimpleModel(StepwiseModel):
         return self.core.forward(ubatch, self._memory).logits[:, : self._n_both]
 
 
-class MtpModel(StepwiseModel):
+class _RowModel(StepwiseModel):
+    """A model that reads a row of the target with each token."""
+
+    core: MtpHead | Eagle3
+
+    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+        assert rows is not None
+        self.core.forward(ubatch, rows, self._memory)
+
+    def _step(
+        self, ubatch: UBatch, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert rows is not None
+        out = self.core.forward(ubatch, rows, self._memory)
+        return out.logits, out.hidden[:, -1]
+
+
+class MtpModel(_RowModel):
     """An MTP head: position p pairs the token at p with the target's hidden row of p - 1."""
 
     def __init__(self, head: MtpHead, memory: HybridMemory, n: int) -> None:
@@ -247,19 +264,8 @@ class MtpModel(StepwiseModel):
     def newest_row(self, pos0: int) -> int:
         return pos0
 
-    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
-        assert rows is not None
-        self.core.forward(ubatch, rows, self._memory)
 
-    def _step(
-        self, ubatch: UBatch, rows: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        assert rows is not None
-        out = self.core.forward(ubatch, rows, self._memory)
-        return out.logits, out.hidden[:, -1]
-
-
-class Eagle3Model(StepwiseModel):
+class Eagle3Model(_RowModel):
     """An EAGLE-3 block: position p pairs the token at p + 1 with the feature row of p."""
 
     ahead = 1
@@ -276,17 +282,6 @@ class Eagle3Model(StepwiseModel):
     ) -> torch.Tensor | None:
         assert rows is not None
         return self.core.fused(_taps(rows, layers or self.core.config.taps))
-
-    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
-        assert rows is not None
-        self.core.forward(ubatch, rows, self._memory)
-
-    def _step(
-        self, ubatch: UBatch, rows: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        assert rows is not None
-        out = self.core.forward(ubatch, rows, self._memory)
-        return out.logits, out.hidden[:, -1]
 
 
 class BlockModel(DraftModel):

@@ -139,13 +139,18 @@ def _is_at_work(stage: Path) -> bool:
     assert found is not None
     if int(found["pid"]) == os.getpid():
         return stage.stem in _mine
-    if os.name != "posix":
+    return is_alive(int(found["pid"]))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process may still run."""
+    if os.name != "posix":  # where a signal would end it
         return True
     try:
-        os.kill(int(found["pid"]), 0)
+        os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
+    except OSError:
         pass
     return True
 

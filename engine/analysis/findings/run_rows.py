@@ -24,6 +24,11 @@ POLICY = "policy"
 """Kind of the lanes that verify drafts and roll back."""
 
 
+def _table(name: str) -> cached_property[RunColumns]:
+    """The run's rows of a table, as an attribute of ExaminedRun."""
+    return cached_property(lambda run: RunColumns(run.trace, name, run.run_id))
+
+
 class ExaminedRun:
     """One run. lane: its name in a comparison, kind: reference, noise or policy; both "" for a
     run on its own."""
@@ -33,38 +38,13 @@ class ExaminedRun:
         self.facts = trace.runs[run_id]
         self.lane, self.kind = self.facts.lane or "", lane_kind(self.facts)
 
-    @cached_property
-    def rounds(self) -> RunColumns:
-        return self._rows("rounds")
-
-    @cached_property
-    def tokens(self) -> RunColumns:
-        return self._rows("tokens")
-
-    @cached_property
-    def asked(self) -> RunColumns:
-        """Drafters that were asked."""
-        return self._rows("drafts")
-
-    @cached_property
-    def ubatches(self) -> RunColumns:
-        return self._rows("ubatches")
-
-    @cached_property
-    def memory(self) -> RunColumns:
-        return self._rows("memory")
-
-    @cached_property
-    def divergence(self) -> RunColumns:
-        return self._rows("divergence")
-
-    @cached_property
-    def states(self) -> RunColumns:
-        """Errors of states by layer."""
-        return self._rows("states")
-
-    def _rows(self, table: str) -> RunColumns:
-        return RunColumns(self.trace, table, self.run_id)
+    rounds, tokens, ubatches, memory, divergence = map(
+        _table, ("rounds", "tokens", "ubatches", "memory", "divergence")
+    )
+    asked = _table("drafts")
+    """Drafters that were asked."""
+    states = _table("states")
+    """Errors of states by layer."""
 
     @cached_property
     def is_later(self) -> np.ndarray:

@@ -154,6 +154,12 @@ def measured(
     }
 
 
+def shorter(options: RunOptions, most: int) -> RunOptions:
+    """The same for at most this many tokens."""
+    n = options.n_predict
+    return replace(options, n_predict=min(n, most) if n > 0 else most)
+
+
 def round_costs(
     runs: Sequence[RequestResult | TimedRun], plain: Sequence[RequestResult | TimedRun]
 ) -> dict[str, Any] | None:

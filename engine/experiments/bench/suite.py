@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import OptionError
-from engine.experiments.bench.request import PLAIN, Configuration, RequestResult, measure_request
+from engine.experiments.bench.request import (
+    PLAIN,
+    Configuration,
+    RequestResult,
+    measure_request,
+    shorter,
+)
 from engine.experiments.bench.suite_report import suite_report
 from engine.experiments.results.json_files import is_results_json, key_of, suite_row, title
 from engine.experiments.results.reader import find_results, is_database, read_results
@@ -192,10 +198,6 @@ def _without(value: Any, names: Collection[str]) -> Any:
     return {name: _without(one, names) for name, one in value.items() if name not in names}
 
 
-def _hash(text: str) -> str:
-    return sha256(text.encode()).hexdigest()
-
-
 def _plan_of(results: ExperimentResults) -> dict[str, Any]:
     return json_object(results.path, results.facts.get("plan") or "{}")
 
@@ -344,11 +346,7 @@ class PromptSuite:
         """A few tokens in every configuration, not counted. Raises what Session.start raises."""
         name, prompt = self.prompts[0]
         for configuration in self.configurations:
-            n = configuration.options.n_predict
-            few = replace(
-                configuration.options,
-                n_predict=min(n, _WARM_UP_TOKENS) if n > 0 else _WARM_UP_TOKENS,
-            )
+            few = shorter(configuration.options, _WARM_UP_TOKENS)
             measure_request(self._session, prompt, name, Configuration(configuration.name, few))
 
     def requests(self) -> Iterator[tuple[RequestResult, int]]:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -32,7 +31,7 @@ from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.sweep.plan import MODEL, SweepJob, SweepPlan
 from engine.gguf.file import GgufFile
 from engine.trace.export import check_target
-from engine.trace.replacing import replacing
+from engine.trace.replacing import is_alive, replacing
 
 if TYPE_CHECKING:
     from engine.experiments.sweep.worker import SweepWorker
@@ -264,18 +263,6 @@ def own_folder() -> Path:
     places = Path(tempfile.gettempdir())
     for left in places.glob(f"{_FOLDER}*-*"):
         pid = left.name.removeprefix(_FOLDER).split("-")[0]
-        if pid.isdigit() and not _is_alive(int(pid)):
+        if pid.isdigit() and not is_alive(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=places))
-
-
-def _is_alive(pid: int) -> bool:
-    if sys.platform == "win32":  # where a signal would end it
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine.analysis.findings.check import recorded
 from engine.draft.registry import DRAFTERS
 from engine.errors import DraftscopeError, OptionError, TraceFileError
-from engine.experiments.bench.request import measured, run_to_end
+from engine.experiments.bench.request import measured, run_to_end, shorter
 from engine.experiments.results.table import FIGURES
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import CHAT, COMPUTE, DEVICE, REPEAT, THREADS, SweepJob
@@ -57,7 +56,7 @@ class SweepWorker:
         session = self._open(job, target, draft)
         choose_threads(job.setting(THREADS), session.info, session.model)
         prompts = [_prompt(session, text, job.setting(CHAT)) for text in job.prompts]
-        run_to_end(session.start(prompts[:1], _few(job.options)))
+        run_to_end(session.start(prompts[:1], shorter(job.options, _WARM_UP_TOKENS)))
         runs = [_timed(session, prompts, job.options) for _ in range(job.setting(REPEAT))]
         runs.sort(key=lambda timed: timed[1]["predicted_ms"] or 0.0)
         run, figures = runs[(len(runs) - 1) // 2]
@@ -110,11 +109,6 @@ def _is_used(draft: Path, types: Sequence[str]) -> bool:
         return True
     with GgufFile.open(draft) as file:
         return drafter_of(file) == DRAFT_MTP
-
-
-def _few(options: RunOptions) -> RunOptions:
-    n = options.n_predict
-    return replace(options, n_predict=min(n, _WARM_UP_TOKENS) if n > 0 else _WARM_UP_TOKENS)
 
 
 def _prompt(session: Session, text: str, chat: bool) -> Prompt:

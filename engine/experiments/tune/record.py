@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.analysis.what_if.recorded import CostCurve, RecordedRounds, RoundCosts
 from engine.decode.acceptance import accepted_by_chance
-from engine.experiments.bench.request import Configuration, run_to_end
+from engine.experiments.bench.request import Configuration, run_to_end, shorter
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
 from engine.options import Prompt, RunOptions
 from engine.trace.run_ref import RunRef
@@ -149,7 +149,7 @@ def _cost_rounds(
 ) -> RecordedRounds:
     """Rounds of every setting, the settings in turn, so that what else the machine does hits them
     alike; several passes as long as they are short."""
-    few = _shorter(base, _COST_TOKENS)
+    few = shorter(base, _COST_TOKENS)
     options = [drafting(few, one, rates=rates) for one in settings]
     n, parts, begun = min(_COST_PROMPTS, len(prompts)), [], perf_counter()
     for again in range(_COST_PASSES):
@@ -160,11 +160,6 @@ def _cost_rounds(
         if perf_counter() - begun > _COST_S:
             break
     return RecordedRounds.joined(parts)
-
-
-def _shorter(options: RunOptions, n_tokens: int) -> RunOptions:
-    n = options.n_predict
-    return replace(options, n_predict=min(n, n_tokens) if n > 0 else n_tokens)
 
 
 def _repeated(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> RecordedRounds:
