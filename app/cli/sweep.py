@@ -15,8 +15,7 @@ from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text
 from engine.experiments.sweep.on_ray import OnRay
 from engine.experiments.sweep.plan import JOB_KEYS, Bundled, SweepPlan, read_plan
-from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress, one_by_one
-from engine.experiments.sweep.sweep_page import sweep_report
+from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress, one_by_one, sweep_report
 from engine.trace.typed_json import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 

@@ -12,13 +12,12 @@ import torch
 from engine.analysis.findings.check import record_findings
 from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_against
 from engine.batch import Span
-from engine.compare.free_lane import FreeLane
 from engine.compare.lane import Follower, Lane, LaneSetup, ReferenceRound
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA_PLAIN_LANE, LaneSpec
 from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, with_mode_lanes
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
-from engine.compare.policy_lane import ForkLane, PolicyLane
+from engine.compare.policy_lane import ForkLane, FreeLane, PolicyLane
 from engine.compare.scenario import Scenario
 from engine.decode.acceptance import cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, note_non_finite

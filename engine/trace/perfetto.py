@@ -13,7 +13,6 @@ time is known have no place, and are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,65 +56,78 @@ def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
     Raises OptionError without the package perfetto and where the system does not let us write,
     TraceFileError where no round has a time.
     """
-    builder = new_builder()
-    events = _Events()
+    events = _Events(new_builder())
     for run in runs:
         _add_run(events, run)
-    if not events.timed:
+    if not events.n_timed:
         raise TraceFileError(
             "No round of these runs has a time.",
             "Name the trace of a run whose engine reports when its rounds end.",
         )
-    for described in events.tracks:
-        packet = builder.add_packet()
-        packet.trusted_packet_sequence_id = _SEQUENCE_ID
-        _set(packet.track_descriptor, described)
-    for number, event in enumerate(sorted(events.timed, key=lambda one: one.at_ns)):
-        packet = builder.add_packet()
-        packet.trusted_packet_sequence_id = _SEQUENCE_ID
-        if not number:
-            packet.sequence_flags = _CLEARED
-        packet.timestamp = event.at_ns
-        _set_event(packet.track_event, event)
     with written_whole(path) as part:
-        part.write_bytes(builder.serialize())
-    return len(events.timed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """The beginning (with a name) or the end of a slice, or the value of a counter."""
-
-    at_ns: int
-    track: int
-    name: str = ""
-    value: float | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    begins: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
-    """Flows that go on from here, and those that end here."""
+        part.write_bytes(events.in_order())
+    return events.n_timed
 
 
 class _Events:
-    """Tracks and what happens on them; `track` numbers them from 1."""
+    """Packets of a trace: tracks, numbered from 1, and what happens on them."""
 
-    def __init__(self) -> None:
-        self.tracks: list[dict[str, Any]] = []
-        self.timed: list[_Event] = []
-        self.n_flows = 0
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self._n_tracks = self.n_timed = self.n_flows = 0
+
+    def in_order(self) -> bytes:
+        """The trace, its packets by time."""
+        packets = self._builder.trace.packet
+        packets.sort(key=lambda one: one.timestamp)
+        next(one for one in packets if one.HasField("timestamp")).sequence_flags = _CLEARED
+        serialized: bytes = self._builder.serialize()
+        return serialized
 
     def track(self, name: str, parent: int | None = None, **more: Any) -> int:
-        number = len(self.tracks) + 1
+        self._n_tracks += 1
         above = {} if parent is None else {"parent_uuid": parent}
-        self.tracks.append({"uuid": number, "name": name, **above, **more})
-        return number
+        described = {"uuid": self._n_tracks, "name": name, **above, **more}
+        _set(self._packet().track_descriptor, described)
+        return self._n_tracks
 
-    def slice(self, track: int, start_ns: int, end_ns: int, name: str, **more: Any) -> None:
-        self.timed.append(_Event(start_ns, track, name, **more))
-        self.timed.append(_Event(end_ns, track))
+    def slice(
+        self,
+        track: int,
+        start_ns: int,
+        end_ns: int,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        begins: Sequence[int] = (),
+        ends: Sequence[int] = (),
+    ) -> None:
+        """begins, ends: flows that go on from here, and those that end here."""
+        event = self._event(track, start_ns)
+        event.type, event.name = event.TYPE_SLICE_BEGIN, name
+        event.flow_ids.extend(begins)
+        event.terminating_flow_ids.extend(ends)
+        for key, value in (arguments or {}).items():
+            argument = event.debug_annotations.add()
+            kinds = {str: "string_value", int: "int_value"}
+            argument.name = key
+            setattr(argument, kinds.get(type(value), "double_value"), value)
+        event = self._event(track, end_ns)
+        event.type = event.TYPE_SLICE_END
 
     def count(self, track: int, at_ns: int, value: float) -> None:
-        self.timed.append(_Event(at_ns, track, value=value))
+        event = self._event(track, at_ns)
+        event.type, event.double_counter_value = event.TYPE_COUNTER, value
+
+    def _packet(self) -> Any:
+        packet = self._builder.add_packet()
+        packet.trusted_packet_sequence_id = _SEQUENCE_ID
+        return packet
+
+    def _event(self, track: int, at_ns: int) -> Any:
+        self.n_timed += 1
+        packet = self._packet()
+        packet.timestamp, packet.track_event.track_uuid = at_ns, track
+        return packet.track_event
 
 
 def _set(message: Any, values: Mapping[str, Any]) -> None:
@@ -125,28 +137,6 @@ def _set(message: Any, values: Mapping[str, Any]) -> None:
             _set(getattr(message, name), value)
         else:
             setattr(message, name, value)
-
-
-def _set_event(message: Any, event: _Event) -> None:
-    message.track_uuid = event.track
-    if event.value is not None:
-        message.type = message.TYPE_COUNTER
-        message.double_counter_value = event.value
-        return
-    message.type = message.TYPE_SLICE_BEGIN if event.name else message.TYPE_SLICE_END
-    if event.name:
-        message.name = event.name
-    message.flow_ids.extend(event.begins)
-    message.terminating_flow_ids.extend(event.ends)
-    for name, value in event.arguments.items():
-        argument = message.debug_annotations.add()
-        argument.name = name
-        if isinstance(value, str):
-            argument.string_value = value
-        elif isinstance(value, int):
-            argument.int_value = value
-        else:
-            argument.double_value = value
 
 
 def _add_run(events: _Events, run: RunRef) -> None:

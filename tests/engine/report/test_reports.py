@@ -12,7 +12,7 @@ from engine.errors import OptionError
 from engine.experiments.bench.request import PLAIN, Configuration
 from engine.experiments.bench.suite_report import options_of, suite_page, suite_report
 from engine.experiments.results.reader import read_results
-from engine.experiments.sweep.sweep_page import sweep_report
+from engine.experiments.sweep.sweep import sweep_report
 from engine.options import RunOptions, SamplerOptions, SpecOptions
 from engine.report.common import run_command
 from engine.report.compare import compare_report
