@@ -16,7 +16,6 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "n_rs_seq": ("n_rs_seq", int),
     "split": ("split", str),
     "kv": ("kv", str),
-    "fault": ("faults", str),
     "replay": ("replay", str),
     "ubatch": ("n_ubatch", int),
     "checkpoint_device": ("checkpoint_device", str),
@@ -26,7 +25,7 @@ STATE_KEYS = {
 }
 """Keys of a lane's types of states, each with its field of StateTypes."""
 _KEYS = {
-    POLICY: (*_FIELDS, "compute", *STATE_KEYS, "batch-invariant", "free", "forks"),
+    POLICY: (*_FIELDS, "fault", "compute", *STATE_KEYS, "batch-invariant", "free", "forks"),
     NOISE: ("split", "kv", "ubatch", "compute", *STATE_KEYS, "batch-invariant"),
     REFERENCE: ("compute", *STATE_KEYS),
     PEER: (),
@@ -112,36 +111,26 @@ class LaneSpec:
                 f"Lane {text!r}: {first!r} is not a rollback policy.",
                 f"Begin with one of {', '.join(ROLLBACK_POLICIES)}, or use {LLAMA}.",
             )
-        changes = dict(_PLAIN)
-        if kind == POLICY:
-            changes = {"rollback": first, "faults": ()}
+        changes = {"rollback": first, "faults": ()} if kind == POLICY else dict(_PLAIN)
         own: dict[str, str] = {}
-        types: dict[str, str] = {}
-        seen: set[str] = set()
         for setting in settings:
             key, value = _setting(text, kind, setting)
-            if key in seen and key != "fault":
-                raise OptionError(f"Lane {text!r}: {key} is given twice.", "Give it once.")
-            seen.add(key)
-            if key in ("compute", "free", "forks"):
-                own[key] = value
-                continue
-            if key in STATE_KEYS:
-                types[STATE_KEYS[key]] = value
-                continue
-            if key == "batch-invariant":
-                changes["batch_invariant"] = True
-                continue
-            name, convert = _FIELDS[key]
             if key == "fault":
-                changes[name] = (*changes[name], value)
-                continue
+                changes["faults"] = (*changes["faults"], value)
+            elif key in own:
+                raise OptionError(f"Lane {text!r}: {key} is given twice.", "Give it once.")
+            else:
+                own[key] = value
+        for key, (name, convert) in _FIELDS.items():
             try:
-                changes[name] = convert(value)
+                changes |= {name: convert(own[key])} if key in own else {}
             except ValueError as error:
                 raise OptionError(
-                    f"Lane {text!r}: {key} {value!r} is not a whole number.", "Give a number."
+                    f"Lane {text!r}: {key} {own[key]!r} is not a whole number.", "Give a number."
                 ) from error
+        if "batch-invariant" in own:
+            changes["batch_invariant"] = True
+        types = {name: own[key] for key, name in STATE_KEYS.items() if key in own}
         if "free" in own and "forks" in own:
             raise OptionError(
                 f"Lane {text!r}: a lane with forks follows the reference's tokens.",
