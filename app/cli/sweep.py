@@ -13,9 +13,10 @@ from app.cli.recorded import add_report, check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text
+from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.on_ray import OnRay
-from engine.experiments.sweep.plan import JOB_KEYS, Bundled, SweepPlan, read_plan
-from engine.experiments.sweep.sweep import Executor, Sweep, SweepProgress, one_by_one, sweep_report
+from engine.experiments.sweep.plan import JOB_KEYS, Bundled, SweepJob, SweepPlan, read_plan
+from engine.experiments.sweep.sweep import Executor, Sweep, one_by_one, sweep_report
 from engine.trace.typed_json import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
@@ -70,8 +71,10 @@ def run(args: argparse.Namespace) -> int:
         if sweep.n_done:
             tell(f"{sweep.n_done} of {sweep.total} jobs have results already")
         try:
-            for done in sweep.run(execute):
-                _show(done, sweep.varying)
+            for job, result, left_s in sweep.run(execute):
+                place = f"[{sweep.n_done:>{len(str(sweep.total))}}/{sweep.total}]"
+                left = f" ({_duration(left_s)} left)" if left_s is not None else ""
+                tell(f"{place} {_said(job, result, sweep.varying)}{left}", name="")
         except (KeyboardInterrupt, DraftscopeError):
             tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
             raise
@@ -152,15 +155,12 @@ def _aligned(row: Sequence[str], widths: Sequence[int], n_left: int) -> Iterator
         yield cell.ljust(width) if 0 < i < n_left or i == last else cell.rjust(width)
 
 
-def _show(progress: SweepProgress, varying: Collection[str]) -> None:
-    width, result = len(str(progress.total)), progress.result
-    settings = progress.job.settings
+def _said(job: SweepJob, result: JobResult, varying: Collection[str]) -> str:
     said = ", ".join(
-        f"{key} {setting_text(value)}" for key, value in settings.items() if key in varying
+        f"{key} {setting_text(value)}" for key, value in job.settings.items() if key in varying
     )
     came = result.error or f"{number(float(result.figures['predicted_per_second'] or 0), 1)} tok/s"
-    left = f" ({_duration(progress.left_s)} left)" if progress.left_s is not None else ""
-    tell(f"[{progress.done:>{width}}/{progress.total}] {said}: {came}{left}", name="")
+    return f"{said}: {came}"
 
 
 def _duration(seconds: float) -> str:

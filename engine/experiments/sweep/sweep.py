@@ -20,7 +20,6 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -59,18 +58,6 @@ Executor = Callable[[Sequence[SweepJob], TraceOf], Results]
 is under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepProgress:
-    """After a job. done: jobs with a row, of total. left_s: expected time left, seconds, from the
-    mean of what was done since the start; None when nothing is left."""
-
-    job: SweepJob
-    result: JobResult
-    done: int
-    total: int
-    left_s: float | None
-
-
 class Sweep:
     """A plan and the folder of its results, ready to go on. A context manager: within it no other
     sweep writes to the folder."""
@@ -104,8 +91,10 @@ class Sweep:
         """Jobs of the plan that have a row."""
         return self.total - len(self.pending)
 
-    def run(self, execute: Executor) -> Iterator[SweepProgress]:
-        """Run what is pending; the row of a job is written before it is given here.
+    def run(self, execute: Executor) -> Iterator[tuple[SweepJob, JobResult, float | None]]:
+        """Run what is pending; the row of a job is written before it is given here, with the
+        expected time left, seconds, from the mean of what was done since the start; None when
+        nothing is left.
 
         Raises OptionError where the disk does not take a row or a trace: the job stays pending.
         """
@@ -119,7 +108,7 @@ class Sweep:
                 done = self.n_done
                 mean = (monotonic() - began) / (done - at_start)
                 left = mean * len(self.pending) if self.pending else None
-                yield SweepProgress(job, result, done, self.total, left)
+                yield job, result, left
 
     def _trace_of(self, job: SweepJob) -> Path | None:
         return trace_folder(self.path, job.key) if self._traces else None

@@ -52,9 +52,9 @@ def test_twenty_four_jobs_killed_twice_are_twenty_four_rows(tmp_path: Path) -> N
 def test_failures_are_rows_and_only_asked_for_again(tmp_path: Path) -> None:
     plan, out = plan_of(tmp_path, 2, 7), tmp_path / "out"
     with Sweep(plan, out) as sweep:
-        steps = list(sweep.run(instantly))
-    assert [step.done for step in steps] == list(range(1, 15))
-    assert [step.left_s is None for step in steps] == [False] * 13 + [True]
+        steps = [(sweep.n_done, *step) for step in sweep.run(instantly)]
+    assert [n_done for n_done, *_ in steps] == list(range(1, 15))
+    assert [left_s is None for *_, left_s in steps] == [False] * 13 + [True]
     assert read_results(out).columns["error"][6] == "Job 7 failed."
     with Sweep(plan, out) as sweep:
         assert (sweep.n_done, sweep.pending) == (14, [])
