@@ -41,7 +41,7 @@ from app.cli.run_arguments import (
     run_options,
     styled,
 )
-from engine.analysis.audit_text import audit_text
+from engine.analysis.findings.audit import audit_text
 from engine.conversation.recorded import RecordedConversation, RecordedTurn, read_recorded
 from engine.conversation.turns import Turn, content_of
 from engine.draft.registry import DRAFTERS

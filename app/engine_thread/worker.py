@@ -28,8 +28,8 @@ from app.engine_thread.requests import (
     ServerSession,
 )
 from app.trace_models.run_notes import STARTED
-from engine.analysis.audit_text import audit_goes_on
 from engine.analysis.breaks import BreakHit, BreakRule, BreakWatch
+from engine.analysis.findings.audit import audit_goes_on
 from engine.errors import Cancelled, DraftscopeError
 from engine.trace.run_ref import RunRef, same_model
 from engine.trace.store import TraceStore

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.analysis.audit_text import GOING_ON, NOT_AUDITED, STOPPED
+from engine.analysis.findings.audit import GOING_ON, NOT_AUDITED, STOPPED
 from engine.audit.draft_models import taps_of
 from engine.audit.drafts import audit_drafts
 from engine.audit.recorded_drafts import DraftAudit

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.audit_text import audit_text
+from engine.analysis.findings.audit import audit_text
 from engine.analysis.findings.check import recorded
 from engine.report.common import (
     decimals,

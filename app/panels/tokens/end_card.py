@@ -15,7 +15,7 @@ from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_facts import is_ours
 from app.widgets.build import hbox, made, vbox, words
-from engine.analysis.audit_text import audit_sentence
+from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import RunColumns

@@ -23,7 +23,7 @@ def _shape(rule: str) -> Check:
     def check(run: ExaminedRun) -> Iterator[RuleHit]:
         for one in run.acceptance_shapes:
             if one.rule == rule:
-                yield RuleHit(one.round, one.seq_id, one.message, one.evidence + _setting(run))
+                yield RuleHit(one.message, one.evidence + _setting(run), one.round, one.seq_id)
 
     return check
 
@@ -45,7 +45,7 @@ def _zero(run: ExaminedRun) -> Iterator[RuleHit]:
         if n.max() >= 0.9 * ids.size:
             same = f"; {n.max():,} of them begin with the same token, {found[n.argmax()]}"
     for hit in _shape(shapes.ZERO)(run):
-        yield RuleHit(hit.round, hit.seq_id, hit.message, hit.evidence + same)
+        yield RuleHit(hit.message, hit.evidence + same, hit.round, hit.seq_id)
 
 
 def _never_drafts(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -68,8 +68,6 @@ def _never_drafts(run: ExaminedRun) -> Iterator[RuleHit]:
         return  # of others it is not known
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""
     yield RuleHit(
-        None,
-        None,
         f"The server has a drafter{name} and drafted nothing in {tokens:,.0f} tokens.",
         f"{len(facts.requests or ()):,} requests",
     )
@@ -154,8 +152,6 @@ def _slower_hit(
     needed = step_ms / plain_ms - 1
     break_even = needed * n / drafted
     yield RuleHit(
-        None,
-        None,
         f"{accepted / drafted:.0%} of the drafted tokens are accepted, and rounds with drafts "
         f"still give only {ratio:.2f} times the tokens per second of decoding without.",
         f"{step_ms:.2f} ms for {per_step:.2f} tokens with a draft of {drafted / n:.1f}, "
@@ -203,14 +199,14 @@ def _repeats(run: ExaminedRun) -> Iterator[RuleHit]:
             what = f"the same {period} token{'s' if period > 1 else ''}"
         goes_on = stop == len(ids)
         yield RuleHit(
-            start,
-            seq,
             f"From round {start} {'on' if goes_on else f'to {last}'} the text is {what} over and "
             f"over ({stop - first} tokens): acceptance there says nothing of the "
             f"drafter. Up to there: {_figures(run, seq, 0, start)}.",
             f"{'in the loop' if goes_on else f'rounds {start} to {last}'}: "
             f"{_figures(run, seq, start, last + 1)}; {len(ids) - (stop - first)} of "
             f"{len(ids)} tokens outside of it",
+            start,
+            seq,
         )
 
 

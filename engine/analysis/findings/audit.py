@@ -5,8 +5,69 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.analysis.audit_text import NOT_AUDITED
 from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit
+from engine.foreign_numbers import is_whole
+from engine.trace.facts import AuditFacts, RunFacts
+
+GOING_ON, NOT_AUDITED, STOPPED = "going on", "not audited", "stopped"
+"""The verdict of an audit until there is one, where there is none, and where it was stopped before
+it had one."""
+
+
+def audit_goes_on(facts: RunFacts) -> bool:
+    """Whether a run has all its tokens and is being compared with plain decoding."""
+    return facts.audit is not None and facts.audit.verdict == GOING_ON
+
+
+def audit_text(facts: RunFacts) -> Iterator[str]:
+    """A line on the audit of a run with these facts, and one for each thing that it did not judge;
+    nothing of a run without one."""
+    audit = facts.audit
+    if audit is None:
+        return
+    if audit.verdict == NOT_AUDITED:
+        yield audit_sentence(facts)
+        return
+    took = "" if audit.seconds is None else f" ({audit.seconds:.1f} s)"
+    yield (
+        f"audit: {audit.verdict}, {audit.n_tokens} of {audit.n_text} tokens against plain "
+        f"decoding, {audit.n_drawn} drawn again, states of {audit.n_rounds_sampled} rounds{took}"
+    )
+    for reason in audit.not_judged:
+        yield f"  not judged: {reason}"
+
+
+def audit_sentence(facts: RunFacts) -> str:
+    """The result in a few words, empty for a run without an audit and while it goes on.
+
+    Raises nothing for facts of an opened trace, whatever they are.
+    """
+    audit = facts.audit
+    if audit is None:
+        return ""
+    verdict = audit.verdict
+    why = audit.not_judged[0].rstrip(".") if audit.not_judged else ""
+    if verdict == "differs":
+        wrong = [*audit.wrong, *audit.sampler]
+        rounds = [one["round"] for one in wrong if is_whole(one.get("round"))]
+        return f"Audit: wrong from round {min(rounds):,}" if rounds else "Audit: wrong"
+    if verdict == "agrees":
+        return f"Audit: {_judged(audit)}{f'; not judged: {why}' if why else ''}"
+    if verdict == STOPPED:
+        return "Audit stopped"
+    if verdict == NOT_AUDITED:
+        return f"Not audited because {why}" if why else "Not audited"
+    return f"Audit without a verdict: {why}" if why and verdict != GOING_ON else ""
+
+
+def _judged(audit: AuditFacts) -> str:
+    """What agreed: the text or a part of it, and the rounds whose states were compared."""
+    n, n_text, n_rounds = audit.n_tokens or 0, audit.n_text or 0, audit.n_rounds_sampled or 0
+    if not n:
+        return "every token is drawn by the rule; there was no time to decode the text again"
+    text = f"{n:,} of {n_text:,} tokens" if n < n_text else "text"
+    rounds = f" and {n_rounds:,} round{'s' if n_rounds > 1 else ''}" if n_rounds else ""
+    return f"{text}{rounds} equal to plain decoding"
 
 
 def _first(what: str) -> Callable[[ExaminedRun], Iterator[tuple[dict[str, Any], dict[str, Any]]]]:
@@ -42,10 +103,10 @@ def _cells_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
                 f"the first {cells['pos']}, in attention layer {cells['cache_layer']}"
             )
         yield RuleHit(
-            one["round"],
-            one["seq_id"],
             f"{said}, after round {one['round']}.",
             f"{_before(run, one['seq_id'], one['round'] + 1)}; {_consequence(one)}",
+            one["round"],
+            one["seq_id"],
         )
 
 
@@ -53,24 +114,24 @@ def _logits_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
     for one, logits in _first("logits")(run):
         state = one.get("state")
         yield RuleHit(
-            one["round"],
-            one["seq_id"],
             f"The logits for position {logits['pos']} in round {one['round']} are not those of "
             "plain decoding, though the state and the cells before them are right.",
             f"NMSE {logits['error']:.1e}, {logits['n_rows']} rows beyond rounding; "
             + (f"a state is wrong from round {state['round']} on; " if state else "")
             + _before(run, one["seq_id"], one["round"]),
+            one["round"],
+            one["seq_id"],
         )
 
 
 def _text_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
     for one, token in _first("token")(run):
         yield RuleHit(
-            one["round"],
-            one["seq_id"],
             f"The token at position {token['pos']} is not the one that plain decoding chooses, "
             f"which is {token['expected_id']}; the logits are right.",
             _before(run, one["seq_id"], one["round"]),
+            one["round"],
+            one["seq_id"],
         )
 
 
@@ -85,7 +146,7 @@ def _sampler(what: str) -> Check:
     def check(run: ExaminedRun) -> Iterator[RuleHit]:
         for note in run.audit_notes:
             if note["what"] == what:
-                yield RuleHit(note["round"], note["seq_id"], *_SAYS[what](note))
+                yield RuleHit(*_SAYS[what](note), note["round"], note["seq_id"])
 
     return check
 
@@ -134,7 +195,7 @@ _SAYS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
 def _incomplete(run: ExaminedRun) -> Iterator[RuleHit]:
     if run.audit.not_judged and run.audit.verdict != NOT_AUDITED:
         evidence = "; ".join(run.audit.not_judged)
-        yield RuleHit(None, None, "The audit did not judge everything.", evidence)
+        yield RuleHit("The audit did not judge everything.", evidence)
 
 
 CHECKS: dict[str, Check] = {

@@ -32,10 +32,9 @@ def _concurrency_lost(run: ExaminedRun) -> Iterator[RuleHit]:
     rows = np.flatnonzero(verify & np.isin(ubatches["round"], serial))
     reasons = Counter(ubatches.texts("reason", rows)).most_common()
     yield RuleHit(
-        int(serial[0]),
-        None,
         f"In {len(serial)} of {len(shared)} rounds of several sequences each ubatch held one.",
         "reasons of the splits: " + ", ".join(f"{name} {n}" for name, n in reasons),
+        round=int(serial[0]),
     )
 
 
@@ -51,12 +50,11 @@ def _checkpoint_dominates(run: ExaminedRun) -> Iterator[RuleHit]:
     if share > _DOMINATES:
         saved = rounds["checkpoint_bytes"]
         yield RuleHit(
-            int(rounds["round"][np.argmax(restored)]),
-            None,
             f"Checkpoints take {share:.0%} of the target's time.",
             ", ".join(f"{name} {ms[name]:.1f} ms" for name in _OF_CHECKPOINTS)
             + f", verify {ms['verify']:.1f} ms; {int((saved > 0).sum())} saved with up to "
             f"{saved.max()} bytes, {int(restored.sum())} rounds restored",
+            round=int(rounds["round"][np.argmax(restored)]),
         )
 
 
@@ -64,8 +62,6 @@ def _planes_exceed_weights(run: ExaminedRun) -> Iterator[RuleHit]:
     planes, weights = run.facts.snapshot_bytes, run.facts.weight_bytes
     if planes and weights and planes > weights:
         yield RuleHit(
-            None,
-            None,
             f"Snapshots take {planes / weights:.1f} times the memory of the weights.",
             f"{planes} bytes of snapshots for n_rs_seq {run.facts.n_rs_seq} and "
             f"{run.option('parallel')} sequences, {weights} bytes of weights",
@@ -76,10 +72,9 @@ def _mapped_changed(run: ExaminedRun) -> Iterator[RuleHit]:
     found = [one for one in _changes(run) if _is_harmful(one)]
     if found:
         yield RuleHit(
-            found[0].round,
-            None,
             f"The file {_names(found)} changed{_when(found[0])}: from here figures mean nothing.",
             "weights are mapped from the file",
+            round=found[0].round,
         )
 
 
@@ -87,10 +82,9 @@ def _file_differs(run: ExaminedRun) -> Iterator[RuleHit]:
     found = [one for one in _changes(run) if not _is_harmful(one)]
     if found:
         yield RuleHit(
-            found[0].round,
-            None,
             f"The file {_names(found)} on the disk is no longer the one that this run used.",
             f"{found[0].change}{_when(found[0])}; the run's weights are those opened",
+            round=found[0].round,
         )
 
 

@@ -71,11 +71,11 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         longest = long[np.argmax((stops - starts)[long])]
         yield RuleHit(
-            int(rounds["round"][rows[starts[long[0]]]]),
-            seq,
             f"No drafter proposed anything for {stops[longest] - starts[longest]} rounds in a row.",
             f"{int(silent.sum())} of {len(rows)} rounds without a draft; drafters {_names(run)}"
             f"{_bounds(run)}{_why_not(run, seq)}",
+            int(rounds["round"][rows[starts[long[0]]]]),
+            seq,
         )
 
 
@@ -107,12 +107,10 @@ def _defaults_surprise(run: ExaminedRun) -> Iterator[RuleHit]:
         return
     ways = ["raise --spec-draft-n-max" if short else "", "raise --spec-draft-p-min" if low else ""]
     yield RuleHit(
-        None,
-        None,
         " ".join(filter(None, (short, low))),
         f"n_max {run.option('spec', 'n_max')}, n_min {run.option('spec', 'n_min')}, p_min "
         f"{run.option('spec', 'p_min')} in effect; drafters {_names(run)}",
-        f"{' and '.join(filter(None, ways))}.".capitalize(),
+        suggestion=f"{' and '.join(filter(None, ways))}.".capitalize(),
     )
 
 
@@ -290,7 +288,7 @@ def _audited(run: ExaminedRun, what: str) -> Iterator[RuleHit]:
         if row["what"] == what and row["seq_id"] not in seen and not is_known:
             seen.add(row["seq_id"])
             said = _SAID[what].format(row["drafter"])
-            yield RuleHit(row.get("round"), row["seq_id"], said, row["evidence"])
+            yield RuleHit(said, row["evidence"], row.get("round"), row["seq_id"])
 
 
 def _names(run: ExaminedRun) -> str:

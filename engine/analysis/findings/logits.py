@@ -49,12 +49,12 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         first = wrong[0]
         yield RuleHit(
-            int(rows["round"][first]),
-            seq,
             "After a rejection the logits are not those of the position, though the memory is "
             "right.",
             f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e} at position "
             f"{rows['pos'][first]}, rank {rows['rank'][first]} for the target's choice",
+            int(rows["round"][first]),
+            seq,
         )
 
 
@@ -87,7 +87,7 @@ def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[RuleHit, bool]]:
         if of is not None:
             said = f"Row {noted[0].row} of round {number} has the logits of row {of}."
         evidence = f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e}"
-        yield RuleHit(number, seq, said, evidence), of is not None
+        yield RuleHit(said, evidence, number, seq), of is not None
 
 
 def _logits_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
@@ -139,10 +139,10 @@ def _wrong_token(run: ExaminedRun) -> Iterator[RuleHit]:
 def _non_finite(run: ExaminedRun) -> Iterator[RuleHit]:
     for row in run.facts.non_finite or ():
         yield RuleHit(
-            row.round,
-            row.seq_id,
             f"The {row.where}'s logits contain {row.what}.",
             f"for the token at position {row.pos}; compute mode {run.facts.compute or ''}",
+            row.round,
+            row.seq_id,
         )
 
 
@@ -210,8 +210,6 @@ def _batches_differ(run: ExaminedRun) -> Iterator[RuleHit]:
         mine = [one for one in failed if one.seq_id == seq]
         first = first_row(mine)
         yield RuleHit(
-            None,
-            seq,
             "Decoded afresh in batches, the text has other logits than token by token.",
             "; ".join(
                 f"{one.batches}: {one.beyond} of {one.rows} positions, NMSE up to "
@@ -220,6 +218,7 @@ def _batches_differ(run: ExaminedRun) -> Iterator[RuleHit]:
             )
             + f"; the first after position {first.pos}, row {first.row} of a batch of "
             f"{first.width}; rounding reaches {check.ceiling if check else 0:.0e}",
+            seq_id=seq,
         )
 
 
@@ -232,8 +231,6 @@ def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
     if beyond.size:
         first = beyond[0]
         yield RuleHit(
-            int(rows["round"][first]),
-            int(rows["seq_id"][first]),
             "The noise lane, which rolls nothing back, has other logits than rounding explains.",
             f"{rounds_text(rows['round'][beyond])}; {len(beyond)} of {rows.n} positions, the first "
             f"{rows['pos'][first]} with NMSE {rows['nmse'][first]:.1e}; rounding reaches "
@@ -243,6 +240,8 @@ def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
                 if check.batches
                 else "no text was decoded afresh"
             ),
+            int(rows["round"][first]),
+            int(rows["seq_id"][first]),
         )
 
 
@@ -273,10 +272,10 @@ def _grammar_failed(run: ExaminedRun) -> Iterator[RuleHit]:
     first = {row.seq_id: row for row in reversed(run.facts.grammar_errors or ())}
     for row in reversed(first.values()):
         yield RuleHit(
-            row.round,
-            row.seq_id,
             f"The grammar ended the sequence: {row.why}.",
             f"before the token at position {row.pos}",
+            row.round,
+            row.seq_id,
         )
 
 
@@ -300,11 +299,11 @@ def _in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
                 continue
             first = wrong[0]
             yield RuleHit(
-                int(rows["round"][first]),
-                seq,
                 "With unified cells this sequence has other logits than with cells of its own.",
                 f"NMSE {rows['nmse'][first]:.1e} at position {rows['pos'][first]}, lane "
                 f"{twin.lane!r} is within the bound",
+                int(rows["round"][first]),
+                seq,
             )
             break
 
@@ -328,11 +327,11 @@ def _between_runs(run: ExaminedRun) -> Iterator[RuleHit]:
             if differ.size:
                 found.add(seq)
                 yield RuleHit(
-                    int(rounds[differ[0]]),
-                    seq,
                     f"With unified cells this sequence continues otherwise than in run {other}.",
                     f"same prompt as sequence {twin} of run {other}; token {differ[0]} after the "
                     f"prompt is {tokens[differ[0]]} instead of {expected[differ[0]]}",
+                    int(rounds[differ[0]]),
+                    seq,
                 )
 
 

@@ -34,11 +34,11 @@ def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:
         what = f"leaves out {gap} after" if gap > 0 else f"repeats {-gap} of"
         (purpose,) = passes.texts("purpose", np.array([row]))
         yield RuleHit(
-            int(passes["round"][row]),
-            seq,
             f"A {purpose} pass {what} the positions that memory holds.",
             f"ubatch {passes['ubatch'][row]} of sequences {seq_ids}; "
             f"{rounds_text(passes['round'][gaps])}",
+            int(passes["round"][row]),
+            seq,
         )
 
 
@@ -171,12 +171,12 @@ def _acceptance_rises(run: ExaminedRun) -> Iterator[RuleHit]:
         if late > early + _RISE:
             first = rows[np.argmax(surplus > 0)]
             yield RuleHit(
-                int(rounds["round"][first]),
-                seq,
                 f"Acceptance rose from {early:.2f} to {late:.2f} while duplicate cells grew to "
                 f"{surplus[-1]}.",
                 f"{len(rows)} drafts, halves compared; {surplus[half - 1]} duplicates in the "
                 f"middle, {surplus[-1]} at the end",
+                int(rounds["round"][first]),
+                seq,
             )
 
 
@@ -372,12 +372,12 @@ def _engine_failed(run: ExaminedRun) -> Iterator[RuleHit]:
     for row in broken[:1]:
         yield _hit(failure, row, f"{said}; before it {_broken(row)[0]}.")
     if not broken:
-        yield RuleHit(failure.round, None, f"{said}: {failure.message[:200]}", _evidence(None))
+        yield RuleHit(f"{said}: {failure.message[:200]}", _evidence(None), round=failure.round)
 
 
 def _hit(failure: FailureFacts, row: HeldFacts, said: str) -> RuleHit:
     evidence = f"{failure.type}: {failure.message[:200]}; {_evidence(row)}"
-    return RuleHit(failure.round, row.seq_id, said, evidence)
+    return RuleHit(said, evidence, failure.round, row.seq_id)
 
 
 def _broken(row: HeldFacts) -> list[str]:

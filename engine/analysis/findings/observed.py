@@ -19,7 +19,7 @@ def _observed_hits(run: ExaminedRun, rule: str) -> Iterator[RuleHit]:
     found: dict[int | None, RuleHit] = {}
     for one in run.facts.observed_findings or ():
         if one.rule == rule:
-            hit = RuleHit(one.round, one.seq_id, one.message, one.evidence)
+            hit = RuleHit(one.message, one.evidence, one.round, one.seq_id)
             found.setdefault(one.seq_id, hit)
     yield from found.values()
 
@@ -30,12 +30,11 @@ def _checkpoint_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
         if wrong:
             first = wrong[0]
             yield RuleHit(
-                None,
-                record.seq_id,
                 f"A context checkpoint is kept for {first.n_tokens:,} tokens, but its state was "
                 f"that of {first.state_tokens:,}.",
                 f"{len(wrong)} of {len(record.created)} checkpoints saved for this prompt of "
                 f"{record.n_prompt:,} tokens",
+                seq_id=record.seq_id,
             )
 
 
@@ -47,12 +46,11 @@ def _checkpoint_invalidated(run: ExaminedRun) -> Iterator[RuleHit]:
         at = max(lost)
         times = _times_processed(run, record, at - 1)
         yield RuleHit(
-            None,
-            record.seq_id,
             f"{at - record.n_reused:,} tokens were processed again, because a context checkpoint "
             f"at {at:,} was erased that was usable.",
             f"the texts have {record.n_common:,} tokens in common; erased: "
             f"{', '.join(f'{n:,}' for n in sorted(lost))}; processed {times} times by now",
+            seq_id=record.seq_id,
         )
 
 
@@ -78,11 +76,10 @@ def _rollback_twice(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         if record.n_reused - state == record.depth:
             yield RuleHit(
-                None,
-                record.seq_id,
                 f"The recurrent state was rolled back by {record.depth:,} tokens twice.",
                 f"the prompt goes on at token {record.n_reused:,}, the state holds {state:,}, "
                 f"attention cells {record.cell_tokens}; {record.n_held:,} tokens were held before",
+                seq_id=record.seq_id,
             )
 
 
@@ -91,11 +88,10 @@ def _drafter_carried(run: ExaminedRun) -> Iterator[RuleHit]:
         carried = {name: n for name, n in record.drafters.items() if n > record.n_reused}
         for name, n in carried.items():
             yield RuleHit(
-                None,
-                record.seq_id,
                 f"{name} holds {n:,} tokens of the slot's text, of which this prompt has "
                 f"{record.n_reused:,}.",
                 f"slot {record.slot}; {n - record.n_reused:,} tokens are another prompt's",
+                seq_id=record.seq_id,
             )
             break
 
@@ -118,12 +114,11 @@ def _processed_again(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         held = ", ".join(f"{at:,}" for at, _ in record.held) or "none"
         yield RuleHit(
-            None,
-            record.seq_id,
             f"{record.n_common:,} of the prompt's {record.n_prompt:,} tokens were in memory, "
             f"{record.n_reused:,} were reused and {n:,} processed again, because "
             f"{lost[0].why.sentence}.",
             f"memory held {record.n_held:,} tokens, context checkpoints at {held}",
+            seq_id=record.seq_id,
         )
 
 
@@ -150,12 +145,11 @@ def _repeated(run: ExaminedRun) -> Iterator[RuleHit]:
         if again < max(2 * _LEAST_AGAIN, earlier[1] // 2):
             continue
         yield RuleHit(
-            None,
-            next(iter(one.seq_ids), None),
             f"Request {number + 1} begins with the messages of request {earlier[0] + 1}, whose "
             f"prompt had {earlier[1]:,} tokens; of its own {n:,} tokens {int(cached):,} were "
             "reused.",
             f"about {again:,} tokens processed again; the server's log says why",
+            seq_id=next(iter(one.seq_ids), None),
         )
 
 
@@ -181,13 +175,13 @@ def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
             continue
         drafted = (run.rounds["num_draft_tokens"] > 0).any()
         yield RuleHit(
-            changed.round,
-            sequence.seq_id,
             ("Speculation changed the text: " if drafted else "The text is not the target's: ")
             + f"the token at position {changed.pos} is "
             + ("not what the target chooses" if sequence.greedy else "none that it can draw")
             + " there.",
             "; ".join(_evidence(run, sequence, changed, rescored.noise)),
+            changed.round,
+            sequence.seq_id,
         )
 
 

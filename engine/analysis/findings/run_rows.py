@@ -231,10 +231,10 @@ class RuleHit:
     evidence: the numbers after it. suggestion: in place of the rule's.
     """
 
-    round: int | None
-    seq_id: int | None
     message: str
     evidence: str
+    round: int | None = None
+    seq_id: int | None = None
     suggestion: str = ""
 
 
@@ -257,7 +257,7 @@ class FoundRows:
         counts."""
         rounds = rounds_text(self._rows["round"][self.at]) if counts else ""
         said = "; ".join(filter(None, (rounds, *evidence)))
-        return RuleHit(int(self["round"]), self.seq, message, said)
+        return RuleHit(message, said, int(self["round"]), self.seq)
 
 
 def by_sequence(rows: RunColumns, chosen: np.ndarray) -> Iterator[FoundRows]:

@@ -46,13 +46,13 @@ def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
             continue  # other content, however alike
         last = float(error[measured][-1])
         yield RuleHit(
-            number,
-            seq,
             f"Rollbacks round the state: it is off by {first:.1e} after that of round {number} "
             f"and by {last:.1e} at the end.",
             f"the error grew by {with_rollback:.1e} in {int(behind.sum())} rounds with a rollback "
             f"and by {without:.1e} in {int((~behind).sum())} without; noise up to "
             f"{errors.limit:.1e}; {layer:.1e} in the first layer, as rounding to {type} costs",
+            number,
+            seq,
         )
 
 
@@ -106,7 +106,7 @@ def _hits(applies: Callable[[CopyFacts], bool], message: str) -> Check:
         for since, note in _first_wrong(run):
             if applies(note):
                 policy = run.option("rollback") or "unknown"
-                yield RuleHit(since, note.seq_id, message, f"{_text(note)}; policy {policy}")
+                yield RuleHit(message, f"{_text(note)}; policy {policy}", since, note.seq_id)
 
     return check
 
@@ -195,10 +195,10 @@ class _WrongState:
         policy = self.run.option("rollback") or "unknown"
         says = f": {self._explained(self.records[0])}" if self.records else ""
         return RuleHit(
-            self.number,
-            self.seq,
             f"{self.what} wrong after {when}{says}; {self.where}, policy {policy}.",
             "; ".join([self.since, *map(self._snapshots, self.records[:1]), *self.measured]),
+            self.number,
+            self.seq,
         )
 
     @property

@@ -14,7 +14,7 @@ from app.engine_thread.jobs.opening import OpenModel
 from app.engine_thread.opening import LocalEngine
 from app.trace_models.live_numbers import LiveNumbers
 from app.window.run_status import progress_text
-from engine.analysis.audit_text import audit_sentence
+from engine.analysis.findings.audit import audit_sentence
 from engine.audit import run_audit
 from engine.options import RunOptions
 from engine.trace.run_ref import RunRef

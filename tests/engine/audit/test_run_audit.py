@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.analysis.audit_text import audit_sentence, audit_text
+from engine.analysis.findings.audit import audit_sentence, audit_text
 from engine.analysis.findings.check import Finding, find, recorded, with_consequences
 from engine.audit import run_audit
 from engine.audit.drafts import FEW_DRAFTS
