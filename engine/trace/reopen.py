@@ -66,7 +66,8 @@ def open_trace(
     store.more_facts = session.more
     for name in dict.fromkeys((*TABLES, *session.rows)):
         path = folder / f"{name}.csv"
-        if name not in session.rows and _is_later(TABLES[name], session.minor):
+        is_later = name in TABLES and all(c.since > session.minor for c in TABLES[name])
+        if name not in session.rows and is_later:
             continue
         if name not in store.tables:
             store.add_table(name)
@@ -84,10 +85,6 @@ def open_trace(
                 f"{path} has {n} rows where {SESSION_FILE} announces {announced}.", REMEDY
             )
     return store
-
-
-def _is_later(columns: Sequence[Column], minor: int) -> bool:
-    return all(column.since > minor for column in columns)
 
 
 def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> Iterator[None]:

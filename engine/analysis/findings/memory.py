@@ -353,10 +353,11 @@ def _pending_at_refusal(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _cells_left(run: ExaminedRun) -> Iterator[RuleHit]:
+    most_new = int(run.option("spec", "n_max") or 0) + 1  # that one round may take
     for failure in _failures(run, _FULL):
         for row in failure.sequences:
             surplus = row.cells - row.n_tokens
-            if row.duplicates or surplus > _most_new(run):
+            if row.duplicates or surplus > most_new:
                 said = f"The context is full, and holds {surplus} cells beyond the text."
                 yield _hit(failure, row, said)
 
@@ -411,11 +412,6 @@ def _evidence(row: HeldFacts | None) -> str:
 def _failures(run: ExaminedRun, type: str) -> Iterator[FailureFacts]:
     if run.facts.failure and run.facts.failure.type == type:
         yield run.facts.failure
-
-
-def _most_new(run: ExaminedRun) -> int:
-    """Cells that one round may take beyond the text."""
-    return int(run.option("spec", "n_max") or 0) + 1
 
 
 NAMES_STATES: dict[str, Check] = {

@@ -225,16 +225,12 @@ FLOORS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """p_min values that are tried."""
 
 
-def _fixed_settings(n_max: int) -> list[Setting]:
-    return [{"n_max": k, "p_min": p} for k in _lengths_to_try(n_max) for p in FLOORS]
-
-
 FIXED = RuleSpec(
     "fixed",
     "the same n_max, p_min and n_min in every round",
     "llama.cpp --spec-draft-*",
     True,
-    _fixed_settings,
+    lambda n_max: [{"n_max": k, "p_min": p} for k in _lengths_to_try(n_max) for p in FLOORS],
     FixedLengths,
 )
 _RULES = (

@@ -282,7 +282,7 @@ def results_of(
         {**facts, "title": checked_text(path, "title", facts.get("title", ""))},
         max(planned, len(rows)),
         by_name,
-        tuple(name for name in names if _varies([one.get(name) for one in settings])),
+        tuple(n for n in names if any(one.get(n) != settings[0].get(n) for one in settings)),
         settings,
         [row[8] for row in rows],
         [row[9] for row in rows],
@@ -325,10 +325,6 @@ def _objects(values: list[str]) -> np.ndarray:
     array = np.empty(len(values), object)
     array[:] = values
     return array
-
-
-def _varies(values: list[Any]) -> bool:
-    return any(value != values[0] for value in values)
 
 
 FIGURE_HEADS: Mapping[str, tuple[str, int]] = {

@@ -78,7 +78,7 @@ class SweepWorker:
             },
             machine={**machine(), "device": device_name(session.device)},
             model=dict(session.identity),
-            output=_output(run),
+            output=hashlib.sha256(repr(run.emitted).encode()).hexdigest()[:16],
             has_trace=trace is not None,
         )
 
@@ -134,8 +134,3 @@ def _timed(
     if not found["draft_n"]:
         known |= {"draft_n": None, "draft_n_accepted": None}
     return run, {name: known.get(name) for name in FIGURES}
-
-
-def _output(run: Run) -> str:
-    """A hash of the generated tokens of every sequence."""
-    return hashlib.sha256(repr(run.emitted).encode()).hexdigest()[:16]

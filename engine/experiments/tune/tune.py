@@ -148,6 +148,7 @@ def _data(
     judged = verdict(confirmed)
     shown = estimated[judged.fastest].draft
     of_drafter = {one.drafter: one for one in recordings}
+    costs = of_drafter[shown.drafter].costs
     recommended = shown if judged.chosen == shown.name else None
     return {
         "kind": "draftscope tune",
@@ -188,7 +189,7 @@ def _data(
         "by_position": by_position(of_drafter[shown.drafter], shown.n_max),
         "by_category": strict_json(by_category(of_drafter[shown.drafter], shown, plan.prompts)),
         "pareto": pareto(found, session.info, plan.base),
-        "unmeasured_widths": _unmeasured(of_drafter[shown.drafter], shown.n_max),
+        "unmeasured_widths": list(costs.unmeasured(range(1, shown.n_max + 2))) if costs else [],
     }
 
 
@@ -224,10 +225,6 @@ def _estimate(one: Estimate) -> dict[str, Any]:
         }
     )
     return found
-
-
-def _unmeasured(recording: TuneRecording, n_max: int) -> list[int]:
-    return list(recording.costs.unmeasured(range(1, n_max + 2))) if recording.costs else []
 
 
 def _plain_estimate(recordings: Sequence[TuneRecording]) -> float | None:
