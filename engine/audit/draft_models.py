@@ -234,7 +234,7 @@ class SimpleModel(StepwiseModel):
 class _RowModel(StepwiseModel):
     """A model that reads a row of the target with each token."""
 
-    core: MtpHead | Eagle3
+    core: Any
 
     def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
         assert rows is not None

@@ -1,4 +1,5 @@
-"""Rules about what the audit of a run found (engine.audit.run_audit), but for wrong states."""
+"""Rules about what the audit of a run found (engine.audit.run_audit), but for wrong states; and the
+result of an audit in words."""
 
 from __future__ import annotations
 
