@@ -118,7 +118,7 @@ class Session:
             cancelled=cancelled,
             options=options,
         )
-        return cls(*made, mmap=mmap)
+        return cls(*made, mmap)
 
     @property
     def config(self) -> ModelConfig:
