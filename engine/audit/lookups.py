@@ -47,14 +47,8 @@ class _Part(NamedTuple):
     n_chosen: int
 
 
-class _Asked(NamedTuple):
-    """One drafter asked in one round for one sequence."""
-
-    seq: int
-    drafter: str
-    n: int
-    reason: str
-    match_pos: int
+_Asked = tuple[int, str, str, int]
+"""A drafter asked in a round: sequence, its name, the reason of its draft, and match_pos."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +134,10 @@ class _Rounds:
             part = _Part(seq, pos0, width, is_first, drafters[i], its_tokens, n_accepted, n)
             self.parts.setdefault(number, []).append(part)
         everything = np.arange(asked.n)
-        columns = (asked[n].tolist() for n in ("round", "seq_id", "num_draft_tokens", "match_pos"))
+        columns = (asked[n].tolist() for n in ("round", "seq_id", "match_pos"))
         texts = (asked.texts(name, everything) for name in ("drafter", "reason"))
-        for number, seq, n, at, name, reason in zip(*columns, *texts, strict=True):
-            self.asked.setdefault(number, []).append(_Asked(seq, name, n, reason, at))
+        for number, seq, at, name, reason in zip(*columns, *texts, strict=True):
+            self.asked.setdefault(number, []).append((seq, name, reason, at))
         self.last = {part.seq: number for number, parts in self.parts.items() for part in parts}
         self._in_order(RunColumns(trace, "ubatches", run_id))
 
@@ -185,7 +179,7 @@ class _Play:
             decoding = [part for part in parts if not part.is_prompt]
             asked = self._rounds.asked.get(number, [])
             for drafter in self._drafters:
-                self._draft(number, drafter, [a for a in asked if a.drafter == drafter.name])
+                self._draft(number, drafter, [a for a in asked if a[1] == drafter.name])
             for part in decoding:
                 self._observe(part)
             for part in parts:
@@ -206,25 +200,24 @@ class _Play:
 
     def _draft(self, number: int, drafter: Drafter, asked: Sequence[_Asked]) -> None:
         parts = {part.seq: part for part in self._rounds.parts[number]}
-        requests = [self._request(parts[one.seq]) for one in asked]
+        requests = [self._request(parts[seq]) for seq, *_ in asked]
         if not requests:
             return
-        for one, request, draft in zip(asked, requests, drafter.draft(requests), strict=True):
-            part = parts[one.seq]
+        drafts = drafter.draft(requests)
+        for (seq, _, reason, _), request, draft in zip(asked, requests, drafts, strict=True):
+            part = parts[seq]
             recorded = part.tokens if part.drafter == drafter.name else []
             draft.cut(request.n_max, "limit")
             is_same = draft.tokens == recorded
             if draft.parents:  # the judged branch is recorded so
                 paths = branches(draft.parents)
                 is_same = recorded in [[draft.tokens[i] for i in path] for path in paths]
-            if one.reason == "grammar" or self._is_cut(part):
+            # it may have been dropped whole, unverified
+            is_cut = self._options.spec.verify_max == 0 and not part.drafter
+            if reason == "grammar" or is_cut:
                 is_same = draft.tokens[: len(recorded)] == recorded
             if not is_same:
-                self._wrong.setdefault((drafter.name, one.seq), number)
-
-    def _is_cut(self, part: _Part) -> bool:
-        """Whether a draft may have been dropped whole, unverified."""
-        return self._options.spec.verify_max == 0 and not part.drafter
+                self._wrong.setdefault((drafter.name, seq), number)
 
     def _request(self, part: _Part) -> DraftRequest:
         text, options = self._texts[part.seq], self._options
@@ -263,7 +256,7 @@ def _foreign(
     rejected: dict[tuple[str, int], History] = {}
     found: dict[tuple[str, int], tuple[int, str, str]] = {}
     for number, parts in list(rounds.parts.items())[:_MOST_ROUNDS]:
-        at = {(one.drafter, one.seq): one.match_pos for one in rounds.asked.get(number, [])}
+        at = {(name, seq): pos for seq, name, _, pos in rounds.asked.get(number, [])}
         for part in parts:
             key = part.drafter, part.seq
             n = _looked_up(options, part.drafter)

@@ -313,18 +313,22 @@ def _with_depth(counts: DraftCounts) -> Iterator[Shape]:
     falls = [fall for one in sequences[:_MOST_SLOPES] if (fall := _fall(one)) is not None]
     if not falls:
         return
-    clear = [one for one in falls if one.gain > 12 and one.over_steps > -2 and one.is_large]
-    if not clear or sum(one.is_falling for one in falls) < 0.9 * len(falls):
+    clear = [
+        (gain, seq)
+        for seq, gain, over_steps, begin, end in falls
+        if gain > 12 and over_steps > -2 and begin >= 0.3 and end <= 0.5 * begin
+    ]
+    if not clear or sum(end < begin for *_, begin, end in falls) < 0.9 * len(falls):
         return
-    steepest = max(clear, key=lambda one: one.gain)
-    mine = next(one for one in sequences if one.seq[0] == steepest.seq)
+    _, steepest = max(clear, key=lambda one: one[0])
+    mine = next(one for one in sequences if one.seq[0] == steepest)
     order = np.argsort(mine.pos, kind="stable")
     parts = [mine.only(_mask(part, len(order))) for part in np.array_split(order, 4)]
     several = len(sequences) > 1
     yield Shape(
         WITH_DEPTH,
         int(mine.at[0]) if counts.is_by_round else None,
-        steepest.seq if several else None,
+        steepest if several else None,
         f"The deeper in the context, the fewer drafted tokens{_by(counts)} are accepted: "
         f"{_tokens(parts[0])} in the first quarter, {_tokens(parts[-1])} in the last.",
         "by quarters "
@@ -338,23 +342,9 @@ def _with_depth(counts: DraftCounts) -> Iterator[Shape]:
     )
 
 
-class _Fall(NamedTuple):
-    """A logistic slope of acceptance over positions. gain: log-likelihood beyond a constant;
-    over_steps: beyond the best three steps. begin, end: fitted shares."""
-
-    seq: int
-    gain: float
-    over_steps: float
-    begin: float
-    end: float
-
-    @property
-    def is_falling(self) -> bool:
-        return self.end < self.begin
-
-    @property
-    def is_large(self) -> bool:
-        return self.begin >= 0.3 and self.end <= 0.5 * self.begin
+_Fall = tuple[int, float, float, float, float]
+"""A logistic slope of acceptance over positions: the sequence; the log-likelihood beyond a
+constant, and beyond the best three steps; the fitted shares at its begin and end."""
 
 
 def _fall(counts: DraftCounts) -> _Fall | None:
@@ -370,7 +360,7 @@ def _fall(counts: DraftCounts) -> _Fall | None:
     if not counts.is_by_round:  # requests differ by more than their counts
         spread = max(1.0, float(((k - n * p) ** 2 / (n * p * (1 - p))).sum() / (len(n) - 2)))
     edge = max(1, len(p) // 20)
-    return _Fall(
+    return (
         int(counts.seq[0]),
         (likelihood - float(_log_likelihood(n.sum(), k.sum()))) / spread,
         likelihood - _best_steps(n, k) if counts.is_by_round else 0.0,
