@@ -107,7 +107,7 @@ class Session:
         files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
         VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
-        made = open_models(
+        parts = open_models(
             target,
             draft,
             compute=compute,
@@ -118,7 +118,7 @@ class Session:
             cancelled=cancelled,
             options=options,
         )
-        return cls(*made, mmap)
+        return cls(*parts)
 
     @property
     def config(self) -> ModelConfig:

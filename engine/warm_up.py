@@ -191,7 +191,7 @@ def open_models(
         files = ModelFiles(part for one in (file, *others) for part in one.files)
         give_back_freed_memory()
         mtp_path = mtp.path if mtp else None
-        rest = drafts, file.path, content, files, mtp_path
+        rest = drafts, file.path, content, files, mtp_path, mmap
         return (model, info, tokenizer, chat, identities[0], *rest)
 
 

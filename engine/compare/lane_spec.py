@@ -111,7 +111,9 @@ class LaneSpec:
                 f"Lane {text!r}: {first!r} is not a rollback policy.",
                 f"Begin with one of {', '.join(ROLLBACK_POLICIES)}, or use {LLAMA}.",
             )
-        changes = {"rollback": first, "faults": ()} if kind == POLICY else dict(_PLAIN)
+        changes = dict(_PLAIN)
+        if kind == POLICY:
+            changes = {"rollback": first, "faults": ()}
         own: dict[str, str] = {}
         for setting in settings:
             key, value = _setting(text, kind, setting)
