@@ -209,6 +209,15 @@ class ForkFacts(Struct, frozen=True):
     by_mode: bool = False
 
 
+class LogitRowFacts(Struct, frozen=True):
+    """The first wrong row of logits of a sequence, and the row that it is of."""
+
+    round: int
+    seq_id: int
+    row: int
+    of: int | None = None
+
+
 class StateOriginFacts(Struct, frozen=True):
     """What explains a wrong state, see engine.compare.state_origin."""
 
@@ -225,19 +234,22 @@ class StateOriginFacts(Struct, frozen=True):
     is_prompt: bool = False
 
 
-class NotedPlace(Struct, frozen=True):
-    """A place of a sequence that something is noted of. row, of: the first wrong row of its logits,
-    and the row that it is of (engine.compare.lane). where, what: whose row of logits is not finite,
-    and what it contains (engine.decode.failure). why: a grammar ended the sequence
-    (engine.decode.acceptance)."""
+class NonFiniteFacts(Struct, frozen=True):
+    """A row of logits that was not finite, see engine.decode.failure."""
 
     round: int
     seq_id: int
-    pos: int = 0
-    row: int = 0
-    of: int | None = None
-    where: str = ""
-    what: str = ""
+    pos: int
+    where: str
+    what: str
+
+
+class GrammarErrorFacts(Struct, frozen=True):
+    """Why a grammar ended a sequence, see engine.decode.acceptance."""
+
+    round: int
+    seq_id: int
+    pos: int
     why: str = ""
 
 
@@ -405,7 +417,7 @@ class RunFacts(dict[str, Any]):
     lane_unread: Lenient[str | None]
     gate: Lenient[GateFacts | None]
     gate_scripts: Lenient[list[GateFacts] | None]
-    logit_rows: Lenient[list[NotedPlace] | None]
+    logit_rows: Lenient[list[LogitRowFacts] | None]
     state_origins: Lenient[list[StateOriginFacts] | None]
     draft_accept: Lenient[list[int] | None]
     synthetic: Lenient[bool | None]
@@ -415,8 +427,8 @@ class RunFacts(dict[str, Any]):
     library: Lenient[RunNotes | None]
     audit: Lenient[AuditFacts | None]
     failure: Lenient[FailureFacts | None]
-    non_finite: Lenient[list[NotedPlace] | None]
-    grammar_errors: Lenient[list[NotedPlace] | None]
+    non_finite: Lenient[list[NonFiniteFacts] | None]
+    grammar_errors: Lenient[list[GrammarErrorFacts] | None]
     file_changes: Lenient[list[FileChangeFacts] | None]
     observed_findings: Lenient[list[ObservedFinding] | None]
     rescored: Lenient[RescoredFacts | None]
