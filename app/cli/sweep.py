@@ -15,7 +15,7 @@ from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.on_ray import OnRay
-from engine.experiments.sweep.plan import JOB_KEYS, Bundled, SweepJob, SweepPlan, read_plan
+from engine.experiments.sweep.plan import JOB_KEYS, SweepJob, SweepPlan, read_plan
 from engine.experiments.sweep.sweep import Executor, Sweep, one_by_one, sweep_report
 from engine.trace.typed_json import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
@@ -115,7 +115,7 @@ def _plan(args: argparse.Namespace) -> SweepPlan:
     path = args.plan or (DEMO_SWEEP if args.demo else None)
     if path is None:
         raise OptionError("No plan is given.", "Name a TOML file, or use --demo.")
-    bundled = Bundled((DEMO_TARGET, DEMO_DRAFT), SUITES)
+    bundled = (DEMO_TARGET, DEMO_DRAFT), SUITES
     return read_plan(path, bundled, on_demo=args.demo, elsewhere=args.ray is not None)
 
 

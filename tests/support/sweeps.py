@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.experiments.results.writer import JobResult
-from engine.experiments.sweep.plan import Bundled, SweepJob, SweepPlan, read_plan
+from engine.experiments.sweep.plan import SweepJob, SweepPlan, read_plan
 from engine.experiments.sweep.sweep import Sweep, TraceOf, one_by_one
 from engine.gguf.file import GgufFile
 from resources import DEMO_DRAFT, DEMO_TARGET, SUITES
 
-BUNDLED = Bundled((DEMO_TARGET, DEMO_DRAFT), SUITES)
+BUNDLED = ((DEMO_TARGET, DEMO_DRAFT), SUITES)
 
 
 def write_plan(folder: Path, text: str) -> Path:

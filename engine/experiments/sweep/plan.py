@@ -169,12 +169,8 @@ _PARTS = ("title", "settings", "grid", "jobs")
 _REMEDY = "Correct the plan."
 
 
-@dataclass(frozen=True, slots=True)
-class Bundled:
-    """What a plan may call by name. models: target and draft of "demo". sets: prompt files."""
-
-    models: tuple[Path, Path]
-    sets: Mapping[str, Path]
+Bundled = tuple[tuple[Path, Path], Mapping[str, Path]]
+"""What a plan may call by name: target and draft of "demo", and prompt files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +322,7 @@ class _JobMaker:
     """Makes jobs of settings; files are looked at once."""
 
     def __init__(self, path: Path, bundled: Bundled, on_demo: bool, elsewhere: bool) -> None:
-        self._path, self._bundled = path, bundled
+        self._path, (self._models_of_demo, self._sets) = path, bundled
         self._on_demo, self._elsewhere = on_demo, elsewhere
         self._prompts: dict[tuple[str, int | None], tuple[tuple[str, ...], str]] = {}
         self._models: dict[str, Path] = {}
@@ -368,7 +364,7 @@ class _JobMaker:
         if (name := settings.get(DRAFT_MODEL)) is not None:
             return self._model(place, name, DRAFT_MODEL)
         if settings[MODEL] == DEMO and needs[users[0]] is A_DRAFT_MODEL:
-            return self._bundled.models[1]
+            return self._models_of_demo[1]
         raise _wrong(
             self._path,
             f"{place}, {DRAFT_MODEL}",
@@ -378,7 +374,7 @@ class _JobMaker:
 
     def _model(self, place: str, name: str, key: str) -> Path:
         if name == DEMO:
-            return self._bundled.models[key == DRAFT_MODEL]
+            return self._models_of_demo[key == DRAFT_MODEL]
         if name not in self._models:
             path = _beside(self._path, name)
             if not self._elsewhere:
@@ -403,9 +399,9 @@ class _JobMaker:
                 at = f"{place}, {PROMPT}"
                 raise _wrong(self._path, at, "cannot be combined with prompts")
             return (text,), _digest([text])
-        name = name or default_set(self._bundled.sets, on_demo=settings[MODEL] == DEMO)
+        name = name or default_set(self._sets, on_demo=settings[MODEL] == DEMO)
         if (name, limit) not in self._prompts:
-            path = self._bundled.sets.get(name) or _beside(self._path, name)
+            path = self._sets.get(name) or _beside(self._path, name)
             self._check_is_file(place, PROMPTS, path)
             texts = tuple(prompt.text for prompt in read_prompts(path)[:limit])
             self._prompts[name, limit] = texts, _digest(texts)
