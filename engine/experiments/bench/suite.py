@@ -27,8 +27,15 @@ from engine.experiments.bench.request import (
     shorter,
 )
 from engine.experiments.bench.suite_report import suite_report
-from engine.experiments.results.json_files import is_results_json, key_of, suite_row, title
-from engine.experiments.results.reader import find_results, is_database, read_results
+from engine.experiments.results.reader import (
+    find_results,
+    is_database,
+    is_results_json,
+    key_of,
+    read_results,
+    suite_row,
+    title,
+)
 from engine.experiments.results.table import (
     SUITE,
     ExperimentResults,

@@ -18,7 +18,7 @@ from engine.analysis.what_if.rules import FIXED
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import PLAIN, Configuration, round_costs
-from engine.experiments.results.json_files import VERSION, key_of, title, tune_rows
+from engine.experiments.results.reader import JSON_VERSION, key_of, title, tune_rows
 from engine.experiments.results.table import TUNE
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.tune.advice import (
@@ -152,7 +152,7 @@ def _data(
     recommended = shown if judged.chosen == shown.name else None
     return {
         "kind": "draftscope tune",
-        "version": VERSION,
+        "version": JSON_VERSION,
         "model": session.identity,
         "compute": session.compute,
         "device": device_name(session.device),

@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 
 from engine.errors import TraceFileError
-from engine.experiments.results.json_files import is_results_json, read_results_json
-from engine.experiments.results.reader import find_results, read_results
+from engine.experiments.results.reader import (
+    find_results,
+    is_results_json,
+    read_results,
+    read_results_json,
+)
 from engine.experiments.tune.tune import write_results
 
 SETTING = {"drafter": "draft-mtp", "n_max": 3, "p_min": 0.5}
