@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import LARGEST, is_whole
 
+if TYPE_CHECKING:
+    import numpy as np
+
 Time: TypeAlias = re.Match[str] | int | None
 """Of a line, on its server's clock: a match of STAMP, or microseconds."""
 LogLine: TypeAlias = tuple[str, int, Time, str | None, bool]
 """The server that a line is of ("" where it has no prefix), its number from 1, its time, its text
 (None of a line that should be JSON and is not), and whether an entry may begin in it."""
+
+
+OfShape: TypeAlias = "tuple[str, str, np.ndarray, Sequence[Any]]"
+"""Lines of a shape in a block: what they say, of which kind, their numbers in the block from 0, and
+their values by columns: arrays, lists of texts, or None."""
 
 
 class OtherLines(Protocol):
@@ -43,6 +51,12 @@ class OtherLines(Protocol):
     def say(self, name: str, number: int, source: str, kind: str, /, *values: Any) -> bool:
         """A line of a known shape: what it says, its number, its server and its values; False for
         one that has to be looked at as a whole. Raises OutOfRangeError."""
+
+    def may_take(self, said: str, /) -> bool:
+        """Whether a line has a word that one of them has."""
+
+    def say_all(self, parts: Sequence[tuple[str, OfShape]], /) -> list[int]:
+        """All of them in a block, by server and shape; returns the lines not taken."""
 
     def source(self, prefix: str, /) -> str:
         """The server that a prefix names."""

@@ -22,6 +22,7 @@ from engine.observe.rounds.log_shapes import (
     LightRows,
     Reading,
     lengths_of_runs,
+    picked,
     read_as,
     says_nothing,
     shape_of,
@@ -38,6 +39,8 @@ _FIRST_BYTES, _MOST_BYTES = 1 << 13, 1 << 22
 """Of the first block, since none of its shapes is known, and of the longest."""
 _MOST_HASHES = 1 << 18
 _NUMBERS = re.compile("[0-9]+")
+_MAY_GO_ON, _GOES_ON = ("next token:", "draft candidate"), ("token", "candidate")
+"""Words of lines whose texts may go on in the next line, and what such lines say."""
 _QUIET = Reading("", "nothing", None, "", is_own=False)
 """Of lines that have no word that any reader looks for."""
 
@@ -117,12 +120,11 @@ class LogReader(LogServers):
             if reading is None:
                 known[i], unknown[i] = self._known(block, i)
         of_line = block.shape_of
-        values, light, whose = self._columns(block, known)
-        says_more = np.array([one is None or one.whose != "nothing" for one in known])
+        says_more = np.array([one is None or one.whose != "nothing" for one in known])[of_line]
+        says_more[self._say_others(block, known)] = False
+        values, light, whose = self._columns(block, known, says_more)
         is_silent = np.array([one is not None and one.handler is None for one in known])
-        todo, goes_on = self._without_repeats(
-            whose, is_silent[of_line], np.flatnonzero(says_more[of_line])
-        )
+        todo, goes_on = self._without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
         runs, shapes = light.runs(todo), of_line[todo].tolist()
         is_candidate = np.array([one is not None and one.name == "candidate" for one in known])
         candidates = lengths_of_runs(is_candidate[of_line[todo]], 2)
@@ -213,8 +215,38 @@ class LogReader(LogServers):
             return False
         return len(said) < LONGEST_SHAPE and says_nothing(shape_of(said), 0)
 
+    def _say_others(self, block: Block, known: list[Reading | None]) -> np.ndarray:
+        """Take the lines of other engines, by columns; those that need no more. None do where a
+        line that has to be looked at as a whole may be one of them, or hide one."""
+        others, parts, said = self._others, [], np.zeros(block.n_lines, bool)
+        readings = {one for one in known if one is not None and one.whose == "other"}
+        if others is None or not readings:
+            return said
+        for i, one in enumerate(known):
+            if one is None:
+                line = block.example(i)
+                if others.may_take(line) or any(word in line for word in _MAY_GO_ON):
+                    return said
+            elif one.name in _GOES_ON:
+                return said
+        for reading in readings:
+            rows = np.flatnonzero(np.array([one is reading for one in known])[block.shape_of])
+            (_, *columns), is_good = block.columns(reading, rows)
+            if not is_good.all():
+                return said
+            names, of = block.streams(reading, rows, others.source)
+            for i, name in enumerate(names):
+                mine = np.flatnonzero(of == i)
+                parts.append(
+                    (name, (reading.name, reading.kind, rows[mine], picked(columns, mine)))
+                )
+        for _, (_, _, rows, _) in parts:
+            said[rows] = True
+        said[others.say_all(parts)] = False
+        return said
+
     def _columns(
-        self, block: Block, known: list[Reading | None]
+        self, block: Block, known: list[Reading | None], says_more: np.ndarray
     ) -> tuple[list[tuple[Any, ...] | None], LightRows, np.ndarray]:
         """Values of lines, None for those that have to be looked at; and server, slot, task and
         time of those that have a slot, int64 [4, n], -1 for what there is not. known: how lines of
@@ -230,6 +262,8 @@ class LogReader(LogServers):
         for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
             if reading is None or reading.whose == "nothing" or len(rows) < FEW:
                 continue
+            if not says_more[rows[0]]:
+                continue  # another engine's, and taken
             is_light = self._has_batches and (reading.name, reading.kind) == ("accepted", "")
             if is_light:
                 light.add(block, reading, rows, self._lines.source)

@@ -378,6 +378,14 @@ class Block:
         return found if is_good.all() else compress(found, is_good.tolist())
 
 
+def picked(columns: Sequence[Any], rows: np.ndarray) -> list[Any]:
+    """Some rows of columns."""
+    return [
+        one if one is None else one[rows] if isinstance(one, np.ndarray) else [one[i] for i in rows]
+        for one in columns
+    ]
+
+
 def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:
     """Of equal columns of keys, int64 [m, n]: the first of each group, and whose each column is."""
     keys = keys[(keys != keys[:, :1]).any(1)]

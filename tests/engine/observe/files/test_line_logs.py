@@ -565,7 +565,7 @@ def test_more_requests_than_a_trace_holds_are_taken_together(
 def test_more_intervals_than_a_run_keeps_are_taken_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.observe.files.line_logs.MOST_INTERVALS", 16)
+    monkeypatch.setattr("engine.observe.files.intervals.MOST_INTERVALS", 16)
     heads = (VLLM_HEAD.format(i % 60) + f"Engine 00{i % 2}: " for i in range(100))
     store = read("".join(vllm(30, 300, [0.3, 0, 0], head, 100) for head in heads))
     assert sums(store) == (None, 30000, 3000, 10000)
