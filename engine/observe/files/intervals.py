@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import pairwise, repeat, zip_longest
 from operator import add, ge, itemgetter
 from typing import Any, TypeAlias
 
@@ -221,7 +221,8 @@ class LineRun:
         """Whether one of some lines is taken."""
         name, kind, _, columns = part
         values = (
-            one[i].item() if isinstance(one, np.ndarray) else one and one[i] for one in columns
+            None if one is None else one[i].item() if isinstance(one, np.ndarray) else one[i]
+            for one in columns
         )
         try:
             return self.says(name, kind, *values)
@@ -231,18 +232,23 @@ class LineRun:
     def _take(self, part: OfShape, speeds: OfShape | None = None) -> list[int]:
         """Lines of a shape, with those about speeds between them."""
         name, kind, lines, columns = part
-        prefixes, engines, *_ = columns
-        heard = iter(() if speeds is None else zip(speeds[2].tolist(), *speeds[3], strict=False))
+        prefixes, engines = columns[0], _listed(columns[1])
+        speed_lines, said = (
+            (speeds[2], speeds[3]) if speeds is not None else (lines[:0], [None] * 4)
+        )
+        heard_of = _listed(said[1])
+        parts = (repeat(None) if one is None else one.tolist() for one in said[2:])
+        heard = zip(speed_lines.tolist(), heard_of or repeat(None), *parts, strict=False)
         hears = [next(heard, None)]
 
         def hear(before: int) -> None:
-            while hears[0] is not None and hears[0][0] < before:
-                self.on_speed("", "", *hears[0][2:])
+            while (one := hears[0]) is not None and one[0] < before:
+                self.on_speed("", "", *one[1:])
                 hears[0] = next(heard, None)
 
-        if engines is None and speeds is not None and speeds[3][1] is not None:
-            after = np.searchsorted(speeds[2], lines)
-            engines = list(map([self.engine, *speeds[3][1]].__getitem__, after.tolist()))
+        if engines is None and heard_of is not None:
+            after = np.searchsorted(speed_lines, lines).tolist()
+            engines = list(map([self.engine, *heard_of].__getitem__, after))
         engines = engines or [self.engine if name == "vllm" else ""] * len(lines)
         labels = list(dict.fromkeys(engines))
         of = np.array(list(map({one: i for i, one in enumerate(labels)}.__getitem__, engines)))
@@ -288,19 +294,23 @@ class LineRun:
     ) -> int:
         """Add lines from one to another, up to where more of them become one interval; returns
         where that is. of: whose each is."""
-        chunks = []
+        whole, rest = [], []
         for number, label in enumerate(labels):
             mine = begin + np.flatnonzero(of[begin:end] == number)
-            cuts = [0, *range(self._room(label), len(mine), self.per), len(mine)]
-            for a, b in pairwise(cuts):
-                is_whole = b - a == (self.per if a else self._room(label))
-                chunks.append((int(mine[b - 1]) if is_whole else end, label, mine[a:b]))
-        per = self.per
-        for last, label, rows in sorted(chunks, key=itemgetter(0)):
+            cuts = [0, *range(self._room(label), len(mine) + 1, self.per), len(mine)]
+            *full, last = ((label, mine[a:b]) for a, b in pairwise(cuts))
+            whole += full
+            rest += [last] if len(last[1]) else []
+        per, left = self.per, iter(sorted(whole, key=lambda one: int(one[1][-1])))
+        for label, rows in left:
+            self._wait(label, part(rows))
+            if self.per != per:
+                end = int(rows[-1]) + 1
+                break
+        rest += left
+        for label, rows in sorted(rest, key=lambda one: int(one[1][0])):
             if len(rows := rows[rows < end]):
                 self._wait(label, part(rows))
-            if self.per != per:
-                end, per = last + 1, self.per
         return end
 
 
@@ -322,7 +332,7 @@ def _plain_lines(
     is_plain = (steps * len(rates) == drafted) & (drafted > 0) & (counts.sum(0) == accepted)
     is_plain &= (np.diff(counts, axis=0, prepend=steps[None]) <= 0).all(0)
     if mean is not None:
-        means = np.array(list(map(mean_of, mean)))
+        means = np.array(list(map(mean_of, mean.tolist())))
         is_plain &= abs(1 + accepted / np.maximum(steps, 1) - means[:, 0]) <= means[:, 1]
     if rate is not None:
         share = accepted / np.maximum(drafted, 1)
@@ -338,6 +348,10 @@ def _plain_lines(
 def _label(name: str, engine: str | None) -> str:
     """How a place names an engine, or a rank of SGLang."""
     return f"{'rank' if name == 'batch' else 'engine'} {engine}" if engine else ""
+
+
+def _listed(column: Any) -> list[str] | None:
+    return None if column is None else column.tolist()
 
 
 def _n_lines(one: RecordedRequest | _Part) -> int:

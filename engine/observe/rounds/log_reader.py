@@ -22,7 +22,6 @@ from engine.observe.rounds.log_shapes import (
     LightRows,
     Reading,
     lengths_of_runs,
-    picked,
     read_as,
     says_nothing,
     shape_of,
@@ -238,7 +237,15 @@ class LogReader(LogServers):
             for i, name in enumerate(names):
                 mine = np.flatnonzero(of == i)
                 parts.append(
-                    (name, (reading.name, reading.kind, rows[mine], picked(columns, mine)))
+                    (
+                        name,
+                        (
+                            reading.name,
+                            reading.kind,
+                            rows[mine],
+                            [one if one is None else one.take(mine) for one in columns],
+                        ),
+                    )
                 )
         for _, (_, _, rows, _) in parts:
             said[rows] = True

@@ -285,7 +285,7 @@ class Block:
 
     def columns(self, reading: Reading, rows: np.ndarray) -> tuple[list[Any], np.ndarray]:
         """Values of lines by columns, and which lines have none out of range. Columns are the time
-        in microseconds, and arrays of whole or decimal numbers, lists of texts, or None."""
+        in microseconds, and arrays of whole or decimal numbers, texts, or None."""
         us, is_good = self.times(reading, rows)
         first = self._first[rows]
         found: list[Any] = [None if reading.time is None else us]
@@ -295,8 +295,8 @@ class Block:
                 continue
             inside, begin, end, most = column
             if most is None:
-                begins, ends = self._places(rows, begin).tolist(), self._places(rows, end).tolist()
-                found.append(self._texts(begins, ends))
+                of = self._data if self._ascii is None else self._ascii
+                found.append(Texts(of, self._places(rows, begin), self._places(rows, end)))
                 continue
             value, n = self._whole(first + inside[0])
             is_good &= n <= _MOST_DIGITS
@@ -313,12 +313,6 @@ class Block:
             value, n = self._whole(first + number)
             is_good &= (value == same) & (n <= _MOST_DIGITS)
         return found, is_good
-
-    def _texts(self, begins: list[int], ends: list[int]) -> list[str]:
-        if self._ascii is not None:
-            return list(map(self._ascii.__getitem__, map(slice, begins, ends)))
-        data = self._data
-        return [data[a:b].decode("utf-8", "replace") for a, b in zip(begins, ends, strict=True)]
 
     @cached_property
     def _ascii(self) -> str | None:
@@ -368,22 +362,32 @@ class Block:
     ) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Number and values of each line that has none out of range: server, time in microseconds
         and columns."""
-        parts = [
-            repeat(None) if one is None else one if isinstance(one, list) else one.tolist()
-            for one in columns
-        ]
+        parts = [repeat(None) if one is None else one.tolist() for one in columns]
         names, which = streams
         of = repeat(*names) if len(names) == 1 else map(names.__getitem__, which.tolist())
         found = zip(rows.tolist(), zip(of, *parts, strict=False), strict=False)
         return found if is_good.all() else compress(found, is_good.tolist())
 
 
-def picked(columns: Sequence[Any], rows: np.ndarray) -> list[Any]:
-    """Some rows of columns."""
-    return [
-        one if one is None else one[rows] if isinstance(one, np.ndarray) else [one[i] for i in rows]
-        for one in columns
-    ]
+class Texts:
+    """Parts of a text that are cut out when they are asked for: from each begin to its end."""
+
+    def __init__(self, of: str | bytes, begins: np.ndarray, ends: np.ndarray) -> None:
+        self._of, self._begins, self._ends = of, begins, ends
+
+    def __getitem__(self, i: int) -> str:
+        return self.take(np.array([i])).tolist()[0]
+
+    def take(self, rows: np.ndarray) -> Texts:
+        """Some of them."""
+        return Texts(self._of, self._begins[rows], self._ends[rows])
+
+    def tolist(self) -> list[str]:
+        """All of them."""
+        found = map(self._of.__getitem__, map(slice, self._begins.tolist(), self._ends.tolist()))
+        if isinstance(self._of, str):
+            return list(found)
+        return [one.decode("utf-8", "replace") for one in found]
 
 
 def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:
