@@ -123,15 +123,15 @@ class LogReader(LogServers):
         says_more[self._say_others(block, known)] = False
         values, light, whose = self._columns(block, known, says_more)
         is_silent = np.array([one is not None and one.handler is None for one in known])
-        todo, goes_on = self._without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
-        runs, shapes = light.runs(todo), of_line[todo].tolist()
+        left, goes_on = self._without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
+        runs, of_left, todo = light.runs(left), of_line[left], left.tolist()
         is_candidate = np.array([one is not None and one.name == "candidate" for one in known])
-        candidates = lengths_of_runs(is_candidate[of_line[todo]], 2)
+        candidates, shapes = lengths_of_runs(is_candidate[of_left], 2), of_left.tolist()
         n_learned, at, placed = self._lines.n_learned, 0, -1
         slot: tuple[ServerLog, Slot] | None = None
         while at < len(todo):
             i = todo[at]
-            if runs and (n := runs.get(at, 0)) and self._say_light(light, todo[at : at + n]):
+            if runs and (n := runs.get(at, 0)) and self._say_light(light, left[at : at + n]):
                 at += n
                 slot = None
                 continue
@@ -294,7 +294,7 @@ class LogReader(LogServers):
     @staticmethod
     def _without_repeats(
         whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
-    ) -> tuple[list[int], list[bool]]:
+    ) -> tuple[np.ndarray, list[bool]]:
         """Some lines without those that say no more than that a slot works for a task, as the lines
         around them do; and which of the others are of the same slot and task as the one before.
         whose: as `_columns` finds it. is_silent: which lines of a slot say nothing."""
@@ -305,7 +305,7 @@ class LogReader(LogServers):
         goes_on[1:] = is_later & (slot[1:] == slot[:-1]) & (task[1:] == task[:-1])
         is_left = np.ones(len(todo), bool)
         is_left[:-1] = ~(goes_on[:-1] & is_later & is_silent[todo[:-1]])
-        return todo[is_left].tolist(), goes_on[is_left].tolist()
+        return todo[is_left], goes_on[is_left].tolist()
 
     def _say(
         self, reading: Reading, line: int, row: tuple[Any, ...]
@@ -357,7 +357,7 @@ class LogReader(LogServers):
         """Whether the next line may belong to the one before."""
         return bool(self._waiting) or (self._others is not None and self._others.is_waiting)
 
-    def _say_light(self, light: LightRows, lines: list[int]) -> bool:
+    def _say_light(self, light: LightRows, lines: np.ndarray) -> bool:
         """Take rounds of the light form, in whatever order their servers wrote them; whether all
         are what they seem."""
         found = []

@@ -195,6 +195,7 @@ class LightRows:
         self._rows = np.zeros((0, 5), np.int64)
         self._server = np.zeros(n_lines, np.int64)
         """By line the number of its server, from 1; 0 for none."""
+        self._is_usual = np.zeros(n_lines, bool)
 
     def add(
         self, block: Block, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
@@ -202,6 +203,8 @@ class LightRows:
         """Lines of a shape. name: of a prefix."""
         names, of = block.streams(reading, rows, name)
         (us, *columns), is_good = block.columns(reading, rows)
+        *_, accepted, drafted = columns
+        self._is_usual[rows] = is_good & (accepted <= drafted) & (drafted > 0)
         if not len(self._rows):
             self._rows = np.zeros((len(self._server), 5), np.int64)
         for i, column in enumerate((*columns, -1 if us is None else us)):
@@ -210,14 +213,15 @@ class LightRows:
         numbers = np.array([1 + self._names.index(one) for one in names])
         self._server[rows[is_good]] = numbers[of[is_good]]
 
-    def runs(self, lines: list[int]) -> dict[int, int]:
+    def runs(self, lines: np.ndarray) -> dict[int, int]:
         """Where rounds follow each other in some lines, and how many."""
-        return lengths_of_runs(self._server[lines] > 0, _SHORTEST_RUN)
+        return lengths_of_runs(self._is_usual[lines], _SHORTEST_RUN)
 
-    def by_server(self, lines: list[int]) -> Iterator[tuple[str, np.ndarray]]:
+    def by_server(self, lines: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """The rows of some lines by server."""
         server, rows = self._server[lines], self._rows[lines]
-        numbers = sorted(set(server.tolist()))
+        is_one = (server == server[0]).all()
+        numbers = server[:1].tolist() if is_one else sorted(set(server.tolist()))
         for number in numbers:
             mine = rows if len(numbers) == 1 else rows[server == number]
             yield self._names[number - 1], mine

@@ -77,13 +77,11 @@ class ServerState:
         """Whether a line says where a round begins."""
 
     def light_rows(self, rounds: np.ndarray) -> list[tuple[Slot, np.ndarray]] | None:
-        """Of rounds of the light form, one for each row with slot, task, accepted, drafted and time
-        in microseconds (-1 without), those of each slot; None where one is anything else than the
-        round after another one of a request."""
-        number, task, accepted, drafted, us = rounds.T
+        """Of rounds of the light form, one for each row with slot, task, accepted of 1 or more
+        drafted tokens, and time in microseconds (-1 without), those of each slot; None where one is
+        anything else than the round after another one of a request."""
+        number, task, _, _, us = rounds.T
         if not self.is_light or self._clock.is_at_work:
-            return None
-        if (accepted > drafted).any() or not drafted.all():
             return None
         last = -1 if self.last_us is None else self.last_us
         if us[0] < last or (us[1:] < us[:-1]).any():
