@@ -18,6 +18,8 @@ from engine.observe.rounds.log_lines import OfShape, time_of
 
 MOST_INTERVALS = 8192
 """Of a run; neighbours of more are taken together, so that a log of months is a run too."""
+_FEW = 8
+"""Lines that are not worth columns."""
 SUM_DIGITS = 0.01
 """By how much a rate may differ from that of its counts: only its digits."""
 
@@ -212,7 +214,7 @@ class LineRun:
         """Take lines in their order; returns those that cannot be taken."""
         speeds = [one for one in parts if one[0] == "speed"]
         sums = [one for one in parts if one[0] != "speed"]
-        if len(sums) == 1 and len(speeds) <= 1:
+        if len(sums) == 1 and len(speeds) <= 1 and len(sums[0][2]) >= _FEW:
             return self._take(*sums, *speeds)
         lines = ((line, i, of) for of in parts for i, line in enumerate(of[2].tolist()))
         return [line for line, i, of in sorted(lines, key=itemgetter(0)) if not self._takes(of, i)]

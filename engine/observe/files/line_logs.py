@@ -77,7 +77,15 @@ class LineLogs:
         if self._n_left_of_table:
             self._n_left_of_table -= 1
             self._total(number, said)
-        elif self.may_take(said):
+        elif (
+            "metrics: " in said
+            or "Decode batch" in said
+            or "spec_verify_ct" in said
+            or "pred=" in said
+            or "throughput:" in said
+            or "Aggregate" in said
+            or "MTP[" in said
+        ):
             return self._takes(number, stream, said[:_LONGEST])
         elif "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
             self._rules.add(rule.text)
@@ -85,11 +93,6 @@ class LineLogs:
         else:
             return False
         return True
-
-    def say(self, name: str, number: int, source: str, kind: str, *values: Any) -> bool:
-        """A line of a known shape: what it says, its number, its server and its values; False for
-        one that has to be looked at as a whole. Raises OutOfRangeError."""
-        return self._run(_SHAPES[name], source).says(name, kind, *values)
 
     def say_all(self, parts: Sequence[tuple[str, OfShape]]) -> list[int]:
         """All lines of these that a block has, by server and shape; returns those not taken."""
@@ -136,19 +139,6 @@ class LineLogs:
         first = next((run.first_unread for run in runs if run.n_unread), "")
         return sum(run.n_unread for run in runs), first
 
-    @staticmethod
-    def may_take(said: str) -> bool:
-        """Whether a line has a word that one of these has."""
-        return (
-            "metrics: " in said
-            or "Decode batch" in said
-            or "spec_verify_ct" in said
-            or "pred=" in said
-            or "throughput:" in said
-            or "Aggregate" in said
-            or "MTP[" in said
-        )
-
     def _takes(self, number: int, stream: str, said: str) -> bool:
         """Whether a line was taken."""
         saying: Saying | None
@@ -188,7 +178,7 @@ class LineLogs:
         try:
             why = repr(said[found.end() :][:100])
             name, kind, places = saying
-            is_taken = self.say(name, number, run.name, kind, *values_of(said, places))
+            is_taken = run.says(name, kind, *values_of(said, places))
         except OutOfRangeError as error:
             is_taken, why = False, str(error)
         if is_taken:

@@ -48,13 +48,6 @@ class OtherLines(Protocol):
     def takes(self, number: int, stream: str, said: str, /) -> bool:
         """Whether a line is one of them, and then taken: its number, its server, its text."""
 
-    def say(self, name: str, number: int, source: str, kind: str, /, *values: Any) -> bool:
-        """A line of a known shape: what it says, its number, its server and its values; False for
-        one that has to be looked at as a whole. Raises OutOfRangeError."""
-
-    def may_take(self, said: str, /) -> bool:
-        """Whether a line has a word that one of them has."""
-
     def say_all(self, parts: Sequence[tuple[str, OfShape]], /) -> list[int]:
         """All of them in a block, by server and shape; returns the lines not taken."""
 

@@ -13,7 +13,15 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import OutOfRangeError
-from engine.observe.rounds.log_lines import LogLines, OtherLines, Time, decoded, encoded, unwrapped
+from engine.observe.rounds.log_lines import (
+    LogLines,
+    OfShape,
+    OtherLines,
+    Time,
+    decoded,
+    encoded,
+    unwrapped,
+)
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
@@ -38,8 +46,6 @@ _FIRST_BYTES, _MOST_BYTES = 1 << 13, 1 << 22
 """Of the first block, since none of its shapes is known, and of the longest."""
 _MOST_HASHES = 1 << 18
 _NUMBERS = re.compile("[0-9]+")
-_MAY_GO_ON, _GOES_ON = ("next token:", "draft candidate"), ("token", "candidate")
-"""Words of lines whose texts may go on in the next line, and what such lines say."""
 _QUIET = Reading("", "nothing", None, "", is_own=False)
 """Of lines that have no word that any reader looks for."""
 
@@ -119,9 +125,10 @@ class LogReader(LogServers):
             if reading is None:
                 known[i], unknown[i] = self._known(block, i)
         of_line = block.shape_of
+        values, light, others, whose = self._columns(block, known)
         says_more = np.array([one is None or one.whose != "nothing" for one in known])[of_line]
-        says_more[self._say_others(block, known)] = False
-        values, light, whose = self._columns(block, known, says_more)
+        for _, (_, _, rows, _) in others:
+            says_more[rows] = False
         is_silent = np.array([one is not None and one.handler is None for one in known])
         left, goes_on = self._without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
         runs, of_left, todo = light.runs(left), of_line[left], left.tolist()
@@ -158,6 +165,7 @@ class LogReader(LogServers):
                     at += 1
                     continue
             slot = None
+            self._say_others(block, others, before, placed, i)
             self._lines.last = self._stream_before(block, known, i, placed)
             self._lines.number = before + i
             self._place(block.line(i), unknown.get(shapes[at]))
@@ -169,6 +177,7 @@ class LogReader(LogServers):
                 n_learned = self._lines.n_learned
             placed = i
             at = bisect_right(todo, i, at)
+        self._say_others(block, others, before, placed, block.n_lines)
         self._lines.last = self._stream_before(block, known, block.n_lines, placed)
         self._lines.number = before + block.n_lines
 
@@ -214,50 +223,26 @@ class LogReader(LogServers):
             return False
         return len(said) < LONGEST_SHAPE and says_nothing(shape_of(said), 0)
 
-    def _say_others(self, block: Block, known: list[Reading | None]) -> np.ndarray:
-        """Take the lines of other engines, by columns; those that need no more. None do where a
-        line that has to be looked at as a whole may be one of them, or hide one."""
-        others, parts, said = self._others, [], np.zeros(block.n_lines, bool)
-        readings = {one for one in known if one is not None and one.whose == "other"}
-        if others is None or not readings:
-            return said
-        for i, one in enumerate(known):
-            if one is None:
-                line = block.example(i)
-                if others.may_take(line) or any(word in line for word in _MAY_GO_ON):
-                    return said
-            elif one.name in _GOES_ON:
-                return said
-        for reading in readings:
-            rows = np.flatnonzero(np.array([one is reading for one in known])[block.shape_of])
-            (_, *columns), is_good = block.columns(reading, rows)
-            if not is_good.all():
-                return said
-            names, of = block.streams(reading, rows, others.source)
-            for i, name in enumerate(names):
-                mine = np.flatnonzero(of == i)
-                parts.append(
-                    (
-                        name,
-                        (
-                            reading.name,
-                            reading.kind,
-                            rows[mine],
-                            [one if one is None else one.take(mine) for one in columns],
-                        ),
-                    )
-                )
-        for _, (_, _, rows, _) in parts:
-            said[rows] = True
-        said[others.say_all(parts)] = False
-        return said
+    def _say_others(
+        self, block: Block, parts: list[tuple[str, OfShape]], first: int, after: int, before: int
+    ) -> None:
+        """Take the lines of other engines between two lines. first: number of the block's first."""
+        mine = []
+        for source, (name, kind, rows, columns) in parts:
+            begin, end = np.searchsorted(rows, (after + 1, before)).tolist()
+            if begin < end:
+                of = [one if one is None else one[begin:end] for one in columns]
+                mine.append((source, (name, kind, rows[begin:end], of)))
+        for line in self._others.say_all(mine) if mine and self._others is not None else ():
+            self._lines.number = first + line
+            self._place(block.line(line))
 
     def _columns(
-        self, block: Block, known: list[Reading | None], says_more: np.ndarray
-    ) -> tuple[list[tuple[Any, ...] | None], LightRows, np.ndarray]:
-        """Values of lines, None for those that have to be looked at; and server, slot, task and
-        time of those that have a slot, int64 [4, n], -1 for what there is not. known: how lines of
-        each shape are read."""
+        self, block: Block, known: list[Reading | None]
+    ) -> tuple[list[tuple[Any, ...] | None], LightRows, list[tuple[str, OfShape]], np.ndarray]:
+        """Values of lines, None for those that have to be looked at; lines of other engines by
+        server and shape; and server, slot, task and time of those that have a slot, int64 [4, n],
+        -1 for what there is not. known: how lines of each shape are read."""
         of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
@@ -266,20 +251,26 @@ class LogReader(LogServers):
         values: list[tuple[Any, ...] | None] = [None] * len(of_line)
         light, whose = LightRows(len(of_line)), np.full((4, len(of_line)), -1)
         numbers: dict[str, int] = {}
+        others: list[tuple[str, OfShape]] = []
         for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
             if reading is None or reading.whose == "nothing" or len(rows) < FEW:
                 continue
-            if not says_more[rows[0]]:
-                continue  # another engine's, and taken
             is_light = self._has_batches and (reading.name, reading.kind) == ("accepted", "")
             if is_light:
                 light.add(block, reading, rows, self._lines.source)
                 continue
-            is_other = reading.whose == "other" and self._others is not None
-            names: OtherLines | LogLines | None = self._others if is_other else self._lines
-            assert names is not None
+            is_other = reading.whose == "other"
+            names = self._others if is_other and self._others is not None else self._lines
             columns, is_good = block.columns(reading, rows)
             streams = block.streams(reading, rows, names.source)
+            if is_other:
+                for i, name in enumerate(streams[0]):
+                    mine = np.flatnonzero(is_good & (streams[1] == i))
+                    of = [one if one is None else one[mine] for one in columns[1:]]
+                    others += [(name, (reading.name, reading.kind, rows[mine], of))] * (
+                        len(mine) > 0
+                    )
+                continue
             for i, row in block.rows(rows, columns, is_good, streams):
                 values[i] = row
             if reading.whose == "slot":
@@ -289,7 +280,7 @@ class LogReader(LogServers):
                 whose[0, rows[~is_good]] = -1
                 whose[1:3, rows] = columns[1:3]
                 whose[3, rows] = -1 if columns[0] is None else columns[0]
-        return values, light, whose
+        return values, light, others, whose
 
     @staticmethod
     def _without_repeats(
@@ -314,8 +305,6 @@ class LogReader(LogServers):
         whole. row: its server, time and values. Also who says more if the next line is of the same
         slot and task, at no earlier time."""
         whose = reading.whose
-        if whose == "other":
-            return self._say_other(reading, line, row), None
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
             return False, None
@@ -342,15 +331,6 @@ class LogReader(LogServers):
             return handler(server, said, *row[2:]), None
         except OutOfRangeError:
             return False, None
-
-    def _say_other(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
-        others, (source, _, *values) = self._others, row
-        try:
-            return others is not None and others.say(
-                reading.name, line, source, reading.kind, *values
-            )
-        except OutOfRangeError:
-            return False
 
     @property
     def _is_waiting(self) -> bool:

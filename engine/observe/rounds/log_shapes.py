@@ -379,12 +379,11 @@ class Texts:
     def __init__(self, of: str | bytes, begins: np.ndarray, ends: np.ndarray) -> None:
         self._of, self._begins, self._ends = of, begins, ends
 
-    def __getitem__(self, i: int) -> str:
-        return self.take(np.array([i])).tolist()[0]
-
-    def take(self, rows: np.ndarray) -> Texts:
-        """Some of them."""
-        return Texts(self._of, self._begins[rows], self._ends[rows])
+    def __getitem__(self, at: Any) -> Any:
+        """One of them, or for a slice or an array those."""
+        if isinstance(at, (slice, np.ndarray)):
+            return Texts(self._of, self._begins[at], self._ends[at])
+        return self[at : at + 1].tolist()[0]
 
     def tolist(self) -> list[str]:
         """All of them."""
