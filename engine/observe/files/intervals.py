@@ -1,11 +1,11 @@
 """Intervals in which other engines tell sums, line by line or of a block of lines by columns: a run
-keeps so many, then neighbours are taken together."""
+keeps a number of them, then neighbours are taken together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise, repeat, zip_longest
 from operator import add, ge, itemgetter
 from typing import Any, TypeAlias
@@ -48,8 +48,16 @@ class LineRun:
     waiting: dict[str, list[RecordedRequest | _Part]] = field(default_factory=dict)
     speeds: dict[str, tuple[float, float]] = field(default_factory=dict)
     engine: str = ""
+    open: RecordedRequest | None = None
+    """A request that the next lines may say more of."""
     n_unread: int = 0
     first_unread: str = ""
+
+    def opens(self, request: RecordedRequest | None) -> None:
+        """The next such request begins, if there is one."""
+        if self.open is not None:
+            self.add("", None, partial(made, self.open))
+        self.open = request
 
     def add(self, label: str, part: _Part | None, make: Callable[[], RecordedRequest]) -> None:
         """Another line of an engine, see _Waiting."""

@@ -1,9 +1,10 @@
 """Lines in which other engines tell sums: vLLM's of every ten seconds, SGLang's of its decode
-batches and finished requests, oMLX's of requests, and the table of the script mtp-bench.
+batches and finished requests, those of oMLX and koboldcpp of requests, and the table of the script
+mtp-bench.
 
 vLLM: `vllm/v1/spec_decode/metrics.py` and, of the first generation, `vllm/engine/metrics.py`, whose
 counts go on from line to line. SGLang: `scheduler_metrics_mixin.py`; its lengths and rates are
-averages of a batch, so no counts follow from them.
+averages of a batch, so no counts follow from them. koboldcpp: `gpttype_adapter.cpp`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from functools import partial
 from typing import Any
 
 from engine.analysis.acceptance.accept_rules import rule_said
-from engine.foreign_numbers import COUNT, OutOfRangeError, real, whole
+from engine.foreign_numbers import COUNT, MOST_TOKENS, OutOfRangeError, real, whole
 from engine.observe.files.intervals import SUM_DIGITS, LineRun, made
 from engine.observe.files.line_words import (
     BATCH,
     KEY,
+    KOBOLD_DRAFTS,
     METRICS,
     PAIR,
     SPEED,
     TOTAL,
     batch_saying,
     engine_in,
+    kobold_request,
     mtp_request,
     source_of,
     vllm_saying,
@@ -38,6 +41,7 @@ from engine.observe.rounds.log_words import Saying, values_of
 from engine.trace.store import TraceStore
 
 VLLM, SGLANG_LOG, BENCH, MTP_LOG = "vllm-log", "sglang-log", "mtp-bench", "mtp-log"
+KOBOLD = "koboldcpp-log"
 UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", BENCH: "prompts"}
 """What a sequence is in a run of this shape."""
 _MOST_RUNS = 256
@@ -85,6 +89,8 @@ class LineLogs:
             or "throughput:" in said
             or "Aggregate" in said
             or "MTP[" in said
+            or "CtxLimit:" in said
+            or "Draft" in said
         ):
             return self._takes(number, stream, said[:_LONGEST])
         elif "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
@@ -112,6 +118,7 @@ class LineLogs:
         trace can hold."""
         found = []
         for run in (*self._runs.values(), *self._tables):
+            run.opens(None)
             for label in list(run.waiting):
                 run.close(label)
             if run.n_unread:
@@ -169,6 +176,12 @@ class LineLogs:
         elif "MTP[" in said and "finish=" in said:
             self._read(self._run(MTP_LOG, stream), number, said, mtp_request)
             return True
+        elif "CtxLimit:" in said:
+            self._read(self._run(KOBOLD, stream), number, said, kobold_request)
+            return True
+        elif (found := KOBOLD_DRAFTS.search(said)) is not None:
+            self._on_kobold_drafts(self._run(KOBOLD, stream), number, found)
+            return True
         elif said.lstrip().startswith("Aggregate") and "{" in said and self._tables:
             self._n_left_of_table = 0 if "}" in said else _TABLE_END
             self._total(number, said)
@@ -206,8 +219,35 @@ class LineLogs:
             run.has_unread(number, why)
         elif run.shape == BENCH:
             run.requests.append(found)
+        elif run.shape == KOBOLD:
+            found.place = f"line {number}"
+            run.opens(found)
         else:
             run.add("", None, partial(made, found))
+
+    @staticmethod
+    def _on_kobold_drafts(run: LineRun, number: int, found: re.Match[str]) -> None:
+        """A draft of koboldcpp, or what became of all those of the request before."""
+        drafts = run.last.setdefault("drafts", [0, 0])
+        try:
+            n, accepted, failed = (whole(one or "0", MOST_TOKENS) for one in found.groups())
+        except OutOfRangeError as error:
+            run.has_unread(number, str(error))
+            return
+        if found[1]:
+            drafts[:] = drafts[0] + 1, drafts[1] + n
+            return
+        steps, drafted = run.last.pop("drafts")
+        if run.open is None or run.open.num_accepted_draft_tokens is not None:
+            run.has_unread(number, "no line of its request is before it")
+            return
+        run.open.num_accepted_draft_tokens = accepted
+        # each draft but the last ends with a wrong token or is accepted as a whole
+        if (
+            failed <= steps
+            and (steps - failed - 1) * drafted <= accepted * steps <= drafted * steps
+        ):
+            run.open.num_spec_steps, run.open.num_draft_tokens = steps, drafted
 
     @staticmethod
     def _finished(said: str) -> RecordedRequest | None:

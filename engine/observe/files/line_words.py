@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, whole
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, MOST_TOKENS, real, whole
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_lines import name_of
 from engine.observe.rounds.log_words import NOTHING, Saying, Value
@@ -15,6 +15,7 @@ SIGNS = re.compile(
     r"Spec(?:Decoding|ulative) metrics: |Decode batch[.,][^\n]{0,300}accept (?:len|rate):"
     r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
     r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
+    r"|CtxLimit: ?\d{1,10}/\d{1,10}, (?:Amt|Process):"
 )
 """What a text has in which there are such lines."""
 METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
@@ -57,6 +58,31 @@ _MTP = re.compile(
     r"accept=(\d{1,20})/(\d{1,20})\b(?:.{0,60}?depth\[([^\]]{1,2000})\])?"
 )
 """Of oMLX, when a request ends: by index in the draft the tokens accepted and drafted."""
+
+
+_KOBOLD = re.compile(
+    r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(\d{1,20})/\d{1,20}, (?:Init:[\d.]{1,20}s, )?"
+    r"Process: ?([\d.]{1,20})s \([^)]{0,60}\), Generate: ?([\d.]{1,20})s"
+)
+"""Of koboldcpp, when a request ends; its times are seconds."""
+KOBOLD_DRAFTS = re.compile(
+    r"Drafted (\d{1,9}) Tokens: \[|\(Draft Results - Success:(\d{1,20}), Failure:(\d{1,20})\)"
+)
+"""With --debugmode, of each draft what was drafted, and after a request its tokens that were
+accepted and its drafts that a wrong one ended."""
+
+
+def kobold_request(said: str) -> RecordedRequest | None:
+    """A request of koboldcpp."""
+    found = _KOBOLD.search(said)
+    if found is None:
+        return None
+    request = RecordedRequest("koboldcpp", "", stop="end")
+    seconds = (real(one, LONGEST_PART_MS / 1e3) for one in found.groups()[1:])
+    prompt_ms, predicted_ms = (round(1e3 * one, 3) for one in seconds)
+    request.timings |= {"predicted_n": whole(found[1], MOST_TOKENS)}
+    request.timings |= {"prompt_ms": prompt_ms, "predicted_ms": predicted_ms}
+    return request
 
 
 def mtp_request(said: str) -> RecordedRequest | None:

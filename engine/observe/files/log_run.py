@@ -19,10 +19,10 @@ from engine.observe.files.intervals import mean_of
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
-from engine.observe.rounds.log_lines import utf8_of
 from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound
+from engine.observe.rounds.log_text import utf8_of
 from engine.observe.rounds.server_log import ServerLog
 from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken

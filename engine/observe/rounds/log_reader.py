@@ -13,15 +13,7 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import OutOfRangeError
-from engine.observe.rounds.log_lines import (
-    LogLines,
-    OfShape,
-    OtherLines,
-    Time,
-    decoded,
-    encoded,
-    unwrapped,
-)
+from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
@@ -34,6 +26,7 @@ from engine.observe.rounds.log_shapes import (
     says_nothing,
     shape_of,
 )
+from engine.observe.rounds.log_text import decoded, encoded, unwrapped
 from engine.observe.rounds.log_words import CHUNK, Saying
 from engine.observe.rounds.server_log import LogServers, Read, ServerLog
 from engine.observe.rounds.server_state import Slot

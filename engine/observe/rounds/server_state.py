@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound, PhaseClock
 
@@ -35,6 +34,13 @@ class Slot:
     n_max: int | None = None
     early: list[tuple[int, tuple[int, str], int | None]] = field(default_factory=list)
     n_plain: int = 0
+
+
+_BARE_SUMS: dict[str, Callable[..., bool]] = {
+    "prompt_time": LogRequest.on_prompt_sums,
+    "eval_time": LogRequest.on_answer_sums,
+    "sums": LogRequest.on_draft_sums,
+}
 
 
 class ServerState:
@@ -361,17 +367,17 @@ class ServerState:
         prompt.prompt_ms, prompt.processed = ms, n
         if prompt.n_prompt is None and prompt.cached is not None:
             prompt.n_prompt = prompt.cached + n
-        return _prompt_sums(slot.request, ms, n)
+        return slot.request.on_prompt_sums(ms, n)
 
     def on_eval_time(self, slot: Slot, _said: Said, ms: float, n: int) -> bool:
         """The sums of an answer."""
         self._prompt(slot).written = n
-        return _answer_sums(slot.request, ms, n)
+        return slot.request.on_answer_sums(ms, n)
 
     def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of the drafts of a request."""
         self.says_drafts |= sums[1] is not None
-        return _draft_sums(slot.request, *sums)
+        return slot.request.on_draft_sums(*sums)
 
     def on_bare(self, said: Said, *sums: Any) -> bool:
         """Sums without a slot: of the slot that the line before names, or of a request that the
@@ -480,48 +486,3 @@ class ServerState:
     def _learn(self, token_id: int, text: str) -> None:
         if text and token_id not in self.pieces and "\ufffd" not in text:
             self.pieces[token_id] = text.encode("utf-8", "replace")
-
-
-def _prompt_sums(request: LogRequest, ms: float, n: int) -> bool:
-    request.prompt_ms, request.n_processed = ms, n
-    if request.n_prompt is None and request.n_cached is not None:
-        request.n_prompt = request.n_cached + n
-    return True
-
-
-def _answer_sums(request: LogRequest, ms: float, n: int) -> bool:
-    request.predicted_ms, request.predicted, request.is_over = ms, n, True
-    return True
-
-
-def _draft_sums(
-    request: LogRequest,
-    ratio: str | None,
-    accepted: int | None,
-    drafted: int | None,
-    mean: str | None,
-    rates: str | None,
-) -> bool:
-    if accepted is not None and drafted is not None and accepted > drafted:
-        raise OutOfRangeError(f"{accepted} is more than {drafted:,}")
-    parts = [] if rates is None else [one.strip() for one in rates.split(",")]
-    if len(parts) > LONGEST_DRAFT:
-        raise OutOfRangeError(f"{len(parts):,} positions are more than {LONGEST_DRAFT:,}")
-    values = [_rate(one) for one in parts if one]
-    if ratio is not None:
-        request.ratio, request.accepted, request.drafted = ratio, accepted, drafted
-    request.mean_length = request.mean_length if mean is None else mean
-    request.rates = request.rates if rates is None else values
-    return True
-
-
-@lru_cache(1 << 12)
-def _rate(text: str) -> float:
-    return real(text, 1.0)
-
-
-_BARE_SUMS: dict[str, Callable[..., bool]] = {
-    "prompt_time": _prompt_sums,
-    "eval_time": _answer_sums,
-    "sums": _draft_sums,
-}
