@@ -258,11 +258,10 @@ class LogReader(LogServers):
             streams = block.streams(reading, rows, names.source)
             if is_other:
                 for i, name in enumerate(streams[0]):
-                    mine = np.flatnonzero(is_good & (streams[1] == i))
-                    of = [one if one is None else one[mine] for one in columns[1:]]
-                    others += [(name, (reading.name, reading.kind, rows[mine], of))] * (
-                        len(mine) > 0
-                    )
+                    of_one = np.flatnonzero(is_good & (streams[1] == i))
+                    parts = [one if one is None else one[of_one] for one in columns[1:]]
+                    if len(of_one):
+                        others.append((name, (reading.name, reading.kind, rows[of_one], parts)))
                 continue
             for i, row in block.rows(rows, columns, is_good, streams):
                 values[i] = row

@@ -387,10 +387,10 @@ class Texts:
 
     def tolist(self) -> list[str]:
         """All of them."""
-        found = map(self._of.__getitem__, map(slice, self._begins.tolist(), self._ends.tolist()))
-        if isinstance(self._of, str):
-            return list(found)
-        return [one.decode("utf-8", "replace") for one in found]
+        parts, of = map(slice, self._begins.tolist(), self._ends.tolist()), self._of
+        if isinstance(of, str):
+            return list(map(of.__getitem__, parts))
+        return [of[part].decode("utf-8", "replace") for part in parts]
 
 
 def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:

@@ -467,7 +467,7 @@ class ServerState:
         n_told = drafted if len(slot.candidates) >= drafted else 0
         tops = [slot.candidates.get(i, {}) for i in range(n_told)]
         if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
-            one.draft = tuple(tuple(top[k] for k in sorted(top)) for top in tops)
+            one.draft = tuple(tuple(map(top.__getitem__, sorted(top))) for top in tops)
         slot.candidates = {}
 
     def _place_candidates(self) -> None:

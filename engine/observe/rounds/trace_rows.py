@@ -339,7 +339,8 @@ def _drafted(
     if log is None or index >= len(log.draft):
         return None, None, None
     tops = log.draft[index]
-    p = next((p for token, p in tops if token == token_id or not rule.draws), None)
+    mine = (p for token, p in tops if token == token_id)
+    p = next(mine, None) if rule.draws else tops[0][1]
     return p, *zip(*tops[:N_TOP], strict=True)
 
 
