@@ -8,7 +8,7 @@ changes; only a cell that was not observed may be filled later, by the same thre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -40,8 +40,11 @@ class Table:
         self.n_filled = 0
         """How many cells were filled after their rows had been added."""
         self._capacity = _FIRST_CAPACITY
-        self._arrays = {c.name: _empty(c, _FIRST_CAPACITY) for c in columns}
-        self._cells = _cells(self._arrays)
+        self._named = {c.name: c for c in columns}
+        self._arrays: dict[str, np.ndarray] = {}
+        """Of columns in which anything was observed; most runs leave most of them out."""
+        self._cells: dict[str, memoryview] = {}
+        """The same, flat: memoryviews take single values in a third of the time."""
         self._text_columns = frozenset(c.name for c in columns if c.kind == "text")
         self._blanks: dict[str, Any] = {
             c.name: {"text": "", "tops": [_blank(c)] * N_TOP}.get(c.kind, _blank(c))
@@ -55,8 +58,7 @@ class Table:
         """Join a column that the schema does not know, before the first row."""
         assert not self._n
         self.columns = (*self.columns, column)
-        self._arrays[column.name] = _empty(column, self._capacity)
-        self._cells = _cells(self._arrays)
+        self._named[column.name] = column
         self._text_columns |= {column.name} if column.kind == "text" else set()
 
     def append(self, **values: Any) -> int:
@@ -68,6 +70,8 @@ class Table:
         for name, value in values.items():
             if value is None:
                 continue
+            if name not in cells:
+                self._array(name)
             kind = type(value)
             if kind is str:
                 value = self._texts.code(value)
@@ -110,7 +114,7 @@ class Table:
             blank = self._blanks[name]
             if isinstance(blank, list):  # as many as there are
                 lengths = np.array([len(one or ()) for one in values])
-                cells = np.full((len(rows), len(blank)), blank, self._arrays[name].dtype)
+                cells = np.full((len(rows), len(blank)), blank, _empty(self._named[name], 0).dtype)
                 is_there = np.arange(len(blank)) < lengths[:, None]
                 cells[is_there] = [*chain.from_iterable(one for one in values if one)]
                 columns[name] = cells
@@ -128,8 +132,10 @@ class Table:
             raise ValueError(f"{self.name}: columns of different lengths: {sorted(lengths)}")
         n = lengths.pop()
         start, stop = self._n, self._n + n
+        for name in columns:
+            self._array(name)
         if stop > self._ready:
-            self._make_ready(stop)
+            self._make_ready(stop, columns)
         for name, values in columns.items():
             if name in self._text_columns and getattr(values, "dtype", None) != np.int32:
                 values = self._texts.codes(values)
@@ -143,7 +149,7 @@ class Table:
         """
         blanks = {column.name: _blank(column) for column in self.columns}
         for name, values in columns.items():
-            array, blank = self._arrays[name], blanks[name]
+            array, blank = self._array(name), blanks[name]
             cells = array[rows]
             is_empty = np.isnan(cells) if blank != blank else cells == blank
             array[rows] = np.where(is_empty, values, cells)
@@ -152,7 +158,12 @@ class Table:
     def column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """A read-only view of rows start..stop of one column; text columns give int32 codes."""
         n = self._n  # before the array: the array is then at least this long
-        view = self._arrays[name][start : n if stop is None else min(stop, n)]
+        rows = slice(start, n if stop is None else min(stop, n))
+        if (array := self._arrays.get(name)) is None:
+            blank = _empty(self._named[name], 1)
+            blank[:] = _blank(self._named[name])
+            return np.broadcast_to(blank[0], (len(range(n)[rows]), *blank.shape[1:]))
+        view = array[rows]
         view.flags.writeable = False
         return view
 
@@ -171,30 +182,38 @@ class Table:
         return self._n * sum(array[:1].nbytes for array in self._arrays.values())
 
     def _value(self, column: Column, index: int) -> Any:
-        raw = self._arrays[column.name][index]
+        raw = self.column(column.name, index, index + 1)[0]
         if column.kind == "text":
             return self._texts.text(int(raw))
         if column.kind == "tops":
             return [_observed(v) for v in raw.tolist()]
         return _observed(raw.item())
 
-    def _make_ready(self, needed: int) -> None:
-        """Have this many rows in which nothing is observed yet, and some more."""
+    def _make_ready(self, needed: int, given: Container[str] = ()) -> None:
+        """Have this many rows in which nothing is observed yet, and some more. given: columns that
+        these rows are filled in next."""
         if needed > self._capacity:
             self._grow(needed)
         start, self._ready = self._ready, min(self._capacity, needed + _BLOCK - 1)
-        for column in self.columns:
-            self._arrays[column.name][start : self._ready] = _blank(column)
+        for name, array in self._arrays.items():
+            array[needed if name in given else start : self._ready] = _blank(self._named[name])
+
+    def _array(self, name: str) -> np.ndarray:
+        """A column that can be written to."""
+        if (array := self._arrays.get(name)) is None:
+            array = _empty(self._named[name], self._capacity)
+            array[: self._ready] = _blank(self._named[name])
+            self._arrays[name], self._cells[name] = array, array.reshape(-1).data
+        return array
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)
         grown = {}
-        for column in self.columns:
-            array = _empty(column, capacity)
-            array[: self._n] = self._arrays[column.name][: self._n]
-            grown[column.name] = array
+        for name, array in self._arrays.items():
+            grown[name] = _empty(self._named[name], capacity)
+            grown[name][: self._n] = array[: self._n]
         self._arrays = grown
-        self._cells = _cells(grown)
+        self._cells = {name: array.reshape(-1).data for name, array in grown.items()}
         self._capacity, self._ready = capacity, self._n
 
 
@@ -312,11 +331,6 @@ def _empty(column: Column, capacity: int) -> np.ndarray:
     if column.kind == "tops":
         return np.empty((capacity, N_TOP), np.int32 if column.is_whole else np.float32)
     return np.empty(capacity, _DTYPES[column.kind])
-
-
-def _cells(arrays: Mapping[str, np.ndarray]) -> dict[str, memoryview]:
-    """Flat memoryviews of the arrays: they take single values in a third of the time."""
-    return {name: array.reshape(-1).data for name, array in arrays.items()}
 
 
 def _observed(value: int | float) -> int | float | None:

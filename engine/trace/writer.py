@@ -84,7 +84,7 @@ class TraceWriter:
         """Add many rows from columns of equal length, [n] each. Raises ValueError if they differ
         in length."""
         n = len(next(iter(columns.values()), ()))
-        self.store.tables[table].extend({"run_id": [self.run_id] * n, **columns})
+        self.store.tables[table].extend({"run_id": np.full(n, self.run_id), **columns})
 
     def learn(self, tokens: Iterable[int], piece: Callable[[int], bytes]) -> None:
         """Keep the bytes of tokens that rows name; `piece` is asked for new ones only."""

@@ -207,12 +207,12 @@ def draft_counts(
     names = ", ".join(drafters)
     settings = {seq: text for text, mine in zip(texts, ids, strict=True) for seq in mine}
     known = {text: i for i, text in enumerate(dict.fromkeys(settings.values()))}
-    numbers = dict.fromkeys(np.unique(rounds["seq_id"]).tolist(), 0)
+    numbers = dict.fromkeys(_ids(rounds["seq_id"]).tolist(), 0)
     numbers |= {seq: known[text] for seq, text in settings.items()}
     judged = is_later & (rounds["num_draft_tokens"] > 0)
     judged &= (rounds["num_accepted_draft_tokens"] >= 0) & (rounds["n_merged"] == MISSING)
     judged &= ~rounds.is_text("stop_kind", "end")  # cut before its end
-    for code in np.unique(rounds["drafter"][judged]).tolist():
+    for code in _ids(rounds["drafter"][judged]).tolist():
         rows = np.flatnonzero(judged & (rounds["drafter"] == code))
         drafted = rounds["num_draft_tokens"][rows].astype(np.int64)
         accepted = np.minimum(rounds["num_accepted_draft_tokens"][rows], drafted).astype(np.int64)
@@ -231,7 +231,7 @@ def draft_counts(
             Survival.of(drafted, accepted),
             is_by_round=True,
         )
-    with_rounds = set(np.unique(rounds["seq_id"][judged]).tolist())
+    with_rounds = set(_ids(rounds["seq_id"][judged]).tolist())
     sums = [
         (one.get("told"), next(iter(mine), None), known.get(text, 0), _longest(one))
         for one, mine, text in zip(requests, ids, texts, strict=True)
@@ -356,6 +356,13 @@ def _list(told: dict[str, Any], name: str) -> list[int]:
     return value
 
 
+def _ids(numbers: np.ndarray) -> np.ndarray:
+    """The different ones of small numbers, from 0."""
+    return np.flatnonzero(np.bincount(numbers))
+
+
 def _mapped(seq: np.ndarray, names: Mapping[int, int]) -> np.ndarray:
-    ids, at = np.unique(seq, return_inverse=True)
-    return np.array([names.get(one, one) for one in ids.tolist()], np.int64)[at]
+    ids = _ids(seq)
+    found = np.zeros(int(ids[-1]) + 1 if len(ids) else 0, np.int64)
+    found[ids] = [names.get(one, one) for one in ids.tolist()]
+    return found[seq]

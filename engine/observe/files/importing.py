@@ -15,11 +15,11 @@ from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, opened_file, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
-from engine.observe.files.line_logs import SIGNS
+from engine.observe.files.line_words import SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
-from engine.observe.rounds.log_lines import texts_of, unwrapped, without_colours
+from engine.observe.rounds.log_text import texts_of, unwrapped, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.store import TraceStore
 

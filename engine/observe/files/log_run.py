@@ -15,13 +15,14 @@ from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.garbage import collections_wait
-from engine.observe.files.line_logs import LineLogs, mean_of
+from engine.observe.files.intervals import mean_of
+from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
-from engine.observe.rounds.log_lines import utf8_of
 from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound
+from engine.observe.rounds.log_text import utf8_of
 from engine.observe.rounds.server_log import ServerLog
 from engine.observe.rounds.stream_and_log import path_of
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
@@ -317,12 +318,12 @@ def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
     tokens have shown it already."""
     if request.drafted is None or request.is_broken or request.n_missing or not request.rounds:
         return None
-    batches = request.batches
-    complete = [one for one in request.rounds if one.is_complete]
-    logged = tuple(
-        sum(getattr(r, name) for r in complete) + sum(int(b[:, i].sum()) for _, b in batches)
-        for i, name in enumerate(("accepted", "drafted"))
-    )
+    complete = [(one.accepted, one.drafted) for one in request.rounds if one.is_complete]
+    rounds = [
+        *(batch[:, :2] for _, batch in request.batches),
+        np.array(complete, np.int64).reshape(-1, 2),
+    ]
+    logged = tuple(np.concatenate(rounds).sum(0).tolist())
     if logged == (request.accepted, request.drafted):
         return None
     return {
@@ -383,14 +384,14 @@ def _write_light(
 ) -> None:
     """The rounds with a draft, by columns: there are millions of them. Rounds without a draft are
     not logged, nor is any token."""
-    tables = [_light_table(request) for request in server.requests]
-    n_each = [len(one) for one in tables]
+    n_each, table, single = _light_rounds(server.requests)
     seq_id = np.repeat(np.arange(len(n_each), dtype=np.int32), n_each)
-    table = np.concatenate(tables)
-    del tables
-    us, sizes = table[:, 2].copy(), table[:, 4].copy()
-    accepted, drafted, restored, n_max = (table[:, i].astype(np.int32) for i in (0, 1, 3, 5))
+    accepted, drafted = (table[:, i].astype(np.int32) for i in (0, 1))
+    us, restored = table[:, 2].copy(), np.zeros(len(table), np.int32)
     del table
+    sizes, n_max = np.full(len(us), MISSING), np.full(len(us), MISSING, np.int32)
+    for one, values in zip((restored, sizes, n_max), single[:, 1:].T, strict=True):
+        one[single[:, 0]] = values
     t_ms = np.where(us < 0, np.nan, us / 1e3)
     whole = accepted + 1 + restored
     ahead = np.concatenate([np.zeros(1, np.int64), np.cumsum(whole, dtype=np.int64)])
@@ -452,26 +453,24 @@ def _write_light(
         writer.extend("drafts", {name: columns[name][with_draft] for name in _OF_DRAFTS})
 
 
-def _light_table(request: LogRequest) -> np.ndarray:
-    """The complete rounds of a request, int64 [n, 6]: tokens accepted and drafted, time in
-    microseconds (-1 without), whether a checkpoint was restored, its bytes, the longest draft."""
-    parts, at = [], 0
-    for end, batch in [*request.batches, (len(request.rounds), np.zeros((0, 3), np.int64))]:
-        rounds = [
-            (
-                one.accepted,
-                one.drafted,
-                -1 if one.end_us is None else one.end_us,
-                one.restored,
-                MISSING if one.checkpoint_bytes is None else one.checkpoint_bytes,
-                MISSING if one.n_max is None else one.n_max,
-            )
-            for one in request.rounds[at:end]
-            if one.is_complete
-        ]
-        parts += [np.array(rounds, np.int64).reshape(-1, 6), np.zeros((len(batch), 6), np.int64)]
-        parts[-1][:, :3], parts[-1][:, 4:], at = batch, MISSING, end
-    return np.concatenate(parts)
+def _light_rounds(requests: Sequence[LogRequest]) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """The complete rounds of requests: how many each has; int64 [n, 3] tokens accepted and drafted,
+    and the time in microseconds, -1 without; and of those that are in no batch int64 [m, 4] their
+    number, whether a checkpoint was restored, its bytes and the longest draft."""
+    n_each, parts, single, n = [], [], [], 0
+    for request in requests:
+        at, before = 0, n
+        for end, batch in [*request.batches, (len(request.rounds), np.zeros((0, 3), np.int64))]:
+            mine = [one for one in request.rounds[at:end] if one.is_complete]
+            more = [(one.restored, one.checkpoint_bytes, one.n_max) for one in mine]
+            rows = [(r.accepted, r.drafted, -1 if r.end_us is None else r.end_us) for r in mine]
+            single += [
+                (i, *(MISSING if v is None else v for v in one)) for i, one in enumerate(more, n)
+            ]
+            parts += [np.array(rows, np.int64).reshape(-1, 3), batch]
+            n, at = n + len(mine) + len(batch), end
+        n_each.append(n - before)
+    return n_each, np.concatenate(parts), np.array(single, np.int64).reshape(-1, 4)
 
 
 _OF_DRAFTS = ("round", "seq_id", "drafter", "num_draft_tokens")

@@ -7,23 +7,27 @@ change from line to line; what remains names the server, so that lines of severa
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
-from typing import Any, Protocol, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from engine.errors import TraceFileError
-from engine.foreign_numbers import LARGEST, is_whole
+from engine.observe.rounds.log_text import decoded, encoded, n_open, unwrapped, without_colours
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Time: TypeAlias = re.Match[str] | int | None
 """Of a line, on its server's clock: a match of STAMP, or microseconds."""
 LogLine: TypeAlias = tuple[str, int, Time, str | None, bool]
 """The server that a line is of ("" where it has no prefix), its number from 1, its time, its text
 (None of a line that should be JSON and is not), and whether an entry may begin in it."""
+
+
+OfShape: TypeAlias = "tuple[str, str, np.ndarray, Sequence[Any]]"
+"""Lines of a shape in a block: what they say, of which kind, their numbers in the block from 0, and
+their values by columns: arrays, lists of texts, or None."""
 
 
 class OtherLines(Protocol):
@@ -40,9 +44,8 @@ class OtherLines(Protocol):
     def takes(self, number: int, stream: str, said: str, /) -> bool:
         """Whether a line is one of them, and then taken: its number, its server, its text."""
 
-    def say(self, name: str, number: int, source: str, kind: str, /, *values: Any) -> bool:
-        """A line of a known shape: what it says, its number, its server and its values; False for
-        one that has to be looked at as a whole. Raises OutOfRangeError."""
+    def say_all(self, parts: Sequence[tuple[str, OfShape]], /) -> list[int]:
+        """All of them in a block, by server and shape; returns the lines not taken."""
 
     def source(self, prefix: str, /) -> str:
         """The server that a prefix names."""
@@ -94,73 +97,15 @@ _VARIABLE = re.compile(
     "|(?P<digits>[0-9]{1,20})|(?P<gap> {1,40})",
     re.IGNORECASE,
 )
-_ESCAPES = re.compile(
-    r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
-)
-_RESET = re.compile(rb"\[0m")
 _BAR = re.compile(
     r"[^|\r\n]{0,100}?\d{1,3}%\|[^|]{0,200}\|[^\[\]]{0,40}\[[^\]]{0,80}\]|^\S{1,100}\.exe : "
 )
 """What a program that shows its progress, or PowerShell, has put before a line."""
 _OVERWRITTEN = re.compile(r"^[^'\n]*%[^'\n]*\r(?=[^\r\n])", re.MULTILINE)
 """Progress in the place of which a terminal shows what follows."""
-_UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
-"""What comes before the text of a token."""
 _ZEROS = str.maketrans("123456789", "000000000")
 _ZERO_BYTES = bytes.maketrans(b"123456789", b"000000000")
 _NO_NAME = re.compile(r"[^\w./@-]+")
-
-
-class _Wrapped(msgspec.Struct):
-    """A line of JSON that holds a line of a log: `--log-jsonl`, docker's files, journalctl, old
-    builds of llama-server, Loki, Google's and OpenTelemetry's collectors, Splunk."""
-
-    msg: object = None
-    log: object = None
-    MESSAGE: object = None
-    message: object = None
-    line: object = None
-    text_payload: object = msgspec.field(default=None, name="textPayload")
-    body: object = None
-    raw: object = msgspec.field(default=None, name="_raw")
-    time: object = None
-    id_slot: object = None
-    id_task: object = None
-    process: object = msgspec.field(default=None, name="_PID")
-    container_name: object = None
-
-
-_DECODER = msgspec.json.Decoder(_Wrapped)
-
-
-def unwrapped(line: str) -> tuple[str, str, int | None] | None:
-    """Text, server and time in microseconds of a line of JSON; no text where it holds none. None
-    for what is not an object."""
-    try:
-        found = _DECODER.decode(line)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return None
-    texts = (
-        found.msg,
-        found.log,
-        found.MESSAGE,
-        found.message,
-        found.line,
-        found.text_payload,
-        found.body,
-        found.raw,
-    )
-    text = next((one for one in texts if isinstance(one, str)), "")
-    if not text and isinstance(found.MESSAGE, list):  # of journalctl, where a text has colours
-        try:
-            text = without_colours(bytes(found.MESSAGE).decode("utf-8", "replace"))
-        except (TypeError, ValueError):
-            return "", "", None
-    if text and is_whole(found.id_slot) and is_whole(found.id_task):
-        text = f"slot of_json: id {found.id_slot} | task {found.id_task} | {text}"
-    names = (found.container_name, found.process)
-    name = next((one[:100] for one in names if isinstance(one, str)), "")
-    return text, name, found.time if is_whole(found.time, LARGEST) else None
 
 
 def microseconds(time: Time) -> int | None:
@@ -169,15 +114,6 @@ def microseconds(time: Time) -> int | None:
         return time
     minutes, seconds, ms, us, _ = time.groups()
     return ((int(minutes) * 60 + int(seconds)) * 1000 + int(ms)) * 1000 + int(us)
-
-
-def without_colours(text: str) -> str:
-    """A text without the escapes of a terminal, also where they were copied as text, and with the
-    spaces that a page in a browser has made unbreakable, but for those that a token may have."""
-    if "\xa0" in text:
-        text = _UNBROKEN.sub(lambda found: found[0].replace("\xa0", " "), text)
-    # all that is coloured is reset somewhere
-    return _ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
 
 
 def may_have_stamp(line: str) -> bool:
@@ -234,55 +170,6 @@ def _times_of(shape: str) -> list[tuple[int, int]]:
     times = (one.span() for one in _TIMES.finditer(shape))
     whole = ((a + len(shape[a:b]) - len(shape[a:b].lstrip()), b) for a, b in times)
     return [(a, a + len(shape[a:b].rstrip())) for a, b in whole if shape[a:b].strip()]
-
-
-def encoded(text: str) -> bytes:
-    """A text as `decoded` takes it."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def decoded(data: bytes) -> str:
-    """UTF-8 as text, also that of half a pair, which a text may have."""
-    return data.decode("utf-8", "surrogatepass")
-
-
-def utf8_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Bytes of a file as UTF-8, no piece of it cut inside a character: UTF-16, as PowerShell writes
-    it, in other bytes, and what is neither as what stands for it."""
-    decoder, rest = None, b""
-    for piece in chain(pieces, [b""]):
-        if decoder is None:
-            is_wide = piece[:2] in (b"\xff\xfe", b"\xfe\xff")
-            is_bare = piece[1:2] == b"\0" and piece[3:4] == b"\0"
-            name = "utf-16" if is_wide else "utf-16-le" if is_bare else "utf-8-sig"
-            decoder = codecs.getincrementaldecoder(name)("replace")
-            piece = piece.removeprefix(codecs.BOM_UTF8)
-        if name != "utf-8-sig":
-            yield decoder.decode(piece, final=not piece).encode()
-            continue
-        end = (piece.rfind(b"\n") + 1 or len(piece) - _n_open(piece)) if piece else 0
-        data, rest = rest + piece[:end], piece[end:]
-        if not data.isascii():
-            try:
-                data.decode()
-            except UnicodeDecodeError:
-                data = data.decode("utf-8", "replace").encode()
-        yield data
-
-
-def _n_open(data: bytes) -> int:
-    """Bytes of a character at the end that goes on."""
-    for n, byte in enumerate(reversed(data[-3:]), 1):
-        if byte >= 0xC0:
-            return n if n < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0
-        if byte < 0x80:
-            break
-    return 0
-
-
-def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The same as text."""
-    return map(decoded, utf8_of(pieces))
 
 
 class LogLines:
@@ -361,7 +248,7 @@ class LogLines:
         most = _MOST_JSON if self._is_json else _MOST_KEPT
         if rest and self._n_rest <= most:
             part = rest[:most]
-            self._rest.append(part[: len(part) - _n_open(part)])
+            self._rest.append(part[: len(part) - n_open(part)])
         self._n_rest += len(rest)
         if self._is_json and self._n_rest > _MOST_JSON:
             raise TraceFileError(
@@ -371,7 +258,7 @@ class LogLines:
 
     def _clean(self, data: bytes) -> bytes:
         is_spaced = b"\xa0" in data and b"\xc2\xa0" in data
-        if is_spaced or b"\x1b" in data or _RESET.search(data):
+        if is_spaced or b"\x1b" in data or b"[0m" in data:
             data = encoded("\n".join(map(without_colours, decoded(data).split("\n"))))
         if self._end == b"\r\n":
             data = data.replace(b"\r\n", b"\n")

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.foreign_numbers import OutOfRangeError
-from engine.observe.rounds.log_lines import LogLines, OtherLines, Time, decoded, encoded, unwrapped
+from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
@@ -26,6 +26,7 @@ from engine.observe.rounds.log_shapes import (
     says_nothing,
     shape_of,
 )
+from engine.observe.rounds.log_text import decoded, encoded, unwrapped
 from engine.observe.rounds.log_words import CHUNK, Saying
 from engine.observe.rounds.server_log import LogServers, Read, ServerLog
 from engine.observe.rounds.server_state import Slot
@@ -117,20 +118,20 @@ class LogReader(LogServers):
             if reading is None:
                 known[i], unknown[i] = self._known(block, i)
         of_line = block.shape_of
-        values, light, whose = self._columns(block, known)
-        says_more = np.array([one is None or one.whose != "nothing" for one in known])
+        values, light, others, whose = self._columns(block, known)
+        says_more = np.array([one is None or one.whose != "nothing" for one in known])[of_line]
+        for _, (_, _, rows, _) in others:
+            says_more[rows] = False
         is_silent = np.array([one is not None and one.handler is None for one in known])
-        todo, goes_on = self._without_repeats(
-            whose, is_silent[of_line], np.flatnonzero(says_more[of_line])
-        )
-        runs, shapes = light.runs(todo), of_line[todo].tolist()
+        left, goes_on = self._without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
+        runs, of_left, todo = light.runs(left), of_line[left], left.tolist()
         is_candidate = np.array([one is not None and one.name == "candidate" for one in known])
-        candidates = lengths_of_runs(is_candidate[of_line[todo]], 2)
+        candidates, shapes = lengths_of_runs(is_candidate[of_left], 2), of_left.tolist()
         n_learned, at, placed = self._lines.n_learned, 0, -1
         slot: tuple[ServerLog, Slot] | None = None
         while at < len(todo):
             i = todo[at]
-            if runs and (n := runs.get(at, 0)) and self._say_light(light, todo[at : at + n]):
+            if runs and (n := runs.get(at, 0)) and self._say_light(light, left[at : at + n]):
                 at += n
                 slot = None
                 continue
@@ -157,6 +158,7 @@ class LogReader(LogServers):
                     at += 1
                     continue
             slot = None
+            self._say_others(block, others, before, placed, i)
             self._lines.last = self._stream_before(block, known, i, placed)
             self._lines.number = before + i
             self._place(block.line(i), unknown.get(shapes[at]))
@@ -168,6 +170,7 @@ class LogReader(LogServers):
                 n_learned = self._lines.n_learned
             placed = i
             at = bisect_right(todo, i, at)
+        self._say_others(block, others, before, placed, block.n_lines)
         self._lines.last = self._stream_before(block, known, block.n_lines, placed)
         self._lines.number = before + block.n_lines
 
@@ -213,12 +216,26 @@ class LogReader(LogServers):
             return False
         return len(said) < LONGEST_SHAPE and says_nothing(shape_of(said), 0)
 
+    def _say_others(
+        self, block: Block, parts: list[tuple[str, OfShape]], first: int, after: int, before: int
+    ) -> None:
+        """Take the lines of other engines between two lines. first: number of the block's first."""
+        mine = []
+        for source, (name, kind, rows, columns) in parts:
+            begin, end = np.searchsorted(rows, (after + 1, before)).tolist()
+            if begin < end:
+                of = [one if one is None else one[begin:end] for one in columns]
+                mine.append((source, (name, kind, rows[begin:end], of)))
+        for line in self._others.say_all(mine) if mine and self._others is not None else ():
+            self._lines.number = first + line
+            self._place(block.line(line))
+
     def _columns(
         self, block: Block, known: list[Reading | None]
-    ) -> tuple[list[tuple[Any, ...] | None], LightRows, np.ndarray]:
-        """Values of lines, None for those that have to be looked at; and server, slot, task and
-        time of those that have a slot, int64 [4, n], -1 for what there is not. known: how lines of
-        each shape are read."""
+    ) -> tuple[list[tuple[Any, ...] | None], LightRows, list[tuple[str, OfShape]], np.ndarray]:
+        """Values of lines, None for those that have to be looked at; lines of other engines by
+        server and shape; and server, slot, task and time of those that have a slot, int64 [4, n],
+        -1 for what there is not. known: how lines of each shape are read."""
         of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
@@ -227,6 +244,7 @@ class LogReader(LogServers):
         values: list[tuple[Any, ...] | None] = [None] * len(of_line)
         light, whose = LightRows(len(of_line)), np.full((4, len(of_line)), -1)
         numbers: dict[str, int] = {}
+        others: list[tuple[str, OfShape]] = []
         for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
             if reading is None or reading.whose == "nothing" or len(rows) < FEW:
                 continue
@@ -234,11 +252,17 @@ class LogReader(LogServers):
             if is_light:
                 light.add(block, reading, rows, self._lines.source)
                 continue
-            is_other = reading.whose == "other" and self._others is not None
-            names: OtherLines | LogLines | None = self._others if is_other else self._lines
-            assert names is not None
+            is_other = reading.whose == "other"
+            names = self._others if is_other and self._others is not None else self._lines
             columns, is_good = block.columns(reading, rows)
             streams = block.streams(reading, rows, names.source)
+            if is_other:
+                for i, name in enumerate(streams[0]):
+                    of_one = np.flatnonzero(is_good & (streams[1] == i))
+                    parts = [one if one is None else one[of_one] for one in columns[1:]]
+                    if len(of_one):
+                        others.append((name, (reading.name, reading.kind, rows[of_one], parts)))
+                continue
             for i, row in block.rows(rows, columns, is_good, streams):
                 values[i] = row
             if reading.whose == "slot":
@@ -248,12 +272,12 @@ class LogReader(LogServers):
                 whose[0, rows[~is_good]] = -1
                 whose[1:3, rows] = columns[1:3]
                 whose[3, rows] = -1 if columns[0] is None else columns[0]
-        return values, light, whose
+        return values, light, others, whose
 
     @staticmethod
     def _without_repeats(
         whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
-    ) -> tuple[list[int], list[bool]]:
+    ) -> tuple[np.ndarray, list[bool]]:
         """Some lines without those that say no more than that a slot works for a task, as the lines
         around them do; and which of the others are of the same slot and task as the one before.
         whose: as `_columns` finds it. is_silent: which lines of a slot say nothing."""
@@ -264,7 +288,7 @@ class LogReader(LogServers):
         goes_on[1:] = is_later & (slot[1:] == slot[:-1]) & (task[1:] == task[:-1])
         is_left = np.ones(len(todo), bool)
         is_left[:-1] = ~(goes_on[:-1] & is_later & is_silent[todo[:-1]])
-        return todo[is_left].tolist(), goes_on[is_left].tolist()
+        return todo[is_left], goes_on[is_left].tolist()
 
     def _say(
         self, reading: Reading, line: int, row: tuple[Any, ...]
@@ -273,8 +297,6 @@ class LogReader(LogServers):
         whole. row: its server, time and values. Also who says more if the next line is of the same
         slot and task, at no earlier time."""
         whose = reading.whose
-        if whose == "other":
-            return self._say_other(reading, line, row), None
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
             return False, None
@@ -302,21 +324,12 @@ class LogReader(LogServers):
         except OutOfRangeError:
             return False, None
 
-    def _say_other(self, reading: Reading, line: int, row: tuple[Any, ...]) -> bool:
-        others, (source, _, *values) = self._others, row
-        try:
-            return others is not None and others.say(
-                reading.name, line, source, reading.kind, *values
-            )
-        except OutOfRangeError:
-            return False
-
     @property
     def _is_waiting(self) -> bool:
         """Whether the next line may belong to the one before."""
         return bool(self._waiting) or (self._others is not None and self._others.is_waiting)
 
-    def _say_light(self, light: LightRows, lines: list[int]) -> bool:
+    def _say_light(self, light: LightRows, lines: np.ndarray) -> bool:
         """Take rounds of the light form, in whatever order their servers wrote them; whether all
         are what they seem."""
         found = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
+from engine.foreign_numbers import LONGEST_DRAFT, OutOfRangeError, real
 from engine.observe.rounds.log_prompts import LoggedPrompt
 
 UNKNOWN_TOKEN = (-1, "")
@@ -87,6 +89,39 @@ class LogRequest:
         """Whether the log has rounds of it, or its first token."""
         return bool(self.rounds or self.first)
 
+    def on_prompt_sums(self, ms: float, n: int) -> bool:
+        """Time and number of tokens of the prompt that were processed."""
+        self.prompt_ms, self.n_processed = ms, n
+        if self.n_prompt is None and self.n_cached is not None:
+            self.n_prompt = self.n_cached + n
+        return True
+
+    def on_answer_sums(self, ms: float, n: int) -> bool:
+        """Time and number of tokens of the answer."""
+        self.predicted_ms, self.predicted, self.is_over = ms, n, True
+        return True
+
+    def on_draft_sums(
+        self,
+        ratio: str | None,
+        accepted: int | None,
+        drafted: int | None,
+        mean: str | None,
+        rates: str | None,
+    ) -> bool:
+        """What the line about its drafts says. Raises OutOfRangeError."""
+        if accepted is not None and drafted is not None and accepted > drafted:
+            raise OutOfRangeError(f"{accepted} is more than {drafted:,}")
+        parts = [] if rates is None else rates.split(",")
+        if len(parts) > LONGEST_DRAFT:
+            raise OutOfRangeError(f"{len(parts):,} positions are more than {LONGEST_DRAFT:,}")
+        values = [_rate(one) for one in parts if one.strip()]
+        if ratio is not None:
+            self.ratio, self.accepted, self.drafted = ratio, accepted, drafted
+        self.mean_length = self.mean_length if mean is None else mean
+        self.rates = self.rates if rates is None else values
+        return True
+
     def unfold(self) -> None:
         """Make the batches rounds like others."""
         for at, batch in reversed(self.batches):
@@ -156,3 +191,8 @@ class PhaseClock:
         kept = at.get("kept", at["verified"])
         one.phases["draft"] = one.phases.get("draft", 0.0) + max(kept - at["verified"], 0) / 1e3 / n
         one.phases["sample"] = one.phases.get("sample", 0.0) + max(us - kept, 0) / 1e3 / n
+
+
+@lru_cache(1 << 12)
+def _rate(text: str) -> float:
+    return real(text.strip(), 1.0)

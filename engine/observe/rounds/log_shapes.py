@@ -195,6 +195,7 @@ class LightRows:
         self._rows = np.zeros((0, 5), np.int64)
         self._server = np.zeros(n_lines, np.int64)
         """By line the number of its server, from 1; 0 for none."""
+        self._is_usual = np.zeros(n_lines, bool)
 
     def add(
         self, block: Block, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
@@ -202,6 +203,8 @@ class LightRows:
         """Lines of a shape. name: of a prefix."""
         names, of = block.streams(reading, rows, name)
         (us, *columns), is_good = block.columns(reading, rows)
+        *_, accepted, drafted = columns
+        self._is_usual[rows] = is_good & (accepted <= drafted) & (drafted > 0)
         if not len(self._rows):
             self._rows = np.zeros((len(self._server), 5), np.int64)
         for i, column in enumerate((*columns, -1 if us is None else us)):
@@ -210,14 +213,15 @@ class LightRows:
         numbers = np.array([1 + self._names.index(one) for one in names])
         self._server[rows[is_good]] = numbers[of[is_good]]
 
-    def runs(self, lines: list[int]) -> dict[int, int]:
+    def runs(self, lines: np.ndarray) -> dict[int, int]:
         """Where rounds follow each other in some lines, and how many."""
-        return lengths_of_runs(self._server[lines] > 0, _SHORTEST_RUN)
+        return lengths_of_runs(self._is_usual[lines], _SHORTEST_RUN)
 
-    def by_server(self, lines: list[int]) -> Iterator[tuple[str, np.ndarray]]:
+    def by_server(self, lines: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """The rows of some lines by server."""
         server, rows = self._server[lines], self._rows[lines]
-        numbers = sorted(set(server.tolist()))
+        is_one = (server == server[0]).all()
+        numbers = server[:1].tolist() if is_one else sorted(set(server.tolist()))
         for number in numbers:
             mine = rows if len(numbers) == 1 else rows[server == number]
             yield self._names[number - 1], mine
@@ -285,7 +289,7 @@ class Block:
 
     def columns(self, reading: Reading, rows: np.ndarray) -> tuple[list[Any], np.ndarray]:
         """Values of lines by columns, and which lines have none out of range. Columns are the time
-        in microseconds, and arrays of whole or decimal numbers, lists of texts, or None."""
+        in microseconds, and arrays of whole or decimal numbers, texts, or None."""
         us, is_good = self.times(reading, rows)
         first = self._first[rows]
         found: list[Any] = [None if reading.time is None else us]
@@ -295,8 +299,8 @@ class Block:
                 continue
             inside, begin, end, most = column
             if most is None:
-                begins, ends = self._places(rows, begin).tolist(), self._places(rows, end).tolist()
-                found.append(self._texts(begins, ends))
+                of = self._data if self._ascii is None else self._ascii
+                found.append(Texts(of, self._places(rows, begin), self._places(rows, end)))
                 continue
             value, n = self._whole(first + inside[0])
             is_good &= n <= _MOST_DIGITS
@@ -313,12 +317,6 @@ class Block:
             value, n = self._whole(first + number)
             is_good &= (value == same) & (n <= _MOST_DIGITS)
         return found, is_good
-
-    def _texts(self, begins: list[int], ends: list[int]) -> list[str]:
-        if self._ascii is not None:
-            return list(map(self._ascii.__getitem__, map(slice, begins, ends)))
-        data = self._data
-        return [data[a:b].decode("utf-8", "replace") for a, b in zip(begins, ends, strict=True)]
 
     @cached_property
     def _ascii(self) -> str | None:
@@ -368,14 +366,31 @@ class Block:
     ) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Number and values of each line that has none out of range: server, time in microseconds
         and columns."""
-        parts = [
-            repeat(None) if one is None else one if isinstance(one, list) else one.tolist()
-            for one in columns
-        ]
+        parts = [repeat(None) if one is None else one.tolist() for one in columns]
         names, which = streams
         of = repeat(*names) if len(names) == 1 else map(names.__getitem__, which.tolist())
         found = zip(rows.tolist(), zip(of, *parts, strict=False), strict=False)
         return found if is_good.all() else compress(found, is_good.tolist())
+
+
+class Texts:
+    """Parts of a text that are cut out when they are asked for: from each begin to its end."""
+
+    def __init__(self, of: str | bytes, begins: np.ndarray, ends: np.ndarray) -> None:
+        self._of, self._begins, self._ends = of, begins, ends
+
+    def __getitem__(self, at: Any) -> Any:
+        """One of them, or for a slice or an array those."""
+        if isinstance(at, (slice, np.ndarray)):
+            return Texts(self._of, self._begins[at], self._ends[at])
+        return self[at : at + 1].tolist()[0]
+
+    def tolist(self) -> list[str]:
+        """All of them."""
+        parts, of = map(slice, self._begins.tolist(), self._ends.tolist()), self._of
+        if isinstance(of, str):
+            return list(map(of.__getitem__, parts))
+        return [of[part].decode("utf-8", "replace") for part in parts]
 
 
 def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:

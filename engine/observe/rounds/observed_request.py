@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.observe.rounds.answer import Answer, RequestRun
+from engine.observe.rounds.event_reader import EventReader
 from engine.observe.rounds.kept_requests import as_fact, asked_facts, n_answers_asked, stop_of
-from engine.observe.rounds.stream import Chunk, EventReader, Timings, UnreadableError, chunks
+from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, chunks
 from engine.observe.rounds.stream_rounds import ContradictionError
 
 _MOST_COUNTING = 16

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
 from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound, PhaseClock
 
@@ -35,6 +34,13 @@ class Slot:
     n_max: int | None = None
     early: list[tuple[int, tuple[int, str], int | None]] = field(default_factory=list)
     n_plain: int = 0
+
+
+_BARE_SUMS: dict[str, Callable[..., bool]] = {
+    "prompt_time": LogRequest.on_prompt_sums,
+    "eval_time": LogRequest.on_answer_sums,
+    "sums": LogRequest.on_draft_sums,
+}
 
 
 class ServerState:
@@ -77,13 +83,11 @@ class ServerState:
         """Whether a line says where a round begins."""
 
     def light_rows(self, rounds: np.ndarray) -> list[tuple[Slot, np.ndarray]] | None:
-        """Of rounds of the light form, one for each row with slot, task, accepted, drafted and time
-        in microseconds (-1 without), those of each slot; None where one is anything else than the
-        round after another one of a request."""
-        number, task, accepted, drafted, us = rounds.T
+        """Of rounds of the light form, one for each row with slot, task, accepted of 1 or more
+        drafted tokens, and time in microseconds (-1 without), those of each slot; None where one is
+        anything else than the round after another one of a request."""
+        number, task, _, _, us = rounds.T
         if not self.is_light or self._clock.is_at_work:
-            return None
-        if (accepted > drafted).any() or not drafted.all():
             return None
         last = -1 if self.last_us is None else self.last_us
         if us[0] < last or (us[1:] < us[:-1]).any():
@@ -363,17 +367,17 @@ class ServerState:
         prompt.prompt_ms, prompt.processed = ms, n
         if prompt.n_prompt is None and prompt.cached is not None:
             prompt.n_prompt = prompt.cached + n
-        return _prompt_sums(slot.request, ms, n)
+        return slot.request.on_prompt_sums(ms, n)
 
     def on_eval_time(self, slot: Slot, _said: Said, ms: float, n: int) -> bool:
         """The sums of an answer."""
         self._prompt(slot).written = n
-        return _answer_sums(slot.request, ms, n)
+        return slot.request.on_answer_sums(ms, n)
 
     def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of the drafts of a request."""
         self.says_drafts |= sums[1] is not None
-        return _draft_sums(slot.request, *sums)
+        return slot.request.on_draft_sums(*sums)
 
     def on_bare(self, said: Said, *sums: Any) -> bool:
         """Sums without a slot: of the slot that the line before names, or of a request that the
@@ -463,7 +467,7 @@ class ServerState:
         n_told = drafted if len(slot.candidates) >= drafted else 0
         tops = [slot.candidates.get(i, {}) for i in range(n_told)]
         if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
-            one.draft = tuple(tuple(top[k] for k in sorted(top)) for top in tops)
+            one.draft = tuple(tuple(map(top.__getitem__, sorted(top))) for top in tops)
         slot.candidates = {}
 
     def _place_candidates(self) -> None:
@@ -482,48 +486,3 @@ class ServerState:
     def _learn(self, token_id: int, text: str) -> None:
         if text and token_id not in self.pieces and "\ufffd" not in text:
             self.pieces[token_id] = text.encode("utf-8", "replace")
-
-
-def _prompt_sums(request: LogRequest, ms: float, n: int) -> bool:
-    request.prompt_ms, request.n_processed = ms, n
-    if request.n_prompt is None and request.n_cached is not None:
-        request.n_prompt = request.n_cached + n
-    return True
-
-
-def _answer_sums(request: LogRequest, ms: float, n: int) -> bool:
-    request.predicted_ms, request.predicted, request.is_over = ms, n, True
-    return True
-
-
-def _draft_sums(
-    request: LogRequest,
-    ratio: str | None,
-    accepted: int | None,
-    drafted: int | None,
-    mean: str | None,
-    rates: str | None,
-) -> bool:
-    if accepted is not None and drafted is not None and accepted > drafted:
-        raise OutOfRangeError(f"{accepted} is more than {drafted:,}")
-    parts = [] if rates is None else [one.strip() for one in rates.split(",")]
-    if len(parts) > LONGEST_DRAFT:
-        raise OutOfRangeError(f"{len(parts):,} positions are more than {LONGEST_DRAFT:,}")
-    values = [_rate(one) for one in parts if one]
-    if ratio is not None:
-        request.ratio, request.accepted, request.drafted = ratio, accepted, drafted
-    request.mean_length = request.mean_length if mean is None else mean
-    request.rates = request.rates if rates is None else values
-    return True
-
-
-@lru_cache(1 << 12)
-def _rate(text: str) -> float:
-    return real(text, 1.0)
-
-
-_BARE_SUMS: dict[str, Callable[..., bool]] = {
-    "prompt_time": _prompt_sums,
-    "eval_time": _answer_sums,
-    "sums": _draft_sums,
-}

@@ -107,7 +107,8 @@ class RowWriter:
         """How drafted tokens are accepted."""
         self.log_pieces: Mapping[int, bytes] = {}
         """Bytes of tokens as the server's log tells them."""
-        self._rows: dict[str, list[dict[str, Any]]] = {"tokens": [], "drafts": [], "rounds": []}
+        self._tokens_of: list[tuple[Any, ...]] = []
+        self._rows: dict[str, list[dict[str, Any]]] = {"drafts": [], "rounds": []}
         """Not written yet; the row of a round comes after those of its tokens."""
 
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
@@ -130,6 +131,8 @@ class RowWriter:
 
     def flush(self) -> None:
         """Bring into the trace what was written."""
+        self._writer.append_rows("tokens", _TOKEN, self._tokens_of)
+        self._tokens_of.clear()
         for table, rows in self._rows.items():
             if rows:
                 self._writer.append_all(table, rows)
@@ -161,21 +164,8 @@ class RowWriter:
         index: int | None = None,
         drafted: tuple[Any, ...] = (None, None, None),
     ) -> None:
-        # all rows have the same columns: many thousands are then turned into columns at once
-        p, top_ids, top_ps = drafted
-        self._rows["tokens"].append(
-            {
-                **ids,
-                "pos": pos,
-                "kind": kind,
-                "token_id": token_id,
-                "text": text,
-                "draft_index": index,
-                "draft_p": p,
-                "draft_top_id": top_ids,
-                "draft_top_p": top_ps,
-            }
-        )
+        # tuples: many thousands are turned into columns at once
+        self._tokens_of.append((*ids.values(), pos, kind, token_id, text, index, *drafted))
 
     def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
         self.flush()
@@ -314,6 +304,21 @@ class RowWriter:
         return None if pieces.get(token.token_id) == piece else text
 
 
+_TOKEN = (
+    "round",
+    "seq_id",
+    "pos",
+    "kind",
+    "token_id",
+    "text",
+    "draft_index",
+    "draft_p",
+    "draft_top_id",
+    "draft_top_p",
+)
+"""Columns of a token's row."""
+
+
 def path_name(path: str, reach: PlaneReach) -> str:
     """A path as the trace calls it: restores beyond the planes have a name of their own."""
     return "restore_depth" if path == "restore" and reach.has_planes else path
@@ -334,7 +339,8 @@ def _drafted(
     if log is None or index >= len(log.draft):
         return None, None, None
     tops = log.draft[index]
-    p = next((p for token, p in tops if token == token_id or not rule.draws), None)
+    mine = (p for token, p in tops if token == token_id)
+    p = next(mine, None) if rule.draws else tops[0][1]
     return p, *zip(*tops[:N_TOP], strict=True)
 
 

@@ -565,7 +565,7 @@ def test_more_requests_than_a_trace_holds_are_taken_together(
 def test_more_intervals_than_a_run_keeps_are_taken_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.observe.files.line_logs.MOST_INTERVALS", 16)
+    monkeypatch.setattr("engine.observe.files.intervals.MOST_INTERVALS", 16)
     heads = (VLLM_HEAD.format(i % 60) + f"Engine 00{i % 2}: " for i in range(100))
     store = read("".join(vllm(30, 300, [0.3, 0, 0], head, 100) for head in heads))
     assert sums(store) == (None, 30000, 3000, 10000)
@@ -678,3 +678,28 @@ def test_omlx_tells_what_each_index_of_its_drafts_had() -> None:
     names = "predicted_n", "draft_n", "draft_n_accepted", "num_spec_steps"
     assert {tuple(map(one.told.get, names)) for one in requests[:200]} == {(128, 94, 82, 47)}
     assert requests[0].told["num_accepted_tokens_per_pos"] == [43, 39]
+
+
+def test_the_console_of_koboldcpp() -> None:
+    """Drafts with their tokens one by one, then the request and what became of them."""
+    end = "[21:38:44] CtxLimit:712/32768, Amt:{}/1536, Init:0.01s, Process:1.20s ({}426.67T/s), "
+    end += "Generate:9.84s ({}20.33T/s), Total:11.05s{}"
+    debug = "2.3ms/T = ", "49.2ms/T = ", " (1.81T/s)"
+    draft = "Drafted 4 Tokens: [' of (315)', ' the (279)', ' a (264)', ' an (458)', ]"
+    judged = [f"(Draft {i}/4): Predicted=9 (a), Actual=9 (a) [PASS]" for i in range(1, 5)]
+    lines = [draft, *judged, draft, judged[0], judged[1].replace("PASS", "FAIL"), draft, judged[0]]
+    text = "\n".join([
+        "Welcome to KoboldCpp - Version 1.111.2", "Processing Prompt [BLAS] (512 / 512 tokens)",
+        *lines, "", end.format(7, *debug), "(Draft Results - Success:6, Failure:1)Output: hi",
+        end.format(200, "", "", ""), draft, end.format(5, *debug),
+        "(Draft Results - Success:90, Failure:9)", "CtxLimit: 3768/4096, Process:0.44s (2T/s)", "",
+    ])  # fmt: skip
+    store = read(text)
+    assert store.runs[0]["source"]["engine"] == "koboldcpp"
+    names = ("predicted_n", "draft_n", "draft_n_accepted", "num_spec_steps", "predicted_ms")
+    names += ("num_accepted_draft_tokens",)
+    assert told(store, *names) == [
+        (7, 12, 6, 3, 9840, 6), (200, None, None, None, 9840, None),
+        (5, None, None, None, 9840, 90),  # most of its drafts are missing
+    ]  # fmt: skip
+    assert rules(store) == ["log-unread"] and recognise(text.encode()) == "log"

@@ -11,8 +11,9 @@ import pytest
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.observe.files.log_run import fill_log
-from engine.observe.rounds.log_lines import LogLines, unwrapped
+from engine.observe.rounds.log_lines import LogLines
 from engine.observe.rounds.log_reader import LogReader
+from engine.observe.rounds.log_text import unwrapped
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import pytest
@@ -73,6 +73,58 @@ def test_a_long_log_tells_the_same_as_its_lines_one_by_one(
     text = text_of(kind, 4000)
     assert repr(facts(text)) == repr(by_line(monkeypatch, facts, text))
     assert runs(text) == by_line(monkeypatch, runs, text)
+
+
+def _sums_of_others(chance: random.Random) -> Iterator[str]:
+    """vLLM's lines of one or two engines and SGLang's of ranks, some with counts that do not agree,
+    without rates, cut, or with numbers that cannot be."""
+    engines, n_rates, has_own = (
+        chance.randrange(1, 3),
+        chance.randrange(1, 4),
+        chance.random() < 0.7,
+    )
+    odd = chance.choice([0, 0, 0.003])
+    while True:
+        at = chance.randrange(9)
+        engine = f"Engine 00{chance.randrange(engines)}: "
+        yield (
+            f"vllm-1 | INFO 05-01 12:00:0{at} [loggers.py:271] {engine}Avg prompt "
+            f"throughput: {at}.5 tokens/s, Avg generation throughput: 9.5 tokens/s"
+        )
+        steps = chance.randrange(30)
+        rates = sorted((chance.randrange(steps + 1) for _ in range(n_rates)), reverse=True)
+        accepted, drafted = sum(rates), steps * n_rates + chance.choice([0] * 30 + [1, -9])
+        kind = "System efficiency: 0.5, " if chance.random() < odd else ""
+        shown = ", ".join(f"{one / max(steps, 1):.3f}" for one in rates if chance.random() >= odd)
+        mean = f"{1 + accepted / max(steps, 1):.2f}" if chance.random() < 0.99 else "3.21"
+        yield (
+            f"vllm-1 | INFO 05-01 12:00:0{at} [metrics.py:101] "
+            f"{engine if has_own else ''}SpecDecoding metrics: {kind}Mean "
+            f"acceptance length: {mean}, "
+            f"Accepted: {accepted} tokens, Drafted: {max(drafted, 0)} tokens, "
+            f"Per-position acceptance rate: {shown}, "
+            f"Avg Draft acceptance rate: {100 * accepted / max(drafted, 1):.1f}%"
+        )
+        rate = chance.choice([1.5, 9e20]) if chance.random() < odd else 0.25
+        rank = f" DP{chance.randrange(2)}" if has_own else ""
+        yield (
+            f"sglang-1 | [2026-06-02 10:11:1{chance.randrange(9)}{rank}] Decode batch, accept len: "
+            f"{chance.uniform(1, 4):.2f}, accept rate: {rate}, #queue-req: 0"
+        )
+        if chance.random() < 0.02:
+            yield "llama-1 | slot print_timing: id  0 | task 1 | eval time = 9.00 ms / 5 tokens"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_intervals_are_taken_together_as_line_by_line(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several engines in one log, however many become one."""
+    chance = random.Random(seed)
+    monkeypatch.setattr("engine.observe.files.intervals.MOST_INTERVALS", chance.randrange(5, 40))
+    text = "\n".join(islice(_sums_of_others(chance), 2000)) + "\n"
+    found = runs(text)
+    assert found == by_line(monkeypatch, runs, text) and len(found) >= 2
 
 
 @pytest.mark.parametrize("seed", range(6))

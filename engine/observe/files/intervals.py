@@ -1,0 +1,464 @@
+"""Intervals in which other engines tell sums, line by line or of a block of lines by columns: a run
+keeps a number of them, then neighbours are taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import pairwise, repeat, zip_longest
+from operator import add, ge, itemgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from engine.foreign_numbers import OutOfRangeError
+from engine.observe.files.records.request import RecordedRequest, merged
+from engine.observe.rounds.log_lines import OfShape, time_of
+
+MOST_INTERVALS = 8192
+"""Of a run; neighbours of more are taken together, so that a log of months is a run too."""
+_FEW = 8
+"""Lines that are not worth columns."""
+SUM_DIGITS = 0.01
+"""By how much a rate may differ from that of its counts: only its digits."""
+
+_Part: TypeAlias = tuple[Any, ...]
+"""Enough of lines of an engine that are taken together: what comes before the text of the first,
+how many they are, and vLLM's drafts, tokens accepted and drafted, and accepted by position, or by
+name SGLang's averages."""
+_Waiting: TypeAlias = tuple[str, _Part | None, Callable[[], RecordedRequest]]
+"""A line that becomes an interval only if the log is short: its engine, its part (None where it is
+more than that), and what makes the interval."""
+
+
+@dataclass(slots=True)
+class LineRun:
+    """Requests, or intervals, that become a run. last: of counts that go on, the ones before.
+    speeds: of the engine's last line about them. per: lines that become one interval; waiting:
+    those of the next one, by engine. on_NAME: takes what a line says, as `line_words` names it;
+    raises OutOfRangeError before it changes anything, and returns whether it was taken."""
+
+    shape: str
+    name: str
+    requests: list[RecordedRequest | _Waiting] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    last: dict[str, list[int]] = field(default_factory=dict)
+    per: int = 1
+    waiting: dict[str, list[RecordedRequest | _Part]] = field(default_factory=dict)
+    speeds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    engine: str = ""
+    open: RecordedRequest | None = None
+    """A request that the next lines may say more of."""
+    n_unread: int = 0
+    first_unread: str = ""
+
+    def opens(self, request: RecordedRequest | None) -> None:
+        """The next such request begins, if there is one."""
+        if self.open is not None:
+            self.add("", None, partial(made, self.open))
+        self.open = request
+
+    def add(self, label: str, part: _Part | None, make: Callable[[], RecordedRequest]) -> None:
+        """Another line of an engine, see _Waiting."""
+        if self.per == 1:
+            self._keep((label, part, make))
+        else:
+            self._wait(label, make() if part is None else part)
+
+    def _wait(self, label: str, one: RecordedRequest | _Part) -> None:
+        """Lines of an engine that are at most what its next interval has room for."""
+        waiting = self.waiting.setdefault(label, [])
+        if waiting and isinstance(one, tuple) and isinstance(waiting[-1], tuple):
+            waiting[-1] = _plus(waiting[-1], one)
+        else:
+            waiting.append(one)
+        if self._room(label) <= 0:
+            self.close(label)
+
+    def _room(self, label: str) -> int:
+        """Lines that the next interval of an engine lacks."""
+        return self.per - sum(map(_n_lines, self.waiting.get(label, ())))
+
+    def _keep(self, one: RecordedRequest | _Waiting) -> None:
+        self.requests.append(one)
+        if len(self.requests) >= MOST_INTERVALS:
+            self.requests = _thinned(self.requests)
+            self.per *= 2
+
+    def has_unread(self, number: int, why: str) -> None:
+        """A line cannot be read."""
+        self.n_unread += 1
+        self.first_unread = self.first_unread or f"line {number}: {why}"
+
+    def close(self, label: str) -> None:
+        """Make the waiting lines of an engine an interval."""
+        if found := [_interval(label, one) for one in self.waiting.pop(label, [])]:
+            more = len(found) > 1
+            self._keep(merged(found, f"{found[0].place} and after") if more else found[0])
+
+    def on_speed(
+        self, _kind: str, _prefix: str, engine: str | None, prompt: float, predicted: float
+    ) -> bool:
+        """What an engine's other line of the same seconds says."""
+        self.engine = engine or self.engine
+        self.speeds[self.engine] = prompt, predicted
+        return True
+
+    def on_vllm(
+        self,
+        kind: str,
+        prefix: str,
+        engine: str | None,
+        accepted: int | None,
+        drafted: int | None,
+        emitted: int | None,
+        length: int | None,
+        mean: str | None,
+        rate: float | None,
+        accepted_speed: float | None,
+        drafted_speed: float | None,
+        *rates: float,
+    ) -> bool:
+        """Sums of an interval. kind: "%" of a rate in percent, "since" of counts since the
+        engine's start."""
+        if drafted is None or accepted is None:
+            return False
+        if accepted > drafted:
+            raise OutOfRangeError(f"{accepted:,} is more than {drafted:,}")
+        self.engine = engine or self.engine
+        label = _label("vllm", self.engine)
+        ratio = None if rate is None else rate / 100 if kind == "%" else rate
+        if kind == "since":
+            ratio, now = None, [accepted, drafted, emitted or 0]
+            before = self.last.get(self.engine, [0, 0, 0])
+            self.last[self.engine] = now
+            if all(one <= more for one, more in zip(before, now, strict=True)):
+                accepted, drafted = accepted - before[0], drafted - before[1]
+                emitted = None if emitted is None else emitted - before[2]
+        speeds = self.speeds.pop(self.engine, None)
+        counts = None
+        if emitted is None and rates and drafted:
+            counts = _exact_counts(accepted, drafted, mean, ratio, rates)
+
+        n_accepted, n_drafted = accepted, drafted
+
+        def make() -> RecordedRequest:
+            time = time_of(prefix)
+            found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
+            found.num_draft_tokens, found.num_accepted_draft_tokens = n_drafted, n_accepted
+            if emitted is not None:
+                found.timings["predicted_n"] = emitted
+            found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
+            if counts is not None:  # and everything else agrees with them
+                found.per_pos, found.num_spec_steps = counts, n_drafted // len(rates)
+            else:
+                found.num_spec_steps = _steps(found, mean or "", n_drafted, n_accepted)
+                if rates:
+                    found.set_rates(rates)
+                if ratio is not None and n_drafted:
+                    share = n_accepted / n_drafted
+                    found.check(
+                        abs(ratio - share) <= SUM_DIGITS,
+                        ("Draft acceptance rate",),
+                        f"the draft acceptance rate is {rate:g}{kind}, but "
+                        f"{n_accepted:,} of {n_drafted:,} make {share:.3f}",
+                    )
+            found.record = {"time": time} if time else {}
+            for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
+                if speed is not None:
+                    found.record[f"{name}_per_second"] = speed
+            if speeds is not None:
+                found.timings |= {"prompt_per_second": speeds[0], "predicted_per_second": speeds[1]}
+            return found
+
+        part = None
+        if counts is not None:
+            part = prefix, 1, drafted // len(rates), accepted, drafted, counts
+        self.add(label, part, make)
+        return True
+
+    def on_batch(
+        self,
+        _kind: str,
+        prefix: str,
+        rank: str | None,
+        mean: float | None,
+        rate: float | None,
+        speed: float | None,
+        running: float | None,
+    ) -> bool:
+        """Averages of a decode batch of SGLang."""
+        if mean is None and rate is None:
+            return False
+        if rate is not None and rate > 1:
+            raise OutOfRangeError(f"accept rate {rate:g} is more than 1")
+        label = _label("batch", rank)
+        given = {"mean_acceptance_length": mean, "draft_acceptance_rate": rate}
+        known = {name: value for name, value in given.items() if value is not None}
+
+        def make() -> RecordedRequest:
+            time = time_of(prefix)
+            place = ", ".join(filter(None, (label, time)))
+            found = RecordedRequest("sglang", place, stop="interval")
+            found.given, found.record = known, {"time": time} if time else {}
+            if speed is not None:
+                found.timings["predicted_per_second"] = speed
+            if running is not None:
+                found.record["running"] = running
+            return found
+
+        self.add(label, (prefix, 1, {name: [value] for name, value in known.items()}), make)
+        return True
+
+    # -- the lines of a block ------------------------------------------------------------------
+
+    def says(self, name: str, kind: str, *values: Any) -> bool:
+        """Whether a line was taken. Raises OutOfRangeError."""
+        is_said: bool = getattr(self, f"on_{name}")(kind, *values)
+        return is_said
+
+    def take(self, parts: Sequence[OfShape]) -> list[int]:
+        """Take lines in their order; returns those that cannot be taken."""
+        speeds = [one for one in parts if one[0] == "speed"]
+        sums = [one for one in parts if one[0] != "speed"]
+        if len(sums) == 1 and len(speeds) <= 1 and len(sums[0][2]) >= _FEW:
+            return self._take(*sums, *speeds)
+        lines = ((line, i, of) for of in parts for i, line in enumerate(of[2].tolist()))
+        return [line for line, i, of in sorted(lines, key=itemgetter(0)) if not self._takes(of, i)]
+
+    def _takes(self, part: OfShape, i: int) -> bool:
+        """Whether one of some lines is taken."""
+        name, kind, _, columns = part
+        values = (
+            None if one is None else one[i].item() if isinstance(one, np.ndarray) else one[i]
+            for one in columns
+        )
+        try:
+            return self.says(name, kind, *values)
+        except OutOfRangeError:
+            return False
+
+    def _take(self, part: OfShape, speeds: OfShape | None = None) -> list[int]:
+        """Lines of a shape, with those about speeds between them."""
+        name, kind, lines, columns = part
+        prefixes, engines = columns[0], _listed(columns[1])
+        speed_lines, said = (
+            (speeds[2], speeds[3]) if speeds is not None else (lines[:0], [None] * 4)
+        )
+        heard_of = _listed(said[1])
+        parts = (repeat(None) if one is None else one.tolist() for one in said[2:])
+        heard = zip(speed_lines.tolist(), heard_of or repeat(None), *parts, strict=False)
+        hears = [next(heard, None)]
+
+        def hear(before: int) -> None:
+            while (one := hears[0]) is not None and one[0] < before:
+                self.on_speed("", "", *one[1:])
+                hears[0] = next(heard, None)
+
+        if engines is None and heard_of is not None:
+            after = np.searchsorted(speed_lines, lines).tolist()
+            engines = list(map([self.engine, *heard_of].__getitem__, after))
+        engines = engines or [self.engine if name == "vllm" else ""] * len(lines)
+        labels = list(dict.fromkeys(engines))
+        of = np.array(list(map({one: i for i, one in enumerate(labels)}.__getitem__, engines)))
+        is_plain, sums = _plain_lines(name, kind, columns, len(lines))
+        bad, i = [], 0
+        while i < len(lines):
+            stops = np.flatnonzero(~is_plain[i:])
+            end = i + int(stops[0]) if len(stops) else len(lines)
+            if self.per == 1 or end == i:
+                hear(int(lines[i]))
+                bad += [] if self._takes(part, i) else [int(lines[i])]
+                i += 1
+                continue
+            begin, i = (
+                i,
+                self._wait_for(
+                    i,
+                    end,
+                    [_label(name, one) for one in labels],
+                    of,
+                    lambda rows: (prefixes[rows[0]], len(rows), *sums(rows)),
+                ),
+            )
+            last = [
+                (int(mine[-1]), one)
+                for j, one in enumerate(labels)
+                if len(mine := begin + np.flatnonzero(of[begin:i] == j))
+            ]
+            for at, engine in sorted(last):
+                hear(int(lines[at]))
+                self.speeds.pop(engine, None)
+                self.engine = engine if name == "vllm" else self.engine
+        hear(1 << 62)
+        return bad
+
+    def _wait_for(
+        self,
+        begin: int,
+        end: int,
+        labels: list[str],
+        of: np.ndarray,
+        part: Callable[[np.ndarray], _Part],
+    ) -> int:
+        """Add lines from one to another, up to where more of them become one interval; returns
+        where that is. of: whose each is."""
+        whole, rest = [], []
+        for number, label in enumerate(labels):
+            mine = begin + np.flatnonzero(of[begin:end] == number)
+            cuts = [0, *range(self._room(label), len(mine) + 1, self.per), len(mine)]
+            *full, last = ((label, mine[a:b]) for a, b in pairwise(cuts))
+            whole += full
+            rest += [last] if len(last[1]) else []
+        per, left = self.per, iter(sorted(whole, key=lambda one: int(one[1][-1])))
+        for label, rows in left:
+            self._wait(label, part(rows))
+            if self.per != per:
+                end = int(rows[-1]) + 1
+                break
+        rest += left
+        for label, rows in sorted(rest, key=lambda one: int(one[1][0])):
+            if len(rows := rows[rows < end]):
+                self._wait(label, part(rows))
+        return end
+
+
+def _plain_lines(
+    name: str, kind: str, columns: Sequence[Any], n: int
+) -> tuple[np.ndarray, Callable[[np.ndarray], tuple[Any, ...]]]:
+    """Which lines of a shape say no more than sums, or averages, and what these are of some."""
+    if name == "batch":
+        _, _, mean, rate, *_ = columns
+        known = {"mean_acceptance_length": mean, "draft_acceptance_rate": rate}
+        known = {key: one for key, one in known.items() if one is not None}
+        is_plain = np.full(n, bool(known)) if rate is None else rate <= 1
+        return is_plain, lambda rows: ({key: one[rows].tolist() for key, one in known.items()},)
+    _, _, accepted, drafted, emitted, _, mean, rate, _, _, *rates = columns
+    if kind == "since" or accepted is None or drafted is None or emitted is not None or not rates:
+        return np.zeros(n, bool), lambda rows: ()
+    steps = drafted // len(rates)
+    counts = np.rint(np.array(rates) * steps).astype(np.int64)
+    is_plain = (steps * len(rates) == drafted) & (drafted > 0) & (counts.sum(0) == accepted)
+    is_plain &= (np.diff(counts, axis=0, prepend=steps[None]) <= 0).all(0)
+    if mean is not None:
+        means = np.array(list(map(mean_of, mean.tolist())))
+        is_plain &= abs(1 + accepted / np.maximum(steps, 1) - means[:, 0]) <= means[:, 1]
+    if rate is not None:
+        share = accepted / np.maximum(drafted, 1)
+        is_plain &= abs((rate / 100 if kind == "%" else rate) - share) <= SUM_DIGITS
+
+    def sums(rows: np.ndarray) -> tuple[Any, ...]:
+        totals = (int(one[rows].sum()) for one in (steps, accepted, drafted))
+        return *totals, counts[:, rows].sum(1).tolist()
+
+    return is_plain, sums
+
+
+def _label(name: str, engine: str | None) -> str:
+    """How a place names an engine, or a rank of SGLang."""
+    return f"{'rank' if name == 'batch' else 'engine'} {engine}" if engine else ""
+
+
+def _listed(column: Any) -> list[str] | None:
+    return None if column is None else column.tolist()
+
+
+def _n_lines(one: RecordedRequest | _Part) -> int:
+    return one[1] if isinstance(one, tuple) else 1
+
+
+def _plus(one: _Part, more: _Part) -> _Part:
+    """Two parts as one; the first may be changed."""
+    prefix, n, *sums = one
+    if len(sums) == 1:
+        for name, values in more[2].items():
+            sums[0].setdefault(name, []).extend(values)
+        return prefix, n + more[1], sums[0]
+    counts = [a + b for a, b in zip_longest(sums[-1], more[-1], fillvalue=0)]
+    return prefix, n + more[1], *map(add, sums[:-1], more[2:-1]), counts
+
+
+def _interval(label: str, part: RecordedRequest | _Part) -> RecordedRequest:
+    """Lines of an engine that follow each other, as one."""
+    if isinstance(part, RecordedRequest):
+        return part
+    prefix, n, *sums = part
+    place = ", ".join(filter(None, (label, time_of(prefix)))) + " and after" * (n > 1)
+    if len(sums) == 1:
+        found = RecordedRequest("sglang", place, stop="interval", n_merged=n)
+        for name, values in sorted(sums[0].items()):
+            found.given[name] = sum(values) / len(values)
+        return found
+    found = RecordedRequest("vllm", place, stop="interval", n_merged=n)
+    found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = sums[:3]
+    found.per_pos = sums[3]
+    return found
+
+
+def _exact_counts(
+    accepted: int, drafted: int, mean: str | None, ratio: float | None, rates: Sequence[float]
+) -> list[int] | None:
+    """How many drafts had each position accepted, where all are as long as there are positions and
+    everything that a line says agrees with that."""
+    steps, rest = divmod(drafted, len(rates))
+    counts = [round(rate * steps) for rate in rates]
+    if rest or sum(counts) != accepted:
+        return None
+    if mean and not _is_mean(1 + accepted / steps, mean):
+        return None
+    if ratio is not None and abs(ratio - accepted / drafted) > SUM_DIGITS:
+        return None
+    return counts if all(map(ge, [steps, *counts], counts)) else None
+
+
+def _is_mean(value: float, mean: str) -> bool:
+    """Whether a mean length is written as it would be."""
+    number, half = mean_of(mean)
+    return abs(value - number) <= half
+
+
+@lru_cache(1 << 12)
+def mean_of(text: str) -> tuple[float, float]:
+    """A mean length, and half a unit of its last digit."""
+    return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
+
+
+def _thinned(requests: list[RecordedRequest | _Waiting]) -> list[RecordedRequest | _Waiting]:
+    """Half as many, of two neighbours of the same engine each."""
+    by_engine: dict[str, list[RecordedRequest | _Waiting]] = {}
+    for one in requests:
+        label = one[0] if isinstance(one, tuple) else one.place.partition(", ")[0]
+        by_engine.setdefault(label if label.startswith(("engine ", "rank ")) else "", []).append(
+            one
+        )
+    return [
+        _together(label, group[i : i + 2])
+        for label, group in by_engine.items()
+        for i in range(0, len(group), 2)
+    ]
+
+
+def _together(label: str, pair: Sequence[RecordedRequest | _Waiting]) -> RecordedRequest:
+    """Two neighbours, or one that has none, as one."""
+    parts = [one[1] for one in pair if isinstance(one, tuple) and one[1] is not None]
+    if len(parts) == 2 and (len(parts[0]) > 3 or parts[0][2].keys() == parts[1][2].keys()):
+        return _interval(label, _plus(*parts))
+    whole = list(map(made, pair))
+    return merged(whole, f"{whole[0].place} and after")
+
+
+def made(one: RecordedRequest | _Waiting) -> RecordedRequest:
+    """A line that waits as an interval."""
+    return one[2]() if isinstance(one, tuple) else one
+
+
+def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> int | None:
+    """Drafts: all as long as there are positions, if that gives the mean length; else the number
+    that gives it, if there is one."""
+    n = found.num_spec_tokens
+    if n and drafted and drafted % n == 0:
+        steps = drafted // n
+        if not mean or _is_mean(1 + accepted / steps, mean):
+            return steps
+    return found.steps_of(*mean_of(mean)) if mean else None

@@ -1,0 +1,172 @@
+"""Words of the lines in which other engines tell sums: what one says, with the places of its
+values, or the request that it is about."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, MOST_TOKENS, real, whole
+from engine.observe.files.records.request import RecordedRequest
+from engine.observe.rounds.log_lines import name_of
+from engine.observe.rounds.log_words import NOTHING, Saying, Value
+
+SIGNS = re.compile(
+    r"Spec(?:Decoding|ulative) metrics: |Decode batch[.,][^\n]{0,300}accept (?:len|rate):"
+    r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
+    r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
+    r"|CtxLimit: ?\d{1,10}/\d{1,10}, (?:Amt|Process):"
+)
+"""What a text has in which there are such lines."""
+METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
+_PROCESSES = re.compile(
+    r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)"
+    r"|(?:\[|(?<!\S))[\w.]{1,60}\.py:\d{1,6}\]|Engine \d{1,6}:|\b[DTPE]P\d{1,4}\b"
+)
+_COUNTED = re.compile(
+    r"^((?:[^\s:\[]{1,200}:)?)(?:\d{1,9}:(?!\d\d\b)(?=\S)|\s*\d{1,9}\t|\s+\d{1,9} )"
+)
+"""Numbers that `grep -n`, `cat -n` and `less -N` count lines by."""
+_ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b")
+SPEED = re.compile(
+    r"Avg prompt throughput:\s{0,9}([\d.]{1,20})\s{0,9}tokens/s.{0,40}?"
+    r"Avg generation throughput:\s{0,9}([\d.]{1,20})"
+)
+_COUNTS = (
+    re.compile(r"\b(?:Accepted|Number of accepted tokens(?: tokens)?):\s{0,9}(\d{1,20})\b(?! ?\.)"),
+    re.compile(r"\b(?:Drafted|Number of draft tokens(?: tokens)?):\s{0,9}(\d{1,20})\b(?! ?\.)"),
+    re.compile(r"\bNumber of emitted tokens(?: tokens)?:\s{0,9}(\d{1,20})\b"),
+    re.compile(r"\bNumber of speculative tokens:\s{0,9}(\d{1,20})\b"),
+)
+"""Accepted, drafted and emitted tokens, and those of one draft."""
+_MEAN = re.compile(r"Mean acceptance length:\s{0,9}(\d{1,9}\.\d{1,9})")
+_RATE = re.compile(r"Draft acceptance rate:\s{0,9}(\d{1,9}\.\d{1,9})(%?)")
+_THROUGHPUTS = re.compile(r"(Accepted|Drafted) throughput:\s{0,9}([\d.]{1,20})")
+_RATES = re.compile(r"Per-position acceptance rate:\s{0,9}")
+_ITEM = re.compile(r"\s{0,9}([\d.]{1,20})\s{0,9}(?:,|$|(?=[^\d.\s]))")
+BATCH = re.compile(r"Decode batch[.,:]? ?")
+_OF_BATCH = re.compile(
+    r"(accept len|accept rate|avg_accept_len|accept_rate|gen throughput \(token/s\)|#running-req)"
+    r":\s{0,9}([\d.]{1,20})"
+)
+_RANK = re.compile(r"\bDP(\d{1,4})\b")
+PAIR = re.compile(r"'(\w{1,60})': (\d{1,20}(?:\.\d{1,20})?(?:e-?\d{1,3})?)(?=[,}\s])")
+KEY = re.compile(r"\b([A-Za-z/]{2,12})=\s{0,12}([-\w.%/]{1,24})")
+TOTAL = re.compile(r'"(\w{1,40})":\s{0,9}([\d.]{1,20})')
+_MTP = re.compile(
+    r"MTP\[([^\]\s]{1,100})\] finish=(\w{1,40}) tokens=(\d{1,20}) .{0,100}?"
+    r"accept=(\d{1,20})/(\d{1,20})\b(?:.{0,60}?depth\[([^\]]{1,2000})\])?"
+)
+"""Of oMLX, when a request ends: by index in the draft the tokens accepted and drafted."""
+
+
+_KOBOLD = re.compile(
+    r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(\d{1,20})/\d{1,20}, (?:Init:[\d.]{1,20}s, )?"
+    r"Process: ?([\d.]{1,20})s \([^)]{0,60}\), Generate: ?([\d.]{1,20})s"
+)
+"""Of koboldcpp, when a request ends; its times are seconds."""
+KOBOLD_DRAFTS = re.compile(
+    r"Drafted (\d{1,9}) Tokens: \[|\(Draft Results - Success:(\d{1,20}), Failure:(\d{1,20})\)"
+)
+"""With --debugmode, of each draft what was drafted, and after a request its tokens that were
+accepted and its drafts that a wrong one ended."""
+
+
+def kobold_request(said: str) -> RecordedRequest | None:
+    """A request of koboldcpp."""
+    found = _KOBOLD.search(said)
+    if found is None:
+        return None
+    request = RecordedRequest("koboldcpp", "", stop="end")
+    seconds = (real(one, LONGEST_PART_MS / 1e3) for one in found.groups()[1:])
+    prompt_ms, predicted_ms = (round(1e3 * one, 3) for one in seconds)
+    request.timings |= {"predicted_n": whole(found[1], MOST_TOKENS)}
+    request.timings |= {"prompt_ms": prompt_ms, "predicted_ms": predicted_ms}
+    return request
+
+
+def mtp_request(said: str) -> RecordedRequest | None:
+    """A request of oMLX. All drafts have a first token."""
+    found = _MTP.search(said)
+    if found is None:
+        return None
+    request = RecordedRequest("omlx", f"request {found[1]}", stop=found[2])
+    request.timings["predicted_n"] = whole(found[3], COUNT)
+    request.num_draft_tokens = whole(found[5], COUNT)
+    request.num_accepted_draft_tokens = whole(found[4], request.num_draft_tokens)
+    parts = re.findall(r"d\d{1,4}=(\d{1,20})/(\d{1,20})", found[6] or "")
+    counts = [(whole(accepted, COUNT), whole(drafted, COUNT)) for accepted, drafted in parts]
+    if counts:
+        request.num_spec_steps, request.per_pos = counts[0][1], [one for one, _ in counts]
+        request.check(
+            sum(request.per_pos) == request.num_accepted_draft_tokens
+            and sum(drafted for _, drafted in counts) == request.num_draft_tokens,
+            ("accept", "depth"),
+            "the counts by index in the draft do not add up to those of all",
+        )
+    return request
+
+
+def vllm_saying(said: str, head: re.Match[str]) -> Saying:
+    """What a line about metrics says, as the values of `_on_vllm`."""
+    at = head.end()
+    counts = [
+        NOTHING if found is None else (*found.span(1), COUNT)
+        for found in (one.search(said, at) for one in _COUNTS)
+    ]
+    mean, rate = _MEAN.search(said, at), _RATE.search(said, at)
+    kind = "since" if "System efficiency" in said else rate[2] if rate is not None else ""
+    speeds = {found[1]: found.span(2) for found in _THROUGHPUTS.finditer(said, at)}
+    return (
+        "vllm",
+        kind,
+        (
+            (0, head.start(), None),
+            engine_in(said[:at]),
+            *counts,
+            NOTHING if mean is None else (*mean.span(1), None),
+            NOTHING if rate is None else (*rate.span(1), LONGEST_PART_MS),
+            *(
+                (*speeds[name], LONGEST_PART_MS) if name in speeds else NOTHING
+                for name in ("Accepted", "Drafted")
+            ),
+            *_items(said, at),
+        ),
+    )
+
+
+def batch_saying(said: str, head: re.Match[str]) -> Saying:
+    """What a line about a decode batch says, as the values of `_on_batch`."""
+    found = _OF_BATCH.finditer(said, head.end())
+    spans = {one[1].removeprefix("avg_").replace("t_", "t "): one.span(2) for one in found}
+    rank = _RANK.search(said, 0, head.start())
+    names = ("accept len", "accept rate", "gen throughput (token/s)", "#running-req")
+    values = ((*spans[one], LONGEST_PART_MS) if one in spans else NOTHING for one in names)
+    of_rank = NOTHING if rank is None else (*rank.span(1), None)
+    return "batch", "", ((0, head.start(), None), of_rank, *values)
+
+
+@lru_cache(1 << 12)
+def source_of(prefix: str, stream: str) -> str:
+    """The server that a line is of: what its prefix names, without processes of one server."""
+    prefix = _PROCESSES.sub(" ", _COUNTED.sub(r"\1", prefix[-256:]))
+    return stream or name_of(prefix)
+
+
+def engine_in(said: str) -> Value:
+    """Where the number of an engine is."""
+    found = _ENGINE.search(said)
+    return NOTHING if found is None else (*found.span(1 if found[1] else 2), None)
+
+
+def _items(said: str, at: int) -> list[Value]:
+    """Numbers after a label, up to what is none."""
+    label = _RATES.search(said, at)
+    found: list[Value] = []
+    at = label.end() if label else len(said)
+    while len(found) < LONGEST_DRAFT and (item := _ITEM.match(said, at)) is not None:
+        if not re.fullmatch(r"\d(?:\.\d{0,20})?", item[1]):
+            break
+        found.append((*item.span(1), 1.0))
+        at = item.end()
+    return found

@@ -1,0 +1,128 @@
+"""Text of a log, out of what it came in: UTF-16, JSON around each line, colours of a terminal."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import msgspec
+
+from engine.foreign_numbers import LARGEST, is_whole
+
+_ESCAPES = re.compile(
+    r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
+)
+_UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
+"""What comes before the text of a token."""
+
+
+class _Wrapped(msgspec.Struct):
+    """A line of JSON that holds a line of a log: `--log-jsonl`, docker's files, journalctl, old
+    builds of llama-server, Loki, Google's and OpenTelemetry's collectors, Splunk."""
+
+    msg: object = None
+    log: object = None
+    MESSAGE: object = None
+    message: object = None
+    line: object = None
+    text_payload: object = msgspec.field(default=None, name="textPayload")
+    body: object = None
+    raw: object = msgspec.field(default=None, name="_raw")
+    time: object = None
+    id_slot: object = None
+    id_task: object = None
+    process: object = msgspec.field(default=None, name="_PID")
+    container_name: object = None
+
+
+_DECODER = msgspec.json.Decoder(_Wrapped)
+
+
+def unwrapped(line: str) -> tuple[str, str, int | None] | None:
+    """Text, server and time in microseconds of a line of JSON; no text where it holds none. None
+    for what is not an object."""
+    try:
+        found = _DECODER.decode(line)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    texts = (
+        found.msg,
+        found.log,
+        found.MESSAGE,
+        found.message,
+        found.line,
+        found.text_payload,
+        found.body,
+        found.raw,
+    )
+    text = next((one for one in texts if isinstance(one, str)), "")
+    if not text and isinstance(found.MESSAGE, list):  # of journalctl, where a text has colours
+        try:
+            text = without_colours(bytes(found.MESSAGE).decode("utf-8", "replace"))
+        except (TypeError, ValueError):
+            return "", "", None
+    if text and is_whole(found.id_slot) and is_whole(found.id_task):
+        text = f"slot of_json: id {found.id_slot} | task {found.id_task} | {text}"
+    names = (found.container_name, found.process)
+    name = next((one[:100] for one in names if isinstance(one, str)), "")
+    return text, name, found.time if is_whole(found.time, LARGEST) else None
+
+
+def without_colours(text: str) -> str:
+    """A text without the escapes of a terminal, also where they were copied as text, and with the
+    spaces that a page in a browser has made unbreakable, but for those that a token may have."""
+    if "\xa0" in text:
+        text = _UNBROKEN.sub(lambda found: found[0].replace("\xa0", " "), text)
+    # all that is coloured is reset somewhere
+    return _ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
+
+
+def encoded(text: str) -> bytes:
+    """A text as `decoded` takes it."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decoded(data: bytes) -> str:
+    """UTF-8 as text, also that of half a pair, which a text may have."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+def utf8_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Bytes of a file as UTF-8, no piece of it cut inside a character: UTF-16, as PowerShell writes
+    it, in other bytes, and what is neither as what stands for it."""
+    decoder, rest = None, b""
+    for piece in chain(pieces, [b""]):
+        if decoder is None:
+            is_wide = piece[:2] in (b"\xff\xfe", b"\xfe\xff")
+            is_bare = piece[1:2] == b"\0" and piece[3:4] == b"\0"
+            name = "utf-16" if is_wide else "utf-16-le" if is_bare else "utf-8-sig"
+            decoder = codecs.getincrementaldecoder(name)("replace")
+            piece = piece.removeprefix(codecs.BOM_UTF8)
+        if name != "utf-8-sig":
+            yield decoder.decode(piece, final=not piece).encode()
+            continue
+        end = (piece.rfind(b"\n") + 1 or len(piece) - n_open(piece)) if piece else 0
+        data, rest = rest + piece[:end], piece[end:]
+        if not data.isascii():
+            try:
+                data.decode()
+            except UnicodeDecodeError:
+                data = data.decode("utf-8", "replace").encode()
+        yield data
+
+
+def n_open(data: bytes) -> int:
+    """Bytes of a character at the end that goes on."""
+    for n, byte in enumerate(reversed(data[-3:]), 1):
+        if byte >= 0xC0:
+            return n if n < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0
+        if byte < 0x80:
+            break
+    return 0
+
+
+def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The same as text."""
+    return map(decoded, utf8_of(pieces))
