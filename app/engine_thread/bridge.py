@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.engine_thread.events import State
-from app.engine_thread.job import Change, SideJob
 from app.engine_thread.opening import LocalEngine
 from app.engine_thread.requests import Engine, Servers
 from app.engine_thread.serving import ServerEngine
 from app.engine_thread.status import EngineStatus
-from app.engine_thread.worker import DecodingJob, EngineJob, EngineWorker
+from app.engine_thread.worker import Change, DecodingJob, EngineJob, EngineWorker, SideJob
 from engine.analysis.breaks import BreakRule
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import MOST_OVERLAID, Position, RunOverlay
 from engine.trace.run_ref import RunRef

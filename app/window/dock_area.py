@@ -1,16 +1,25 @@
 """Docks around the text: those below keep their share of the window's height when it is resized,
-and thin lines part neighbours of one colour.
+and thin lines part neighbours of one colour. Pages: views that share a dock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from PySide6.QtCore import QChildEvent, QEvent, QObject, QPoint, QRect, QSize, Qt
+from PySide6.QtCore import QChildEvent, QEvent, QObject, QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QPalette, QResizeEvent
-from PySide6.QtWidgets import QDockWidget, QMainWindow, QStyle, QTabBar
+from PySide6.QtWidgets import (
+    QDockWidget,
+    QLabel,
+    QMainWindow,
+    QStyle,
+    QTabBar,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.looks.tabs import mark_front_tab
+from app.widgets.build import made, vbox
 
 _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
@@ -221,3 +230,75 @@ class DockLines(QObject):
         for area in areas:  # frames of neighbours share the pixel between them
             painter.drawRect(area.adjusted(-before, -before, after, after))
         painter.end()
+
+
+_INDENT = 6
+
+
+class Pages(QWidget):
+    """Pages by name, empty until `fill` puts a view on them. titles: of the pages. `turned` when
+    another page has come into sight."""
+
+    turned = Signal()
+
+    def __init__(self, titles: Mapping[str, str], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._names = tuple(titles)
+        self._views: dict[str, QWidget] = {}
+        self._pages: dict[str, QWidget] = {}
+        self._heads: list[QLabel] = []
+        self._is_stack = False
+        self.bar = made(QTabBar, accessibleName="Pages: " + ", ".join(titles.values()))
+        mark_front_tab(self.bar)
+        self.bar.setExpanding(False)
+        self.bar.setDrawBase(False)
+        self.bar.setUsesScrollButtons(True)
+        self.bar.setElideMode(Qt.TextElideMode.ElideNone)
+        whole = vbox(self.bar, of=self, margins=(0, 0, 0, 0), spacing=0)
+        for name, title in titles.items():
+            self.bar.addTab(title)
+            self._heads.append(head := QLabel(title))
+            head.setIndent(_INDENT)
+            page = self._pages[name] = QWidget()
+            vbox(head, of=page, margins=(0, 0, 0, 0), spacing=0)
+            whole.addWidget(page, 1)
+        self.bar.currentChanged.connect(self._arrange)
+        self._arrange()
+
+    @property
+    def current(self) -> str:
+        """Name of the page that is chosen."""
+        return self._names[self.bar.currentIndex()]
+
+    def view(self, name: str) -> QWidget | None:
+        """What is on a page; None before it is filled."""
+        return self._views.get(name)
+
+    def fill(self, name: str, view: QWidget) -> None:
+        """Put a view on its page."""
+        self._views[name] = view
+        column = self._pages[name].layout()
+        assert isinstance(column, QVBoxLayout)
+        column.addWidget(view, 1)
+
+    def shows(self, name: str) -> bool:
+        """Whether a page is in sight where the panel is."""
+        return self._is_stack or name == self.current
+
+    def turn_to(self, name: str) -> None:
+        """Bring a page into sight."""
+        self.bar.setCurrentIndex(self._names.index(name))
+
+    def set_stack(self, wanted: bool) -> None:
+        """All pages one below the other, each under its title, or one at a time."""
+        if wanted is not self._is_stack:
+            self._is_stack = wanted
+            self._arrange()
+
+    def _arrange(self, *_: object) -> None:
+        self.bar.setVisible(not self._is_stack)
+        for head in self._heads:
+            head.setVisible(self._is_stack)
+        for name in sorted(self._names, key=self.shows):  # one that goes makes room first
+            self._pages[name].setVisible(self.shows(name))
+        self.turned.emit()

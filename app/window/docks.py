@@ -13,8 +13,7 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWi
 from app.widgets.build import made
 from app.widgets.buttons import TitleNote
 from app.widgets.fitted_labels import LowPanel
-from app.widgets.pages import Pages
-from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs
+from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs, Pages
 from app.window.layouts import DOCK_OF, LAYOUTS, PAGES, PLOTS, TITLES, DockLayout
 
 _HIGH = ("runs", "lab", "conversation", "tuning")

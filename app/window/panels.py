@@ -15,8 +15,7 @@ from app.looks.theme import Theme
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.findings.findings_view import FindingsView
 from app.panels.inspector.inspector_view import InspectorView
-from app.panels.lab.breaks_view import BreaksView
-from app.panels.lab.faults_view import FaultsView
+from app.panels.lab.breaks_view import BreaksView, FaultsView
 from app.panels.model.model_map import ModelMapView
 from app.panels.run_settings.run_panel import RunPanel
 from app.panels.runs.runs_view import RunsView

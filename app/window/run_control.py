@@ -10,7 +10,9 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer
 
 from app.engine_thread.events import State
-from app.engine_thread.jobs.decoding import (
+from app.engine_thread.jobs.engine import (
+    ConnectServer,
+    OpenModel,
     StartComparison,
     StartFork,
     StartRun,
@@ -18,7 +20,6 @@ from app.engine_thread.jobs.decoding import (
     WatchClients,
 )
 from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, rescored_sentence
-from app.engine_thread.jobs.opening import ConnectServer, OpenModel
 from app.engine_thread.requests import (
     ChatWrap,
     CompareRequest,
@@ -32,9 +33,8 @@ from app.trace_models.run_facts import fidelity_text
 from app.trace_models.run_notes import note, run_name
 from app.trace_models.run_rows import Position
 from app.window.banner import Banner
-from app.window.dialogs.connect import LOOPBACK, ConnectDialog
 from app.window.dialogs.files import LibraryDialog, ask_model
-from app.window.dialogs.fork import ForkDialog
+from app.window.dialogs.runs import LOOPBACK, ConnectDialog, ForkDialog
 from app.window.panels import Panels
 from engine.compare.llama_library import find_build
 from engine.compare.memory_script import MemoryScript

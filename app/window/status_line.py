@@ -7,9 +7,9 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
 
 from app.engine_thread.events import ProgressMade
-from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
+from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
 from app.widgets.build import made

@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QMainWindow, QMenuBar
 from app.actions.actions import SPECS, Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs.engine import DisconnectServer
 from app.engine_thread.jobs.judging import CheckKernels, EstimateSpeeds
-from app.engine_thread.jobs.opening import DisconnectServer
 from app.looks.theme import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
@@ -22,7 +22,7 @@ from app.trace_models.run_range import RunRange
 from app.window.appearance import Appearance, GlyphWatch, first_theme
 from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
-from app.window.dialogs.scenarios import ScenarioDialog, scenario_actions
+from app.window.dialogs.runs import ScenarioDialog, scenario_actions
 from app.window.docks import Docks
 from app.window.engine_events import EngineNews, SubjectNames
 from app.window.layouts import PAGES, TITLES, known_layout

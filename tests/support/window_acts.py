@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.job import Job
+from app.engine_thread.worker import Job
 from app.window.layouts import PAGES, TITLES
 from app.window.window import MainWindow
 

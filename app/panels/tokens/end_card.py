@@ -10,10 +10,9 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QToolButton
 
-from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_facts import is_ours
+from app.trace_models.run_facts import LiveNumbers, is_ours
 from app.widgets.build import hbox, made, vbox, words
 from engine.analysis.audit_text import audit_sentence
 from engine.analysis.baseline import LEAST_PAIRS, MOST_PAIRS, PlainRatio

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.panels.runs.run_pair import RunPair, RunPairTable
+from app.panels.runs.runs_view import RunPair, RunPairTable
 from app.trace_models import run_comparison
 from app.trace_models.run_comparison import FigurePair, compare_runs
 from app.trace_models.run_facts import run_row

@@ -16,7 +16,7 @@ from app.engine_thread.events import State
 from app.engine_thread.requests import CompareRequest, ScriptRequest
 from app.saved.settings import Settings
 from app.widgets.fitted_labels import ScrollPage
-from app.window.dialogs.scenarios import ScenarioDialog
+from app.window.dialogs.runs import ScenarioDialog
 from app.window.window import MainWindow
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.compare.memory_script_parser import parse_script, read_script

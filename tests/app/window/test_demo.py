@@ -17,7 +17,7 @@ from app.engine_thread.events import State
 from app.trace_models.run_facts import run_row
 from app.trace_models.run_rows import Position
 from app.window.dialogs.files import ExportDialog
-from app.window.dialogs.fork import ForkDialog
+from app.window.dialogs.runs import ForkDialog
 from app.window.layouts import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from engine.trace.records import EMITTED_KINDS

@@ -20,7 +20,7 @@ from app.panels.tokens.end_card import (
     run_end,
     why_it_ended,
 )
-from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.run_facts import LiveNumbers
 from app.window.run_status import duration_text, progress_text
 from app.window.window import MainWindow
 from engine.analysis.baseline import PlainRatio

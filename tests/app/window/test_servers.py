@@ -16,12 +16,12 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.engine import StartRun
 from app.engine_thread.jobs.files import ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
 from app.engine_thread.requests import ChatWrap
 from app.engine_thread.serving import ServerEngine
-from app.window.dialogs.connect import ConnectDialog
+from app.window.dialogs.runs import ConnectDialog
 from app.window.window import MainWindow
 from engine.errors import OptionError
 from engine.observe.rescoring.rescore import Rescored, RescoredSequence, SameModelUnknownError
