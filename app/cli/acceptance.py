@@ -26,7 +26,6 @@ from engine.trace.run_ref import RunRef
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope acceptance TRACE [TRACE] [--run-a N] [--run-b N] [--json]"
     parser.add_argument_group(
         "what is counted",
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Count, print."""
     a = drafted_run(args.first, args.run_a, "--run-a")
     b = drafted_run(args.second, args.run_b, "--run-b") if args.second else None
     found = breakdown(a, b)

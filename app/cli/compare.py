@@ -73,7 +73,6 @@ _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = (
         "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS | "
         "--scenario NAME) … [options]"
@@ -289,7 +288,6 @@ def _loaded(session: Session) -> dict[str, str]:
 
 
 def add_scenarios(parser: argparse.ArgumentParser) -> None:
-    """--scenario and --list-scenarios."""
     OptionLines(parser).add("""
         scenarios
           --scenario NAME  prompt, options and lanes that provoke a known failure on the demo model;
@@ -299,7 +297,6 @@ def add_scenarios(parser: argparse.ArgumentParser) -> None:
 
 
 def list_scenarios() -> Iterator[str]:
-    """A line per scenario: its name and title."""
     known = scenarios(SCENARIOS)
     width = max(len(scenario.name) for scenario in known)
     for scenario in known:
@@ -327,7 +324,6 @@ def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario |
 
 
 def heading(scenario: Scenario) -> Iterator[str]:
-    """Title and what to look at."""
     yield scenario.title
     yield scenario.about
     yield ""

@@ -39,7 +39,6 @@ _N_PREDICT = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope drafter-diff A B [--model MODEL [-md DRAFT]] [options]"
     parser.add_argument_group(
         "what is compared",

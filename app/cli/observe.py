@@ -63,7 +63,6 @@ _MOST_PAINTED = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = (
         "draftscope observe URL (-p TEXT | -f FILE | --tokens IDS) … [options]\n"
         "       draftscope observe URL --listen HOST:PORT [options]"
@@ -248,7 +247,6 @@ def _session(model: Path) -> Session:
 def _rescore(
     args: argparse.Namespace, session: Session, client: ServerClient, job: ServerRun
 ) -> Rescored:
-    """Let the model judge what the server emitted."""
     from engine.observe.rescoring.identity import LiveServer, identify
     from engine.observe.rescoring.rescore import rescore
 
@@ -400,7 +398,6 @@ def _lowered(sentence: str) -> str:
 
 
 def add_listening(parser: argparse.ArgumentParser) -> None:
-    """The options of listening."""
     OptionLines(parser).add("""
         listening
           --listen HOST:PORT  let other programs talk to the server through this address, and record

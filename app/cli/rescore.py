@@ -41,7 +41,6 @@ _SAME = 0.0005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope rescore TRACE (MODEL | --demo) [--run N] [--trace OUT] [options]"
     parser.add_argument_group(
         "how tokens are judged",
@@ -99,7 +98,6 @@ def add_identity(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Re-score, tell, and write the trace."""
     target = target_path(args)
     if args.probe and args.server is None:
         raise OptionError("--probe needs a server.", "Name it with --server URL.")

@@ -13,7 +13,6 @@ from engine.trace.cell_text import escape_piece
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     add_model(parser)
     OptionLines(parser).add("""
         text=TEXT  text to tokenise, - = standard input

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope triage TRACE_A TRACE_B [--rescore MODEL] [options]"
     parser.add_argument_group(
         "what is compared",
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, tell."""
     a = _chosen(args.first, args.run_a, "--run-a")
     b = _chosen(args.second, args.run_b, "--run-b")
     if args.demo:

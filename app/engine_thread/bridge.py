@@ -97,7 +97,6 @@ class Bridge(EngineStatus):
             self._worker.advance()
 
     def pause(self) -> None:
-        """Pause before the next round."""
         if self._run is not None:
             self._run.pause.set()
             self.pause_asked.emit()
@@ -108,7 +107,6 @@ class Bridge(EngineStatus):
         return self.state is State.RUNNING and self._run is not None and self._run.pause.is_set()
 
     def stop(self) -> None:
-        """End the run before the next round."""
         self._end_decoding()
         self._worker.end_questions()
         if self.state is State.PAUSED:

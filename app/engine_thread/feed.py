@@ -91,7 +91,6 @@ class Feed(QObject):
 
     @property
     def run(self) -> RunRef | None:
-        """The run on show."""
         return self._run
 
     @property
@@ -129,7 +128,6 @@ class Feed(QObject):
             self._send_overlay(RunOverlay(can[0], shown, can[1:]))
 
     def start(self) -> None:
-        """Refresh with the frames from now on."""
         self._timer.start(FRAME_MS)
 
     def stop(self) -> None:
@@ -138,12 +136,10 @@ class Feed(QObject):
         self.refresh()
 
     def clear(self) -> None:
-        """Rest, and let go of the trace."""
         self._timer.stop()
         self.show_run(None)
 
     def refresh(self) -> None:
-        """Bring views and figures up to date now."""
         if self._run is not None:
             self._size_shown = self._run.store.size()
             for view in self._views:
@@ -199,7 +195,6 @@ class Feed(QObject):
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
 
     def tell_numbers(self) -> None:
-        """Say the figures of the run on show."""
         self._told = time.monotonic()
         numbers = LiveNumbers()
         if self._run is not None:

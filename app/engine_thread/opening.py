@@ -114,13 +114,11 @@ class LocalEngine:
         self._drafts: list[Path] = []
 
     def inspect(self, request: OpenRequest) -> OpenedFiles:
-        """See `inspect_files`."""
         found = inspect_files(request)
         self._identity, self._drafts = found.identity, [draft.path for draft in found.drafts]
         return found
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:
-        """See `open_engine`."""
         session = open_engine(
             request.target,
             self._drafts,
@@ -150,7 +148,6 @@ class LocalSession:
 
     @property
     def compute(self) -> str:
-        """The compute mode in effect."""
         return self._session.compute
 
     @property
@@ -164,7 +161,6 @@ class LocalSession:
 
     @property
     def engine_session(self) -> Session:
-        """The engine's own."""
         return self._session
 
     def has(self, target: Path) -> bool:
@@ -245,7 +241,6 @@ class LocalSession:
         return DecodingLanes(comparison, first)
 
     def close(self) -> None:
-        """Free the weights."""
         if self._session.content is not None:
             self._session.content.cancel()
         self._held.clear()
@@ -271,7 +266,6 @@ class DecodingLanes:
         self._comparison, self.run_id = comparison, run_id
 
     def step(self) -> bool:
-        """Do one round in every lane."""
         return self._comparison.step()
 
     def advance(self) -> bool:
@@ -286,7 +280,6 @@ class DecodingLanes:
         )
 
     def stop(self) -> None:
-        """End all lanes."""
         self._comparison.stop()
 
 

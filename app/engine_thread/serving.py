@@ -124,7 +124,6 @@ class ServedSession:
         )
 
     def end_questions(self) -> None:
-        """See `app.engine_thread.requests.ServerSession`."""
         self._client.end_questions()
 
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
@@ -135,7 +134,6 @@ class ServedSession:
         )
 
     def watch(self, listen: str, trace: TraceStore) -> Decoding:
-        """Pass on what other programs ask, and record it."""
         from engine.observe.proxy.proxy import listening_address
         from engine.observe.proxy.proxy_run import ProxyRun
 
@@ -148,7 +146,6 @@ class ServedSession:
         raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
 
     def close(self) -> None:
-        """End everything that talks to it."""
         self._lookout.end(_PATIENCE_S)
         self._client.close()  # which ends the look that a busy server has not answered
         self._lookout.join()

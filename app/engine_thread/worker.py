@@ -69,7 +69,6 @@ class Job:
         """Change what is different as soon as it is asked for."""
 
     def on_progress(self, status: EngineStatus, progress: ProgressMade) -> None:
-        """Show how far it is."""
         status.progress.emit(progress)
 
     def on_finish(self, status: EngineStatus) -> None:
@@ -260,12 +259,10 @@ class EngineWorker:
         self._ending: futures.Future[None] | None = None
 
     def ask(self, job: EngineJob) -> None:
-        """Do a job after those asked for before."""
         ended = None if isinstance(job, DecodingJob) else job.finish
         self._submit(lambda: job.run(self), ended)
 
     def advance(self) -> None:
-        """Go on with a paused run."""
         self._submit(self._advance)
 
     def set_break_rules(self, rules: tuple[BreakRule, ...]) -> None:
@@ -273,7 +270,6 @@ class EngineWorker:
         self._break_rules = rules
 
     def cancel_sequence(self, seq_id: int) -> None:
-        """End one sequence of the run before the next round."""
         self._to_cancel.put(seq_id)
         self._submit(self._cancel_sequences)  # for a run that is paused
 

@@ -31,7 +31,6 @@ class Pacer(QObject):
             timer.timeout.connect(does)
 
     def ask(self) -> None:
-        """Do the work now or soon."""
         if self._timer.isActive():
             return
         left = self._wait - self._since.elapsed() if self._since.isValid() else 0

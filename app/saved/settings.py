@@ -63,7 +63,6 @@ class Settings:
 
     @property
     def tabs(self) -> bool:
-        """Whether sequences are shown as tabs instead of tiles."""
         return self._flag("view/tabs", default=False)
 
     @tabs.setter
@@ -92,7 +91,6 @@ class Settings:
 
     @property
     def pages(self) -> list[str]:
-        """Names of the views in front in the panels that several share."""
         return self._text("window/pages").split()
 
     @pages.setter
@@ -101,7 +99,6 @@ class Settings:
 
     @property
     def run_form(self) -> dict[str, Any]:
-        """What stood in the Run panel when it was used last."""
         try:
             found = json.loads(self._text("run/form") or "{}")
         except (ValueError, RecursionError):
@@ -176,7 +173,6 @@ class Settings:
         return self._paths("files/recent_models")
 
     def add_recent_model(self, path: Path) -> None:
-        """Put a model at the top of its list."""
         self._add_path("files/recent_models", path)
 
     @property
@@ -185,7 +181,6 @@ class Settings:
         return self._paths("files/recent_traces")
 
     def add_recent_trace(self, folder: Path) -> None:
-        """Put a trace at the top of its list."""
         self._add_path("files/recent_traces", folder)
 
     @property
@@ -197,13 +192,11 @@ class Settings:
         return [one for one in known if isinstance(one, str) and one][:N_RECENT]
 
     def add_recent_server(self, address: str) -> None:
-        """Put an address at the top of its list."""
         kept = [address, *(one for one in self.recent_servers if one != address)]
         self._store.setValue("servers/recent", kept[:N_RECENT])
 
     @property
     def watch_port(self) -> int:
-        """The port through which other programs are watched."""
         value = self._text("servers/watch_port")
         return (
             int(value) if value.isascii() and value.isdigit() and 0 < int(value) < 65536 else 8081
@@ -240,7 +233,6 @@ class Settings:
     # -- internals -------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Write to disk now."""
         self._store.sync()
 
     def _paths(self, key: str) -> list[Path]:

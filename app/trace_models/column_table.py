@@ -32,7 +32,6 @@ class ColumnTable(QAbstractTableModel):
         self._columns = columns
 
     def n_rows(self) -> int:
-        """How many rows there are."""
         raise NotImplementedError
 
     def cell(self, row: int, name: str, role: int) -> Any:

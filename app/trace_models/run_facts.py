@@ -38,7 +38,6 @@ class LiveNumbers:
 
     @classmethod
     def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
-        """The figures of one run so far."""
         rows = RunColumns(store, "rounds", run_id)
         figures = with_told({**acceptance_of(rows), **timings_of(rows)}, store, run_id)
         told = cls.told(figures)
@@ -202,7 +201,6 @@ def engine_name(facts: RunFacts) -> str:
 
 
 def is_ours(facts: RunFacts) -> bool:
-    """Whether this program decoded a run itself."""
     return engine_name(facts) == OURS
 
 

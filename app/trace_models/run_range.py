@@ -27,7 +27,6 @@ class RunRange:
 
     @property
     def title(self) -> str:
-        """ "Rounds 22–31", or what all of them are."""
         if self.last is None:
             return "Whole run"
         if self.first == self.last:

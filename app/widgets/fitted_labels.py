@@ -67,7 +67,6 @@ class ClampedLabel(QLabel):
         return self._cut
 
     def set_open(self, wanted: bool) -> None:
-        """Show all of the text, or the first lines again."""
         self._open = wanted
         self._fit()
         self.updateGeometry()

@@ -52,11 +52,9 @@ class HeatGrid(QWidget):
 
     @property
     def shown(self) -> HeatMap | None:
-        """What is drawn."""
         return self._map
 
     def set_map(self, heat_map: HeatMap | None) -> None:
-        """Show these cells, or none."""
         before = self._map
         self._map = heat_map
         if before is None or heat_map is None or before.values.shape != heat_map.values.shape:

@@ -114,7 +114,6 @@ class RoundPlot(PlotSurface):
 
     @property
     def n_rounds(self) -> int:
-        """How many rounds there are."""
         return self._n_rounds
 
     @property
@@ -136,7 +135,6 @@ class RoundPlot(PlotSurface):
 
     @property
     def n_pixels(self) -> int:
-        """Columns of pixels that the plot has."""
         return max(64, round(self.box.width()))
 
     @property
@@ -201,7 +199,6 @@ class RoundPlot(PlotSurface):
         self.show_rounds(self._n_rounds, self._first)
 
     def set_follow(self, follow: bool) -> None:
-        """Keep the newest round in sight, or stay where the reader is."""
         if follow != self._follow:
             self._follow = follow
             self.follow_changed.emit(follow)
@@ -275,11 +272,9 @@ class RoundPlot(PlotSurface):
 
     @property
     def chosen_range(self) -> tuple[int, int] | None:
-        """First and last round of the chosen range."""
         return self._chosen_range
 
     def set_range(self, chosen: tuple[int, int] | None) -> None:
-        """Shade a range of rounds, first and last, or none."""
         self._chosen_range = chosen
         self._range_item.setVisible(chosen is not None)
         if chosen is not None:
@@ -288,7 +283,6 @@ class RoundPlot(PlotSurface):
             self._range_item.setRegion(ends.tolist())
 
     def zoom_to_range(self) -> None:
-        """Bring the range into sight, with a little of what is around it."""
         if self._chosen_range is not None:
             left, right = self._range_item.getRegion()
             room = max(0.05 * (right - left), self.run_axis.round_width)

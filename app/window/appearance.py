@@ -125,7 +125,6 @@ class Appearance(QObject):
 
 
 def first_theme(settings: Settings) -> Theme:
-    """The theme that the settings ask for."""
     return Theme(_theme_name(settings.theme))
 
 

@@ -267,15 +267,12 @@ class Pages(QWidget):
 
     @property
     def current(self) -> str:
-        """Name of the page that is chosen."""
         return self._names[self.bar.currentIndex()]
 
     def view(self, name: str) -> QWidget | None:
-        """What is on a page; None before it is filled."""
         return self._views.get(name)
 
     def fill(self, name: str, view: QWidget) -> None:
-        """Put a view on its page."""
         self._views[name] = view
         column = self._pages[name].layout()
         assert isinstance(column, QVBoxLayout)
@@ -286,7 +283,6 @@ class Pages(QWidget):
         return self._is_stack or name == self.current
 
     def turn_to(self, name: str) -> None:
-        """Bring a page into sight."""
         self.bar.setCurrentIndex(self._names.index(name))
 
     def set_stack(self, wanted: bool) -> None:

@@ -94,7 +94,6 @@ class Docks:
 
     @property
     def window(self) -> QMainWindow:
-        """The window that they stand in."""
         return self._window
 
     def __getitem__(self, name: str) -> QDockWidget:
@@ -121,7 +120,6 @@ class Docks:
                 self._pages[DOCK_OF[name]].turn_to(name)
 
     def fill(self, name: str, widget: QWidget) -> None:
-        """Put a view into its dock."""
         self._makers.pop(name, None)
         pages = self._shared(name)
         if pages is None:
@@ -435,5 +433,4 @@ class Docks:
         return least.boundedTo(window.screen().availableGeometry().size()) == least
 
     def save(self) -> QByteArray:
-        """The docks' places for `apply`."""
         return self._window.saveState(LAYOUT_VERSION)

@@ -61,7 +61,6 @@ class EngineNews(QObject):
         feed.run_shown.connect(self._tell_of_run_behind)
 
     def show_state(self, state: State) -> None:
-        """Loading, ready, running, …"""
         panels = self._panels
         if state is State.RUNNING:
             self._feed.start()

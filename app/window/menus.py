@@ -59,7 +59,6 @@ class RecentMenu(QMenu):
         self.aboutToShow.connect(self.fill)
 
     def fill(self) -> None:
-        """List the files as they are now."""
         self.clear()
         for paths, open_path in (
             (self._settings.recent_models, self._open_model),
@@ -140,7 +139,6 @@ class FlatToolBar(QToolBar):
 
 
 def make_toolbar(actions: Actions) -> QToolBar:
-    """The one toolbar."""
     bar = FlatToolBar("Main")
     bar.setObjectName("toolbar.main")
     bar.setMovable(False)

@@ -161,12 +161,10 @@ class Panels:
             self.divergence.show_triage(verdict, reason)
 
     def plain_measured(self) -> None:
-        """The run on show has been measured against plain decoding."""
         if self._is_complete:
             self.plots.plain_measured()
 
     def fill(self) -> None:
-        """Put the views made so far into their docks."""
         for name, view in (
             ("model", self.model_map),
             ("run", self.run_panel),
@@ -197,7 +195,6 @@ class Panels:
             empty.set_brief(shown)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
-        """List the runs of these models."""
         self.runs.set_recorded(recorded)
         self.tokens.tell_kept(sum(len(runs.store.runs) for runs in recorded))
 

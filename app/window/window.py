@@ -122,7 +122,6 @@ class MainWindow(QMainWindow):
 
     @property
     def theme(self) -> Theme:
-        """The colours in use."""
         return self.panels.theme
 
     def set_theme(self, choice: str) -> None:
@@ -134,15 +133,12 @@ class MainWindow(QMainWindow):
         self.control.open_model(target, *drafts)
 
     def open_demo(self) -> None:
-        """The bundled models, with a prompt ready."""
         self.control.open_demo()
 
     def show_message(self, severity: str, message: str, remedy: str = "") -> None:
-        """A banner above the text."""
         self.banners.add(severity, message, remedy)
 
     def show_unexpected(self, summary: str) -> None:
-        """A banner for an unforeseen error."""
         self.banners.add(
             "error",
             f"Something unexpected happened: {summary}.",
@@ -151,7 +147,6 @@ class MainWindow(QMainWindow):
         )
 
     def show_crash(self, trace: str) -> None:
-        """A banner for the stack that an earlier run left when it died."""
         self.banners.add(
             "warning",
             "Draftscope ended abnormally the last time.",

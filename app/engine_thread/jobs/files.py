@@ -51,7 +51,6 @@ class ReadTrace(SideJob):
             self.take(status, self.read)
 
     def take(self, status: EngineStatus, read: TraceStore) -> None:
-        """Take over what was read."""
         trace = TraceRead(self._folder, read)
         if status.n_shown == self._n_shown:
             status.show_trace(trace)

@@ -99,7 +99,6 @@ def _learn_texts(session: Session, run: RunRef) -> None:
 
 
 def rescored_sentence(found: Rescored) -> str:
-    """A sentence on the result of re-scoring a run."""
     judged = f"{found.n_tokens:,} tokens re-scored in {found.compute}"
     share = f"{found.n_first:,} of rank 1"
     if not found.n_changed:

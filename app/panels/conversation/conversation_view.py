@@ -171,7 +171,6 @@ class ConversationView(QWidget):
     # -- what the user does ----------------------------------------------------------------
 
     def send(self) -> None:
-        """Send the text of the box as a turn."""
         text = self.box.toPlainText()
         if self._why_not or not text:
             return

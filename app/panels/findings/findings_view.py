@@ -70,7 +70,6 @@ class FindingsView(QStackedWidget):
         self.setAccessibleName("Findings")
 
     def show_run(self, run: RunRef | None) -> None:
-        """Show the findings of a run, or of all lanes of its comparison."""
         self._has_run = run is not None
         runs = () if run is None else lanes_of(run) or (run,)
         if self.model.show_runs(runs):
@@ -80,7 +79,6 @@ class FindingsView(QStackedWidget):
         self._fit_columns()
 
     def refresh(self) -> None:
-        """Show what has been found since the last call."""
         if self.model.grow():
             self._show_page()
             self._fit_columns()

@@ -99,7 +99,6 @@ class InspectorView(QStackedWidget):
     # -- the trace -------------------------------------------------------------------------
 
     def show_run(self, run: RunRef | None) -> None:
-        """Inspect a run, from its newest round on, or nothing."""
         self._pacer.stop()
         self._run = run
         self._cursor, self._n_seen = None, -1
@@ -397,7 +396,6 @@ class RangeTable(ColumnTable):
         self.lines: list[tuple[str, ...]] = []
 
     def show_ranges(self, ranges: list[RunRange]) -> None:
-        """A column for each."""
         figures = [range_figures(one) for one in ranges]
         self.beginResetModel()
         self.heads = ["", *(one.title for one in ranges)]

@@ -231,7 +231,6 @@ class FactTable(QAbstractTableModel):
         self.lines: list[FactLine] = []
 
     def show_facts(self, lines: list[FactLine]) -> None:
-        """Show other lines."""
         self.beginResetModel()
         self.lines = lines
         self.endResetModel()

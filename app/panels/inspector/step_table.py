@@ -92,7 +92,6 @@ class StepTable(ColumnTable):
         theme.changed.connect(self.layoutChanged)
 
     def show_step(self, step: Step | None) -> None:
-        """Show another round, or nothing."""
         self.beginResetModel()
         self.step = step
         self.endResetModel()

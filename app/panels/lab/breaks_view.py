@@ -83,7 +83,6 @@ class BreaksView(QWidget):
         return self._message.text
 
     def rules(self) -> tuple[BreakRule, ...]:
-        """The ticked rules, in the order of the list."""
         return tuple(BreakRule.parse(text) for text, ticked in self.entries() if ticked)
 
     def entries(self) -> list[tuple[str, bool]]:
@@ -115,7 +114,6 @@ class BreaksView(QWidget):
         self.rules_changed.emit()
 
     def remove_current(self) -> None:
-        """Take the chosen rule off the list."""
         row = self.list.currentRow()
         if row >= 0:
             self.list.takeItem(row)

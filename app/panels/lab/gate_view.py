@@ -223,7 +223,6 @@ class GateView(WholeRunView):
         self.currentChanged.connect(lambda at: (above, column)[at].insertWidget(0, self.form))
 
     def table(self) -> tuple[list[str], list[list[object]]]:
-        """Every check."""
         names = ["settings", "scenario", "n_draft", "policy", "outcome", "before", "about"]
         return names, [[getattr(facts, name) for name in names] for _, facts in self._found]
 

@@ -87,7 +87,6 @@ class ModelMapView(QStackedWidget):
 
     @property
     def facts(self) -> dict[str, str]:
-        """The facts on show, by name."""
         return {name: label.text() for name, label in self._labels.items()}
 
     @property
@@ -96,7 +95,6 @@ class ModelMapView(QStackedWidget):
         return self._legend.text()
 
     def set_server(self, server: ServerConnected | None) -> None:
-        """Show a server in place of files, or the empty state."""
         if server is not None:
             self.set_files(None)
             self.server.set_server(server)
@@ -105,7 +103,6 @@ class ModelMapView(QStackedWidget):
             self.setCurrentIndex(0)
 
     def set_files(self, files: OpenedFiles | None) -> None:
-        """Show these files, or the empty state."""
         self._files, self._compute = files, ""
         self.setCurrentIndex(0 if files is None else 1)
         if files is None:
@@ -266,14 +263,12 @@ class PolicyCosts(QWidget):
 
     @property
     def lines(self) -> dict[str, str]:
-        """The line of text about each policy."""
         return {
             name: f"{product.text()} = {total.text()}"
             for name, (_, product, total) in self._labels.items()
         }
 
     def set_costs(self, costs: Sequence[PolicyCost], chosen: str) -> None:
-        """Show these costs; none hides the list."""
         self.setVisible(bool(costs))
         for cost in costs:
             name, product, total = self._labels[cost.policy]
@@ -363,7 +358,6 @@ class LayerStrip(QWidget):
         self.setAccessibleName("Layer map")
 
     def set_layers(self, layers: tuple[LayerInfo, ...]) -> None:
-        """Show these layers, in order."""
         self._layers = layers
         letters = "".join(LAYER_KINDS[layer.kind].letter for layer in layers)
         self.setAccessibleDescription(f"{len(layers)} layers in order: {letters}")
@@ -382,7 +376,6 @@ class LayerStrip(QWidget):
         )
 
     def describe_layer(self, index: int) -> str:
-        """One line about a layer."""
         layer = self._layers[index]
         name = LAYER_KINDS[layer.kind].name
         return f"blk.{layer.index}: {name}, {layer.quant}, {size_text(layer.n_bytes)}"

@@ -50,7 +50,6 @@ class ServerPage(QScrollArea):
 
     @property
     def facts(self) -> dict[str, str]:
-        """The texts on show, by name."""
         shown = {name: label.text() for name, label in self._labels.items()}
         return shown | {"slot lines": self._slots.text(), "counters": self._counters.text()}
 
@@ -60,7 +59,6 @@ class ServerPage(QScrollArea):
         self.set_status(ServerSeen())
 
     def set_status(self, status: ServerSeen) -> None:
-        """Show how it is now."""
         self._status = status
         self.refresh()
 

@@ -104,7 +104,6 @@ class RoundView(QStackedWidget):
         self.setAccessibleName(name)
 
     def show_run(self, run: RunRef | None) -> None:
-        """Show a run from its first round on, or nothing."""
         self._run = run
         self._group.stop()
         self._reset()
@@ -204,12 +203,10 @@ class RoundView(QStackedWidget):
 
     @property
     def run(self) -> RunRef | None:
-        """The run on show."""
         return self._run
 
     @property
     def has_rounds(self) -> bool:
-        """Whether the run on show has rounds to draw."""
         return self._has_rounds
 
     @abstractmethod

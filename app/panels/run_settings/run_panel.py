@@ -79,7 +79,6 @@ class RunPanel(QWidget):
     # -- what the window reads -------------------------------------------------------------
 
     def texts(self) -> list[str]:
-        """The prompts, one per sequence."""
         return self.prompts.texts()
 
     def chat(self) -> ChatWrap | None:
@@ -347,7 +346,6 @@ class PromptBox(QWidget):
         self._list()
 
     def texts(self) -> list[str]:
-        """The prompts, one per sequence."""
         return [text for text in self._texts for _ in range(self.copies.value())]
 
     def chat(self) -> ChatWrap | None:
@@ -396,7 +394,6 @@ class PromptBox(QWidget):
             self.editor.setPlainText(self._examples[0].text)
 
     def add(self) -> None:
-        """One more sequence, with a prompt of its own."""
         if len(self._texts) < _MOST_PROMPTS:
             self._texts.append("")
             self._list(len(self._texts) - 1)

@@ -44,7 +44,6 @@ class RunTree:
         self._toggled: set[Hashable] = set()
 
     def toggle(self, line: RunLine) -> None:
-        """Open or fold a line."""
         self._toggled ^= {line.key}
 
     def lines(
@@ -211,7 +210,6 @@ class RunTable(ColumnTable):
 
     @property
     def shown(self) -> RunRef | None:
-        """The run that the other views show."""
         return self._shown
 
     @property
@@ -246,7 +244,6 @@ class RunTable(ColumnTable):
         return next((runs for runs in self._recorded if runs.store is store), None)
 
     def show_run(self, run: RunRef | None) -> None:
-        """Mark the run on show."""
         self._shown = run
         self.refresh()
 
@@ -284,7 +281,6 @@ class RunTable(ColumnTable):
         self._lay_out()
 
     def toggle(self, line: int) -> None:
-        """Open or fold a line with others below it."""
         if self.lines[line].is_open is not None:
             self._tree.toggle(self.lines[line])
             self._lay_out()

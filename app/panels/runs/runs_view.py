@@ -133,7 +133,6 @@ class RunsView(QStackedWidget):
         self._show_what_is_offered()
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
-        """List the runs of these models."""
         self.model.set_recorded(recorded)
         self._mark_current()
         self._show_what_is_offered()
@@ -382,7 +381,6 @@ class RunSearch(QWidget):
 
     @property
     def words(self) -> str:
-        """What is typed."""
         return self.field.text()
 
     @property

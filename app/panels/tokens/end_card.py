@@ -207,7 +207,6 @@ class EndCard(QFrame):
 
     @property
     def end(self) -> RunEnd | None:
-        """What is on show."""
         return self._end
 
     def show_end(self, end: RunEnd | None, *, can_measure: bool, can_compare: bool) -> None:

@@ -82,7 +82,6 @@ class TokenArea(TokenScroll):
         return self._selection
 
     def set_stream(self, stream: TokenStream | None) -> None:
-        """Show another stream from its newest token."""
         self._stream = stream
         self._current, self._round, self._selection = NOWHERE, None, (0, 0)
         self._hits = np.zeros(0, np.int64)
@@ -146,7 +145,6 @@ class TokenArea(TokenScroll):
             self._take_font()
 
     def step_token(self, step: int) -> None:
-        """Select the next (+1) or previous (-1) token in sight."""
         self._walk(next_shown, self._current + step, step)
 
     def step_rejection(self, step: int) -> bool:

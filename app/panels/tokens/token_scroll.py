@@ -63,7 +63,6 @@ class TokenScroll(QAbstractScrollArea):
         return self._follow
 
     def grow(self) -> None:
-        """Show what has joined the stream since the last call."""
         self._lay_out()
 
     def set_ghosts(self, shown: bool) -> None:

@@ -121,7 +121,6 @@ class TokensView(QStackedWidget):
 
     @property
     def areas(self) -> dict[int, TokenArea]:
-        """The area of each sequence on show."""
         return {seq_id: panel.area for seq_id, panel in self._panels.items()}
 
     @property
@@ -130,7 +129,6 @@ class TokensView(QStackedWidget):
         return self._follow
 
     def show_run(self, run: RunRef | None) -> None:
-        """Show a run from its first row on, or nothing."""
         self._catch_up.stop()
         self._search.stop()
         self._late.stop()
@@ -199,7 +197,6 @@ class TokensView(QStackedWidget):
         self._cancellable = run
 
     def toggle_ghosts(self, shown: bool) -> None:
-        """Show or hide rejected and ignored tokens."""
         self._ghosts = shown
         for area in self._every_area():
             area.set_ghosts(shown)
@@ -238,7 +235,6 @@ class TokensView(QStackedWidget):
         self._show_titles()
 
     def open_find(self) -> None:
-        """Show the find bar, ready for typing."""
         self.find_bar.show()
         self.find_bar.begin()
         self._find()
