@@ -15,7 +15,6 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.engine_thread.events import State
 from app.engine_thread.opening import LocalEngine
-from app.engine_thread.requests import Engine, Servers
 from app.engine_thread.serving import ServerEngine
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import Change, DecodingJob, EngineJob, EngineWorker, SideJob
@@ -39,9 +38,9 @@ class Bridge(EngineStatus):
 
     def __init__(
         self,
-        engine: Engine | None = None,
+        engine: LocalEngine | None = None,
         parent: QObject | None = None,
-        servers: Servers | None = None,
+        servers: ServerEngine | None = None,
     ) -> None:
         super().__init__(parent)
         self._closed = False

@@ -63,7 +63,7 @@ class OpenedFiles:
 
 @dataclass(frozen=True)
 class ServerConnected:
-    """A server in use. key_kept: see `app.engine_thread.requests.ServerSession`. store takes its
+    """A server in use. key_kept: see `app.engine_thread.serving.ServedSession`. store takes its
     runs; it has those from when the server was in use before."""
 
     facts: ServerFacts

@@ -1,9 +1,8 @@
-"""What a session is asked for, and the protocols that engines and sessions follow."""
+"""What a session is asked for, and what it gives: something that decodes in rounds."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,15 +12,10 @@ from engine.compare.memory_script import MemoryScript
 from engine.fork import Fork
 from engine.options import CacheOptions, RunOptions
 from engine.options.llama_cpp import DEFAULT_GATE, GateOptions
-from engine.progress import ReportProgress
 from engine.trace.run_ref import RunRef
-from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from app.engine_thread.events import OpenedFiles, ServerSeen
     from engine.conversation.turns import Message
-    from engine.machine.device import DeviceMemory
-    from engine.observe.rounds.observed_run import ServerFacts
 
 
 @dataclass(frozen=True)
@@ -143,72 +137,3 @@ class Decoding(Protocol):
 
     def stop(self) -> None:
         """End it now; recorded rows stay. Ignored once it has ended."""
-
-
-class EngineSession(Protocol):
-    """A model in use. Everything is called on the engine's thread, and may raise anything."""
-
-    @property
-    def compute(self) -> str:
-        """The compute mode in effect."""
-
-    @property
-    def memory(self) -> DeviceMemory | None:
-        """Of the device that it is on, as it is now; None for a server."""
-
-    def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
-        """Begin a run in a trace."""
-
-    def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
-        """Begin a turn of a conversation as a run in a trace."""
-
-    def compare(self, request: LanesRequest, trace: TraceStore) -> Decoding:
-        """Begin the lanes of a comparison in a trace, the reference lane first."""
-
-    def close(self) -> None:
-        """Free the model's memory."""
-
-
-class ServerSession(EngineSession, Protocol):
-    """A server in use. It compares nothing and holds no conversation: OptionError."""
-
-    @property
-    def facts(self) -> ServerFacts:
-        """What the server said of itself when the window connected."""
-
-    @property
-    def key_kept(self) -> str:
-        """Where the API key is: "keyring", "session" while this program runs, "" without one."""
-
-    def end_questions(self) -> None:
-        """Wait for nothing that the server was asked; from any thread."""
-
-    def watch(self, listen: str, trace: TraceStore) -> Decoding:
-        """Let other programs talk to the server through host:port; record them in a trace."""
-
-
-class Servers(Protocol):
-    """What connects to servers."""
-
-    def connect(
-        self,
-        request: ServerRunRequest,
-        progress: ReportProgress,
-        see: Callable[[ServerSeen], None],
-        wait: Callable[[str], None],
-    ) -> ServerSession:
-        """Wait until the server serves; raises Cancelled once `request.cancelled` is set.
-
-        see: is called with how the server is, on any thread, until the session is closed. wait:
-        with a sentence on what a run waits for at the server, empty once it no longer does.
-        """
-
-
-class Engine(Protocol):
-    """Opens model files as sessions."""
-
-    def inspect(self, request: OpenRequest) -> OpenedFiles:
-        """The metadata of the files; no weights are read."""
-
-    def open(self, request: OpenRequest, progress: ReportProgress) -> EngineSession:
-        """Load the files; raises Cancelled once `request.cancelled` is set."""

@@ -49,8 +49,12 @@ class ServerEngine:
         see: Callable[[ServerSeen], None],
         wait: Callable[[str], None],
     ) -> ServedSession:
-        """See `app.engine_thread.requests.Servers`. The key that was given is kept once the server
-        has taken it."""
+        """Wait until the server serves; raises Cancelled once `request.cancelled` is set. The key
+        that was given is kept once the server has taken it.
+
+        see: is called with how the server is, on any thread, until the session is closed. wait:
+        with a sentence on what a run waits for at the server, empty once it no longer does.
+        """
         from engine.observe.server.address import server_address
         from engine.observe.server.client import ServerClient
         from engine.observe.server.limits import TimeLimits
@@ -80,8 +84,8 @@ class ServerEngine:
 
 
 class ServedSession:
-    """A llama-server in use. facts: what it said of itself. key_kept: see
-    `app.engine_thread.requests.ServerSession`."""
+    """A llama-server in use. facts: what it said of itself. key_kept: where the API key is:
+    "keyring", "session" while this program runs, "" without one."""
 
     compute = ""
     memory = None
@@ -124,6 +128,7 @@ class ServedSession:
         )
 
     def end_questions(self) -> None:
+        """Wait for nothing that the server was asked; from any thread."""
         self._client.end_questions()
 
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:

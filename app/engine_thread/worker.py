@@ -26,14 +26,7 @@ from app.engine_thread.events import (
     failure,
     throttled,
 )
-from app.engine_thread.requests import (
-    Decoding,
-    Engine,
-    EngineSession,
-    RunRequest,
-    Servers,
-    ServerSession,
-)
+from app.engine_thread.requests import Decoding, RunRequest
 from app.trace_models.run_notes import STARTED
 from engine.analysis.audit_text import audit_goes_on
 from engine.analysis.breaks import BreakHit, BreakRule, BreakWatch
@@ -44,7 +37,11 @@ from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
+    from app.engine_thread.opening import LocalEngine, LocalSession
+    from app.engine_thread.serving import ServedSession, ServerEngine
     from app.engine_thread.status import EngineStatus
+
+    EngineSession = LocalSession | ServedSession
 
 
 Change = Callable[["EngineStatus"], object]
@@ -233,13 +230,13 @@ class EngineWorker:
     """One thread for an engine. Public methods down to `close` are for the window's thread and
     return at once; the others are for jobs, on the engine's thread."""
 
-    def __init__(self, post: Post, engine: Engine, servers: Servers) -> None:
+    def __init__(self, post: Post, engine: LocalEngine, servers: ServerEngine) -> None:
         sys.setswitchinterval(_SWITCH_S)
         self._post_out, self.engine, self.servers = post, engine, servers
         self._closed = threading.Event()
         self.session: EngineSession | None = None
         """The session in use."""
-        self.server: ServerSession | None = None
+        self.server: ServedSession | None = None
         """The session in use, if it is a server."""
         self.files: OpenedFiles | None = None
         """Those of the session in use."""

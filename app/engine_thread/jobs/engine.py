@@ -12,7 +12,6 @@ from app.engine_thread.opening import devices
 from app.engine_thread.requests import (
     ChatWrap,
     Decoding,
-    EngineSession,
     LanesRequest,
     OpenRequest,
     RunRequest,
@@ -27,6 +26,7 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
+    from app.engine_thread.worker import EngineSession
     from engine.observe.rounds.observed_run import ServerFacts
 
 

@@ -14,7 +14,7 @@ from msgspec import to_builtins
 
 from app.engine_thread.events import State
 from app.engine_thread.opening import LocalSession, open_engine
-from app.engine_thread.requests import EngineSession, RunRequest
+from app.engine_thread.requests import RunRequest
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import EngineJob, EngineWorker, Post, SideJob
 from app.trace_models.tune_surface import SurfaceRequest, TuneSurface, estimate
@@ -26,6 +26,7 @@ from engine.trace.timings import summary
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
+    from app.engine_thread.worker import EngineSession
     from engine.conform.runner import Outcome
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
