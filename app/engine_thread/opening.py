@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import DraftFile, OpenedFiles
-from app.engine_thread.requests import (
+from app.engine_thread.events import (
     ChatWrap,
     CompareRequest,
     Decoding,
+    DraftFile,
     GateRequest,
     LanesRequest,
+    OpenedFiles,
     OpenRequest,
     RunRequest,
     ScriptRequest,

@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from app.engine_thread.events import ServerSeen
-from app.engine_thread.requests import (
+from app.engine_thread.events import (
     CompareRequest,
     Decoding,
     GateRequest,
     RunRequest,
     ScriptRequest,
     ServerRunRequest,
+    ServerSeen,
     TurnRequest,
 )
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.engine_thread.events import OpenedFiles, ServerConnected, ServerSeen, State, TraceRead
-from app.engine_thread.requests import OpenRequest, RunRequest
-from app.trace_models.run_facts import ModelRuns
+from app.engine_thread.events import (
+    OpenedFiles,
+    OpenRequest,
+    RunRequest,
+    ServerConnected,
+    ServerSeen,
+    State,
+    TraceRead,
+)
+from app.trace_models.run_facts import ModelRuns, server_name
 from app.trace_models.run_notes import SOURCE
-from app.trace_models.server_facts import server_name
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
     CommandFailed,
+    Decoding,
     OpenedFiles,
     ProgressMade,
+    RunRequest,
     State,
     failure,
     throttled,
 )
-from app.engine_thread.requests import Decoding, RunRequest
 from app.trace_models.run_notes import STARTED
 from engine.analysis.audit_text import audit_goes_on
 from engine.analysis.breaks import BreakHit, BreakRule, BreakWatch

@@ -13,8 +13,19 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWi
 from app.widgets.build import made
 from app.widgets.buttons import TitleNote
 from app.widgets.fitted_labels import LowPanel
-from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs, Pages
-from app.window.layouts import DOCK_OF, LAYOUTS, PAGES, PLOTS, TITLES, DockLayout
+from app.window.dock_area import (
+    DOCK_OF,
+    LAYOUTS,
+    PAGES,
+    PLOTS,
+    TITLES,
+    DockFloats,
+    DockLayout,
+    DockLines,
+    DockShares,
+    DockTabs,
+    Pages,
+)
 
 _HIGH = ("runs", "lab", "conversation", "tuning")
 """What they hold does not fit every place; the other panels scroll by themselves."""

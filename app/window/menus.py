@@ -25,7 +25,7 @@ from app.saved.settings import THEME_CHOICES, Settings
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import UNITS
 from app.widgets.build import made, vbox
-from app.window.layouts import LAYOUTS
+from app.window.dock_area import LAYOUTS
 
 _PLOTS = (
     *(f"plot.x_{unit}" for unit in UNITS),

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer
 
-from app.engine_thread.events import State
+from app.engine_thread.events import (
+    ChatWrap,
+    CompareRequest,
+    GateRequest,
+    OpenRequest,
+    ScriptRequest,
+    State,
+    TurnRequest,
+)
 from app.engine_thread.jobs.engine import (
     ConnectServer,
     OpenModel,
@@ -20,14 +28,6 @@ from app.engine_thread.jobs.engine import (
     WatchClients,
 )
 from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, rescored_sentence
-from app.engine_thread.requests import (
-    ChatWrap,
-    CompareRequest,
-    GateRequest,
-    OpenRequest,
-    ScriptRequest,
-    TurnRequest,
-)
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import fidelity_text
 from app.trace_models.run_notes import note, run_name

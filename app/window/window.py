@@ -23,9 +23,9 @@ from app.window.appearance import Appearance, GlyphWatch, first_theme
 from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
 from app.window.dialogs.runs import ScenarioDialog, scenario_actions
+from app.window.dock_area import PAGES, TITLES, known_layout
 from app.window.docks import Docks
 from app.window.engine_events import EngineNews, SubjectNames
-from app.window.layouts import PAGES, TITLES, known_layout
 from app.window.menus import PlotsMenu, RecentMenu, make_head, make_menus, make_toolbar
 from app.window.panels import Panels
 from app.window.run_control import RunControl

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import OpenedFiles, ServerConnected, ServerSeen, State
-from app.engine_thread.opening import devices
-from app.engine_thread.requests import (
+from app.engine_thread.events import (
     ChatWrap,
     Decoding,
     LanesRequest,
+    OpenedFiles,
     OpenRequest,
     RunRequest,
+    ServerConnected,
     ServerRunRequest,
+    ServerSeen,
+    State,
     TurnRequest,
 )
+from app.engine_thread.opening import devices
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import DecodingJob, EngineJob, EngineWorker
 from engine.fork import Fork

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from app.engine_thread.events import State
+from app.engine_thread.events import RunRequest, State
 from app.engine_thread.opening import LocalSession, open_engine
-from app.engine_thread.requests import RunRequest
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import EngineJob, EngineWorker, Post, SideJob
 from app.trace_models.tune_surface import SurfaceRequest, TuneSurface, estimate

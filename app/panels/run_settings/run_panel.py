@@ -18,8 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.engine_thread.events import OpenedFiles
-from app.engine_thread.requests import ChatWrap
+from app.engine_thread.events import ChatWrap, OpenedFiles
 from app.widgets.build import made, vbox
 from app.widgets.fields import WheelGuard, add_row, choice, new_form, text, whole
 from app.widgets.fitted_labels import ScrollPage

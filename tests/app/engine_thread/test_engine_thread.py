@@ -15,10 +15,9 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
+from app.engine_thread.events import CompareRequest, State
 from app.engine_thread.jobs.engine import OpenModel, StartComparison, StartRun
 from app.engine_thread.jobs.judging import MeasureFidelity
-from app.engine_thread.requests import CompareRequest
 from app.engine_thread.serving import ServerEngine
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import Change, EngineWorker

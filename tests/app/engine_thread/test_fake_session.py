@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.engine_thread.events import OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine
-from app.engine_thread.requests import OpenRequest, RunRequest
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET, demo_prompts

@@ -12,8 +12,7 @@ from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
-from app.engine_thread.requests import CompareRequest, ScriptRequest
+from app.engine_thread.events import CompareRequest, ScriptRequest, State
 from app.saved.settings import Settings
 from app.widgets.fitted_labels import ScrollPage
 from app.window.dialogs.runs import ScenarioDialog

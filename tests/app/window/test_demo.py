@@ -18,7 +18,7 @@ from app.trace_models.run_facts import run_row
 from app.trace_models.run_rows import Position
 from app.window.dialogs.files import ExportDialog
 from app.window.dialogs.runs import ForkDialog
-from app.window.layouts import LAYOUTS, TITLES
+from app.window.dock_area import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts

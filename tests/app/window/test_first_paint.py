@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.saved.settings import Settings
-from app.window.layouts import TITLES
+from app.window.dock_area import TITLES
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 

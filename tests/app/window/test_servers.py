@@ -15,11 +15,10 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
+from app.engine_thread.events import ChatWrap, State
 from app.engine_thread.jobs.engine import StartRun
 from app.engine_thread.jobs.files import ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
-from app.engine_thread.requests import ChatWrap
 from app.engine_thread.serving import ServerEngine
 from app.window.dialogs.runs import ConnectDialog
 from app.window.window import MainWindow

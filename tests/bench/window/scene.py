@@ -15,8 +15,8 @@ from PySide6.QtWidgets import QApplication
 
 from app.cli.launch import check_display
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import Decoding, OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine, LocalSession
-from app.engine_thread.requests import Decoding, OpenRequest, RunRequest
 from app.saved.settings import Settings
 from app.window.dialogs.files import QuitChoice
 from app.window.gui import Collector
