@@ -53,18 +53,13 @@ class ClampedLabel(QLabel):
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._full, self._open, self._cut = visible(text, keep_lines=True), False, False
+        self._full, self._open, self.is_cut = visible(text, keep_lines=True), False, False
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
         self._fit()
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether there is more text than its lines hold while it is folded."""
-        return self._cut
 
     def set_open(self, wanted: bool) -> None:
         self._open = wanted
@@ -99,8 +94,8 @@ class ClampedLabel(QLabel):
             lines = [*lines[: MOST_LINES - 1], end]
         self.setText("\n".join(lines))
         self.setToolTip(plain_tip(self._full) if cut and not self._open else "")
-        if cut is not self._cut:
-            self._cut = cut
+        if cut is not self.is_cut:
+            self.is_cut = cut
             self.cut_changed.emit(cut)
 
     def _lines(self, width: int) -> list[str]:

@@ -203,14 +203,10 @@ class FigureChip(QWidget):
     def __init__(self, name: str, widest: str, tip: str) -> None:
         super().__init__()
         self._name, self._widest, self._tip = name, widest, tip
-        self._text = ""
+        self.text = ""
         self._alarming = False
         self.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Fixed)
         self.set_text(NOT_OBSERVED)
-
-    @property
-    def text(self) -> str:
-        return self._text
 
     def set_alarming(self) -> None:
         """Paint it in the colour of errors."""
@@ -223,10 +219,10 @@ class FigureChip(QWidget):
 
     def set_text(self, text: str, more: str = "") -> None:
         tip = plain_tip(f"{self._tip}{more}")
-        if (text, tip) == (self._text, self.toolTip()):
+        if (text, tip) == (self.text, self.toolTip()):
             return
         size = self.sizeHint()
-        self._text = text
+        self.text = text
         self.setToolTip(tip)
         self.setAccessibleName(f"{self._name} {text}")
         if self.sizeHint() != size:  # all docks of the window would be arranged anew
@@ -236,7 +232,7 @@ class FigureChip(QWidget):
     def sizeHint(self) -> QSize:
         """It never becomes narrower: the next figure may be as wide again."""
         metrics = self.fontMetrics()
-        self._widest = max(self._widest, self._text, key=metrics.horizontalAdvance)
+        self._widest = max(self._widest, self.text, key=metrics.horizontalAdvance)
         figure = metrics.horizontalAdvance(self._widest)
         return QSize(metrics.horizontalAdvance(self._name) + figure + 26, metrics.height() + 6)
 
@@ -255,6 +251,6 @@ class FigureChip(QWidget):
         ink = palette.color(QPalette.ColorRole.ButtonText)
         painter.setPen(alarm if self._alarming else ink)
         painter.drawText(
-            inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self._text
+            inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self.text
         )
         painter.end()

@@ -203,14 +203,10 @@ class RunTable(ColumnTable):
         self._known: dict[RunRef, RunRow] = {}
         self._query: tuple[str, ...] = ()
         self._starred_only = False
-        self._shown: RunRef | None = None
+        self.shown: RunRef | None = None
         self._overlaid: tuple[RunRef, ...] = ()
         self._theme = theme
         theme.apply(self._recolour)
-
-    @property
-    def shown(self) -> RunRef | None:
-        return self._shown
 
     @property
     def overlaid(self) -> RunRef | None:
@@ -224,14 +220,14 @@ class RunTable(ColumnTable):
 
     def can_overlay(self, run: RunRef) -> bool:
         """Whether a run may be laid over the one on show: any other one."""
-        return self._shown is not None and run != self._shown
+        return self.shown is not None and run != self.shown
 
     def other(self, chosen: RunRef | None) -> RunRef | None:
         """A run to lay over the one on show: the chosen one, else the newest other."""
         others = [row.run for row in self.rows if self.can_overlay(row.run)]
         if chosen in others:
             return chosen
-        own = [run for run in others if self._shown is not None and run.store is self._shown.store]
+        own = [run for run in others if self.shown is not None and run.store is self.shown.store]
         return next(reversed(own or others), None)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
@@ -244,7 +240,7 @@ class RunTable(ColumnTable):
         return next((runs for runs in self._recorded if runs.store is store), None)
 
     def show_run(self, run: RunRef | None) -> None:
-        self._shown = run
+        self.shown = run
         self.refresh()
 
     def search(self, words: str, *, starred_only: bool) -> None:
@@ -254,7 +250,7 @@ class RunTable(ColumnTable):
 
     def _traces(self) -> Sequence[ModelRuns]:
         """The traces to list: those at hand, or one that is on show and not among them."""
-        shown = self._shown
+        shown = self.shown
         if shown is None or self.recorded_in(shown.store) is not None:
             return self._recorded
         return (ModelRuns("", shown.store),)
@@ -374,10 +370,10 @@ class RunTable(ColumnTable):
         if role == Qt.ItemDataRole.EditRole:
             return line.row.name
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
-            if line.row.run == self._shown:
+            if line.row.run == self.shown:
                 return self._shown_icon
             return self._overlaid_icon if line.row.run in self._overlaid else None
-        if role == Qt.ItemDataRole.FontRole and line.row.run == self._shown:
+        if role == Qt.ItemDataRole.FontRole and line.row.run == self.shown:
             return _bold()
         if role == Qt.ItemDataRole.ForegroundRole:
             if line.row.marks:

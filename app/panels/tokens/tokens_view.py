@@ -58,7 +58,8 @@ class TokensView(QStackedWidget):
         self._spare: dict[int, SequencePanel] = {}
         """Those of the run before, emptied: a run of the same sequences takes them over."""
         self._ghosts = True
-        self._follow = True
+        self.follow = True
+        """Whether every sequence is kept at its newest token."""
         self._zoom = 0
         self._cursor: Position | None = None
         self._cancellable: RunRef | None = None
@@ -122,11 +123,6 @@ class TokensView(QStackedWidget):
     @property
     def areas(self) -> dict[int, TokenArea]:
         return {seq_id: panel.area for seq_id, panel in self._panels.items()}
-
-    @property
-    def follow(self) -> bool:
-        """Whether every sequence is kept at its newest token."""
-        return self._follow
 
     def show_run(self, run: RunRef | None) -> None:
         self._catch_up.stop()
@@ -222,7 +218,7 @@ class TokensView(QStackedWidget):
 
     def set_follow(self, follow: bool) -> None:
         """Keep the newest tokens of every sequence in sight, or leave them where they are."""
-        if follow != self._follow:
+        if follow != self.follow:
             for area in self.areas.values():
                 area.set_follow(follow)
             self._set_followed(follow)
@@ -306,7 +302,7 @@ class TokensView(QStackedWidget):
             one.set_zoom(self._zoom)
             one.set_ghosts(self._ghosts)
         panel.show_stream(stream)
-        area.set_follow(self._follow)
+        area.set_follow(self.follow)
         area.set_cursor(self._cursor)
 
     def _panel(self) -> SequencePanel:
@@ -383,6 +379,6 @@ class TokensView(QStackedWidget):
         self._set_followed(all(area.follow for area in self.areas.values()))
 
     def _set_followed(self, follow: bool) -> None:
-        if follow != self._follow:
-            self._follow = follow
+        if follow != self.follow:
+            self.follow = follow
             self.follow_changed.emit(follow)

@@ -225,7 +225,7 @@ def test_whole_run_brings_the_longer_one_into_sight(
 
 def test_slots_stay_those_of_the_run_on_show(overlaid: MainWindow) -> None:
     assert not isinstance(overlaid.plots["ring"], OverlaidView)
-    assert overlaid.plots["ring"]._run is not None and overlaid.plots["ring"]._run.run_id == 1
+    assert overlaid.plots["ring"].run is not None and overlaid.plots["ring"].run.run_id == 1
 
 
 def test_the_run_is_named(overlaid: MainWindow) -> None:
