@@ -60,7 +60,6 @@ from engine.report.run import run_report
 from engine.trace.records import PEER
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.typed_json import strict_json
 from resources import SCENARIOS
 
 if TYPE_CHECKING:
@@ -193,22 +192,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(
             {
-                "lanes": strict_json([asdict(verdict) for verdict in verdicts]),
+                "lanes": [asdict(verdict) for verdict in verdicts],
                 "bound": job.bound,
-                "cost": strict_json({cost.name: cost.figures() for cost in costs}),
+                "cost": {cost.name: cost.figures() for cost in costs},
                 "noise_checks": {
-                    verdict.lane: strict_json(check)
+                    verdict.lane: check
                     for verdict in verdicts
                     for check in job.trace.runs[verdict.run_id].pick("noise_check").values()
                     if check
                 },
-                "states": strict_json(
-                    {
-                        verdict.lane: state_drift(job.trace, verdict.run_id)
-                        for verdict in verdicts
-                        if verdict.state_error is not None
-                    }
-                ),
+                "states": {
+                    verdict.lane: state_drift(job.trace, verdict.run_id)
+                    for verdict in verdicts
+                    if verdict.state_error is not None
+                },
                 "sequences": [
                     {"prompt_tokens": list(prompt.tokens), "tokens": tokens, "text": text}
                     for prompt, tokens, text in zip(prompts, job.emitted, job.texts, strict=True)

@@ -14,7 +14,6 @@ from app.cli.common import add_compute, add_key, connect, draft_paths, open_sess
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
 from app.cli.recorded import record
-from app.cli.rescore import finite
 from app.cli.run_arguments import add_options, options_from
 from engine.errors import OptionError
 from engine.observe.server.limits import TimeLimits
@@ -114,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     found = drafter_diff(refs[0], refs[1], session, handed=handed)
     print_report(
         args,
-        {"first": finite(asdict(found.first)) if found.first else None, **finite(asdict(found))},
+        {"first": asdict(found.first) if found.first else None, **asdict(found)},
         _lines(found),
     )
     return int(found.first is not None)

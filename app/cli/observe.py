@@ -35,7 +35,7 @@ from app.cli.recorded import (
     keep_capture,
     record,
 )
-from app.cli.rescore import finite, lines
+from app.cli.rescore import lines
 from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
 from engine.observe.server.limits import TimeLimits
@@ -380,7 +380,7 @@ def _report(job: ServerRun, client: ServerClient, rescored: Rescored | None) -> 
             for name, server, here in _counts(job)
         },
         "slots": _slots(client),
-        "rescored": finite(asdict(rescored)) if rescored else None,
+        "rescored": asdict(rescored) if rescored else None,
         "findings": findings_json(job.trace),
     }
 

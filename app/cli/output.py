@@ -174,7 +174,10 @@ def print_pages(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json_text(value), flush=True)
+    """A value as strict JSON on standard output: numbers that are not finite become null."""
+    from engine.trace.typed_json import strict_json
+
+    print(json_text(strict_json(value)), flush=True)
 
 
 def print_report(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.cli.common import add_compute, open_session
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
-from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
+from app.cli.rescore import add_identity, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.observe.rescoring.triage import DIFFERENT, UNKNOWN, triage
 
     found = triage(a, b)
-    print_report(args, {"verdict": found.verdict, **finite(asdict(found))}, _lines(found, a, b))
+    print_report(args, {"verdict": found.verdict, **asdict(found)}, _lines(found, a, b))
     return int(found.verdict in (DIFFERENT, UNKNOWN))
 
 

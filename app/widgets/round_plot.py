@@ -293,7 +293,7 @@ class RoundPlot(PlotSurface):
         for linked in (other, *other._linked):
             linked._linked.append(self)
         self._linked = [other, *(plot for plot in other._linked if plot is not self)]
-        self.follow, self._span, self.pinned = other._follow, other._span, other.pinned
+        self.follow, self._span, self.pinned = other.follow, other._span, other.pinned
         if self._cursor_round is not None:
             self.cursor_line.setValue(self.run_axis.centre(self._cursor_round))
         self._name_axis()

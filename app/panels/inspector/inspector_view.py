@@ -393,28 +393,20 @@ class RangeTable(ColumnTable):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__((), parent)
-        self.lines: list[tuple[str, ...]] = []
 
     def show_ranges(self, ranges: list[RunRange]) -> None:
         figures = [range_figures(one) for one in ranges]
-        self.beginResetModel()
         self.heads = ["", *(one.title for one in ranges)]
-        self._columns = tuple(
-            TableColumn(str(at), head, head, not at) for at, head in enumerate(self.heads)
-        )
+        columns = [TableColumn(str(i), head, head, not i) for i, head in enumerate(self.heads)]
         cells = ((label, *(one[label] for one in figures)) for label in figures[0])
-        self.lines = [line for line in cells if set(line[1:]) - {NOT_OBSERVED, ""}]
-        self.endResetModel()
-
-    def n_rows(self) -> int:
-        return len(self.lines)
+        self.show_rows([one for one in cells if set(one[1:]) - {NOT_OBSERVED, ""}], columns)
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        return self.lines[row][int(name)] if role == Qt.ItemDataRole.DisplayRole else None
+        return self.rows[row][int(name)] if role == Qt.ItemDataRole.DisplayRole else None
 
     def markdown(self) -> str:
         """The table for a comment."""
-        table = ReportTable(self.heads, [tuple(map(str.strip, line)) for line in self.lines])
+        table = ReportTable(self.heads, [tuple(map(str.strip, line)) for line in self.rows])
         return "\n".join(table_lines(table)) + "\n"
 
 

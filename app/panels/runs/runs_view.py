@@ -465,29 +465,24 @@ class RunPairTable(ColumnTable):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__([TableColumn("", "", "")] * 4, parent)
-        self.pairs: list[FigurePair] = []
         self._runs = ("", "")
 
     def show_pairs(self, runs: tuple[str, str], pairs: list[FigurePair]) -> None:
         """Show these figures of two runs, which go by these names."""
-        same_lines = [p.label for p in pairs] == [p.label for p in self.pairs]
+        same_lines = [p.label for p in pairs] == [p.label for p in self.rows]
         if same_lines and runs == self._runs:
-            self.pairs = pairs
+            self.rows = pairs
             self.dataChanged.emit(self.index(0, 1), self.index(len(pairs) - 1, 3))
             return
-        self.beginResetModel()
-        self._runs, self.pairs = runs, pairs
+        self._runs = runs
         both = " / ".join(name.removeprefix("run ") for name in runs)
         ratio = both if len(both) <= _SHORT else "ratio"
         titles = ("figure", "figure"), *((name, name) for name in runs), (ratio, both)
-        self._columns = [TableColumn(str(i), *names, i == 0) for i, names in enumerate(titles)]
-        self.endResetModel()
-
-    def n_rows(self) -> int:
-        return len(self.pairs)
+        columns = [TableColumn(str(i), *names, i == 0) for i, names in enumerate(titles)]
+        self.show_rows(pairs, columns)
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        pair = self.pairs[row]
+        pair = self.rows[row]
         if role == Qt.ItemDataRole.ToolTipRole:
             return pair.tip
         if role == Qt.ItemDataRole.DisplayRole:

@@ -183,7 +183,7 @@ def test_two_runs_are_compared_by_their_final_figures(qtbot: QtBot) -> None:
     pair.set_overlay(RunOverlay(second.run, first.run))
     for _ in range(2):
         pair.refresh()
-    tokens = [row for row in pair.model.pairs if row.label == "tokens"]
+    tokens = [row for row in pair.model.rows if row.label == "tokens"]
     assert tokens[0].values == (1, 2)
 
 

@@ -378,7 +378,7 @@ def test_two_servers_runs_lie_over_each_other(
         assert at_servers.status.overlay.text == f"run 0 of {server.url.removeprefix('http://')}"
         at_servers.docks.reveal("runs")
         at_servers.runs.pair.refresh()
-        figures = {p.label: p.values for p in at_servers.runs.pair.model.pairs}
+        figures = {p.label: p.values for p in at_servers.runs.pair.model.rows}
         assert figures["restores"] == (20, 0)
         disconnect(qtbot, at_servers)
 

@@ -68,7 +68,7 @@ def test_a_trace_opens_without_a_model(window: MainWindow, qtbot: QtBot, folder:
     assert window.bridge.state is State.EMPTY
     assert {"file.export", "file.copy_issue", "file.close_trace"} <= enabled(window)
     assert "run.start" not in enabled(window)
-    assert len(window.findings.model.findings) == 1
+    assert len(window.findings.model.rows) == 1
     for view in (window.plots.rollback, window.plots["ring"]):
         assert view.currentIndex() == 1, "the plot, not the empty state"
     assert not window.status.progress_shown
