@@ -135,10 +135,6 @@ class RoundPlot(PlotSurface):
         left, right = self.x_range
         return (right - left) / self.n_pixels
 
-    def expect_rounds(self, n_rounds: int) -> None:
-        """Say how many rounds there are, before they are shown here or in a linked plot."""
-        self.n_rounds = n_rounds
-
     def show_rounds(self, n_rounds: int, first: int = 0) -> None:
         """Say that there are rounds first..n_rounds; while following, the newest are in sight, at
         the first zoom all of a run that has ended."""

@@ -22,7 +22,6 @@ from app.engine_thread.jobs.engine import (
     ConnectServer,
     OpenModel,
     StartComparison,
-    StartFork,
     StartRun,
     StartTurn,
     WatchClients,
@@ -265,7 +264,7 @@ class RunControl:
                 return
             options = replace(self._panels.run_panel.options(), parallel=options.parallel)
         fork = replace(fork, token=token if token >= 0 else None)
-        self._bridge.ask(StartFork(fork, options))
+        self._bridge.ask(StartRun((), options, fork=fork))
 
     def say(self, conversation: int | None, parent: int | None, text: str, is_chat: bool) -> None:
         """Begin a turn of a conversation with the options of the Run panel. One of another trace,

@@ -346,7 +346,7 @@ class MainWindow(QMainWindow):
         diverges, served = self.panels.has_divergences, bridge.server is not None
         actions.explain(at_server=served)
         single = bridge.has_run and bridge.live is not None and not lanes_of(bridge.live)
-        self.tokens.set_cancellable(bridge.live if single else None)
+        self.tokens.cancellable = bridge.live if single else None
         for action_id, enabled in (
             *self.control.allowed(shown).items(),
             ("go.first_divergence", diverges or self.run_pairs.part),

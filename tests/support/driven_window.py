@@ -118,7 +118,7 @@ def first_start(driver: Driver) -> Story:
     yield "the screen", lambda: driver.on_screen(window)
     seen["screen"] = driver.app.primaryScreen().geometry().getRect()
     seen["window"] = window.frameGeometry().getRect()
-    seen["status"] = driver.on_screen(window.statusBar()) and window.status.model_text
+    seen["status"] = driver.on_screen(window.statusBar()) and window.status.texts["model"]
     seen["plot_buttons"] = _plot_buttons(driver)
     driver.choose("run.start")
     yield "a run", lambda: window.bridge.live is not None

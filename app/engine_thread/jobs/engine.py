@@ -156,9 +156,7 @@ def identity_of(facts: ServerFacts) -> dict[str, Any]:
 
 
 class StartRun(DecodingJob):
-    """A run of the session in use. rounds: pause after as many. of: see RunRequest."""
-
-    request: RunRequest
+    """A run of the session in use. rounds: pause after as many. of, fork: see RunRequest."""
 
     def __init__(
         self,
@@ -167,37 +165,22 @@ class StartRun(DecodingJob):
         rounds: int | None = None,
         chat: ChatWrap | None = None,
         of: RunRef | None = None,
+        fork: Fork | None = None,
     ) -> None:
         super().__init__(rounds)
-        self.request = RunRequest(tuple(texts), options, chat, of=of)
+        self._asked = RunRequest(tuple(texts), options, chat, fork, of)
+        self.request = None if fork else self._asked
 
     def again(self) -> StartRun:
-        asked = self.request
-        return StartRun(asked.texts, asked.options, chat=asked.chat, of=asked.of)
+        asked = self._asked
+        return StartRun(asked.texts, asked.options, chat=asked.chat, of=asked.of, fork=asked.fork)
 
     def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
-        run = session.start(self.request, worker.store)
+        run = session.start(self._asked, worker.store)
         facts = worker.store.runs[run.run_id]
         facts.update(worker.more_facts)
-        if self.request.chat is not None:
-            facts.chat = json.dumps(self.request.chat.kwargs)
-        return run
-
-
-class StartFork(DecodingJob):
-    """A run that goes on from another one of the session in use."""
-
-    def __init__(self, fork: Fork, options: RunOptions) -> None:
-        super().__init__()
-        self._fork, self._options = fork, options
-
-    def again(self) -> StartFork:
-        return StartFork(self._fork, self._options)
-
-    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
-        asked = RunRequest((), self._options, fork=self._fork)
-        run = session.start(asked, worker.store)
-        worker.store.runs[run.run_id].update(worker.more_facts)
+        if self._asked.chat is not None:
+            facts.chat = json.dumps(self._asked.chat.kwargs)
         return run
 
 

@@ -203,7 +203,7 @@ class TopTable(ColumnTable):
         """Show the alternatives of a row of `Step.tokens`, or nothing."""
         self._step = step
         token = step.tokens[row] if step and 0 <= row < len(step.tokens) else None
-        self._token_id = token and token["token_id"]
+        self._token_id = token["token_id"] if token else None
         self.show_rows(alternatives(token) if token else ())
 
     def cell(self, row: int, name: str, role: int) -> Any:

@@ -136,7 +136,7 @@ class RoundView(QStackedWidget):
             self._has_ended = self._stale = True  # it fills the width from now on
         if n_rounds is not None:
             self._stale = True
-            self.plot.expect_rounds(n_rounds)
+            self.plot.n_rounds = n_rounds
         elif not self.has_rounds:
             self._say_what_is_untold(self.run)
         return n_rounds is not None or (self._stale and self.has_rounds)

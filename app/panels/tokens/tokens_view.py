@@ -62,7 +62,8 @@ class TokensView(QStackedWidget):
         """Whether every sequence is kept at its newest token."""
         self._zoom = 0
         self._cursor: Position | None = None
-        self._cancellable: RunRef | None = None
+        self.cancellable: RunRef | None = None
+        """While this run is on show, its sequences can be ended one by one."""
         self._hits: dict[int, np.ndarray] = {}
         self._hit: tuple[int, int] | None = None
         self._stepping = False
@@ -187,10 +188,6 @@ class TokensView(QStackedWidget):
         if not self._stepping:
             self._hit = None
             self._show_count()
-
-    def set_cancellable(self, run: RunRef | None) -> None:
-        """Offer to end single sequences while this run is on show."""
-        self._cancellable = run
 
     def toggle_ghosts(self, shown: bool) -> None:
         self._ghosts = shown
@@ -371,7 +368,7 @@ class TokensView(QStackedWidget):
         text = f"End sequence {stream.seq_id}"
         end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
         end.setObjectName("tokens.end_sequence")
-        end.setEnabled(stream.run == self._cancellable)
+        end.setEnabled(stream.run == self.cancellable)
         menu.addActions(self.menu_actions)
         menu.popup(panel.mapToGlobal(where))
 

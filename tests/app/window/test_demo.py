@@ -235,5 +235,5 @@ def test_a_run_goes_on_from_a_token_with_other_options(
     assert found[pos] == 100
     assert all(found[int(tokens.column("pos")[i])] == ids[i] for i in out[:40])
     said = f"fork of run 0 at round {run.facts.fork.round}, restored checkpoint of"
-    qtbot.waitUntil(lambda: said in window.status.going_text)
+    qtbot.waitUntil(lambda: said in window.status.texts["going"])
     assert run_row(run).drafter.startswith("from round ") and "draft-mtp" in run_row(run).drafter

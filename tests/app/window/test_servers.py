@@ -251,9 +251,9 @@ def test_a_server_that_loads_is_waited_for_and_can_be_given_up(
     with ScriptedServer("mtp", loading=10**6) as server:
         window = make_window(Bridge(engine, servers=ServerEngine(look_s=0.05)))
         window.control.connect_server(server.url)
-        until(qtbot, lambda: "loads its model" in window.status.phase_text)
+        until(qtbot, lambda: "loads its model" in window.status.phase.text())
         assert window.bridge.state is State.LOADING
-        assert f"connecting to {server.url}" in window.status.model_text
+        assert f"connecting to {server.url}" in window.status.texts["model"]
         window.status.cancel_asked.emit()
         until(qtbot, lambda: window.bridge.state is State.EMPTY)
         assert window.bridge.server is None and not window.status.progress_shown
@@ -297,7 +297,7 @@ def test_a_server_that_goes_has_a_red_chip_until_it_is_back(
     until(qtbot, lambda: not at_servers.status.gone.isHidden())
     assert "cannot be reached" in at_servers.status.gone.toolTip()
     assert len(messages(at_servers)) == 1
-    assert " · gone" in at_servers.status.model_text
+    assert " · gone" in at_servers.status.texts["model"]
     assert n_rounds(at_servers) == before
     server.restart()
     until(qtbot, lambda: at_servers.status.gone.isHidden())
