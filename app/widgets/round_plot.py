@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.trace_models.run_rows import UNITS, RunAxis, RunOverlay
-from app.widgets.buttons import Chip
+from app.widgets.fitted_labels import Chip
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
 

@@ -11,7 +11,6 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
 from app.widgets.build import made
-from app.widgets.buttons import TitleNote
 from app.widgets.fitted_labels import LowPanel
 from app.window.dock_area import (
     DOCK_OF,
@@ -26,6 +25,7 @@ from app.window.dock_area import (
     DockTabs,
     Pages,
 )
+from app.window.menus import TitleNote
 
 _HIGH = ("runs", "lab", "conversation", "tuning")
 """What they hold does not fit every place; the other panels scroll by themselves."""

@@ -22,11 +22,10 @@ from app.panels.runs.runs_view import RunsView
 from app.panels.tokens.tokens_view import TokensView
 from app.saved.settings import Settings
 from app.trace_models.run_facts import ModelRuns
-from app.widgets.buttons import TitleButton
 from app.widgets.empty_state import EmptyState
 from app.window.banner import BannerArea, RunBanners
 from app.window.docks import Docks
-from app.window.menus import PlotsMenu
+from app.window.menus import PlotsMenu, TitleButton
 from app.window.status_line import StatusLine
 from app.window.why_not_strip import WhyNotStrip
 

@@ -203,7 +203,7 @@ def stopwatch(driver: Driver) -> Story:
 
 
 def _plot_buttons(driver: Driver) -> list[str]:
-    from app.widgets.buttons import TitleButton
+    from app.window.menus import TitleButton
 
     found = driver.window.findChildren(TitleButton)
     return sorted(button.accessibleName() for button in found if driver.on_screen(button))

@@ -15,7 +15,7 @@ from app.looks.theme import Theme, fixed_font
 from app.panels.tokens.token_layout import TokenFragment, TokenLayout
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
-from app.widgets.buttons import Chip
+from app.widgets.fitted_labels import Chip
 from app.widgets.token_paint import TokenMetrics
 
 MARGIN = 10

@@ -11,8 +11,8 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
 from app.trace_models.run_notes import run_name
-from app.widgets.buttons import TitleNote
 from app.window.dock_area import LAYOUTS
+from app.window.menus import TitleNote
 from app.window.window import MainWindow
 from engine.trace.facts import ForkOrigin, GateFacts
 from engine.trace.run_ref import RunRef
