@@ -8,7 +8,7 @@ from typing import ClassVar
 from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QStackedWidget, QWidget
 
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.trace_models.run_facts import engine_name, is_ours
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.engine_thread.events import OpenedFiles
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme, fixed_font
 from app.panels.conversation.turn_card import (
     CheckpointStrip,

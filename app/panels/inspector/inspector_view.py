@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions.actions import Actions
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.panels.inspector.step_facts import (
     FactTable,

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, QSize, Signal
 from PySide6.QtGui import QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.trace_models.run_facts import engine_name, is_ours
 from app.trace_models.run_range import RunRange

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.panels.tokens.end_card import EndCard
 from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
