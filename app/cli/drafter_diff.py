@@ -34,6 +34,7 @@ _OURS = "run"
 """A source: this engine, with the model and drafter at hand."""
 _LLAMA = "llama.cpp"
 """Another: a build of llama.cpp as a library, with the same files."""
+_URLS = ("http://", "https://")
 _N_PREDICT = 128
 
 
@@ -85,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Open or record both, compare, tell."""
     sources = args.source_a, args.source_b
-    live = [_is_here(source) or _is_url(source) for source in sources]
+    live = [_is_here(source) or source.startswith(_URLS) for source in sources]
     if all(live) and args.prompt is None:
         raise OptionError(
             "Both are decoded now and there is no prompt.", "Give one with -p, or name a trace."
@@ -122,10 +123,6 @@ def run(args: argparse.Namespace) -> int:
 def _is_here(source: str) -> bool:
     """Whether this machine decodes it now, with --model."""
     return source == _OURS or source.partition("=")[0] == _LLAMA
-
-
-def _is_url(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
 
 
 def _session(args: argparse.Namespace) -> Session | None:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.rounds.stream import Timings
     from engine.observe.server.client import ServerClient
-    from engine.observe.server.server_run import AnsweredSequence, ServerRun
+    from engine.observe.server.server_run import ServerRun
     from engine.session import Session
 
 
@@ -210,7 +210,9 @@ def _ask(
     if args.json:
         print_json(_report(job, client, rescored))
     else:
-        _print_sequences(job.sequences[1 if show else 0 :], echo=not args.chat)
+        for one in job.sequences[1 if show else 0 :]:
+            print_line(f"--- sequence {one.seq_id}")
+            print_text(("" if args.chat else one.prompt) + one.text + "\n\n")
         _print_summary(job, rescored)
     if ending is not None:
         for other in job.errors[1:]:
@@ -305,12 +307,6 @@ def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, s
         if seq_id == 0 and kind in EMITTED_KINDS:
             known = b"" if text or token == MISSING else trace.pieces.get(token, b"")
             yield styled((text or known.decode("utf-8", "replace"))[:_MOST_PAINTED], kind)
-
-
-def _print_sequences(sequences: list[AnsweredSequence], *, echo: bool) -> None:
-    for one in sequences:
-        print_line(f"--- sequence {one.seq_id}")
-        print_text((one.prompt if echo else "") + one.text + "\n\n")
 
 
 def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:

@@ -77,7 +77,8 @@ class ServerPage(QScrollArea):
         }
         for name, label in self._labels.items():
             _show(label, str(texts.get(name) or NOT_OBSERVED))
-        self._labels["server"].setForegroundRole(_role(bool(status.gone)))
+        role = QPalette.ColorRole.BrightText if status.gone else QPalette.ColorRole.WindowText
+        self._labels["server"].setForegroundRole(role)
         self._labels["server"].setToolTip(plain_tip(status.gone))
         if status.gone:
             _show(self._labels["server"], f"{told['server']} · gone")
@@ -98,10 +99,6 @@ def _counted(counters: Mapping[str, float] | None) -> str:
 def _show(label: QLabel, text: str) -> None:
     if label.text() != text:
         label.setText(text)
-
-
-def _role(alarming: bool) -> QPalette.ColorRole:
-    return QPalette.ColorRole.BrightText if alarming else QPalette.ColorRole.WindowText
 
 
 def _muted(text: str) -> QLabel:
