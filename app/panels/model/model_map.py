@@ -67,7 +67,7 @@ class ModelMapView(QStackedWidget):
         self._options, self._n_slots = RunOptions(), 1
         self._labels = {name: words(shrinks=True, selectable=True) for name in _FACTS}
         self._strip = LayerStrip(theme)
-        self._legend, self._memory_title = words(muted=True), words(muted=True)
+        self.legend, self._memory_title = words(muted=True), words(muted=True)
         self._bars = SizeBars(theme)
         self._fits = words(muted=True)
         self._costs_title = words("To undo: bytes × snapshots × sequences", muted=True)
@@ -88,11 +88,6 @@ class ModelMapView(QStackedWidget):
     @property
     def facts(self) -> dict[str, str]:
         return {name: label.text() for name, label in self._labels.items()}
-
-    @property
-    def legend(self) -> str:
-        """What the letters of the layer map stand for."""
-        return self._legend.text()
 
     def set_server(self, server: ServerConnected | None) -> None:
         if server is not None:
@@ -126,7 +121,7 @@ class ModelMapView(QStackedWidget):
             plain_tip("\n".join(str(draft.path) for draft in files.drafts))
         )
         self._strip.set_layers(info.layers)
-        self._legend.setText(_legend(info))
+        self.legend.setText(_legend(info))
         self._show_memory()
 
     def set_compute(self, mode: str) -> None:
@@ -184,7 +179,7 @@ class ModelMapView(QStackedWidget):
         for name, label in self._labels.items():
             heading = made(QLabel, name, muted=True, alignment=Qt.AlignmentFlag.AlignTop)
             form.addRow(heading, label)
-        below = self._strip, self._legend, self._memory_title, self._bars, self._fits
+        below = self._strip, self.legend, self._memory_title, self._bars, self._fits
         undo = self._costs_title, self.costs, self._load
         column = vbox(form, *below, *undo, 1, of=page, margins=(6, 6, 6, 6), spacing=4)
         column.insertSpacing(1, 2)

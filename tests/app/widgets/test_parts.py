@@ -160,7 +160,7 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     view.set_files(OpenedFiles(Path("/m/target.gguf"), drafts, info, {}))
     assert facts["quantisation"] == "Q8_0 99 %, F32 1 %"
     assert facts["llama.cpp"] == "partial rollback"
-    assert view.legend == "G Gated DeltaNet · A attention · M MTP head"
+    assert view.legend.text() == "G Gated DeltaNet · A attention · M MTP head"
     bars = view.findChild(SizeBars)
     view.set_options(RunOptions(spec=SpecOptions(types=("draft-mtp",), n_max=4)))
     assert "planes 1.91 MiB" in bars.accessibleDescription()
