@@ -369,7 +369,6 @@ class Actions:
         return spec.not_at_servers if self._at_server else ""
 
     def draw_icons(self, theme: Theme) -> None:
-        """Draw the icons in the theme's colour."""
         for spec in SPECS:
             if spec.icon:
                 self._actions[spec.id].setIcon(icon(spec.icon, theme))

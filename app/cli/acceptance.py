@@ -10,7 +10,7 @@ from pathlib import Path
 
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
-from app.cli.rescore import finite, opened_trace
+from app.cli.rescore import opened_trace
 from engine.analysis.acceptance.breakdown import (
     BY,
     CLEAR,
@@ -26,7 +26,6 @@ from engine.trace.run_ref import RunRef
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope acceptance TRACE [TRACE] [--run-a N] [--run-b N] [--json]"
     parser.add_argument_group(
         "what is counted",
@@ -51,11 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Count, print."""
     a = drafted_run(args.first, args.run_a, "--run-a")
     b = drafted_run(args.second, args.run_b, "--run-b") if args.second else None
     found = breakdown(a, b)
-    print_report(args, finite(asdict(found)), _lines(found))
+    print_report(args, asdict(found), _lines(found))
     return 0
 
 

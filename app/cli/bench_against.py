@@ -33,7 +33,6 @@ _BUSY = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench against (MODEL | --demo) [--llama-cpp FOLDER] [options]"
     parser.epilog = (
         "example:\n  draftscope bench against model.gguf --llama-cpp ~/llama.cpp/build/bin"

@@ -15,7 +15,6 @@ _DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench compare A B [--json]"
     OptionLines(parser).add(
         """
@@ -27,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what differs between two result files."""
     a, b = (read_result(path) for path in args.compare)
     diff = compare_results(a, b)
     first, second = map(str, args.compare)

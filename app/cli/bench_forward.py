@@ -26,7 +26,6 @@ _STEP = "{:>5} {:>9} {:>9} {:>11} {:>9}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench forward (MODEL | --demo) [--steps N[,N] | --splits] [options]"
     parser.epilog = (
         "examples:\n"

@@ -15,7 +15,6 @@ from engine.size_text import size_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench random-model FILE [options]"
     parser.epilog = (
         "examples:\n"
@@ -44,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file."""
     path = args.write_random_model
     check_output(path, "the model")
     size = args.size or next(iter(RANDOM_FAMILIES[args.arch]))

@@ -24,7 +24,6 @@ _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench recording (MODEL | --demo) [options]"
     parser.epilog = (
         "The first prompt over and over, -n tokens whatever they are.\n\n"

@@ -106,7 +106,6 @@ def _policies(text: str) -> tuple[str, ...]:
 
 
 def add_prompt_set(group: argparse._ArgumentGroup) -> None:
-    """--prompts."""
     OptionLines(group).add("""
         --prompts SET  general, python, in the suite also demo, or a JSON file of names and texts
             (default general; with --demo demo or else python, and --ignore-eos for all but demo)

@@ -26,7 +26,6 @@ _PHASES = ("save", "verify", "rollback", "restore", "replay", "total")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench rollback [--rollback A[,B]] [options]"
     parser.epilog = "example:\n  draftscope bench rollback --widths 1,4,8 --threads 1"
     what = parser.add_argument_group("what to measure")

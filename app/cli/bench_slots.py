@@ -25,7 +25,6 @@ _LINE = "{:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>6}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench slots (MODEL | --demo) [--slots N[,N]] [options]"
     parser.epilog = "example:\n  draftscope bench slots --demo --slots 1,5 --spec-type draft-mtp"
     add_requests(parser)

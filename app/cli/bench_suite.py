@@ -32,7 +32,6 @@ _OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench [KIND] (MODEL | --demo) [options]"
     kinds = "\n".join(f"  {kind:<14} {about}" for kind, about in KINDS["bench"].items())
     parser.epilog = (

@@ -27,7 +27,6 @@ _HEADS = "turn prompt cached processed tokens drafts drafted accepted rejected r
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this kind."""
     parser.usage = "draftscope bench w1 (MODEL | --demo) [options]"
     parser.epilog = "example:\n  draftscope bench w1 --demo --spec-type draft-mtp"
     add_requests(parser)

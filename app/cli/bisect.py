@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = (
         "draftscope bisect (MODEL | --demo) (--good REV --bad REV --repo DIR | --builds DIR DIR …) "
         "[options]"

@@ -39,7 +39,6 @@ _HEADS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope check-rollback (MODEL | --demo) [--llama-cpp BUILD] [options]"
     parser.epilog = (
         "llama.cpp decodes, drafts by script, and undoes what is rejected by its planes\n"

@@ -76,7 +76,6 @@ def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
 
 
 def add_compute(group: argparse._ArgumentGroup) -> None:
-    """--compute, --mmap, --device and --threads."""
     OptionLines(group).add(f"""
         --compute MODE  arithmetic of the weights (default auto); states are always f32.
             {"; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items())}
@@ -88,7 +87,6 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
 
 
 def add_threads(group: argparse._ArgumentGroup) -> None:
-    """--threads."""
     OptionLines(group).add("""
         -t, --threads N  CPU threads (default: all cores; for a small model what was fastest in a
             short trial when it was first opened)
@@ -216,7 +214,6 @@ _FIRST_LINE_S = 4.0
 
 
 def add_key(group: argparse._ArgumentGroup) -> None:
-    """--api-key-env."""
     OptionLines(group).add("""
         --api-key-env NAME  environment variable that holds the API key (default: the key that the
             system's keyring has for this address, if the server asks for one)

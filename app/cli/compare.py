@@ -59,7 +59,6 @@ from engine.report.run import headline, run_report
 from engine.trace.records import PEER
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from engine.trace.typed_json import strict_json
 from resources import SCENARIOS
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = (
         "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS | "
         "--scenario NAME) … [options]"
@@ -193,22 +191,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(
             {
-                "lanes": strict_json([asdict(verdict) for verdict in verdicts]),
+                "lanes": [asdict(verdict) for verdict in verdicts],
                 "bound": job.bound,
-                "cost": strict_json({cost.name: cost.figures() for cost in costs}),
+                "cost": {cost.name: cost.figures() for cost in costs},
                 "noise_checks": {
-                    verdict.lane: strict_json(check)
+                    verdict.lane: check
                     for verdict in verdicts
                     for check in job.trace.runs[verdict.run_id].pick("noise_check").values()
                     if check
                 },
-                "states": strict_json(
-                    {
-                        verdict.lane: state_drift(job.trace, verdict.run_id)
-                        for verdict in verdicts
-                        if verdict.state_error is not None
-                    }
-                ),
+                "states": {
+                    verdict.lane: state_drift(job.trace, verdict.run_id)
+                    for verdict in verdicts
+                    if verdict.state_error is not None
+                },
                 "sequences": [
                     {"prompt_tokens": list(prompt.tokens), "tokens": tokens, "text": text}
                     for prompt, tokens, text in zip(prompts, job.emitted, job.texts, strict=True)
@@ -288,7 +284,6 @@ def _loaded(session: Session) -> dict[str, str]:
 
 
 def add_scenarios(parser: argparse.ArgumentParser) -> None:
-    """--scenario and --list-scenarios."""
     OptionLines(parser).add("""
         scenarios
           --scenario NAME  prompt, options and lanes that provoke a known failure on the demo model;
@@ -298,7 +293,6 @@ def add_scenarios(parser: argparse.ArgumentParser) -> None:
 
 
 def list_scenarios() -> Iterator[str]:
-    """A line per scenario: its name and title."""
     known = scenarios(SCENARIOS)
     width = max(len(scenario.name) for scenario in known)
     for scenario in known:
@@ -326,7 +320,6 @@ def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario |
 
 
 def heading(scenario: Scenario) -> Iterator[str]:
-    """Title and what to look at."""
     yield scenario.title
     yield scenario.about
     yield ""

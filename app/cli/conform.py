@@ -28,7 +28,6 @@ _CHECKS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope conform TARGET [--only KERNEL] [--checks A,B] [options]"
     parser.epilog = (
         "TARGET is vllm, sglang, fla, flashinfer, causal_conv1d, mamba_ssm or draftscope, a\n"

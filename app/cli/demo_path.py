@@ -11,7 +11,6 @@ from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     OptionLines(parser).add("""
         --demo  no effect: always the demo models
         --json  print one JSON object

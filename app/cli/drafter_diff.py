@@ -14,7 +14,6 @@ from app.cli.common import add_compute, add_key, connect, draft_paths, open_sess
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
 from app.cli.recorded import record
-from app.cli.rescore import finite
 from app.cli.run_arguments import add_options, options_from
 from engine.errors import OptionError
 from engine.observe.server.limits import TimeLimits
@@ -35,11 +34,11 @@ _OURS = "run"
 """A source: this engine, with the model and drafter at hand."""
 _LLAMA = "llama.cpp"
 """Another: a build of llama.cpp as a library, with the same files."""
+_URLS = ("http://", "https://")
 _N_PREDICT = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope drafter-diff A B [--model MODEL [-md DRAFT]] [options]"
     parser.add_argument_group(
         "what is compared",
@@ -87,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Open or record both, compare, tell."""
     sources = args.source_a, args.source_b
-    live = [_is_here(source) or _is_url(source) for source in sources]
+    live = [_is_here(source) or source.startswith(_URLS) for source in sources]
     if all(live) and args.prompt is None:
         raise OptionError(
             "Both are decoded now and there is no prompt.", "Give one with -p, or name a trace."
@@ -115,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     found = drafter_diff(refs[0], refs[1], session, handed=handed)
     print_report(
         args,
-        {"first": finite(asdict(found.first)) if found.first else None, **finite(asdict(found))},
+        {"first": asdict(found.first) if found.first else None, **asdict(found)},
         _lines(found),
     )
     return int(found.first is not None)
@@ -124,10 +123,6 @@ def run(args: argparse.Namespace) -> int:
 def _is_here(source: str) -> bool:
     """Whether this machine decodes it now, with --model."""
     return source == _OURS or source.partition("=")[0] == _LLAMA
-
-
-def _is_url(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
 
 
 def _session(args: argparse.Namespace) -> Session | None:

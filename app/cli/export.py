@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write each file, and say how much is in it."""
     from engine.report.session_data import chosen_runs
     from engine.trace.reopen import open_trace
 

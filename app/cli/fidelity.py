@@ -25,7 +25,6 @@ _LINE = "{:<8}{:>12}{:>12}{:>12}{:>14}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope fidelity (MODEL | --demo) [--modes bf16,int8] [options]"
     parser.epilog = (
         "The model continues a text greedily in f32; then every mode computes the logits of all\n"
@@ -56,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model in f32 and in one mode at a time."""
     if args.n_predict > _MOST_TOKENS:
         raise OptionError(f"-n is above {_MOST_TOKENS}.", "Fewer tokens tell as much.")
     path = target_path(args)

@@ -19,7 +19,6 @@ _WIDEST = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.epilog = "topics:\n" + "\n".join(_titles())
     OptionLines(parser).add("topic=[TOPIC]  the page to print; without it, what there is")
 

@@ -40,7 +40,6 @@ _SERVER = "llama-server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     add_draft_model(add_model(parser))
     group = OptionLines(parser).add(
         """

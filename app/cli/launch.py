@@ -62,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open the window and stay until it is closed."""
     if args.install_desktop or args.remove_desktop:
         return install_desktop() if args.install_desktop else remove_desktop()
     models = [*args.models, *([args.model_option] if args.model_option else [])]

@@ -13,7 +13,6 @@ from engine.files import written_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     group = add_model(parser)
     add_compute(group)
     OptionLines(parser).add(
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode the tokens once and write the logits."""
     path, out = target_path(args), args.out
     check_output(out, "--out")
     session = open_session(args, path)

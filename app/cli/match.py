@@ -31,7 +31,6 @@ _SLOTS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope match (MODEL | --demo) [--steps seq,seq,par] [options]"
     parser.epilog = (
         "Every step runs without speculation (the control) and with it; the control's first step\n"
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run all steps; the exit status is the verdict."""
     target = target_path(args)
     set_name, named = prompt_set(args, MATCHES)
     if args.spec_type is None:

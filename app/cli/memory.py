@@ -52,7 +52,6 @@ class _Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope memory (SCRIPT … | --all | --list) (-m MODEL | --demo) [options]"
     parser.add_argument_group(
         "a script",

@@ -1,8 +1,10 @@
-"""`draftscope observe`: prompts sent to a llama-server, and what its rounds were."""
+"""`draftscope observe`: prompts sent to a llama-server, or its clients watched, and what the rounds
+were."""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -10,8 +12,6 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_key, check_files, check_output, connect, loading_line
-from app.cli.observe_listen import add_arguments as add_listening
-from app.cli.observe_listen import listen
 from app.cli.option_lines import OptionLines
 from app.cli.output import (
     Interrupted,
@@ -35,30 +35,34 @@ from app.cli.recorded import (
     keep_capture,
     record,
 )
-from app.cli.rescore import finite, lines
+from app.cli.rescore import lines
 from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
 from engine.observe.server.limits import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions
-from engine.report.run import figure_lines
+from engine.report.run import figure_lines, headline
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
+from engine.trace.timings import summary
 
 if TYPE_CHECKING:
+    from engine.observe.proxy.proxy_run import ProxyRun
     from engine.observe.rescoring.rescore import Rescored
+    from engine.observe.rounds.observed_request import ObservedRequest
     from engine.observe.rounds.observed_run import ServerFacts
+    from engine.observe.rounds.stream import Timings
     from engine.observe.server.client import ServerClient
-    from engine.observe.server.server_run import AnsweredSequence, ServerRun
+    from engine.observe.server.server_run import ServerRun
     from engine.session import Session
+
 
 _MOST_PAINTED = 2000
 """Tokens that a terminal is given at once, and characters of one; the rest is only recorded."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = (
         "draftscope observe URL (-p TEXT | -f FILE | --tokens IDS) … [options]\n"
         "       draftscope observe URL --listen HOST:PORT [options]"
@@ -206,7 +210,9 @@ def _ask(
     if args.json:
         print_json(_report(job, client, rescored))
     else:
-        _print_sequences(job.sequences[1 if show else 0 :], echo=not args.chat)
+        for one in job.sequences[1 if show else 0 :]:
+            print_line(f"--- sequence {one.seq_id}")
+            print_text(("" if args.chat else one.prompt) + one.text + "\n\n")
         _print_summary(job, rescored)
     if ending is not None:
         for other in job.errors[1:]:
@@ -243,7 +249,6 @@ def _session(model: Path) -> Session:
 def _rescore(
     args: argparse.Namespace, session: Session, client: ServerClient, job: ServerRun
 ) -> Rescored:
-    """Let the model judge what the server emitted."""
     from engine.observe.rescoring.identity import LiveServer, identify
     from engine.observe.rescoring.rescore import rescore
 
@@ -302,12 +307,6 @@ def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, s
         if seq_id == 0 and kind in EMITTED_KINDS:
             known = b"" if text or token == MISSING else trace.pieces.get(token, b"")
             yield styled((text or known.decode("utf-8", "replace"))[:_MOST_PAINTED], kind)
-
-
-def _print_sequences(sequences: list[AnsweredSequence], *, echo: bool) -> None:
-    for one in sequences:
-        print_line(f"--- sequence {one.seq_id}")
-        print_text((one.prompt if echo else "") + one.text + "\n\n")
 
 
 def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
@@ -377,7 +376,7 @@ def _report(job: ServerRun, client: ServerClient, rescored: Rescored | None) -> 
             for name, server, here in _counts(job)
         },
         "slots": _slots(client),
-        "rescored": finite(asdict(rescored)) if rescored else None,
+        "rescored": asdict(rescored) if rescored else None,
         "findings": findings_json(job.trace),
     }
 
@@ -392,3 +391,103 @@ def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
 
 def _lowered(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
+
+
+def add_listening(parser: argparse.ArgumentParser) -> None:
+    OptionLines(parser).add("""
+        listening
+          --listen HOST:PORT  let other programs talk to the server through this address, and record
+              what they ask until Ctrl-C; port 0 is any free one, without HOST only this machine can
+          --pass-unchanged  do not ask for timings per token where a client does not: then only
+              clients that ask for them show rounds
+    """)
+
+
+def listen(args: argparse.Namespace, server: ServerFacts) -> int:
+    """Pass on and record until a signal comes, which is how this ends."""
+    from engine.observe.proxy.proxy import listening_address
+    from engine.observe.proxy.proxy_run import ProxyRun
+
+    host, port = listening_address(args.listen)
+    run = ProxyRun(
+        server, TraceStore(), host, port, adds_fields=not args.pass_unchanged, log=args.log
+    )
+    tell(f"what comes to {run.url} goes to {server.address}; Ctrl-C ends it")
+    if not run.is_local:
+        tell("warning: other machines can use the server through this port.")
+    counts = _RequestLines(run)
+    try:
+        record(run, run.advance, args.trace, show=lambda: None if args.json else counts.show())
+    except Interrupted as ending:
+        if ending.status != 128 + signal.SIGINT:
+            raise
+    finally:
+        if args.capture is not None:
+            with signals_wait():
+                keep_capture(run.observed, args.capture)
+        if args.json:
+            print_json(_listening_report(run))
+        else:
+            counts.show()
+            _print_listening(run)
+        if run.unread_log:
+            note(run.unread_log)
+    return 0
+
+
+class _RequestLines:
+    """Prints a line for each request that is over."""
+
+    def __init__(self, run: ProxyRun) -> None:
+        self._run, self._seen = run, 0
+        self._open: list[ObservedRequest] = []
+
+    def show(self) -> None:
+        """Print what has ended since the last time."""
+        self._open += self._run.requests[self._seen :]
+        self._seen = len(self._run.requests)
+        for request in [one for one in self._open if one.is_over]:
+            self._open.remove(request)
+            for seq_id, counts in zip(request.seq_ids, request.told, strict=True):
+                where = " ".join(
+                    str(request.known[name]) for name in ("path", "model") if name in request.known
+                )
+                print_line(f"{seq_id} {where}: {_fared(counts, request.known)}")
+
+
+def _fared(counts: Timings | None, request: dict[str, Any]) -> str:
+    """What the server itself reported last of a request: rounds may still wait for its log."""
+    if counts is None:
+        line = "no figures"
+    else:
+        line = f"{counts.predicted_n} tokens"
+        if counts.predicted_n > 1 and counts.predicted_ms > 0:
+            line += f", {1e3 * (counts.predicted_n - 1) / counts.predicted_ms:.1f} tokens/s"
+        if counts.draft_n:
+            rate = counts.draft_n_accepted / counts.draft_n
+            line += f"; {counts.draft_n_accepted} of {counts.draft_n} drafted tokens accepted"
+            line += f" ({rate:.3f})"
+    return line + (f"; {request['error']}" if "error" in request else "")
+
+
+def _print_listening(run: ProxyRun) -> None:
+    print_lines(finding_lines(run.trace))
+    totals = summary(run.trace, run.run_id)
+    print_line(headline(totals))
+    print_json(totals)
+
+
+def _listening_report(run: ProxyRun) -> dict[str, Any]:
+    """The object that --json prints."""
+    return {
+        **run.trace.runs[run.run_id].pick("server", "model"),
+        "listens_at": run.url,
+        **run.trace.runs[run.run_id].pick("requests"),
+        "sequences": [
+            {"seq_id": seq_id, "totals": summary(run.trace, run.run_id, seq_id)}
+            for request in run.requests
+            for seq_id in request.seq_ids
+        ],
+        "totals": summary(run.trace, run.run_id),
+        "findings": findings_json(run.trace),
+    }

@@ -126,7 +126,6 @@ def print_line(line: str = "") -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Lines on standard output."""
     for line in lines:
         print(terminal_text(line))
     flush()
@@ -175,8 +174,10 @@ def print_pages(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on standard output."""
-    print(json_text(value), flush=True)
+    """A value as strict JSON on standard output: numbers that are not finite become null."""
+    from engine.trace.typed_json import strict_json
+
+    print(json_text(strict_json(value)), flush=True)
 
 
 def print_report(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
@@ -236,13 +237,11 @@ def _to_terminal(text: str) -> None:
 
 
 def is_coloured() -> bool:
-    """Whether standard output is a terminal that may be sent colours."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return is_terminal(sys.stdout) and not is_plain
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is there and a terminal."""
     return stream is not None and stream.isatty()
 
 

@@ -101,7 +101,6 @@ def keep_capture(run: ObservedRun, path: Path) -> None:
 
 
 def export(trace: TraceStore, folder: Path, content: ContentHash | None = None) -> None:
-    """Write a trace, and tell where."""
     is_known = content is None or content.wait(_CONTENT_S)
     export_csv(trace, folder)
     tell(f"trace written to {folder}{'' if is_known else _LATE}")
@@ -152,7 +151,6 @@ def _place(trace: TraceStore, finding: Finding) -> Iterator[str]:
 
 
 def add_report(group: argparse._ArgumentGroup) -> None:
-    """Both options."""
     OptionLines(group).add("""
         --report FILE:output  write what was measured as one HTML page that needs nothing else
     """)
@@ -160,7 +158,6 @@ def add_report(group: argparse._ArgumentGroup) -> None:
 
 
 def add_markdown(group: argparse._ArgumentGroup) -> None:
-    """--markdown alone."""
     OptionLines(group).add("--markdown  print Markdown, for a comment")
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.cli.common import (
     add_compute,
@@ -41,7 +40,6 @@ _SAME = 0.0005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope rescore TRACE (MODEL | --demo) [--run N] [--trace OUT] [options]"
     parser.add_argument_group(
         "how tokens are judged",
@@ -99,7 +97,6 @@ def add_identity(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Re-score, tell, and write the trace."""
     target = target_path(args)
     if args.probe and args.server is None:
         raise OptionError("--probe needs a server.", "Name it with --server URL.")
@@ -115,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         export(store, args.trace)
     if args.json:
-        print_json({"model": str(target), "runs": [finite(asdict(one)) for one in found]})
+        print_json({"model": str(target), "runs": [asdict(one) for one in found]})
     else:
         for one in found:
             print_lines(lines(one))
@@ -242,12 +239,3 @@ def _told(sequence: RescoredSequence) -> Iterator[str]:
     if sequence.changed is not None:
         yield f"{sequence.n_changed} not the target's choice, first at {sequence.changed.pos}"
     yield from filter(None, (sequence.not_judged, sequence.gap))
-
-
-def finite(value: Any) -> Any:
-    """JSON has no numbers that are not finite."""
-    if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

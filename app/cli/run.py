@@ -209,7 +209,6 @@ class _Stream:
         print_text(prompt)
 
     def show(self) -> None:
-        """Print what has come since the last time."""
         n = len(self._tokens)
         kinds = self._tokens.texts("kind", self._seen, n)
         ids = self._tokens.column("token_id", self._seen, n).tolist()
@@ -330,7 +329,6 @@ def _hold(
     is_traced: bool,
     audit: bool | None,
 ) -> None:
-    """Decode one turn of the file."""
     given = turn.answer if answers == "recorded" else None
     from engine.audit.run_audit import audit_of
 

@@ -30,7 +30,6 @@ PromptSource = str | tuple[int, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All options, in groups."""
     parser.usage = (
         "draftscope run (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS) … [options]\n"
         "       draftscope run (MODEL | --demo) --turns FILE [options]\n"
@@ -65,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_draft_model(group: argparse._ArgumentGroup) -> None:
-    """-md."""
     OptionLines(group).add(
         """
         -md, --spec-draft-model FILE  model for draft-simple, the target's MTP block in a file of
@@ -92,7 +90,6 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
 
 
 def add_turns(parser: argparse.ArgumentParser) -> None:
-    """--turns and how its answers come about."""
     OptionLines(parser).add("""
         conversations (in place of prompts)
           --turns FILE  hold the conversation of a JSON file, or of JSON lines, turn by turn, and
@@ -104,7 +101,6 @@ def add_turns(parser: argparse.ArgumentParser) -> None:
 
 
 def add_fork(parser: argparse.ArgumentParser) -> None:
-    """--from and where it goes on from there."""
     OptionLines(parser).add("""
         forks (in place of prompts)
           fork_from=--from TRACE  go on from a round of a recorded run with its options but for
@@ -146,7 +142,6 @@ def _names(words: Sequence[str], flag: str) -> bool:
 
 
 def add_chat(group: argparse._ArgumentGroup) -> None:
-    """--chat and --chat-template-kwargs."""
     OptionLines(group).add(
         """
         --chat  wrap each text as a user's message in the model's chat template
@@ -159,7 +154,6 @@ def add_chat(group: argparse._ArgumentGroup) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """-n, the sampler chain and --ignore-eos."""
     add_options(parser.add_argument_group("decoding"), grouped(RunOptions, "decoding"))
 
 
@@ -189,7 +183,6 @@ def add_speculation(
 
 
 def add_synthetic(parser: argparse.ArgumentParser) -> None:
-    """--spec-synth-*."""
     group = parser.add_argument_group("synthetic acceptance (benchmarks; the output is invalid)")
     add_options(group, grouped(RunOptions, "synthetic"))
 
@@ -209,12 +202,10 @@ def add_memory_details(group: argparse._ArgumentGroup) -> None:
 
 
 def add_sizes(group: argparse._ArgumentGroup) -> None:
-    """-c, -b and -ub."""
     add_options(group, grouped(RunOptions, "sizes"))
 
 
 def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
-    """--batch-invariant alone."""
     add_options(group, [one for one in options_in(RunOptions) if one.field == "batch_invariant"])
 
 

@@ -22,7 +22,6 @@ from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope sweep (PLAN | --demo) [--out DIR] [options]"
     about = "\n".join(f"  {key:<17} {one.about}" for key, one in JOB_KEYS.items())
     parser.add_argument_group(

@@ -13,7 +13,6 @@ from engine.trace.csv_fields import escape_piece
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     add_model(parser)
     OptionLines(parser).add("""
         text=TEXT  text to tokenise, - = standard input

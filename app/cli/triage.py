@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.cli.common import add_compute, open_session
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
-from app.cli.rescore import add_identity, finite, opened_trace, rescored, runs_with_text
+from app.cli.rescore import add_identity, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope triage TRACE_A TRACE_B [--rescore MODEL] [options]"
     parser.add_argument_group(
         "what is compared",
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, tell."""
     a = _chosen(args.first, args.run_a, "--run-a")
     b = _chosen(args.second, args.run_b, "--run-b")
     if args.demo:
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.observe.rescoring.triage import DIFFERENT, UNKNOWN, triage
 
     found = triage(a, b)
-    print_report(args, {"verdict": found.verdict, **finite(asdict(found))}, _lines(found, a, b))
+    print_report(args, {"verdict": found.verdict, **asdict(found)}, _lines(found, a, b))
     return int(found.verdict in (DIFFERENT, UNKNOWN))
 
 

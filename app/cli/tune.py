@@ -56,7 +56,6 @@ PAIRS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
     parser.usage = "draftscope tune (MODEL | --demo) [-md DRAFT …] [--prompts FILE] [options]"
     parser.epilog = (
         "Every drafter is recorded once with long drafts; every n_max, p_min and rule is played\n"

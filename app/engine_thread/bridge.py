@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.engine_thread.events import State
-from app.engine_thread.job import Change, SideJob
 from app.engine_thread.opening import LocalEngine
-from app.engine_thread.requests import Engine, Servers
 from app.engine_thread.serving import ServerEngine
 from app.engine_thread.status import EngineStatus
-from app.engine_thread.worker import DecodingJob, EngineJob, EngineWorker
+from app.engine_thread.worker import Change, DecodingJob, EngineJob, EngineWorker, SideJob
 from engine.analysis.breaks import BreakRule
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -40,9 +38,9 @@ class Bridge(EngineStatus):
 
     def __init__(
         self,
-        engine: Engine | None = None,
+        engine: LocalEngine | None = None,
         parent: QObject | None = None,
-        servers: Servers | None = None,
+        servers: ServerEngine | None = None,
     ) -> None:
         super().__init__(parent)
         self._closed = False
@@ -98,7 +96,6 @@ class Bridge(EngineStatus):
             self._worker.advance()
 
     def pause(self) -> None:
-        """Pause before the next round."""
         if self._run is not None:
             self._run.pause.set()
             self.pause_asked.emit()
@@ -109,7 +106,6 @@ class Bridge(EngineStatus):
         return self.state is State.RUNNING and self._run is not None and self._run.pause.is_set()
 
     def stop(self) -> None:
-        """End the run before the next round."""
         self._end_decoding()
         self._worker.end_questions()
         if self.state is State.PAUSED:

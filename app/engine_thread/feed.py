@@ -1,18 +1,72 @@
-"""Brings the trace to the views: one timer, and only when there is something new."""
+"""Feed of the views: it brings the trace to them, by one timer and only when there is something
+new. A pacer limits how often a view does slow work, so that painting and the engine keep theirs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QElapsedTimer, QObject, QTimer, Signal
 
-from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_range import RunRange
 from app.trace_models.run_rows import MOST_OVERLAID, Position, RunOverlay
 from engine.trace.run_ref import RunRef
+
+PACED_SHARE = 0.015
+"""Of the thread's time, for one kind of work: what the window takes, the engine lacks."""
+_LONGEST_MS = 1000
+
+
+class Pacer(QObject):
+    """Calls a function when asked, but no more often than every `period_ms`, nor so often that it
+    would take more than its PACED_SHARE of the time (as long as it is called once a second).
+
+    The first call happens at once; what is asked for too early happens when the time has come.
+    """
+
+    def __init__(self, work: Callable[[], None], period_ms: int, parent: QObject) -> None:
+        super().__init__(parent)
+        self._work, self._period = work, period_ms
+        self._wait = period_ms
+        self._since = QElapsedTimer()
+        self._begun = 0.0
+        self._timer, self._painted = QTimer(self), QTimer(self)
+        for timer, does in ((self._timer, self.now), (self._painted, self._count)):
+            timer.setSingleShot(True)
+            timer.timeout.connect(does)
+
+    def ask(self) -> None:
+        if self._timer.isActive():
+            return
+        left = self._wait - self._since.elapsed() if self._since.isValid() else 0
+        if left <= 0:
+            self.now()
+        else:
+            self._timer.start(left)
+
+    def now(self) -> None:
+        """Call the function at once, whatever the period."""
+        self._timer.stop()
+        self._begun = time.thread_time()
+        self._work()
+        self._since.start()
+        self._count()
+        self._painted.start(0)  # which comes after the painting of what has changed
+
+    def _count(self) -> None:
+        """Set the time to the next call by what this one has taken by now."""
+        cost = 1e3 * (time.thread_time() - self._begun)
+        self._wait = max(self._period, round(min(cost / PACED_SHARE, _LONGEST_MS)))
+
+    def stop(self) -> None:
+        """Forget what was asked for; the next call happens at once."""
+        self._timer.stop()
+        self._painted.stop()
+        self._since.invalidate()
+
 
 FRAME_MS = 33
 SLOWEST_FRAME_MS = 400
@@ -49,9 +103,11 @@ class Feed(QObject):
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self._views: list[TraceView] = []
-        self._run: RunRef | None = None
-        self._cursor: Position | None = None
-        self._overlay: RunOverlay | None = None
+        self.run: RunRef | None = None
+        self.cursor: Position | None = None
+        """The position that all views share."""
+        self.overlay: RunOverlay | None = None
+        """The second run, drawn over the one on show; None without one."""
         self._range: RunRange | None = None
         self._size_shown = -1
         self._told = 0.0
@@ -64,15 +120,15 @@ class Feed(QObject):
     def add(self, views: Sequence[TraceView]) -> None:
         """Refresh these views too, and show them the run and the position on show."""
         self._views.extend(views)
-        for view in views if self._run is not None else ():
-            view.show_run(self._run)
-            view.set_cursor(self._cursor)
+        for view in views if self.run is not None else ():
+            view.show_run(self.run)
+            view.set_cursor(self.cursor)
 
     def show_run(self, run: RunRef | None) -> None:
         """From now on the views show this run, or nothing. Overlaid runs of the same trace stay
         over it; if it is one of them, the two change places, of whatever traces they are. Over a
         fork is its parent at first, which goes with it."""
-        shown, runs = self._run, self.overlaid
+        shown, runs = self.run, self.overlaid
         kept = [shown if one == run else one for one in runs]
         if run not in runs:
             parent = None if shown is None else _parent(shown)
@@ -81,7 +137,7 @@ class Feed(QObject):
             kept = kept or [_parent(run)]
         self._send_overlay(None)
         self.set_range(None)
-        self._run, self._cursor = run, None
+        self.run, self.cursor = run, None
         self._size_shown = -1 if run is None else run.store.size()  # what joins it now is a tick's
         for view in self._views:
             view.show_run(run)
@@ -90,24 +146,9 @@ class Feed(QObject):
         self.run_shown.emit(run)
 
     @property
-    def run(self) -> RunRef | None:
-        """The run on show."""
-        return self._run
-
-    @property
-    def cursor(self) -> Position | None:
-        """The position that all views share."""
-        return self._cursor
-
-    @property
-    def overlay(self) -> RunOverlay | None:
-        """The second run, drawn over the one on show; None without one."""
-        return self._overlay
-
-    @property
     def overlaid(self) -> list[RunRef]:
         """The runs over the one on show, the one that is compared with it first."""
-        return [] if self._overlay is None else [one.run for one in self._overlay.every]
+        return [] if self.overlay is None else [one.run for one in self.overlay.every]
 
     def set_overlay(self, run: RunRef | None) -> None:
         """Lay this run alone over the one on show; None takes all off, and so does the run on show
@@ -121,7 +162,7 @@ class Feed(QObject):
         self._lay_over([run, *others][:MOST_OVERLAID])
 
     def _lay_over(self, runs: list[RunRef]) -> None:
-        shown = self._run
+        shown = self.run
         can = [one for one in runs if one != shown and one.run_id in one.store.runs]
         if shown is None or not can:
             self._send_overlay(None)
@@ -129,7 +170,6 @@ class Feed(QObject):
             self._send_overlay(RunOverlay(can[0], shown, can[1:]))
 
     def start(self) -> None:
-        """Refresh with the frames from now on."""
         self._timer.start(FRAME_MS)
 
     def stop(self) -> None:
@@ -138,31 +178,29 @@ class Feed(QObject):
         self.refresh()
 
     def clear(self) -> None:
-        """Rest, and let go of the trace."""
         self._timer.stop()
         self.show_run(None)
 
     def refresh(self) -> None:
-        """Bring views and figures up to date now."""
-        if self._run is not None:
-            self._size_shown = self._run.store.size()
+        if self.run is not None:
+            self._size_shown = self.run.store.size()
             for view in self._views:
                 view.refresh()
         self.tell_numbers()
 
     def select_run(self, run: RunRef) -> None:
         """Show another lane of the same comparison, and the cursor at the same place of it."""
-        cursor = self._cursor
-        if run != self._run:
+        cursor = self.cursor
+        if run != self.run:
             self.show_run(run)
             if cursor is not None:
                 self.move_cursor(replace(cursor, run=run))
 
     def move_cursor(self, position: Position | None) -> None:
         """Show a position in every view, and its run if another is on show; None clears it."""
-        if position is not None and position.run != self._run:
+        if position is not None and position.run != self.run:
             self.show_run(position.run)
-        self._cursor = position
+        self.cursor = position
         self.set_range(None)
         for view in self._views:
             view.set_cursor(position)
@@ -170,7 +208,7 @@ class Feed(QObject):
     def set_range(self, chosen: RunRange | None) -> None:
         """Make a range of rounds the subject, of the run on show or another one; None: the position
         again."""
-        if chosen is not None and chosen.run != self._run:
+        if chosen is not None and chosen.run != self.run:
             self.show_run(chosen.run)
         if chosen != self._range:
             self._range = chosen
@@ -178,19 +216,19 @@ class Feed(QObject):
 
     def _tick(self) -> None:
         self._timer.setInterval(FRAME_MS)
-        if self._run is None or self._run.store.size() == self._size_shown:
+        if self.run is None or self.run.store.size() == self._size_shown:
             return
         self._begun = time.thread_time()
         self._painted.start(0)  # which comes after the painting of what has changed
-        self._size_shown = self._run.store.size()
+        self._size_shown = self.run.store.size()
         for view in self._views:
             view.refresh()
         if time.monotonic() - self._told >= NUMBERS_S:
             self.tell_numbers()
 
     def _send_overlay(self, overlay: RunOverlay | None) -> None:
-        if overlay is not self._overlay:
-            self._overlay = overlay
+        if overlay is not self.overlay:
+            self.overlay = overlay
             self.overlay_changed.emit(overlay)
 
     def _pace(self) -> None:
@@ -199,9 +237,8 @@ class Feed(QObject):
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
 
     def tell_numbers(self) -> None:
-        """Say the figures of the run on show."""
         self._told = time.monotonic()
         numbers = LiveNumbers()
-        if self._run is not None:
-            numbers = LiveNumbers.read(self._run.store, self._run.run_id)
+        if self.run is not None:
+            numbers = LiveNumbers.read(self.run.store, self.run.run_id)
         self.numbers_changed.emit(numbers)

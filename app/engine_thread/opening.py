@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import DraftFile, OpenedFiles
-from app.engine_thread.requests import (
+from app.engine_thread.events import (
     ChatWrap,
     CompareRequest,
     Decoding,
+    DraftFile,
     GateRequest,
     LanesRequest,
+    OpenedFiles,
     OpenRequest,
     RunRequest,
     ScriptRequest,
@@ -114,13 +115,11 @@ class LocalEngine:
         self._drafts: list[Path] = []
 
     def inspect(self, request: OpenRequest) -> OpenedFiles:
-        """See `inspect_files`."""
         found = inspect_files(request)
         self._identity, self._drafts = found.identity, [draft.path for draft in found.drafts]
         return found
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:
-        """See `open_engine`."""
         session = open_engine(
             request.target,
             self._drafts,
@@ -142,7 +141,7 @@ class LocalSession:
     def __init__(self, session: Session, target: Path) -> None:
         from engine.run_checkpoints import RunCheckpoints
 
-        self._session, self.target = session, target
+        self.engine_session, self.target = session, target
         self._cache: PromptCache | None = None
         self._checkpoints = RunCheckpoints()
         self._held: dict[tuple[int, int, str], Conversation] = {}
@@ -150,8 +149,7 @@ class LocalSession:
 
     @property
     def compute(self) -> str:
-        """The compute mode in effect."""
-        return self._session.compute
+        return self.engine_session.compute
 
     @property
     def memory(self) -> DeviceMemory:
@@ -159,17 +157,12 @@ class LocalSession:
         from engine.machine.device import device_memory
         from engine.model.threads import chosen_by
 
-        memory, chosen = device_memory(self._session.device), chosen_by()
+        memory, chosen = device_memory(self.engine_session.device), chosen_by()
         return memory._replace(name=f"{memory.name} · threads: {chosen}") if chosen else memory
-
-    @property
-    def engine_session(self) -> Session:
-        """The engine's own."""
-        return self._session
 
     def has(self, target: Path) -> bool:
         """Whether it is of a file as that is now."""
-        return self.target == target and not self._session.files.changed
+        return self.target == target and not self.engine_session.files.changed
 
     def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Begin a run, one sequence for each text."""
@@ -177,13 +170,13 @@ class LocalSession:
 
         options, fork = request.options, request.fork
         if fork is not None:
-            fork.check_model(self._session.identity, self._session.compute)
+            fork.check_model(self.engine_session.identity, self.engine_session.compute)
             prompts, kept = fork.prompts(), self._checkpoints
-            return self._session.start(prompts, options, trace, fork=fork, checkpoints=kept)
+            return self.engine_session.start(prompts, options, trace, fork=fork, checkpoints=kept)
         prompts = self._prompts(request)
-        audit = audit_of(self._session, prompts, options, asked=None, in_background=True)
+        audit = audit_of(self.engine_session, prompts, options, asked=None, in_background=True)
         kept = self._checkpoints
-        run = self._session.start(prompts, options, trace, audit=audit, checkpoints=kept)
+        run = self.engine_session.start(prompts, options, trace, audit=audit, checkpoints=kept)
         note_why_not(trace.runs[run.run_id], prompts, options)
         self._learn_content(run)
         return run
@@ -199,15 +192,19 @@ class LocalSession:
             self._held.clear()
         values = request.chat.kwargs if request.chat else None
         rendering = Rendering(
-            self._session, is_chat=request.chat is not None, template_values=values
+            self.engine_session, is_chat=request.chat is not None, template_values=values
         )
         how = repr(values)
         key = id(trace), -1 if request.conversation is None else request.conversation, how
         held = self._held.get(key)
         if held is None:
-            held = Conversation(self._session, trace, rendering, self._cache, request.conversation)
+            held = Conversation(
+                self.engine_session, trace, rendering, self._cache, request.conversation
+            )
         message = {"role": "user", "content": request.text}
-        audit = partial(audit_of, self._session, asked=None, can_repeat=False, in_background=True)
+        audit = partial(
+            audit_of, self.engine_session, asked=None, can_repeat=False, in_background=True
+        )
         turn = held.start([*request.before, message], request.parent, request.options, audit=audit)
         note_why_not(trace.runs[turn.run_id], [turn.prompt], request.options)
         self._held[id(trace), held.number, how] = held
@@ -226,14 +223,14 @@ class LocalSession:
         if isinstance(request, GateRequest):
             scripts = memory_scripts(ROLLBACK_SCRIPTS)
             checks = RollbackChecks(
-                self._session, scripts, request.llama_library, trace, request.gates
+                self.engine_session, scripts, request.llama_library, trace, request.gates
             )
             return DecodingLanes(checks, first)
         if isinstance(request, ScriptRequest):
-            play = play_script(self._session, request.script, request.policy, trace)
+            play = play_script(self.engine_session, request.script, request.policy, trace)
             return DecodingLanes(play, first)
         comparison = Comparison(
-            self._session,
+            self.engine_session,
             self._prompts(request),
             request.options,
             request.lanes,
@@ -245,23 +242,22 @@ class LocalSession:
         return DecodingLanes(comparison, first)
 
     def close(self) -> None:
-        """Free the weights."""
-        if self._session.content is not None:
-            self._session.content.cancel()
+        if self.engine_session.content is not None:
+            self.engine_session.content.cancel()
         self._held.clear()
         self._cache = None
-        del self._session
+        del self.engine_session
 
     def _learn_content(self, decoding: Run | Comparison | TurnRun) -> None:
         """Hash the tensors next to the run, but not in front of its first token."""
-        if self._session.content is not None:
-            self._session.content.start(lambda: decoding.done or any(decoding.emitted))
+        if self.engine_session.content is not None:
+            self.engine_session.content.start(lambda: decoding.done or any(decoding.emitted))
 
     def _prompts(self, request: RunRequest | CompareRequest) -> list[Prompt]:
         if isinstance(request, RunRequest) and request.of is not None:
-            check_model(request.of, self._session.identity)
+            check_model(request.of, self.engine_session.identity)
             return prompts_of(request.of)
-        return [make_prompt(self._session, text, request.chat) for text in request.texts]
+        return [make_prompt(self.engine_session, text, request.chat) for text in request.texts]
 
 
 class DecodingLanes:
@@ -271,7 +267,6 @@ class DecodingLanes:
         self._comparison, self.run_id = comparison, run_id
 
     def step(self) -> bool:
-        """Do one round in every lane."""
         return self._comparison.step()
 
     def advance(self) -> bool:
@@ -286,7 +281,6 @@ class DecodingLanes:
         )
 
     def stop(self) -> None:
-        """End all lanes."""
         self._comparison.stop()
 
 

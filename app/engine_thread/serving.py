@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from app.engine_thread.events import ServerSeen
-from app.engine_thread.requests import (
+from app.engine_thread.events import (
     CompareRequest,
     Decoding,
     GateRequest,
     RunRequest,
     ScriptRequest,
     ServerRunRequest,
+    ServerSeen,
     TurnRequest,
 )
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
@@ -49,8 +49,12 @@ class ServerEngine:
         see: Callable[[ServerSeen], None],
         wait: Callable[[str], None],
     ) -> ServedSession:
-        """See `app.engine_thread.requests.Servers`. The key that was given is kept once the server
-        has taken it."""
+        """Wait until the server serves; raises Cancelled once `request.cancelled` is set. The key
+        that was given is kept once the server has taken it.
+
+        see: is called with how the server is, on any thread, until the session is closed. wait:
+        with a sentence on what a run waits for at the server, empty once it no longer does.
+        """
         from engine.observe.server.address import server_address
         from engine.observe.server.client import ServerClient
         from engine.observe.server.limits import TimeLimits
@@ -80,8 +84,8 @@ class ServerEngine:
 
 
 class ServedSession:
-    """A llama-server in use. facts: what it said of itself. key_kept: see
-    `app.engine_thread.requests.ServerSession`."""
+    """A llama-server in use. facts: what it said of itself. key_kept: where the API key is:
+    "keyring", "session" while this program runs, "" without one."""
 
     compute = ""
     memory = None
@@ -124,7 +128,7 @@ class ServedSession:
         )
 
     def end_questions(self) -> None:
-        """See `app.engine_thread.requests.ServerSession`."""
+        """Wait for nothing that the server was asked; from any thread."""
         self._client.end_questions()
 
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
@@ -135,7 +139,6 @@ class ServedSession:
         )
 
     def watch(self, listen: str, trace: TraceStore) -> Decoding:
-        """Pass on what other programs ask, and record it."""
         from engine.observe.proxy.proxy import listening_address
         from engine.observe.proxy.proxy_run import ProxyRun
 
@@ -148,7 +151,6 @@ class ServedSession:
         raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
 
     def close(self) -> None:
-        """End everything that talks to it."""
         self._lookout.end(_PATIENCE_S)
         self._client.close()  # which ends the look that a busy server has not answered
         self._lookout.join()

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.engine_thread.events import OpenedFiles, ServerConnected, ServerSeen, State, TraceRead
-from app.engine_thread.requests import OpenRequest, RunRequest
-from app.trace_models.run_facts import ModelRuns
+from app.engine_thread.events import (
+    OpenedFiles,
+    OpenRequest,
+    RunRequest,
+    ServerConnected,
+    ServerSeen,
+    State,
+    TraceRead,
+)
+from app.trace_models.run_facts import ModelRuns, server_name
 from app.trace_models.run_notes import SOURCE
-from app.trace_models.server_facts import server_name
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -104,13 +110,11 @@ class EngineStatus(QObject):
         return self.state in (State.RUNNING, State.PAUSED, State.AUDITING)
 
     def set_state(self, state: State) -> None:
-        """Change the state that the window goes by."""
         if state is not self.state:
             self.state = state
             self.state_changed.emit(state)
 
     def settle(self, state: State, memory: DeviceMemory | None = None) -> None:
-        """Take over the state that the engine's thread has come to."""
         self.memory = memory
         if state is not State.LOADING:
             self.connecting, self.is_opening = "", False
@@ -130,7 +134,6 @@ class EngineStatus(QObject):
         self.loaded.emit(files)
 
     def use_server(self, server: ServerConnected) -> None:
-        """A server is in use."""
         self.let_go_of_server()
         self.files, self.compute = None, ""
         self.server = server
@@ -139,13 +142,11 @@ class EngineStatus(QObject):
         self.connected.emit(server)
 
     def see_server(self, seen: ServerSeen) -> None:
-        """The server in use has been looked at."""
         if self.server is not None:
             self.server_status = seen
             self.server_seen.emit(seen)
 
     def let_go_of_server(self) -> None:
-        """No server is in use any more; its runs stay."""
         if self.server is not None:
             self.server, self.server_status = None, ServerSeen()
             self.recorded = [replace(runs, in_use=False) for runs in self.recorded]

@@ -1,4 +1,5 @@
-"""The engine's thread: it owns the session and the run, and nothing in it touches Qt.
+"""Jobs, from the request to what is different afterwards, and the engine's thread that does them:
+it owns the session and the run, and nothing in it touches Qt.
 
 Jobs run one after another on a single thread. Tokens go out through the trace store; everything
 else goes out as changes to the window's status, through one `post` function. Whatever a job raises
@@ -17,26 +18,115 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import OpenedFiles, State, failure
-from app.engine_thread.job import Change, Job, Post
-from app.engine_thread.requests import (
+from app.engine_thread.events import (
+    CommandFailed,
     Decoding,
-    Engine,
-    EngineSession,
+    OpenedFiles,
+    ProgressMade,
     RunRequest,
-    Servers,
-    ServerSession,
+    State,
+    failure,
+    throttled,
 )
 from app.trace_models.run_notes import STARTED
 from engine.analysis.breaks import BreakHit, BreakRule, BreakWatch
 from engine.analysis.findings.audit import audit_goes_on
 from engine.errors import Cancelled, DraftscopeError
+from engine.progress import ReportProgress
 from engine.trace.run_ref import RunRef, same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
+    from app.engine_thread.opening import LocalEngine, LocalSession
+    from app.engine_thread.serving import ServedSession, ServerEngine
     from app.engine_thread.status import EngineStatus
+
+    EngineSession = LocalSession | ServedSession
+
+
+Change = Callable[["EngineStatus"], object]
+Post = Callable[[Change], None]
+"""Has the window's thread make a change to its status, some time later."""
+
+
+class Job:
+    """One thing that is asked for, made anew each time. `run` works on another thread and keeps
+    its results in the job; everything else is called on the window's thread."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.then: Callable[[Any], object] | None = None
+        """Called with the job after `on_finish`."""
+
+    def may_start(self, status: EngineStatus) -> bool:
+        """Whether it makes sense in the present state; it is ignored otherwise."""
+        return True
+
+    def on_ask(self, status: EngineStatus) -> None:
+        """Change what is different as soon as it is asked for."""
+
+    def on_progress(self, status: EngineStatus, progress: ProgressMade) -> None:
+        status.progress.emit(progress)
+
+    def on_finish(self, status: EngineStatus) -> None:
+        """Take over its results. Called however it ended: they are None if it did not succeed."""
+
+    def finish(self, status: EngineStatus) -> None:
+        """Leave it: `on_finish`, then the caller's `then`."""
+        self.on_finish(status)
+        if self.then is not None:
+            self.then(self)
+        status.finished.emit(self)
+
+    def progress(self, post: Post) -> ReportProgress:
+        """The function that `run` reports its progress with."""
+        return throttled(lambda made: post(lambda status: self.on_progress(status, made)))
+
+
+class SideJob(Job):
+    """A job on a thread of its own, whatever the engine does: it reads and writes traces."""
+
+    has_progress = False
+    """Whether the window shows how far it is, with a way to cancel it."""
+    is_awaited = False
+    """Whether closing waits for it: the user asked for a file."""
+    failed: CommandFailed | None = None
+    """What went wrong, if anything did."""
+
+    def run(self, progress: ReportProgress) -> None:
+        """Do it. May raise anything; Cancelled once `cancelled` is set."""
+        raise NotImplementedError
+
+    def start(
+        self, ended: Callable[[SideJob], None], progress: ReportProgress = lambda *_: None
+    ) -> None:
+        """Begin; `ended` is called on the job's thread, however it ends."""
+        self._thread = threading.Thread(
+            target=self._work, args=(ended, progress), name=type(self).__name__, daemon=True
+        )
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end; False if it did not come in `timeout` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _work(self, ended: Callable[[SideJob], None], progress: ReportProgress) -> None:
+        try:
+            self.run(progress)
+        except Cancelled:
+            pass
+        except BaseException as error:  # a thread's exceptions reach no caller
+            self.failed = failure(error)
+        ended(self)
+
+    def finish(self, status: EngineStatus) -> None:
+        """Show what went wrong first."""
+        if self.failed is not None:
+            status.failed.emit(self.failed)
+        super().finish(status)
+
 
 FULL_TRACE_BYTES = 64 << 20
 """A trace that takes as much memory takes no further run."""
@@ -141,13 +231,13 @@ class EngineWorker:
     """One thread for an engine. Public methods down to `close` are for the window's thread and
     return at once; the others are for jobs, on the engine's thread."""
 
-    def __init__(self, post: Post, engine: Engine, servers: Servers) -> None:
+    def __init__(self, post: Post, engine: LocalEngine, servers: ServerEngine) -> None:
         sys.setswitchinterval(_SWITCH_S)
         self._post_out, self.engine, self.servers = post, engine, servers
         self._closed = threading.Event()
         self.session: EngineSession | None = None
         """The session in use."""
-        self.server: ServerSession | None = None
+        self.server: ServedSession | None = None
         """The session in use, if it is a server."""
         self.files: OpenedFiles | None = None
         """Those of the session in use."""
@@ -167,12 +257,10 @@ class EngineWorker:
         self._ending: futures.Future[None] | None = None
 
     def ask(self, job: EngineJob) -> None:
-        """Do a job after those asked for before."""
         ended = None if isinstance(job, DecodingJob) else job.finish
         self._submit(lambda: job.run(self), ended)
 
     def advance(self) -> None:
-        """Go on with a paused run."""
         self._submit(self._advance)
 
     def set_break_rules(self, rules: tuple[BreakRule, ...]) -> None:
@@ -180,7 +268,6 @@ class EngineWorker:
         self._break_rules = rules
 
     def cancel_sequence(self, seq_id: int) -> None:
-        """End one sequence of the run before the next round."""
         self._to_cancel.put(seq_id)
         self._submit(self._cancel_sequences)  # for a run that is paused
 

@@ -29,7 +29,6 @@ class Theme(QObject):
         self.name, self.roles = name, _roles(name)
 
     def become(self, name: str) -> None:
-        """Take the colours of another file, in place."""
         if name != self.name:
             self.name, self.roles = name, _roles(name)
             self.changed.emit()

@@ -20,8 +20,8 @@ from pathlib import Path
 from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
 from app.engine_thread.events import CommandFailed, TraceMark, failure, mark_of
-from app.engine_thread.job import SideJob
 from app.engine_thread.jobs.files import ExportTrace, SaveTrace
+from app.engine_thread.worker import SideJob
 from app.saved.errors import log
 from app.saved.settings import hold, is_held, lock_path, unwritable
 from app.trace_models.run_facts import ModelRuns

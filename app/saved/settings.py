@@ -9,10 +9,10 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QByteArray, QLockFile, QSettings, QStandardPaths
 
@@ -24,6 +24,73 @@ THEME_CHOICES = ("system", "light", "dark")
 TEXT_ZOOMS = range(-4, 21)
 
 
+_T = TypeVar("_T")
+
+
+class _Kept(Generic[_T]):
+    """A value under a key of the file. read: makes it of what is there, or a default of something
+    else; write: what is put there."""
+
+    def __init__(
+        self, key: str, read: Callable[[Any], _T], write: Callable[[_T], object] = lambda one: one
+    ) -> None:
+        self._key, self._read, self._write = key, read, write
+
+    def __get__(self, settings: Settings, kind: type[Settings]) -> _T:
+        return self._read(settings.store.value(self._key))
+
+    def __set__(self, settings: Settings, value: _T) -> None:
+        settings.store.setValue(self._key, self._write(value))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _bytes(value: object) -> QByteArray:
+    return value if isinstance(value, QByteArray) else QByteArray()
+
+
+def _flag(default: bool) -> Callable[[object], bool]:
+    known = {"true": True, "false": False}
+    return lambda value: known.get(str(value).lower(), default)
+
+
+def _whole(allowed: range, default: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        number = int(_text(value)) if re.fullmatch("-?[0-9]{1,6}", _text(value)) else default
+        return number if number in allowed else default
+
+    return read
+
+
+def _words(value: object) -> list[str]:
+    return _text(value).split()
+
+
+def _texts(value: object) -> list[str]:
+    found = [value] if isinstance(value, str) else value
+    known = found if isinstance(found, list) else []
+    return [one for one in known if isinstance(one, str) and one][:N_RECENT]
+
+
+def _paths(value: object) -> list[Path]:
+    return list(map(Path, _texts(value)))
+
+
+def _form(value: object) -> dict[str, Any]:
+    try:
+        found = json.loads(_text(value) or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rules(value: object) -> list[tuple[str, bool]]:
+    lines = _text(value).splitlines()
+    return [(line[1:].strip(), line[0] == "+") for line in lines if line[:1] in ("+", "-")]
+
+
 class Settings:
     """Typed access with defaults; a value of the wrong kind in the file reads as its default.
 
@@ -31,245 +98,94 @@ class Settings:
     mostly empty.
     """
 
+    theme = _Kept("window/theme", lambda value: value if value in THEME_CHOICES else "system")
+    ghosts = _Kept("view/ghosts", _flag(default=True))
+    """Whether rejected and ignored draft tokens are shown in the text."""
+    tabs = _Kept("view/tabs", _flag(default=False))
+    """Whether sequences are shown as tabs instead of tiles."""
+    text_zoom = _Kept("view/text_zoom", _whole(TEXT_ZOOMS, 0), str)
+    """Tenths by which the tokens are written larger, smaller below 0."""
+    open_groups = _Kept("run/open_groups", _words, " ".join)
+    """Names of the groups of the Run panel that are unfolded."""
+    pages = _Kept("window/pages", _words, " ".join)
+    """Names of the views in front in the panels that several share."""
+    run_form = _Kept("run/form", _form, json.dumps)
+    """What stood in the Run panel when it was used last."""
+    llama_library = _Kept(
+        "compare/llama_library",
+        lambda value: Path(_text(value)) if _text(value) else None,
+        lambda folder: "" if folder is None else str(folder),
+    )
+    """The build of llama.cpp for its lanes; None = an installed package."""
+    break_rules = _Kept(
+        "run/break_rules",
+        _rules,
+        lambda entries: "\n".join(f"{'+' if used else '-'} {text}" for text, used in entries),
+    )
+    """Rules as text and whether each is in use, kept as lines that begin with + or -."""
+    geometry = _Kept("window/geometry", _bytes)
+    """The window's place."""
+    layout_name = _Kept("window/layout_name", _text)
+    """The layout in use last, empty before one was chosen."""
+    excel_safe = _Kept("export/excel_safe", _flag(default=False))
+    """Whether the last export was the variant for spreadsheets."""
+    recent_models = _Kept("files/recent_models", _paths, lambda paths: list(map(str, paths)))
+    """Models opened last, the newest first; some may no longer exist."""
+    recent_traces = _Kept("files/recent_traces", _paths, lambda paths: list(map(str, paths)))
+    """Folders of traces opened last, the newest first; some may no longer exist."""
+    recent_servers = _Kept("servers/recent", _texts)
+    """Addresses connected to last, the newest first."""
+    watch_port = _Kept("servers/watch_port", _whole(range(1, 65536), 8081), str)
+    """The port through which other programs are watched."""
+    server_timeout = _Kept("servers/timeout", _whole(range(1, 1_000_000), 600), str)
+    """The time limit of a server's replies, seconds."""
+
     def __init__(self) -> None:
-        self._store = QSettings(
+        self.store = QSettings(
             QSettings.Format.IniFormat, QSettings.Scope.UserScope, "Draftscope", "draftscope"
         )
-        free_settings(Path(self._store.fileName()))
-        self.note = bring_up_to_date(self._store)
-        if not self._store.isWritable():
-            self.note = self.note or f"{self._store.fileName()} cannot be written."
-
-    # -- appearance ------------------------------------------------------------------------
-
-    @property
-    def theme(self) -> str:
-        """One of THEME_CHOICES."""
-        value = self._text("window/theme")
-        return value if value in THEME_CHOICES else "system"
-
-    @theme.setter
-    def theme(self, value: str) -> None:
-        self._store.setValue("window/theme", value)
-
-    @property
-    def ghosts(self) -> bool:
-        """Whether rejected and ignored draft tokens are shown in the text."""
-        return self._flag("view/ghosts", default=True)
-
-    @ghosts.setter
-    def ghosts(self, value: bool) -> None:
-        self._store.setValue("view/ghosts", value)
-
-    @property
-    def tabs(self) -> bool:
-        """Whether sequences are shown as tabs instead of tiles."""
-        return self._flag("view/tabs", default=False)
-
-    @tabs.setter
-    def tabs(self, value: bool) -> None:
-        self._store.setValue("view/tabs", value)
-
-    @property
-    def text_zoom(self) -> int:
-        """Tenths by which the tokens are written larger, smaller below 0; one of TEXT_ZOOMS."""
-        value = self._text("view/text_zoom")
-        zoom = int(value) if re.fullmatch(r"-?\d{1,3}", value) else 0
-        return zoom if zoom in TEXT_ZOOMS else 0
-
-    @text_zoom.setter
-    def text_zoom(self, value: int) -> None:
-        self._store.setValue("view/text_zoom", str(value))
-
-    @property
-    def open_groups(self) -> list[str]:
-        """Names of the groups of the Run panel that are unfolded."""
-        return self._text("run/open_groups").split()
-
-    @open_groups.setter
-    def open_groups(self, names: list[str]) -> None:
-        self._store.setValue("run/open_groups", " ".join(names))
-
-    @property
-    def pages(self) -> list[str]:
-        """Names of the views in front in the panels that several share."""
-        return self._text("window/pages").split()
-
-    @pages.setter
-    def pages(self, names: list[str]) -> None:
-        self._store.setValue("window/pages", " ".join(names))
-
-    @property
-    def run_form(self) -> dict[str, Any]:
-        """What stood in the Run panel when it was used last."""
-        try:
-            found = json.loads(self._text("run/form") or "{}")
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    @run_form.setter
-    def run_form(self, entries: Mapping[str, Any]) -> None:
-        self._store.setValue("run/form", json.dumps(entries))
-
-    @property
-    def llama_library(self) -> Path | None:
-        """The build of llama.cpp for its lanes; None = an installed package."""
-        name = self._text("compare/llama_library")
-        return Path(name) if name else None
-
-    @llama_library.setter
-    def llama_library(self, folder: Path | None) -> None:
-        self._store.setValue("compare/llama_library", "" if folder is None else str(folder))
-
-    # -- break rules -----------------------------------------------------------------------
-
-    @property
-    def break_rules(self) -> list[tuple[str, bool]]:
-        """Rules as text and whether each is in use, kept as lines that begin with + or -."""
-        lines = self._text("run/break_rules").splitlines()
-        return [(line[1:].strip(), line[0] == "+") for line in lines if line[:1] in ("+", "-")]
-
-    @break_rules.setter
-    def break_rules(self, entries: list[tuple[str, bool]]) -> None:
-        lines = [f"{'+' if used else '-'} {text}" for text, used in entries]
-        self._store.setValue("run/break_rules", "\n".join(lines))
-
-    # -- layout ----------------------------------------------------------------------------
-
-    @property
-    def geometry(self) -> QByteArray:
-        return self._bytes("window/geometry")
-
-    @property
-    def layout_name(self) -> str:
-        """The layout in use last, empty before one was chosen."""
-        return self._text("window/layout_name")
+        free_settings(Path(self.store.fileName()))
+        self.note = bring_up_to_date(self.store)
+        if not self.store.isWritable():
+            self.note = self.note or f"{self.store.fileName()} cannot be written."
 
     def layout(self, name: str) -> QByteArray:
         """Where the docks of a named layout were left, empty before its first use."""
-        return self._bytes(f"layouts/{name}")
+        return _bytes(self.store.value(f"layouts/{name}"))
 
     def set_layout(self, name: str, layout: QByteArray) -> None:
         """Keep the docks' places of a named layout, which is the one in use."""
-        self._store.setValue("window/layout_name", name)
-        self._store.setValue(f"layouts/{name}", layout)
-
-    def set_geometry(self, geometry: QByteArray) -> None:
-        """Keep the window's place."""
-        self._store.setValue("window/geometry", geometry)
-
-    # -- files -----------------------------------------------------------------------------
-
-    @property
-    def excel_safe(self) -> bool:
-        """Whether the last export was the variant for spreadsheets."""
-        return self._flag("export/excel_safe", default=False)
-
-    @excel_safe.setter
-    def excel_safe(self, value: bool) -> None:
-        self._store.setValue("export/excel_safe", value)
-
-    @property
-    def recent_models(self) -> list[Path]:
-        """Models opened last, the newest first; some may no longer exist."""
-        return self._paths("files/recent_models")
+        self.layout_name = name
+        self.store.setValue(f"layouts/{name}", layout)
 
     def add_recent_model(self, path: Path) -> None:
-        """Put a model at the top of its list."""
-        self._add_path("files/recent_models", path)
-
-    @property
-    def recent_traces(self) -> list[Path]:
-        """Folders of traces opened last, the newest first; some may no longer exist."""
-        return self._paths("files/recent_traces")
+        self.recent_models = _first(path.absolute(), self.recent_models)
 
     def add_recent_trace(self, folder: Path) -> None:
-        """Put a trace at the top of its list."""
-        self._add_path("files/recent_traces", folder)
-
-    @property
-    def recent_servers(self) -> list[str]:
-        """Addresses connected to last, the newest first."""
-        value = self._store.value("servers/recent")
-        found = [value] if isinstance(value, str) else value
-        known = found if isinstance(found, list) else []
-        return [one for one in known if isinstance(one, str) and one][:N_RECENT]
+        self.recent_traces = _first(folder.absolute(), self.recent_traces)
 
     def add_recent_server(self, address: str) -> None:
-        """Put an address at the top of its list."""
-        kept = [address, *(one for one in self.recent_servers if one != address)]
-        self._store.setValue("servers/recent", kept[:N_RECENT])
-
-    @property
-    def watch_port(self) -> int:
-        """The port through which other programs are watched."""
-        value = self._text("servers/watch_port")
-        return (
-            int(value) if value.isascii() and value.isdigit() and 0 < int(value) < 65536 else 8081
-        )
-
-    @watch_port.setter
-    def watch_port(self, port: int) -> None:
-        self._store.setValue("servers/watch_port", str(port))
-
-    @property
-    def server_timeout(self) -> int:
-        """The time limit of a server's replies, seconds."""
-        value = self._text("servers/timeout")
-        is_one = value.isascii() and value.isdigit() and len(value) < 7 and int(value) > 0
-        return int(value) if is_one else 600
-
-    @server_timeout.setter
-    def server_timeout(self, seconds: int) -> None:
-        self._store.setValue("servers/timeout", str(seconds))
+        self.recent_servers = _first(address, self.recent_servers)
 
     def clear_recent(self) -> None:
         """Forget the models, traces and servers opened lately."""
         for key in ("files/recent_models", "files/recent_traces", "servers/recent"):
-            self._store.remove(key)
+            self.store.remove(key)
 
     def folder(self, purpose: str) -> Path:
         """Where a file dialog of this purpose was last used; the home folder at first."""
-        value = self._text(f"folders/{purpose}")
+        value = _text(self.store.value(f"folders/{purpose}"))
         return Path(value) if os.path.isdir(value) else Path.home()  # False for any bad name
 
     def set_folder(self, purpose: str, folder: Path) -> None:
-        self._store.setValue(f"folders/{purpose}", str(folder.absolute()))
-
-    # -- internals -------------------------------------------------------------------------
+        self.store.setValue(f"folders/{purpose}", str(folder.absolute()))
 
     def sync(self) -> None:
-        """Write to disk now."""
-        self._store.sync()
+        self.store.sync()
 
-    def _paths(self, key: str) -> list[Path]:
-        value = self._store.value(key)
-        names = [value] if isinstance(value, str) else value
-        if not isinstance(names, list):
-            return []
-        return [Path(name) for name in names if isinstance(name, str) and name][:N_RECENT]
 
-    def _add_path(self, key: str, path: Path) -> None:
-        path = path.absolute()
-        kept = [path, *(p for p in self._paths(key) if p != path)][:N_RECENT]
-        self._store.setValue(key, [str(p) for p in kept])
-
-    def _text(self, key: str) -> str:
-        value = self._store.value(key)
-        return value if isinstance(value, str) else ""
-
-    def _flag(self, key: str, *, default: bool) -> bool:
-        value = self._store.value(key)
-        return (
-            value
-            if isinstance(value, bool)
-            else {"true": True, "false": False}.get(str(value), default)
-        )
-
-    def _bytes(self, key: str) -> QByteArray:
-        value = self._store.value(key)
-        return value if isinstance(value, QByteArray) else QByteArray()
+def _first(one: _T, others: list[_T]) -> list[_T]:
+    return [one, *(other for other in others if other != one)][:N_RECENT]
 
 
 _UNNAMED_S = 0.5

@@ -25,15 +25,22 @@ class TableColumn(NamedTuple):
 
 
 class ColumnTable(QAbstractTableModel):
-    """Subclasses tell `n_rows` and `cell`."""
+    """Subclasses tell `cell`, and `n_rows` where lines are not `rows`."""
 
     def __init__(self, columns: Sequence[TableColumn], parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._columns = columns
+        self.rows: Sequence[Any] = ()
+
+    def show_rows(self, rows: Sequence[Any], columns: Sequence[TableColumn] | None = None) -> None:
+        """Show other rows, under other columns where they are given."""
+        self.beginResetModel()
+        self.rows = rows
+        self._columns = self._columns if columns is None else columns
+        self.endResetModel()
 
     def n_rows(self) -> int:
-        """How many rows there are."""
-        raise NotImplementedError
+        return len(self.rows)
 
     def cell(self, row: int, name: str, role: int) -> Any:
         """The data of a cell for an item role other than alignment; None where it has none."""

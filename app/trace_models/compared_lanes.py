@@ -98,7 +98,6 @@ class ComparedLanes:
 
     @property
     def seq_ids(self) -> list[int]:
-        """The sequences that the lanes have."""
         return self._tokens.seq_ids()
 
     @property
@@ -121,7 +120,6 @@ class ComparedLanes:
         return self._states.column(run_id, self.seq_id, name)
 
     def rounds(self, run_id: int, name: str) -> np.ndarray:
-        """A column of the rounds table for one lane."""
         return self._rounds.column(run_id, self.seq_id, name)
 
     def paths(self, run_id: int) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from engine.size_text import size_text
+
 NOT_OBSERVED = "–"
 EXACT = "exact"
 NOT_FINITE = "not finite"
@@ -30,6 +32,11 @@ def probability_text(value: float | None) -> str:
 def whole_text(value: object) -> str:
     """A whole number, or the mark of one not observed (None)."""
     return NOT_OBSERVED if value is None else f"{value:,}"
+
+
+def size_or_none(n_bytes: int | None) -> str:
+    """A size, or the mark of one not observed (None)."""
+    return NOT_OBSERVED if n_bytes is None else size_text(n_bytes)
 
 
 def short_count(n: int) -> str:

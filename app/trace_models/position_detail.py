@@ -142,7 +142,6 @@ class PositionDetail(QAbstractTableModel):
         self._names: list[str] = []
 
     def show_position(self, lanes: ComparedLanes | None, pos: int | None) -> None:
-        """Show the lanes at a position, or nothing."""
         rows = detail_rows(lanes, pos) if lanes is not None and pos is not None else []
         names = [lanes.names[run_id] for run_id in lanes.run_ids] if lanes is not None else []
         if rows != self.rows or names != self._names:

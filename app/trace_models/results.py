@@ -61,7 +61,6 @@ class ResultColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether the values are words."""
         return self.values.dtype == object
 
     @property
@@ -70,7 +69,6 @@ class ResultColumn:
         return self.name.endswith(_LOWER_IS_BETTER) or self.name in _FEWER_IS_BETTER
 
     def text(self, row: int) -> str:
-        """One value as it is shown."""
         value = self.values[row]
         if self.is_text:
             return short_text(str(value))
@@ -112,7 +110,6 @@ class Results:
     about: Callable[[int], str] = field(compare=False)
 
     def column(self, name: str) -> ResultColumn | None:
-        """A column by its name."""
         return next((column for column in self.columns if column.name == name), None)
 
     @property

@@ -3,19 +3,80 @@ was observed, what was asked, which columns were reported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
-from app.trace_models.live_numbers import LiveNumbers
+import numpy as np
+
 from app.trace_models.number_text import significant
 from app.trace_models.run_notes import notes_of, number_of, prompt_text, run_name, started_at
+from engine.size_text import size_text
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
+from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from engine.trace.timings import acceptance_of, timings_of, with_told
+
+if TYPE_CHECKING:
+    from engine.observe.rounds.observed_run import ServerFacts
+
+
+_PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNumbers:
+    """None is not observed. tokens_per_step: 1 + accepted / steps. path: of the last round that
+    had something to roll back. tokens_per_second: None of a lane, too: its rounds are timed without
+    the drafting, which is done once for all lanes of a comparison."""
+
+    rounds: int = 0
+    tokens: int | None = 0
+    acceptance: float | None = None
+    tokens_per_second: float | None = None
+    tokens_per_step: float | None = None
+    path: str | None = None
+
+    @classmethod
+    def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
+        rows = RunColumns(store, "rounds", run_id)
+        figures = with_told({**acceptance_of(rows), **timings_of(rows)}, store, run_id)
+        told = cls.told(figures)
+        n = len(store.rounds)
+        of_run = store.rounds.column("run_id", 0, n) == run_id
+        rounds = store.rounds.column("round", 0, n)[of_run]
+        if store.runs[run_id].lane is not None:
+            told = replace(told, tokens_per_second=None)
+        return replace(
+            told, rounds=int(rounds[-1]) + 1 if len(rounds) else 0, path=_last_path(store, of_run)
+        )
+
+    @classmethod
+    def told(cls, summary: Any) -> LiveNumbers:
+        """The figures of a summary (engine.trace.timings); of a file's whatever is a number."""
+        found = summary if isinstance(summary, dict) else {}
+        known = {k: v for k, v in found.items() if isinstance(v, int | float)}
+        tokens = known.get("predicted_n")
+        return cls(
+            tokens=None if tokens is None else int(tokens),
+            acceptance=known.get("draft_acceptance_rate"),
+            tokens_per_second=known.get("predicted_per_second") or None,
+            tokens_per_step=known.get("mean_acceptance_length"),
+        )
+
+
+def _last_path(store: TraceStore, of_run: np.ndarray) -> str | None:
+    codes = store.rounds.column("rollback_path", 0, len(of_run))[of_run]
+    used = codes[(codes != store.text_pool.find("none")) & (codes != 0)]
+    if not len(used):
+        return None
+    name = store.text_pool.text(int(used[-1]))
+    return _PATH_NAMES.get(name, name)
+
 
 RUNNING = "going on"
 OURS = "draftscope"
@@ -145,7 +206,6 @@ def engine_name(facts: RunFacts) -> str:
 
 
 def is_ours(facts: RunFacts) -> bool:
-    """Whether this program decoded a run itself."""
     return engine_name(facts) == OURS
 
 
@@ -317,3 +377,106 @@ def _columns(tables: Mapping[str, Mapping[str, str]]) -> list[str]:
         what for what, table, name in _LOOKED_FOR if tables.get(table, {}).get(name) not in _STATES
     ]
     return [*lines, f"not observed: {', '.join(untold)}"] if tables and untold else lines
+
+
+_MOST_SLOTS = 16
+
+
+def server_name(facts: ServerFacts) -> str:
+    """A server among models: "llama-server 127.0.0.1:8080"."""
+    return f"{facts.engine} {facts.address.partition('://')[2] or facts.address}"
+
+
+def known_facts(
+    facts: ServerFacts, slots: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, str]:
+    """Labels and texts of what a server reported; the text is empty where it reported nothing."""
+    props = facts.props
+    data = facts.models.get("data")
+    first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
+    meta = _section(first, "meta")
+    path = str(props.get("model_path") or first.get("id") or "")
+    n_params, size = _number(meta, "n_params"), _number(meta, "size")
+    mix = str(meta.get("ftype") or props.get("model_ftype") or "")
+    context = [
+        f"{value:,} {word}"
+        for value, word in (
+            (_number(_section(props, "default_generation_settings"), "n_ctx"), "tokens a slot"),
+            (_number(meta, "n_ctx_train"), "in training"),
+            (_number(meta, "n_vocab"), "vocabulary"),
+        )
+        if value
+    ]
+    n_slots = _number(props, "total_slots")
+    return {
+        "server": f"{facts.engine} at {facts.address}",
+        "build": str(props.get("build_info") or ""),
+        "model": PurePath(path.replace("\\\\", "/")).name,
+        "parameters": " ".join(
+            part
+            for part in (
+                f"{n_params / 1e6:,.1f} M" if n_params else "",
+                f"in {size_text(size)}" if size else "",
+                mix,
+            )
+            if part
+        ),
+        "context": " · ".join(context),
+        "slots": f"{n_slots:,}" if n_slots else "",
+        "drafting": _drafting(slots),
+    }
+
+
+def slot_lines(slots: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """A line for each slot: "0: generating, 12 tokens of task 3"."""
+    if slots is None:
+        return ["not observed: the server does not report"]
+    lines = []
+    for slot in slots[:_MOST_SLOTS]:
+        n_decoded = None
+        following = slot.get("next_token")
+        if isinstance(following, list) and following and isinstance(following[0], dict):
+            n_decoded = _number(following[0], "n_decoded")
+        words = "idle"
+        if slot.get("is_processing"):
+            words = f"generating, {n_decoded or 0:,} tokens of task {slot.get('id_task', '–')}"
+        lines.append(f"{slot.get('id', '–')}: {words}")
+    if len(slots) > _MOST_SLOTS:
+        lines.append(f"and {len(slots) - _MOST_SLOTS} more")
+    return lines
+
+
+def counted_since(store: TraceStore, first_run: int) -> tuple[int, int]:
+    """Drafted and accepted tokens of the runs from one on."""
+    table, n = store.rounds, len(store.rounds)
+    mine = table.column("run_id", 0, n) >= first_run
+    names = ("num_draft_tokens", "num_accepted_draft_tokens")
+    drafted, accepted = (np.maximum(table.column(name, 0, n)[mine], 0).sum() for name in names)
+    return int(drafted), int(accepted)
+
+
+def _drafting(slots: Sequence[Mapping[str, Any]] | None) -> str:
+    """The drafters of the slots; /props never tells them."""
+    if slots is None:
+        return ""
+    types = {
+        str(_section(slot, "params").get("speculative.types") or "")
+        for slot in slots
+        if slot.get("speculative")
+    } - {""}
+    named = sorted({name for text in types for name in text.split(",") if name and name != "none"})
+    if named:
+        return ", ".join(named)
+    return "on" if any(slot.get("speculative") for slot in slots) else "off"
+
+
+def _section(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = said.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _number(said: Mapping[str, Any], name: str) -> int | None:
+    found = said.get(name)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        return None
+    return found

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.trace_models.number_text import NOT_OBSERVED, significant
+from app.trace_models.number_text import NOT_OBSERVED, significant, size_or_none, whole_text
 from engine.analysis.run_cost import RunCost
-from engine.size_text import size_text
 from engine.trace.records import PHASES
 from engine.trace.run_columns import RunColumns
 from engine.trace.run_ref import RunRef
@@ -27,7 +26,6 @@ class RunRange:
 
     @property
     def title(self) -> str:
-        """ "Rounds 22–31", or what all of them are."""
         if self.last is None:
             return "Whole run"
         if self.first == self.last:
@@ -67,13 +65,11 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
     deepest = int(depth.max(initial=0))
     found |= {
         "rollbacks": f"{sum(undone):,}, deepest {deepest}" if undone else NOT_OBSERVED,
-        "restores": _count(cost.n_restores),
-        "tokens replayed": _count(cost.n_replayed),
-        "passes": _count(cost.n_passes),
-        "bytes moved": NOT_OBSERVED if cost.bytes_moved is None else size_text(cost.bytes_moved),
-        "bytes written": NOT_OBSERVED
-        if cost.bytes_written is None
-        else size_text(cost.bytes_written),
+        "restores": whole_text(cost.n_restores),
+        "tokens replayed": whole_text(cost.n_replayed),
+        "passes": whole_text(cost.n_passes),
+        "bytes moved": size_or_none(cost.bytes_moved),
+        "bytes written": size_or_none(cost.bytes_written),
     }
     return found
 
@@ -81,7 +77,3 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
 def _rates(rates: list[float | None]) -> str:
     shown = (NOT_OBSERVED if rate is None else f"{rate:.2f}" for rate in rates[:_MOST_RATES])
     return "  ".join((*shown, *("…" for _ in rates[_MOST_RATES:][:1])))
-
-
-def _count(n: int | None) -> str:
-    return NOT_OBSERVED if n is None else f"{n:,}"

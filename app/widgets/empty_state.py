@@ -144,7 +144,6 @@ class StatusMessage(QWidget):
 
     @property
     def text(self) -> str:
-        """The sentence on show."""
         return self._label.text()
 
     def say(self, severity: str, text: str) -> None:

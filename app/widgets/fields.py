@@ -70,7 +70,6 @@ def real(low: float, high: float, value: float, special: str = "") -> QDoubleSpi
 
 
 def choice(names: Mapping[str, str], current: str) -> QComboBox:
-    """One of several names, each with what its tip says."""
     box = QComboBox()
     for i, (name, tip) in enumerate(names.items()):
         box.addItem(name)
@@ -207,11 +206,9 @@ class NamesChoice(QToolButton):
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
 
     def names(self) -> tuple[str, ...]:
-        """The chosen names, in order."""
         return self._names
 
     def set_names(self, names: Collection[str]) -> None:
-        """Tick these names and no others."""
         chosen = tuple(name for name in self.actions_by_name if name in names)
         for name, action in self.actions_by_name.items():
             action.setChecked(name in chosen)

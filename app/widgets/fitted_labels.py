@@ -1,14 +1,23 @@
-"""Widgets for little room: labels with an ellipsis or with lines that unfold, and pages that scroll
-up and down."""
+"""Widgets for little room: labels with an ellipsis or with lines that unfold, pages that scroll up
+and down, and a rounded button that floats over a view ("To the end")."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QTextLayout, QTextOption
-from PySide6.QtWidgets import QFrame, QLabel, QLayout, QScrollArea, QSizePolicy, QWidget
+from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent, QTextLayout, QTextOption
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QFrame,
+    QLabel,
+    QLayout,
+    QScrollArea,
+    QSizePolicy,
+    QWidget,
+)
 
+from app.looks.theme import Theme
 from app.trace_models.plain_tip import plain_tip
 from engine.report.text import visible
 
@@ -53,7 +62,7 @@ class ClampedLabel(QLabel):
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._full, self._open, self._cut = visible(text, keep_lines=True), False, False
+        self._full, self._open, self.is_cut = visible(text, keep_lines=True), False, False
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
@@ -61,13 +70,7 @@ class ClampedLabel(QLabel):
         self.setSizePolicy(policy)
         self._fit()
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether there is more text than its lines hold while it is folded."""
-        return self._cut
-
     def set_open(self, wanted: bool) -> None:
-        """Show all of the text, or the first lines again."""
         self._open = wanted
         self._fit()
         self.updateGeometry()
@@ -100,8 +103,8 @@ class ClampedLabel(QLabel):
             lines = [*lines[: MOST_LINES - 1], end]
         self.setText("\n".join(lines))
         self.setToolTip(plain_tip(self._full) if cut and not self._open else "")
-        if cut is not self._cut:
-            self._cut = cut
+        if cut is not self.is_cut:
+            self.is_cut = cut
             self.cut_changed.emit(cut)
 
     def _lines(self, width: int) -> list[str]:
@@ -196,3 +199,34 @@ class LowPanel(QScrollArea):
         least = self._view.minimumSizeHint().height()
         room = self.viewport().size()
         self._view.resize(room.width(), max(room.height(), least))
+
+
+class Chip(QAbstractButton):
+    """A pill with a short text; the space bar and a click both press it."""
+
+    def __init__(self, text: str, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self.setText(text)
+        self.setAccessibleName(text)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.adjustSize()
+
+    def sizeHint(self) -> QSize:
+        metrics = self.fontMetrics()
+        return QSize(metrics.horizontalAdvance(self.text()) + 24, metrics.height() + 8)
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        theme = self._theme
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        fill = "ui.hover" if self.underMouse() or self.isDown() else "ui.accent_tint"
+        edge = "ui.focus" if self.hasFocus() else "ui.accent"
+        painter.setBrush(theme.color(fill))
+        painter.setPen(QPen(theme.color(edge), 1.0))
+        box = self.rect().toRectF().adjusted(0.5, 0.5, -0.5, -0.5)
+        painter.drawRoundedRect(box, box.height() / 2, box.height() / 2)
+        painter.setPen(theme.color("ui.text"))
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignCenter, self.text())
+        painter.end()

@@ -41,7 +41,7 @@ class HeatGrid(QWidget):
     def __init__(self, theme: Theme, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._map: HeatMap | None = None
+        self.shown: HeatMap | None = None
         self._at: Cell | None = None
         self.tip: Callable[[int, int], str] = lambda _row, _column: ""
         """Text of the tooltip of a cell, empty for none."""
@@ -50,15 +50,9 @@ class HeatGrid(QWidget):
         self.setMouseTracking(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
-    @property
-    def shown(self) -> HeatMap | None:
-        """What is drawn."""
-        return self._map
-
     def set_map(self, heat_map: HeatMap | None) -> None:
-        """Show these cells, or none."""
-        before = self._map
-        self._map = heat_map
+        before = self.shown
+        self.shown = heat_map
         if before is None or heat_map is None or before.values.shape != heat_map.values.shape:
             self._point(None)
         elif self._at is not None:
@@ -80,7 +74,7 @@ class HeatGrid(QWidget):
     @property
     def most_wide(self) -> int:
         """The width that all of its cells take where there is room for them."""
-        n_x = self._map.values.shape[1] if self._map is not None else 1
+        n_x = self.shown.values.shape[1] if self.shown is not None else 1
         cells = n_x * _MOST_WIDE * self.fontMetrics().averageCharWidth()
         return round(self._left() + cells) + 2
 
@@ -94,16 +88,16 @@ class HeatGrid(QWidget):
     def cell_at(self, place: QPointF) -> Cell | None:
         """The cell at a place, None where there is none."""
         area, width, height = self._area()
-        if self._map is None or not area.contains(place):
+        if self.shown is None or not area.contains(place):
             return None
-        n_y, n_x = self._map.values.shape
+        n_y, n_x = self.shown.values.shape
         column = min(int((place.x() - area.left()) / width), n_x - 1)
         row = min(int((area.bottom() - place.y()) / height), n_y - 1)
         return row, column
 
     def _area(self) -> tuple[QRectF, float, float]:
         """Where the cells are, and the width and height of one."""
-        metrics, heat_map = self.fontMetrics(), self._map
+        metrics, heat_map = self.fontMetrics(), self.shown
         n_y, n_x = heat_map.values.shape if heat_map is not None else (1, 1)
         left = min(self._left(), self.width() / 3)
         top = metrics.height() + 2
@@ -115,12 +109,12 @@ class HeatGrid(QWidget):
 
     def _left(self) -> int:
         """Width of the labels left of the cells."""
-        labels = self._map.y_labels if self._map is not None else ()
+        labels = self.shown.y_labels if self.shown is not None else ()
         widest = max(map(self.fontMetrics().horizontalAdvance, labels), default=0)
         return widest + 2 * _PAD
 
     def paintEvent(self, _event: QPaintEvent) -> None:
-        heat_map = self._map
+        heat_map = self.shown
         if heat_map is None:
             return
         painter = QPainter(self)
@@ -231,7 +225,7 @@ class HeatGrid(QWidget):
             self.chosen.emit(*cell)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        heat_map, key = self._map, Qt.Key(event.key())
+        heat_map, key = self.shown, Qt.Key(event.key())
         if heat_map is None or not (key in _STEPS or key in _CHOOSE):
             super().keyPressEvent(event)
             return

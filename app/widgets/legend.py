@@ -183,7 +183,6 @@ class SwatchLegend(FlowLegend):
         return n_columns * (one + _GAP) - _GAP
 
     def set_label(self, index: int, label: str) -> None:
-        """Change the text of one entry."""
         if label != self._swatches[index].label:
             self._swatches[index] = replace(self._swatches[index], label=label)
             self.updateGeometry()

@@ -83,7 +83,6 @@ class FormGroup(QWidget):
 
     @property
     def is_open(self) -> bool:
-        """Whether the rows are unfolded."""
         return not self._body.isHidden()
 
     def add(self, label: str, field: QWidget, tip: str, name: str = "") -> None:
@@ -93,7 +92,6 @@ class FormGroup(QWidget):
         self._first[field] = (label, reading(field))
 
     def set_relevant(self, field: QWidget, relevant: bool) -> None:
-        """Show or hide a row."""
         self._form.setRowVisible(field, relevant)
         self._relevant[field] = relevant
         gone = not any(self._relevant.values())
@@ -123,7 +121,6 @@ class FormGroup(QWidget):
         self.folded.emit()
 
     def set_open(self, wanted: bool) -> None:
-        """Unfold the rows or fold them away."""
         self.header.setArrowType(Qt.ArrowType.DownArrow if wanted else Qt.ArrowType.RightArrow)
         self._body.setVisible(wanted)
         self._describe()
@@ -158,7 +155,6 @@ _COMMON = (("n_min",), ("p_min",), ("accept",))
 
 
 def make_field(one: PlacedOption) -> Any:
-    """A field that holds the option's default."""
     row, option, start = one.row, one.option, one.default
     if one.kind is bool:
         return QCheckBox(row.label)
@@ -255,7 +251,6 @@ class OptionGroup(FormGroup):
             self.append(one)
 
     def append(self, one: PlacedOption) -> None:
-        """A row for one option."""
         field, label = self.make(one), one.row.label
         is_tick = isinstance(field, QCheckBox)
         self.add("" if is_tick else label, field, tip(one), label if is_tick else "")
@@ -270,12 +265,10 @@ class OptionGroup(FormGroup):
         return field
 
     def paths(self) -> list[tuple[str, ...]]:
-        """Paths of the group's options in RunOptions."""
         return list(self._fields)
 
     @property
     def fields(self) -> list[tuple[PlacedOption, QWidget]]:
-        """Every option with the widget that edits it, in order."""
         return list(self._fields.values())
 
     def __getitem__(self, name: str) -> Any:

@@ -83,7 +83,6 @@ class PlotSurface(pg.PlotWidget):
             self.box.setXRange(left, right, padding=0)
 
     def set_y_range(self, low: float, high: float) -> None:
-        """Bring this part of the y-axis into sight."""
         if self.box.state["targetRange"][1] != [low, high]:
             self.box.setYRange(low, high, padding=0)
 

@@ -122,7 +122,6 @@ class ReliabilityChart(RateChart):
         self._shown: Calibration | None = None
 
     def set_calibration(self, found: Calibration | None) -> None:
-        """Show these bins, or none."""
         self._shown = found
         self.setAccessibleDescription("" if found is None else _words(found))
         self.update()

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.trace_models.run_rows import UNITS, RunAxis, RunOverlay
-from app.widgets.buttons import Chip
+from app.widgets.fitted_labels import Chip
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
 
@@ -74,7 +74,7 @@ class RoundPlot(PlotSurface):
         """A second run on the same axis; `show_all` brings its end into sight too."""
         self._theme, self._y_label, self._unit = theme, y_label, unit
         self._first = 0
-        self._n_rounds = 0
+        self.n_rounds = 0
         self._cursor_round: int | None = None
         self.run_axis = RunAxis()
         self._linked: list[RoundPlot] = []
@@ -82,7 +82,8 @@ class RoundPlot(PlotSurface):
         self._span: float | None = None
         """What the reader chose to see while following; None: the first zoom."""
         self.pinned = False
-        self._follow = self._has_axis = self._names_axis = True
+        self.follow = self.has_axis = self._names_axis = True
+        """Whether the newest round is kept in sight; whether the x-axis has figures."""
         self._axis_high = self.axis_height
         self._taking = False
         self._taken: tuple[float, float] | None = None
@@ -95,7 +96,7 @@ class RoundPlot(PlotSurface):
         self.cursor_line.setZValue(20)
         self.cursor_line.hide()
         self.addItem(self.cursor_line, ignoreBounds=True)
-        self._chosen_range: tuple[int, int] | None = None
+        self.chosen_range: tuple[int, int] | None = None
         self._range_item = pg.LinearRegionItem(movable=False)
         self._range_item.setZValue(15)  # over bars and images, below the cursor
         self._range_item.hide()
@@ -113,16 +114,6 @@ class RoundPlot(PlotSurface):
         self.show_rounds(0)
 
     @property
-    def n_rounds(self) -> int:
-        """How many rounds there are."""
-        return self._n_rounds
-
-    @property
-    def follow(self) -> bool:
-        """Whether the newest round is kept in sight."""
-        return self._follow
-
-    @property
     def x_range(self) -> tuple[float, float]:
         """Left and right end of the part of the x-axis in sight, in its unit."""
         left, right = self._taken or self.box.viewRange()[0]
@@ -132,11 +123,10 @@ class RoundPlot(PlotSurface):
     def rounds_in_sight(self) -> tuple[int, int]:
         """First round in sight and the one after the last, of those that there are."""
         first, stop = self.run_axis.between(*self.x_range)
-        return first, min(stop, self._n_rounds)
+        return first, min(stop, self.n_rounds)
 
     @property
     def n_pixels(self) -> int:
-        """Columns of pixels that the plot has."""
         return max(64, round(self.box.width()))
 
     @property
@@ -145,15 +135,11 @@ class RoundPlot(PlotSurface):
         left, right = self.x_range
         return (right - left) / self.n_pixels
 
-    def expect_rounds(self, n_rounds: int) -> None:
-        """Say how many rounds there are, before they are shown here or in a linked plot."""
-        self._n_rounds = n_rounds
-
     def show_rounds(self, n_rounds: int, first: int = 0) -> None:
         """Say that there are rounds first..n_rounds; while following, the newest are in sight, at
         the first zoom all of a run that has ended."""
-        self._n_rounds, self._first = n_rounds, first
-        if self._follow:
+        self.n_rounds, self._first = n_rounds, first
+        if self.follow:
             newest = max(n_rounds, *(plot.n_rounds for plot in self._linked), 0)
             axis = self.run_axis
             left, right = axis.start(first), axis.start(newest)
@@ -184,28 +170,22 @@ class RoundPlot(PlotSurface):
 
     def show_axis(self, shown: bool) -> None:
         """Write the figures and the name of the x-axis, or leave that to a plot below."""
-        if shown != self._has_axis:
-            self._has_axis = shown
+        if shown != self.has_axis:
+            self.has_axis = shown
             self.getPlotItem().getAxis("bottom").setStyle(showValues=shown)
             self._fit_axis()
             self.getPlotItem().layout.activate()  # it may be painted before the next events
 
-    @property
-    def has_axis(self) -> bool:
-        """Whether the x-axis has figures, and a name where there is room for it."""
-        return self._has_axis
-
     def set_span(self, span: int) -> None:
         """How many rounds are in sight while following."""
         self._first_span, self._span = float(span), None
-        self.show_rounds(self._n_rounds, self._first)
+        self.show_rounds(self.n_rounds, self._first)
 
     def set_follow(self, follow: bool) -> None:
-        """Keep the newest round in sight, or stay where the reader is."""
-        if follow != self._follow:
-            self._follow = follow
+        if follow != self.follow:
+            self.follow = follow
             self.follow_changed.emit(follow)
-        self.show_rounds(self._n_rounds, self._first)
+        self.show_rounds(self.n_rounds, self._first)
 
     def reset_zoom(self) -> None:
         """The first zoom, at the newest rounds."""
@@ -222,7 +202,7 @@ class RoundPlot(PlotSurface):
 
     def begin_run(self) -> None:
         """Another run comes on show: the first zoom again, unless what is in sight is pinned."""
-        self._n_rounds = self._first = 0
+        self.n_rounds = self._first = 0
         self.set_range(None)
         if self.pinned:
             self.show_rounds(0)
@@ -232,7 +212,7 @@ class RoundPlot(PlotSurface):
     def show_all(self) -> None:
         """All rounds in sight, and those to come while there is room."""
         axis = self.run_axis
-        left, right = axis.start(self._first), axis.start(self._n_rounds)
+        left, right = axis.start(self._first), axis.start(self.n_rounds)
         if self.overlay is not None:
             right = max(right, self.overlay.end(axis.unit))
         self._move_to(left, max(right, left + _LEAST_SPAN * axis.round_width))
@@ -248,14 +228,14 @@ class RoundPlot(PlotSurface):
         rounds_wide = (right - left) / axis.round_width
         axis.unit = unit
         left, right = axis.start(first), axis.start(stop)
-        if self._follow or right <= left:
+        if self.follow or right <= left:
             right = max(right, left + rounds_wide * axis.round_width)
         for plot in (self, *self._linked):
             plot._span = None if plot._span is None else right - left
             plot.take_x(left, right)
             plot.set_cursor(plot._cursor_round)
-            plot.set_range(plot._chosen_range)
-            plot.show_rounds(plot._n_rounds, plot._first)
+            plot.set_range(plot.chosen_range)
+            plot.show_rounds(plot.n_rounds, plot._first)
             plot.unit_changed.emit()
 
     def set_cursor(self, round_: int | None) -> None:
@@ -273,14 +253,8 @@ class RoundPlot(PlotSurface):
             half = (right - left) / 2
             self._set_x(place - half, place + half)
 
-    @property
-    def chosen_range(self) -> tuple[int, int] | None:
-        """First and last round of the chosen range."""
-        return self._chosen_range
-
     def set_range(self, chosen: tuple[int, int] | None) -> None:
-        """Shade a range of rounds, first and last, or none."""
-        self._chosen_range = chosen
+        self.chosen_range = chosen
         self._range_item.setVisible(chosen is not None)
         if chosen is not None:
             first, last = chosen
@@ -288,8 +262,7 @@ class RoundPlot(PlotSurface):
             self._range_item.setRegion(ends.tolist())
 
     def zoom_to_range(self) -> None:
-        """Bring the range into sight, with a little of what is around it."""
-        if self._chosen_range is not None:
+        if self.chosen_range is not None:
             left, right = self._range_item.getRegion()
             room = max(0.05 * (right - left), self.run_axis.round_width)
             self.set_follow(False)
@@ -297,10 +270,10 @@ class RoundPlot(PlotSurface):
 
     def _on_dragged(self, x0: float, x1: float, is_over: bool) -> None:
         """A drag from one place of the x-axis to another."""
-        if not self._n_rounds:
+        if not self.n_rounds:
             return
         at = sorted(self.run_axis.round_at(x) for x in (x0, x1))
-        first, last = (min(max(one, self._first), self._n_rounds - 1) for one in at)
+        first, last = (min(max(one, self._first), self.n_rounds - 1) for one in at)
         self.set_range((first, last))
         if is_over:
             self.range_chosen.emit(first, last)
@@ -316,7 +289,7 @@ class RoundPlot(PlotSurface):
         for linked in (other, *other._linked):
             linked._linked.append(self)
         self._linked = [other, *(plot for plot in other._linked if plot is not self)]
-        self._follow, self._span, self.pinned = other._follow, other._span, other.pinned
+        self.follow, self._span, self.pinned = other.follow, other._span, other.pinned
         if self._cursor_round is not None:
             self.cursor_line.setValue(self.run_axis.centre(self._cursor_round))
         self._name_axis()
@@ -324,7 +297,7 @@ class RoundPlot(PlotSurface):
 
     def take_follow(self, follow: bool) -> None:
         """Follow, or not, because a linked plot does."""
-        if follow != self._follow:
+        if follow != self.follow:
             self.set_follow(follow)
 
     def take_x(self, left: float, right: float) -> None:
@@ -354,9 +327,9 @@ class RoundPlot(PlotSurface):
     def _fit_axis(self) -> None:
         """The name of the x-axis is left out where it would take the room of the plot."""
         line = self.fontMetrics().height()
-        named = self._has_axis and self.height() >= _NAMED_FROM * line
+        named = self.has_axis and self.height() >= _NAMED_FROM * line
         high = self.axis_height if named else self.axis_height - line
-        high = high if self._has_axis else _BARE_AXIS
+        high = high if self.has_axis else _BARE_AXIS
         if (named, high) != (self._names_axis, self._axis_high):
             self._names_axis, self._axis_high = named, high
             axis = self.getPlotItem().getAxis("bottom")
@@ -399,17 +372,17 @@ class RoundPlot(PlotSurface):
             self._set_x(left, right)
         for plot in (self, *self._linked):
             plot._span = max(right - left, _LEAST_SPAN * self.run_axis.round_width)
-        newest = self.run_axis.centre(self._n_rounds - 1)
+        newest = self.run_axis.centre(self.n_rounds - 1)
         follow = left <= newest <= right and not self.pinned
-        if follow != self._follow:
-            self._follow = follow
+        if follow != self.follow:
+            self.follow = follow
             self.follow_changed.emit(follow)
         self._place_chip()
 
     def _bounded(self, left: float, right: float) -> tuple[float, float]:
         """The nearest part of the axis within the run, and as wide as the run at most."""
         axis = self.run_axis
-        n_rounds = max(self._n_rounds, *(plot.n_rounds for plot in self._linked), 0)
+        n_rounds = max(self.n_rounds, *(plot.n_rounds for plot in self._linked), 0)
         if not n_rounds:
             return left, right
         start, stop = axis.start(self._first), axis.start(n_rounds)
@@ -420,8 +393,8 @@ class RoundPlot(PlotSurface):
         return left, left + wide
 
     def _place_chip(self) -> None:
-        newest = self.run_axis.centre(self._n_rounds - 1)
-        self._chip.setVisible(not self._follow and newest > self.x_range[1])
+        newest = self.run_axis.centre(self.n_rounds - 1)
+        self._chip.setVisible(not self.follow and newest > self.x_range[1])
         room = self.rect()
         self._chip.move(room.right() - self._chip.width() - 8, room.top() + 8)
 
@@ -439,7 +412,7 @@ class RoundPlot(PlotSurface):
             Qt.Key.Key_End: lambda: self.set_follow(True),
             Qt.Key.Key_F: self.zoom_to_range,
         }
-        if event.key() == Qt.Key.Key_Escape and self._chosen_range is not None:
+        if event.key() == Qt.Key.Key_Escape and self.chosen_range is not None:
             self.range_left.emit()
             return
         act = actions.get(event.key())

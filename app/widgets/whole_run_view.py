@@ -8,7 +8,7 @@ from typing import ClassVar
 from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QStackedWidget, QWidget
 
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.trace_models.run_facts import engine_name, is_ours
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
@@ -39,12 +39,10 @@ class WholeRunView(QStackedWidget):
 
     @property
     def run(self) -> RunRef | None:
-        """The run on show."""
         return self._run
 
     @property
     def has_rounds(self) -> bool:
-        """Whether there is anything to see."""
         return self.currentIndex() == _PAGE
 
     @property
@@ -53,7 +51,6 @@ class WholeRunView(QStackedWidget):
         return not self.visibleRegion().isEmpty()
 
     def show_run(self, run: RunRef | None) -> None:
-        """Show a run, or nothing."""
         self._run = run
         self._pacer.stop()
         self._begin(run)

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.looks.theme import Theme, apply_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
-from app.window.layouts import LAYOUTS
+from app.window.dock_area import LAYOUTS
 from app.window.panels import Panels
 from engine.trace.run_ref import RunRef
 from engine.trace.token_text import pieces_at
@@ -63,7 +63,7 @@ class Appearance(QObject):
         if found != self._kept:
             self._kept = found
             self._settings.set_layout(*found)
-        self._settings.set_geometry(window.saveGeometry())
+        self._settings.geometry = window.saveGeometry()
         self._settings.pages = self._docks.pages
         self._settings.sync()
 
@@ -125,7 +125,6 @@ class Appearance(QObject):
 
 
 def first_theme(settings: Settings) -> Theme:
-    """The theme that the settings ask for."""
     return Theme(_theme_name(settings.theme))
 
 

@@ -135,7 +135,6 @@ class BannerArea(QWidget):
 
     @property
     def banners(self) -> list[Banner]:
-        """The banners on show, the oldest first."""
         items = (self._column.itemAt(i) for i in range(self._column.count()))
         return [w for item in items if item and isinstance(w := item.widget(), Banner)]
 
@@ -226,7 +225,6 @@ class RunBanners:
         return banner
 
     def show_run(self, run: RunRef | None) -> None:
-        """Another run is on show."""
         self._shown = run
         left = self._area.banners
         self._runs = {banner: of for banner, of in self._runs.items() if banner in left}

@@ -1,16 +1,117 @@
-"""Docks around the text: those below keep their share of the window's height when it is resized,
-and thin lines part neighbours of one colour.
+"""Docks around the text: their names, what shares one, the named layouts that place them. Those
+below keep their share of the window's height when it is resized, and thin lines part neighbours of
+one colour. Pages: views that share a dock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from PySide6.QtCore import QChildEvent, QEvent, QObject, QPoint, QRect, QSize, Qt
+from PySide6.QtCore import QChildEvent, QEvent, QObject, QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QPalette, QResizeEvent
-from PySide6.QtWidgets import QDockWidget, QMainWindow, QStyle, QTabBar
+from PySide6.QtWidgets import (
+    QDockWidget,
+    QLabel,
+    QMainWindow,
+    QStyle,
+    QTabBar,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.looks.tabs import mark_front_tab
+from app.widgets.build import made, vbox
+
+TITLES = {
+    "model": "Model",
+    "run": "Run",
+    "rollback": "Rollback depth",
+    "memory": "Memory",
+    "divergence": "Divergence",
+    "findings": "Findings",
+    "inspector": "Step inspector",
+    "runs": "Runs",
+    "lab": "Lab",
+    "conversation": "Conversation",
+    "speed": "Acceptance and time",
+    "tuning": "Tune",
+}
+PAGES = {
+    "memory": {"ring": "Ring occupancy", "kv": "KV cells"},
+    "lab": {
+        "faults": "Faults and rates",
+        "breaks": "Break rules",
+        "gate": "Gate",
+        "conform": "Kernels",
+    },
+    "speed": {"acceptance": "Acceptance", "timing": "Time per round", "verify": "Verify width"},
+    "tuning": {
+        "tune": "Draft lengths",
+        "what_if": "What if",
+        "drafter": "Drafter",
+        "results": "Results",
+    },
+}
+"""Names and titles of the views that share a dock; every other dock holds the view of its name."""
+DOCK_OF = {page: dock for dock, pages in PAGES.items() for page in pages}
+PLOTS = ("speed",)
+"""Docks of further plots, tabs of the last bottom one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DockLayout:
+    """First places of the docks, and which of them are open.
+
+    left and bottom: docks one under the other; the further plots are tabs of the last of them,
+    every other dock is a tab at the right. Of the bottom ones with the part of the window's height
+    that each takes when open; right_share: of the width. wide: the bottom docks reach from edge to
+    edge; where the window is low, many of them stand in two columns and the left docks are tabs.
+    stack: the pages of a bottom dock are one below the other.
+    """
+
+    title: str
+    left: tuple[str, ...]
+    bottom: Mapping[str, float]
+    shown: tuple[str, ...]
+    right_share: float = 0.5
+    wide: bool = False
+    stack: bool = False
+
+
+LAYOUTS = {
+    "stream": DockLayout(
+        "Stream",
+        ("model", "run"),
+        {"rollback": 0.16, "memory": 0.2},
+        ("model", "run", "rollback", "memory", *PLOTS),
+    ),
+    "rollback": DockLayout(
+        "Rollback",
+        ("run", "model"),
+        {"rollback": 0.32, "memory": 0.34},
+        ("run", "rollback", "memory", *PLOTS),
+    ),
+    "divergence": DockLayout(
+        "Divergence", ("run", "model"), {"divergence": 0.68}, ("divergence", "findings"), wide=True
+    ),
+    "tune": DockLayout("Tune", ("run", "model"), {"tuning": 0.62}, ("run", "tuning"), wide=True),
+    "plots": DockLayout(
+        "Plots",
+        ("run", "model"),
+        {"rollback": 0.105, "memory": 0.215, "speed": 0.35},
+        ("run", "rollback", "memory", "speed"),
+        wide=True,
+        stack=True,
+    ),
+}
+"""The text keeps the centre in all of them; what a layout is named after gets the room."""
+
+
+def known_layout(name: str) -> str:
+    """The layout of this name, the first one if there is none."""
+    return name if name in LAYOUTS else next(iter(LAYOUTS))
+
 
 _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
@@ -221,3 +322,71 @@ class DockLines(QObject):
         for area in areas:  # frames of neighbours share the pixel between them
             painter.drawRect(area.adjusted(-before, -before, after, after))
         painter.end()
+
+
+_INDENT = 6
+
+
+class Pages(QWidget):
+    """Pages by name, empty until `fill` puts a view on them. titles: of the pages. `turned` when
+    another page has come into sight."""
+
+    turned = Signal()
+
+    def __init__(self, titles: Mapping[str, str], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._names = tuple(titles)
+        self._views: dict[str, QWidget] = {}
+        self._pages: dict[str, QWidget] = {}
+        self._heads: list[QLabel] = []
+        self._is_stack = False
+        self.bar = made(QTabBar, accessibleName="Pages: " + ", ".join(titles.values()))
+        mark_front_tab(self.bar)
+        self.bar.setExpanding(False)
+        self.bar.setDrawBase(False)
+        self.bar.setUsesScrollButtons(True)
+        self.bar.setElideMode(Qt.TextElideMode.ElideNone)
+        whole = vbox(self.bar, of=self, margins=(0, 0, 0, 0), spacing=0)
+        for name, title in titles.items():
+            self.bar.addTab(title)
+            self._heads.append(head := QLabel(title))
+            head.setIndent(_INDENT)
+            page = self._pages[name] = QWidget()
+            vbox(head, of=page, margins=(0, 0, 0, 0), spacing=0)
+            whole.addWidget(page, 1)
+        self.bar.currentChanged.connect(self._arrange)
+        self._arrange()
+
+    @property
+    def current(self) -> str:
+        return self._names[self.bar.currentIndex()]
+
+    def view(self, name: str) -> QWidget | None:
+        return self._views.get(name)
+
+    def fill(self, name: str, view: QWidget) -> None:
+        self._views[name] = view
+        column = self._pages[name].layout()
+        assert isinstance(column, QVBoxLayout)
+        column.addWidget(view, 1)
+
+    def shows(self, name: str) -> bool:
+        """Whether a page is in sight where the panel is."""
+        return self._is_stack or name == self.current
+
+    def turn_to(self, name: str) -> None:
+        self.bar.setCurrentIndex(self._names.index(name))
+
+    def set_stack(self, wanted: bool) -> None:
+        """All pages one below the other, each under its title, or one at a time."""
+        if wanted is not self._is_stack:
+            self._is_stack = wanted
+            self._arrange()
+
+    def _arrange(self, *_: object) -> None:
+        self.bar.setVisible(not self._is_stack)
+        for head in self._heads:
+            head.setVisible(self._is_stack)
+        for name in sorted(self._names, key=self.shows):  # one that goes makes room first
+            self._pages[name].setVisible(self.shows(name))
+        self.turned.emit()

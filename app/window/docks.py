@@ -11,11 +11,21 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
 
 from app.widgets.build import made
-from app.widgets.buttons import TitleNote
 from app.widgets.fitted_labels import LowPanel
-from app.widgets.pages import Pages
-from app.window.dock_area import DockFloats, DockLines, DockShares, DockTabs
-from app.window.layouts import DOCK_OF, LAYOUTS, PAGES, PLOTS, TITLES, DockLayout
+from app.window.dock_area import (
+    DOCK_OF,
+    LAYOUTS,
+    PAGES,
+    PLOTS,
+    TITLES,
+    DockFloats,
+    DockLayout,
+    DockLines,
+    DockShares,
+    DockTabs,
+    Pages,
+)
+from app.window.menus import TitleNote
 
 _HIGH = ("runs", "lab", "conversation", "tuning")
 """What they hold does not fit every place; the other panels scroll by themselves."""
@@ -63,7 +73,7 @@ class Docks:
     """All docks of a window. Their widgets are set later, with `fill`."""
 
     def __init__(self, window: QMainWindow) -> None:
-        self._window = window
+        self.window = window
         self._docks: dict[str, QDockWidget] = {}
         self._notes: dict[str, TitleNote] = {}
         self._pages: dict[str, Pages] = {}
@@ -93,11 +103,6 @@ class Docks:
         DockTabs(window)
         self._floats = DockFloats(window, self._docks.values())
 
-    @property
-    def window(self) -> QMainWindow:
-        """The window that they stand in."""
-        return self._window
-
     def __getitem__(self, name: str) -> QDockWidget:
         """A dock by its name, or by that of a view in it."""
         return self._docks[DOCK_OF.get(name, name)]
@@ -122,7 +127,6 @@ class Docks:
                 self._pages[DOCK_OF[name]].turn_to(name)
 
     def fill(self, name: str, widget: QWidget) -> None:
-        """Put a view into its dock."""
         self._makers.pop(name, None)
         pages = self._shared(name)
         if pages is None:
@@ -177,7 +181,7 @@ class Docks:
             self._making.start()
         elif self._has_made:
             self._has_made = False
-            if self._window.isVisible() and not self._fits_screen():
+            if self.window.isVisible() and not self._fits_screen():
                 self.fit_screen()
 
     def stop(self) -> None:
@@ -194,12 +198,12 @@ class Docks:
 
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
         """Take a named layout, as it was saved or else in its first places."""
-        size = self._window.size()
+        size = self.window.size()
         restored = self._take(name, saved)
-        if not self._window.isVisible():
+        if not self.window.isVisible():
             return
         if restored:  # what they need is known once they are laid out
-            QTimer.singleShot(0, self._window, lambda: self._fit_restored(size))
+            QTimer.singleShot(0, self.window, lambda: self._fit_restored(size))
         else:
             self._have_again(size)
 
@@ -222,10 +226,10 @@ class Docks:
             (Qt.Corner.BottomLeftCorner, _LEFT),
             (Qt.Corner.BottomRightCorner, _RIGHT),
         ):
-            self._window.setCorner(corner, _BOTTOM if layout.wide else area)
+            self.window.setCorner(corner, _BOTTOM if layout.wide else area)
         if saved is not None and not saved.isEmpty():
             self._floats.rests = True
-            restored = self._window.restoreState(saved, LAYOUT_VERSION)
+            restored = self.window.restoreState(saved, LAYOUT_VERSION)
             self._floats.rests = False
             if restored:
                 self._shares.restored()
@@ -244,14 +248,14 @@ class Docks:
         for dock in self._docks.values():
             if dock.isFloating():
                 dock.setFloating(False)
-            self._window.removeDockWidget(dock)
-        for bar in self._window.findChildren(
+            self.window.removeDockWidget(dock)
+        for bar in self.window.findChildren(
             QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly
         ):
             bar.hide()
 
     def _place(self, layout: DockLayout) -> None:
-        window, docks = self._window, self._docks
+        window, docks = self.window, self._docks
         columns = self._columns(layout)
         for first in (layout.left[0], columns[0][0]):
             area = _LEFT if first in layout.left else _BOTTOM
@@ -280,7 +284,7 @@ class Docks:
         self._share_out(layout, [name for name in tabs if name in layout.shown])
 
     def _share_out(self, layout: DockLayout, tabs: list[str]) -> None:
-        window, docks = self._window, self._docks
+        window, docks = self.window, self._docks
         width = self.characters(_LEFT_CHARACTERS)
         columns = [(docks[name], width) for name in layout.left if name in layout.shown][:1]
         columns += [(docks[name], round(window.width() * layout.right_share)) for name in tabs[:1]]
@@ -301,7 +305,7 @@ class Docks:
 
     @property
     def _is_low(self) -> bool:
-        return self._window.height() < _LOW_LINES * self._window.fontMetrics().height()
+        return self.window.height() < _LOW_LINES * self.window.fontMetrics().height()
 
     def _columns(self, layout: DockLayout) -> list[tuple[str, ...]]:
         """The bottom docks from top to bottom, in one column or two."""
@@ -314,7 +318,7 @@ class Docks:
     def characters(self, n: int) -> int:
         """Width of this many letters: the average that a font states may be that of letters which
         are rare here, as with Noto Sans."""
-        metrics = self._window.fontMetrics()
+        metrics = self.window.fontMetrics()
         letters = "".join(TITLES.values())
         measured = metrics.horizontalAdvance(letters) / len(letters)
         return round(n * min(measured, metrics.averageCharWidth()))
@@ -323,7 +327,7 @@ class Docks:
     def is_wide(self) -> bool:
         """Whether a panel at the right has the room that tables of several lanes need, in the
         layout in use; in layouts for that they stand below, from edge to edge."""
-        window = self._window
+        window = self.window
         if LAYOUTS[self.layout_name].wide and "divergence" in LAYOUTS[self.layout_name].bottom:
             return True
         least = self.characters(_LANES_CHARACTERS)
@@ -332,7 +336,7 @@ class Docks:
     def reveal(self, *names: str) -> None:
         """Bring docks or views into sight, the first of them on top; tabs at the right that were
         all closed get half the window, and the panels at the left keep their width."""
-        window, first, left = self._window, self[names[0]], self._docks["model"]
+        window, first, left = self.window, self[names[0]], self._docks["model"]
         size = window.size()
         self.turn_to(names)
         pages = self._shared(names[0])
@@ -378,11 +382,11 @@ class Docks:
 
     def _stands_at_right(self, dock: QDockWidget) -> bool:
         open_here = not dock.isHidden() and not dock.isFloating()
-        return open_here and self._window.dockWidgetArea(dock) is _RIGHT
+        return open_here and self.window.dockWidgetArea(dock) is _RIGHT
 
     def restore(self, geometry: QByteArray, name: str, layout: QByteArray) -> None:
         """The window's place and the docks' of the last time, or the first ones."""
-        window = self._window
+        window = self.window
         if geometry.isEmpty() or not window.restoreGeometry(geometry):
             window.resize(*_FIRST_SIZE)
         self.apply(name, layout)
@@ -390,7 +394,7 @@ class Docks:
     def fit_screen(self) -> None:
         """Take back what of the window, frame and all, would be beyond its screen: the frame is
         known once the window is in sight."""
-        window = self._window
+        window = self.window
         if not self._fits_screen():
             self._take(self.layout_name)
             self._lay_out()
@@ -418,23 +422,22 @@ class Docks:
         self._lay_out()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest.value)
         self._lay_out()
-        if self._window.size() != size:
-            self._window.resize(size)
+        if self.window.size() != size:
+            self.window.resize(size)
 
     def _lay_out(self) -> None:
         """Without it the window could not be made smaller before the next events."""
-        layout = self._window.layout()
+        layout = self.window.layout()
         assert layout is not None
         layout.activate()
 
     def _fits_screen(self) -> bool:
         """Whether the panels where they stand have room on the screen: as they were left on a
         larger one, they would make the window larger than this one."""
-        window = self._window
+        window = self.window
         frame = window.frameGeometry().size() - window.size()
         least = window.minimumSizeHint() + frame
         return least.boundedTo(window.screen().availableGeometry().size()) == least
 
     def save(self) -> QByteArray:
-        """The docks' places for `apply`."""
-        return self._window.saveState(LAYOUT_VERSION)
+        return self.window.saveState(LAYOUT_VERSION)

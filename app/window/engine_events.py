@@ -12,12 +12,11 @@ from app.engine_thread.events import State, TraceRead
 from app.saved.errors import log
 from app.trace_models.compared_lanes import lanes_of, run_to_show
 from app.trace_models.plain_tip import in_window
-from app.trace_models.run_facts import comparison_label
+from app.trace_models.run_facts import comparison_label, known_facts, server_name
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position
-from app.trace_models.server_facts import known_facts, server_name
 from app.window.banner import Banner
-from app.window.layouts import DOCK_OF
+from app.window.dock_area import DOCK_OF
 from app.window.panels import Panels
 from engine.analysis.breaks import BreakHit
 from engine.trace.run_ref import RunRef
@@ -61,7 +60,6 @@ class EngineNews(QObject):
         feed.run_shown.connect(self._tell_of_run_behind)
 
     def show_state(self, state: State) -> None:
-        """Loading, ready, running, …"""
         panels = self._panels
         if state is State.RUNNING:
             self._feed.start()

@@ -1,4 +1,5 @@
-"""Menus and toolbar, made from the lists in `app.actions.actions`."""
+"""Menus and toolbar, made from the lists in `app.actions.actions`; in the title of a dock a button
+that opens a menu, and words after the title."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QAction, QPaintEvent
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt
+from PySide6.QtGui import QAction, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
+    QAbstractButton,
+    QDockWidget,
     QMainWindow,
     QMenu,
     QMenuBar,
@@ -25,7 +28,8 @@ from app.saved.settings import THEME_CHOICES, Settings
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import UNITS
 from app.widgets.build import made, vbox
-from app.window.layouts import LAYOUTS
+from app.widgets.fitted_labels import ElidedLabel
+from app.window.dock_area import LAYOUTS
 
 _PLOTS = (
     *(f"plot.x_{unit}" for unit in UNITS),
@@ -59,7 +63,6 @@ class RecentMenu(QMenu):
         self.aboutToShow.connect(self.fill)
 
     def fill(self) -> None:
-        """List the files as they are now."""
         self.clear()
         for paths, open_path in (
             (self._settings.recent_models, self._open_model),
@@ -140,7 +143,6 @@ class FlatToolBar(QToolBar):
 
 
 def make_toolbar(actions: Actions) -> QToolBar:
-    """The one toolbar."""
     bar = FlatToolBar("Main")
     bar.setObjectName("toolbar.main")
     bar.setMovable(False)
@@ -181,3 +183,113 @@ def _layout_tabs(layouts: Sequence[QAction]) -> QTabBar:
         lambda at: None if layouts[at].isChecked() else layouts[at].trigger()
     )
     return tabs
+
+
+_GAP = 4
+_DIRECT = Qt.FindChildOption.FindDirectChildrenOnly
+_WITH_TEXT = Qt.ToolButtonStyle.ToolButtonTextBesideIcon
+_WITHOUT = Qt.ToolButtonStyle.ToolButtonIconOnly
+
+
+class TitleButton(QToolButton):
+    """A button left of the buttons that Qt draws in a dock's title.
+
+    Before the menu opens, what `target` gives gets the focus: the menu's actions are about that.
+    """
+
+    def __init__(
+        self, dock: QDockWidget, text: str, menu: QMenu, target: Callable[[], QWidget | None]
+    ) -> None:
+        super().__init__(dock)
+        self._dock, self._menu, self._target = dock, menu, target
+        self.setText(text)
+        self.setAccessibleName(f"{text} menu: {dock.windowTitle()}")
+        self.setToolTip("X-axis, zoom, export as PNG, SVG or CSV, copy as image")
+        self.setToolButtonStyle(_WITH_TEXT)
+        self.setArrowType(Qt.ArrowType.DownArrow)
+        self.setAutoRaise(True)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.clicked.connect(self._open)
+        self._whole = self.sizeHint().width()
+        dock.installEventFilter(self)
+        self._place()
+        self.show()  # Qt keeps what is made in a dock that is in sight already hidden
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() in (QEvent.Type.Resize, QEvent.Type.LayoutRequest, QEvent.Type.Show):
+            self._place()
+        return super().eventFilter(watched, event)
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() in (QEvent.Type.FontChange, QEvent.Type.StyleChange):
+            self.setToolButtonStyle(_WITH_TEXT)
+            self._whole = self.sizeHint().width()
+            self._place()
+
+    def _place(self) -> None:
+        title = self._dock.widget().geometry().top()
+        drawn = [
+            button
+            for button in self._dock.findChildren(QAbstractButton, options=_DIRECT)
+            if button is not self and not button.isHidden()
+        ]
+        right = min((button.x() for button in drawn), default=self._dock.width())
+        name = self.fontMetrics().horizontalAdvance(self._dock.windowTitle())
+        fits = name + self._whole + 3 * _GAP <= right
+        # only a change: each setting asks the dock for a layout, which comes back here
+        if fits != (self.toolButtonStyle() is _WITH_TEXT):
+            self.setToolButtonStyle(_WITH_TEXT if fits else _WITHOUT)
+        height = min(self.sizeHint().height(), title) if title > _GAP else self.sizeHint().height()
+        self.resize(self.sizeHint().width(), height)
+        self.move(right - self.width() - _GAP, max(0, (title - height) // 2))
+        self.raise_()
+
+    def _open(self) -> None:
+        target = self._target()
+        if target is not None:
+            target.setFocus(Qt.FocusReason.OtherFocusReason)
+        self._menu.popup(self.mapToGlobal(QPoint(0, self.height())))
+
+
+_LEAST_CHARACTERS = 5
+_PLACES = (
+    QEvent.Type.Resize,
+    QEvent.Type.LayoutRequest,
+    QEvent.Type.Show,
+    QEvent.Type.WindowTitleChange,
+)
+
+
+class TitleNote(ElidedLabel):
+    """Greyed words between a dock's title and its buttons; left out where there is no room."""
+
+    def __init__(self, dock: QDockWidget) -> None:
+        super().__init__("", dock)
+        self._dock = dock
+        self.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)  # the title is dragged
+        dock.installEventFilter(self)
+        self.hide()
+
+    def say(self, text: str) -> None:
+        """Show other words, or none."""
+        if text != self.text():
+            self.setText(text)
+            self._place()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() in _PLACES:
+            self._place()
+        return super().eventFilter(watched, event)
+
+    def _place(self) -> None:
+        view, metrics = self._dock.widget(), self.fontMetrics()
+        high = 0 if view is None else view.geometry().top()
+        x = metrics.horizontalAdvance(self._dock.windowTitle()) + 4 * _GAP
+        least = x + _LEAST_CHARACTERS * metrics.averageCharWidth()
+        drawn = [one.x() for one in self._dock.findChildren(QAbstractButton, options=_DIRECT)]
+        right = min((at for at in drawn if at > 0), default=self._dock.width()) - _GAP
+        fits = bool(self.text()) and high > _GAP and right > least
+        self.setGeometry(x, 0, right - x, high)
+        self.setVisible(fits)

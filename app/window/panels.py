@@ -15,19 +15,17 @@ from app.looks.theme import Theme
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.findings.findings_view import FindingsView
 from app.panels.inspector.inspector_view import InspectorView
-from app.panels.lab.breaks_view import BreaksView
-from app.panels.lab.faults_view import FaultsView
+from app.panels.lab.breaks_view import BreaksView, FaultsView
 from app.panels.model.model_map import ModelMapView
 from app.panels.run_settings.run_panel import RunPanel
 from app.panels.runs.runs_view import RunsView
 from app.panels.tokens.tokens_view import TokensView
 from app.saved.settings import Settings
 from app.trace_models.run_facts import ModelRuns
-from app.widgets.buttons import TitleButton
 from app.widgets.empty_state import EmptyState
 from app.window.banner import BannerArea, RunBanners
 from app.window.docks import Docks
-from app.window.menus import PlotsMenu
+from app.window.menus import PlotsMenu, TitleButton
 from app.window.status_line import StatusLine
 from app.window.why_not_strip import WhyNotStrip
 
@@ -162,12 +160,10 @@ class Panels:
             self.divergence.show_triage(verdict, reason)
 
     def plain_measured(self) -> None:
-        """The run on show has been measured against plain decoding."""
         if self._is_complete:
             self.plots.plain_measured()
 
     def fill(self) -> None:
-        """Put the views made so far into their docks."""
         for name, view in (
             ("model", self.model_map),
             ("run", self.run_panel),
@@ -198,7 +194,6 @@ class Panels:
             empty.set_brief(shown)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
-        """List the runs of these models."""
         self.runs.set_recorded(recorded)
         self.tokens.tell_kept(sum(len(runs.store.runs) for runs in recorded))
 

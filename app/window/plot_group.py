@@ -123,13 +123,11 @@ class PlotGroup:
         return view
 
     def plain_measured(self) -> None:
-        """The run on show has been measured against plain decoding."""
         timing = self.views.get("timing")
         if isinstance(timing, TimingView):
             timing.plain_measured()
 
     def set_range(self, chosen: RunRange | None) -> None:
-        """Shade a range of rounds in all plots over rounds, or none."""
         self._range = chosen
         for view in self.views.values():
             view.set_range(chosen)
@@ -169,7 +167,6 @@ class PlotGroup:
         return next((v for v in views if not v.visibleRegion().isEmpty()), None)
 
     def export(self) -> None:
-        """Ask for a file and write the chosen plot to it."""
         view = self._chosen_or_told()
         if view is None:
             return
@@ -197,7 +194,6 @@ class PlotGroup:
             self._report("info", f"Plot written to {path}.", "")
 
     def copy_image(self) -> None:
-        """Put a picture of the chosen plot on the clipboard."""
         view = self._chosen_or_told()
         if view is not None:
             QGuiApplication.clipboard().setImage(picture(view, self._theme))

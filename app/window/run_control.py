@@ -9,32 +9,31 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer
 
-from app.engine_thread.events import State
-from app.engine_thread.jobs.decoding import (
-    StartComparison,
-    StartFork,
-    StartRun,
-    StartTurn,
-    WatchClients,
-)
-from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, rescored_sentence
-from app.engine_thread.jobs.opening import ConnectServer, OpenModel
-from app.engine_thread.requests import (
+from app.engine_thread.events import (
     ChatWrap,
     CompareRequest,
     GateRequest,
     OpenRequest,
     ScriptRequest,
+    State,
     TurnRequest,
 )
+from app.engine_thread.jobs.engine import (
+    ConnectServer,
+    OpenModel,
+    StartComparison,
+    StartRun,
+    StartTurn,
+    WatchClients,
+)
+from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, rescored_sentence
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import fidelity_text
 from app.trace_models.run_notes import note, run_name
 from app.trace_models.run_rows import Position
 from app.window.banner import Banner
-from app.window.dialogs.connect import LOOPBACK, ConnectDialog
 from app.window.dialogs.files import LibraryDialog, ask_model
-from app.window.dialogs.fork import ForkDialog
+from app.window.dialogs.runs import LOOPBACK, ConnectDialog, ForkDialog
 from app.window.panels import Panels
 from engine.compare.llama_library import find_build
 from engine.compare.memory_script import MemoryScript
@@ -265,7 +264,7 @@ class RunControl:
                 return
             options = replace(self._panels.run_panel.options(), parallel=options.parallel)
         fork = replace(fork, token=token if token >= 0 else None)
-        self._bridge.ask(StartFork(fork, options))
+        self._bridge.ask(StartRun((), options, fork=fork))
 
     def say(self, conversation: int | None, parent: int | None, text: str, is_chat: bool) -> None:
         """Begin a turn of a conversation with the options of the Run panel. One of another trace,

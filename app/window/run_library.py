@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QGuiApplication
 
 from app.engine_thread.events import TraceMark, mark_of
-from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.engine import StartRun
 from app.engine_thread.jobs.files import ReadRows
 from app.engine_thread.jobs.judging import TriageRuns
 from app.engine_thread.worker import DecodingJob

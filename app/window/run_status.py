@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QTimer
 from app.engine_thread.events import State
 from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
-from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRows
 from app.window.panels import Panels

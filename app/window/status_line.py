@@ -7,9 +7,9 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
 
 from app.engine_thread.events import ProgressMade
-from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.plain_tip import plain_tip
+from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
 from app.widgets.build import made
@@ -49,9 +49,10 @@ class StatusLine(QStatusBar):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._texts = {"waiting": "", "going": "", "model": ""}
+        self.texts = {"waiting": "", "going": "", "model": ""}
+        """What is waited for; how far the run is, or which lane is on show; the model."""
         self._model = _Words()
-        self._phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
+        self.phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self._bar = QProgressBar()
         self._bar.setRange(0, _STEPS)
         self._bar.setTextVisible(False)
@@ -67,7 +68,7 @@ class StatusLine(QStatusBar):
         self.gone.hide()
         self.addWidget(self._model, 1)
         for widget in (
-            self._phase,
+            self.phase,
             self._bar,
             self._cancel,
             self.gone,
@@ -79,33 +80,24 @@ class StatusLine(QStatusBar):
         self.setContentsMargins(0, 0, _EDGE, 0)
         self.hide_progress()
 
-    @property
-    def model_text(self) -> str:
-        return self._texts["model"]
-
-    @property
-    def going_text(self) -> str:
-        """How far the run is, or which lane is on show."""
-        return self._texts["going"]
-
     def set_model(self, text: str) -> None:
         """Show which model is loaded and the engine's state."""
-        self._texts["model"] = text
+        self.texts["model"] = text
         self._show_texts()
 
     def set_going(self, text: str) -> None:
         """Show how far the run is, or which lane it was, before the model; empty else."""
-        if text != self._texts["going"]:
-            self._texts["going"] = text
+        if text != self.texts["going"]:
+            self.texts["going"] = text
             self._show_texts()
 
     def set_waiting(self, sentence: str) -> None:
         """Show first the wait for a server; empty for nothing."""
-        self._texts["waiting"] = sentence
+        self.texts["waiting"] = sentence
         self._show_texts()
 
     def _show_texts(self) -> None:
-        text = " · ".join(filter(None, self._texts.values()))
+        text = " · ".join(filter(None, self.texts.values()))
         self._model.say(text)
 
     def set_vs_plain(self, ratio: PlainRatio | None) -> None:
@@ -132,11 +124,6 @@ class StatusLine(QStatusBar):
             more = f" +{len(names) - 1}" if len(names) > 1 else ""
             self.overlay.set_text(overlay.name + more, tip + run_name(overlay.over))
 
-    @property
-    def phase_text(self) -> str:
-        """What is being done while progress is shown."""
-        return self._phase.text()
-
     def set_server_gone(self, why: str) -> None:
         """The server in use does not answer any more; empty: it does, or none is in use."""
         self.gone.setVisible(bool(why))
@@ -150,7 +137,7 @@ class StatusLine(QStatusBar):
         self._bar.setRange(0, _STEPS if progress.total else 0)  # without a total it only moves
         of = f"{size_text(progress.done)} of {size_text(progress.total)}"
         is_bytes = progress.total >= _LEAST_BYTES and not progress.phase.endswith(".csv")
-        self._phase.setText(f"{progress.phase}, {of}" if is_bytes else progress.phase)
+        self.phase.setText(f"{progress.phase}, {of}" if is_bytes else progress.phase)
         self._bar.setToolTip(of if is_bytes else plain_tip(progress.phase))
         self._show_progress(True)
 
@@ -162,7 +149,7 @@ class StatusLine(QStatusBar):
         return not self._cancel.isHidden()
 
     def _show_progress(self, shown: bool) -> None:
-        for widget in (self._phase, self._bar, self._cancel):
+        for widget in (self.phase, self._bar, self._cancel):
             widget.setVisible(shown)
         for key, chip in self.chips.items():
             is_told = key != "vs_plain" or chip.text != NOT_OBSERVED
@@ -203,14 +190,10 @@ class FigureChip(QWidget):
     def __init__(self, name: str, widest: str, tip: str) -> None:
         super().__init__()
         self._name, self._widest, self._tip = name, widest, tip
-        self._text = ""
+        self.text = ""
         self._alarming = False
         self.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Fixed)
         self.set_text(NOT_OBSERVED)
-
-    @property
-    def text(self) -> str:
-        return self._text
 
     def set_alarming(self) -> None:
         """Paint it in the colour of errors."""
@@ -223,10 +206,10 @@ class FigureChip(QWidget):
 
     def set_text(self, text: str, more: str = "") -> None:
         tip = plain_tip(f"{self._tip}{more}")
-        if (text, tip) == (self._text, self.toolTip()):
+        if (text, tip) == (self.text, self.toolTip()):
             return
         size = self.sizeHint()
-        self._text = text
+        self.text = text
         self.setToolTip(tip)
         self.setAccessibleName(f"{self._name} {text}")
         if self.sizeHint() != size:  # all docks of the window would be arranged anew
@@ -236,7 +219,7 @@ class FigureChip(QWidget):
     def sizeHint(self) -> QSize:
         """It never becomes narrower: the next figure may be as wide again."""
         metrics = self.fontMetrics()
-        self._widest = max(self._widest, self._text, key=metrics.horizontalAdvance)
+        self._widest = max(self._widest, self.text, key=metrics.horizontalAdvance)
         figure = metrics.horizontalAdvance(self._widest)
         return QSize(metrics.horizontalAdvance(self._name) + figure + 26, metrics.height() + 6)
 
@@ -255,6 +238,6 @@ class FigureChip(QWidget):
         ink = palette.color(QPalette.ColorRole.ButtonText)
         painter.setPen(alarm if self._alarming else ink)
         painter.drawText(
-            inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self._text
+            inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self.text
         )
         painter.end()

@@ -10,7 +10,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QToolButton, QWidget
 
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme, icon
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import Position

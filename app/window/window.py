@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QMainWindow, QMenuBar
 from app.actions.actions import SPECS, Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
+from app.engine_thread.jobs.engine import DisconnectServer
 from app.engine_thread.jobs.judging import CheckKernels, EstimateSpeeds
-from app.engine_thread.jobs.opening import DisconnectServer
 from app.looks.theme import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
@@ -22,10 +22,10 @@ from app.trace_models.run_range import RunRange
 from app.window.appearance import Appearance, GlyphWatch, first_theme
 from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
-from app.window.dialogs.scenarios import ScenarioDialog, scenario_actions
+from app.window.dialogs.runs import ScenarioDialog, scenario_actions
+from app.window.dock_area import PAGES, TITLES, known_layout
 from app.window.docks import Docks
 from app.window.engine_events import EngineNews, SubjectNames
-from app.window.layouts import PAGES, TITLES, known_layout
 from app.window.menus import PlotsMenu, RecentMenu, make_head, make_menus, make_toolbar
 from app.window.panels import Panels
 from app.window.run_control import RunControl
@@ -122,7 +122,6 @@ class MainWindow(QMainWindow):
 
     @property
     def theme(self) -> Theme:
-        """The colours in use."""
         return self.panels.theme
 
     def set_theme(self, choice: str) -> None:
@@ -134,15 +133,12 @@ class MainWindow(QMainWindow):
         self.control.open_model(target, *drafts)
 
     def open_demo(self) -> None:
-        """The bundled models, with a prompt ready."""
         self.control.open_demo()
 
     def show_message(self, severity: str, message: str, remedy: str = "") -> None:
-        """A banner above the text."""
         self.banners.add(severity, message, remedy)
 
     def show_unexpected(self, summary: str) -> None:
-        """A banner for an unforeseen error."""
         self.banners.add(
             "error",
             f"Something unexpected happened: {summary}.",
@@ -151,7 +147,6 @@ class MainWindow(QMainWindow):
         )
 
     def show_crash(self, trace: str) -> None:
-        """A banner for the stack that an earlier run left when it died."""
         self.banners.add(
             "warning",
             "Draftscope ended abnormally the last time.",
@@ -351,7 +346,7 @@ class MainWindow(QMainWindow):
         diverges, served = self.panels.has_divergences, bridge.server is not None
         actions.explain(at_server=served)
         single = bridge.has_run and bridge.live is not None and not lanes_of(bridge.live)
-        self.tokens.set_cancellable(bridge.live if single else None)
+        self.tokens.cancellable = bridge.live if single else None
         for action_id, enabled in (
             *self.control.allowed(shown).items(),
             ("go.first_divergence", diverges or self.run_pairs.part),

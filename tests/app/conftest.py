@@ -144,7 +144,7 @@ def shared_window(_window_of_a_module: MainWindow) -> Iterator[MainWindow]:
 
 def _state(window: MainWindow) -> dict[str, Any]:
     """What a test may leave in a window that has neither model nor server."""
-    from app.window.layouts import TITLES
+    from app.window.dock_area import TITLES
 
     state: dict[str, Any] = {
         "layout": window.docks.layout_name,

@@ -118,7 +118,7 @@ def first_start(driver: Driver) -> Story:
     yield "the screen", lambda: driver.on_screen(window)
     seen["screen"] = driver.app.primaryScreen().geometry().getRect()
     seen["window"] = window.frameGeometry().getRect()
-    seen["status"] = driver.on_screen(window.statusBar()) and window.status.model_text
+    seen["status"] = driver.on_screen(window.statusBar()) and window.status.texts["model"]
     seen["plot_buttons"] = _plot_buttons(driver)
     driver.choose("run.start")
     yield "a run", lambda: window.bridge.live is not None
@@ -203,7 +203,7 @@ def stopwatch(driver: Driver) -> Story:
 
 
 def _plot_buttons(driver: Driver) -> list[str]:
-    from app.widgets.buttons import TitleButton
+    from app.window.menus import TitleButton
 
     found = driver.window.findChildren(TitleButton)
     return sorted(button.accessibleName() for button in found if driver.on_screen(button))

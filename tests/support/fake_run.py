@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from app.engine_thread.requests import RunRequest
+from app.engine_thread.events import RunRequest
 from engine.errors import OptionError
 from engine.trace.records import N_TOP, PHASES
 from engine.trace.store import TraceStore

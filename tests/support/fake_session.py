@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import DraftFile, OpenedFiles
-from app.engine_thread.requests import (
+from app.engine_thread.events import (
     CompareRequest,
     Decoding,
+    DraftFile,
+    OpenedFiles,
     OpenRequest,
     RunRequest,
     ScriptRequest,

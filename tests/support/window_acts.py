@@ -13,8 +13,8 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.job import Job
-from app.window.layouts import PAGES, TITLES
+from app.engine_thread.worker import Job
+from app.window.dock_area import PAGES, TITLES
 from app.window.window import MainWindow
 
 VIEWS = (*(n for n in TITLES if n not in PAGES), *(n for pages in PAGES.values() for n in pages))

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.jobs.decoding import StartComparison, StartTurn
-from app.engine_thread.requests import ScriptRequest, TurnRequest
+from app.engine_thread.events import ScriptRequest, TurnRequest
+from app.engine_thread.jobs.engine import StartComparison, StartTurn
 from engine.compare.memory_script_parser import read_script
 from engine.conversation.conversation import Conversation, Rendering
 from engine.conversation.turns import TurnTree, conversations

@@ -15,8 +15,8 @@ from PySide6.QtCore import QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication, QDockWidget
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.job import Job
 from app.engine_thread.jobs.files import ReadTrace
+from app.engine_thread.worker import Job
 from app.saved.settings import Settings
 from app.window.dialogs.files import QuitChoice
 from tests.torture import awake, heart

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.engine_thread.events import TraceRead, mark_of
-from app.engine_thread.job import SideJob
 from app.engine_thread.status import EngineStatus
+from app.engine_thread.worker import SideJob
 from app.trace_models.results import Results, read
 from app.trace_models.run_comparison import compare_runs, text_difference
 from app.trace_models.run_facts import run_names
@@ -51,7 +51,6 @@ class ReadTrace(SideJob):
             self.take(status, self.read)
 
     def take(self, status: EngineStatus, read: TraceStore) -> None:
-        """Take over what was read."""
         trace = TraceRead(self._folder, read)
         if status.n_shown == self._n_shown:
             status.show_trace(trace)

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from app.engine_thread.events import State
-from app.engine_thread.job import Post, SideJob
+from app.engine_thread.events import RunRequest, State
 from app.engine_thread.opening import LocalSession, open_engine
-from app.engine_thread.requests import EngineSession, RunRequest
 from app.engine_thread.status import EngineStatus
-from app.engine_thread.worker import EngineJob, EngineWorker
+from app.engine_thread.worker import EngineJob, EngineWorker, Post, SideJob
 from app.trace_models.tune_surface import SurfaceRequest, TuneSurface, estimate
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS
 from engine.progress import ReportProgress
@@ -27,6 +25,7 @@ from engine.trace.timings import summary
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
+    from app.engine_thread.worker import EngineSession
     from engine.conform.runner import Outcome
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
@@ -100,7 +99,6 @@ def _learn_texts(session: Session, run: RunRef) -> None:
 
 
 def rescored_sentence(found: Rescored) -> str:
-    """A sentence on the result of re-scoring a run."""
     judged = f"{found.n_tokens:,} tokens re-scored in {found.compute}"
     share = f"{found.n_first:,} of rank 1"
     if not found.n_changed:

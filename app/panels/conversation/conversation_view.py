@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.engine_thread.events import OpenedFiles
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme, fixed_font
 from app.panels.conversation.turn_card import (
     CheckpointStrip,
@@ -68,7 +68,8 @@ class ConversationView(QWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._store: TraceStore | None = None
+        self.store: TraceStore | None = None
+        """The trace that the conversation on show is part of."""
         self._number: int | None = None
         self._tree = TurnTree([])
         self._leaf: int | None = None
@@ -91,11 +92,6 @@ class ConversationView(QWidget):
         self.set_files(None)
         self._list()
         self._show()
-
-    @property
-    def store(self) -> TraceStore | None:
-        """The trace that the conversation on show is part of."""
-        return self._store
 
     def cache_options(self) -> CacheOptions:
         """How many context checkpoints the next turn may keep, and how far apart."""
@@ -125,17 +121,17 @@ class ConversationView(QWidget):
         """The conversation that a run is a turn of; else the newest one of its trace."""
         store = None if run is None else run.store
         turn = None if run is None else run.facts.turn
-        before = self._store, self._number
-        if store is not self._store:
+        before = self.store, self._number
+        if store is not self.store:
             known = [] if store is None else conversations(store.runs)
-            self._store, self._number, self._leaf = store, known[-1] if known else None, None
+            self.store, self._number, self._leaf = store, known[-1] if known else None, None
         if turn is not None:
             if self._left is not None:
                 self._drop_change()
             self._number, self._leaf = turn.conversation, turn.number
             if turn.messages[-1:] == [{"role": "user", "content": self.box.toPlainText()}]:
                 self._begun()
-        if before != (self._store, self._number):  # turns have the numbers of another one
+        if before != (self.store, self._number):  # turns have the numbers of another one
             self._drop_change()
         self._list()
         self._pacer.stop()
@@ -148,8 +144,8 @@ class ConversationView(QWidget):
             self._pacer.ask()
 
     def _refresh(self) -> None:
-        if self._store is not None and self._number is not None:
-            self._tree = TurnTree.of(self._store.runs, self._number)
+        if self.store is not None and self._number is not None:
+            self._tree = TurnTree.of(self.store.runs, self._number)
         else:
             self._tree = TurnTree([])
         self._leaf = leaf_of(self._tree, self._leaf) if self._number is not None else None
@@ -171,7 +167,6 @@ class ConversationView(QWidget):
     # -- what the user does ----------------------------------------------------------------
 
     def send(self) -> None:
-        """Send the text of the box as a turn."""
         text = self.box.toPlainText()
         if self._why_not or not text:
             return
@@ -331,7 +326,7 @@ class ConversationView(QWidget):
         return len(self._tree.path(number))
 
     def _list(self) -> None:
-        known = [] if self._store is None else conversations(self._store.runs)
+        known = [] if self.store is None else conversations(self.store.runs)
         self.choice.clear()
         for number in known:
             self.choice.addItem(f"Conversation {number + 1}", number)
@@ -373,8 +368,8 @@ class ConversationView(QWidget):
             place = f"{siblings.index(turn.number) + 1}/{len(siblings)}"
         title = f"Turn {self._place(turn.number)}"
         card.show_turn(title, said_text(turn), fact_lines(turn), place)
-        if self._store is not None:
-            card.set_answer(answer_text(self._store, turn))
+        if self.store is not None:
+            card.set_answer(answer_text(self.store, turn))
         card.branch.setVisible(turn.number != self._leaf)
 
     def _add_card(self) -> None:
@@ -387,8 +382,8 @@ class ConversationView(QWidget):
         self._column.insertWidget(self._column.count() - 1, card)
 
     def _select(self, number: int) -> None:
-        if self._store is not None:
-            self.run_selected.emit(RunRef(self._store, self._tree.turns[number].run_id))
+        if self.store is not None:
+            self.run_selected.emit(RunRef(self.store, self._tree.turns[number].run_id))
 
     def _step_sibling(self, number: int, step: int) -> None:
         siblings = self._tree.siblings(number)
@@ -401,8 +396,8 @@ class ConversationView(QWidget):
     def _show_checkpoints(self, turn: Turn | None) -> None:
         record = turn.record if turn else None
         history = CheckpointHistory()
-        if turn is not None and record is not None and self._store is not None:
-            history = CheckpointHistory.of(self._store.runs, record.slot, turn.run_id)
+        if turn is not None and record is not None and self.store is not None:
+            history = CheckpointHistory.of(self.store.runs, record.slot, turn.run_id)
         self.strip.setVisible(record is not None)
         self.summary.setVisible(record is not None)
         self.strip.set_turn(record, history)

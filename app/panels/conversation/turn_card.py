@@ -55,7 +55,6 @@ class TurnCard(QFrame):
         self.setAccessibleName(title)
 
     def set_answer(self, text: str) -> None:
-        """The answer as it is so far."""
         self.answer.setText(text)
         self.answer.setVisible(bool(text))
 
@@ -92,7 +91,6 @@ _LONGEST_TEXT = 6000
 
 
 def answer_text(store: TraceStore, turn: Turn) -> str:
-    """The answer as it is so far."""
     if turn.answer is not None:
         return shown_text(content_of(turn.answer))
     tokens, n = store.tokens, len(store.tokens)
@@ -166,7 +164,6 @@ class CheckpointStrip(QWidget):
         self.setAccessibleName("Context checkpoints over the text")
 
     def set_turn(self, record: PromptReuseRecord | None, history: CheckpointHistory) -> None:
-        """Show a turn's prompt and its context checkpoints."""
         self._record, self._history = record, history
         self.setAccessibleDescription(
             "; ".join(text for _, text in [*self._marks(), *self._misses()])

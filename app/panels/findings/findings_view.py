@@ -70,7 +70,6 @@ class FindingsView(QStackedWidget):
         self.setAccessibleName("Findings")
 
     def show_run(self, run: RunRef | None) -> None:
-        """Show the findings of a run, or of all lanes of its comparison."""
         self._has_run = run is not None
         runs = () if run is None else lanes_of(run) or (run,)
         if self.model.show_runs(runs):
@@ -80,7 +79,6 @@ class FindingsView(QStackedWidget):
         self._fit_columns()
 
     def refresh(self) -> None:
-        """Show what has been found since the last call."""
         if self.model.grow():
             self._show_page()
             self._fit_columns()
@@ -90,7 +88,7 @@ class FindingsView(QStackedWidget):
         row = next(
             (
                 i
-                for i, one in enumerate(self.model.findings)
+                for i, one in enumerate(self.model.rows)
                 if position is not None
                 and (one.run, one.round, one.seq) == (position.run, position.round, position.seq_id)
             ),
@@ -98,7 +96,7 @@ class FindingsView(QStackedWidget):
         )
         chosen = self.table.currentIndex()
         if row is not None and chosen.isValid():
-            one, other = self.model.findings[row], self.model.findings[chosen.row()]
+            one, other = self.model.rows[row], self.model.rows[chosen.row()]
             if (one.run, one.round) == (other.run, other.round):
                 return  # several findings of one round: keep the one that was chosen
         blocked = self.table.selectionModel().blockSignals(True)
@@ -112,7 +110,7 @@ class FindingsView(QStackedWidget):
     def open_first(self, rules: Collection[str], *, keep_place: bool) -> str:
         """Choose the first finding of one of these rules, else the first of all, and its place
         in all views unless that is to be kept; its message, empty without any."""
-        found = self.model.findings
+        found = self.model.rows
         at = next((i for i, one in enumerate(found) if one.rule in rules), 0)
         if not found:
             return ""
@@ -124,7 +122,7 @@ class FindingsView(QStackedWidget):
         return found[at].message
 
     def _show_page(self) -> None:
-        n = len(self.model.findings)
+        n = len(self.model.rows)
         if not self.table.currentIndex().isValid():
             self._show_detail(QModelIndex())
         nothing = _NOTHING if self._has_run else _EMPTY
@@ -137,7 +135,7 @@ class FindingsView(QStackedWidget):
             return
         index = rows[0]
         self._show_detail(index)
-        finding = self.model.findings[index.row()]
+        finding = self.model.rows[index.row()]
         if finding.round is None:
             self.run_selected.emit(finding.run)
         else:
@@ -147,10 +145,10 @@ class FindingsView(QStackedWidget):
     def _show_detail(self, index: QModelIndex) -> None:
         """Show the chosen finding in full, or the first one while none is chosen."""
         row = index.row() if index.isValid() else 0
-        if row >= len(self.model.findings):
+        if row >= len(self.model.rows):
             self.detail.clear()
             return
-        finding = self.model.findings[row]
+        finding = self.model.rows[row]
         follows = f"follows from {finding.cause}" if finding.cause else ""
         head = " · ".join(part for part in (finding.rule, finding.lane, follows) if part)
         parts = (head, finding.message, finding.evidence, finding.suggestion)
@@ -227,7 +225,7 @@ class FindingTable(ColumnTable):
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
-        self.findings: list[ListedFinding] = []
+        self.rows: list[ListedFinding] = []
         self._runs: tuple[RunRef, ...] = ()
         self._n_read = 0
         self._theme = theme
@@ -237,10 +235,8 @@ class FindingTable(ColumnTable):
         """Show the findings of these runs of one trace; whether they are not those on show."""
         if runs == self._runs:
             return False
-        self.beginResetModel()
         self._runs, self._n_read = runs, 0
-        self.findings = []
-        self.endResetModel()
+        self.show_rows([])
         self.grow()
         return True
 
@@ -257,10 +253,8 @@ class FindingTable(ColumnTable):
         new = [self._finding(start + int(row)) for row in np.flatnonzero(mine)]
         if new:
             new = _with_causes(self._runs[0].store, new)
-            self.beginInsertRows(
-                QModelIndex(), len(self.findings), len(self.findings) + len(new) - 1
-            )
-            self.findings += new
+            self.beginInsertRows(QModelIndex(), len(self.rows), len(self.rows) + len(new) - 1)
+            self.rows += new
             self.endInsertRows()
         return bool(new)
 
@@ -268,11 +262,8 @@ class FindingTable(ColumnTable):
         self._icons = {name: icon(name, self._theme, f"status.{name}") for name in SEVERITIES}
         self.layoutChanged.emit()
 
-    def n_rows(self) -> int:
-        return len(self.findings)
-
     def cell(self, row: int, name: str, role: int) -> Any:
-        finding = self.findings[row]
+        finding = self.rows[row]
         value = getattr(finding, name)
         if name == "rule" and finding.cause:
             if role == Qt.ItemDataRole.ToolTipRole:

@@ -4,13 +4,15 @@ the chosen range of rounds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from PySide6.QtCore import QModelIndex, Qt, Signal
-from PySide6.QtGui import QShowEvent
+from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
     QHeaderView,
+    QLabel,
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
@@ -19,9 +21,8 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions.actions import Actions
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
-from app.panels.inspector.range_view import RangeView
 from app.panels.inspector.step_facts import (
     FactTable,
     Step,
@@ -33,14 +34,17 @@ from app.panels.inspector.step_facts import (
     step_facts,
 )
 from app.panels.inspector.step_table import COLUMNS, StepTable, TopTable, cell_text, figure
+from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_range import RunRange
+from app.trace_models.run_range import RunRange, range_figures
 from app.trace_models.run_rows import Position
-from app.widgets.build import hbox, vbox, words
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.plain_table import FittedColumns, ProbabilityDelegate, fit_height, plain_table
+from engine.report.parts import ReportTable
+from engine.report.text import table_lines
 from engine.trace.run_ref import RunRef
 
 _EMPTY, _STEP, _RANGE = range(3)
@@ -95,7 +99,6 @@ class InspectorView(QStackedWidget):
     # -- the trace -------------------------------------------------------------------------
 
     def show_run(self, run: RunRef | None) -> None:
-        """Inspect a run, from its newest round on, or nothing."""
         self._pacer.stop()
         self._run = run
         self._cursor, self._n_seen = None, -1
@@ -377,3 +380,86 @@ def step_markdown(step: Step) -> str:
 
 def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+_HINT = (
+    "Drag over rounds in any plot, or over text, to choose a range. Keep it, and the next one is "
+    "compared with it. Esc: back to the round under the cursor."
+)
+
+
+class RangeTable(ColumnTable):
+    """Lines are figures, columns are ranges. Figures that nothing has are left out."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__((), parent)
+
+    def show_ranges(self, ranges: list[RunRange]) -> None:
+        figures = [range_figures(one) for one in ranges]
+        self.heads = ["", *(one.title for one in ranges)]
+        columns = [TableColumn(str(i), head, head, not i) for i, head in enumerate(self.heads)]
+        cells = ((label, *(one[label] for one in figures)) for label in figures[0])
+        self.show_rows([one for one in cells if set(one[1:]) - {NOT_OBSERVED, ""}], columns)
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        return self.rows[row][int(name)] if role == Qt.ItemDataRole.DisplayRole else None
+
+    def markdown(self) -> str:
+        """The table for a comment."""
+        table = ReportTable(self.heads, [tuple(map(str.strip, line)) for line in self.rows])
+        return "\n".join(table_lines(table)) + "\n"
+
+
+class RangeView(QWidget):
+    """The figures of a range. closed: back to the round under the cursor. zoom_asked: bring the
+    range into sight in the plots."""
+
+    closed = Signal()
+    zoom_asked = Signal(object)  # RunRange
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.shown: RunRange | None = None
+        self._kept: RunRange | None = None
+        self.title = made(QLabel, bold=True)
+        self.model = RangeTable(self)
+        self.table = plain_table(self.model, "Figures of the range and of the whole run")
+        self.table.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.keep = _button("&Keep", "Keep this range, to compare the next one with it")
+        self.keep.setCheckable(True)
+        self.zoom = _button("&Zoom", "Bring the range into sight in the plots (F)")
+        self.copy = _button("Co&py", "Copy the table as Markdown")
+        self.close_button = _button("✕", "Back to the round under the cursor (Esc)")
+        self.close_button.setAccessibleName("Close the range")
+        hint = made(QLabel, _HINT, wordWrap=True, muted=True)
+        head = hbox((self.title, 1), self.keep, self.zoom, self.copy, self.close_button)
+        vbox(head, self.table, hint, 1, of=self, margins=(8, 4, 8, 8), spacing=6)
+        self.keep.toggled.connect(self._keep)
+        self.zoom.clicked.connect(lambda: self.zoom_asked.emit(self.shown))
+        self.copy.clicked.connect(self._copy)
+        self.close_button.clicked.connect(self.closed)
+
+    def show_range(self, chosen: RunRange | None) -> None:
+        """Show a range next to the one that is kept, if any, and the whole run."""
+        self.shown = chosen
+        if chosen is None:
+            self._kept = None
+            self.keep.setChecked(False)
+            return
+        kept = [] if self._kept in (None, chosen) else [self._kept]
+        self.title.setText(chosen.title)
+        self.model.show_ranges([chosen, *kept, RunRange(chosen.run)])
+        fit_height(self.table)
+
+    def _keep(self, kept: bool) -> None:
+        self._kept = self.shown if kept else None
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText(self.model.markdown())
+
+
+def _button(text: str, tip: str) -> QToolButton:
+    return made(
+        QToolButton, text=text, toolTip=tip, autoRaise=True, focusPolicy=Qt.FocusPolicy.TabFocus
+    )

@@ -11,11 +11,16 @@ import numpy as np
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
-from app.trace_models.number_text import NOT_OBSERVED, probability_text, significant, whole_text
+from app.trace_models.number_text import (
+    NOT_OBSERVED,
+    probability_text,
+    significant,
+    size_or_none,
+    whole_text,
+)
 from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import Position
 from engine.draft.registry import meaning
-from engine.size_text import size_text
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
@@ -181,7 +186,7 @@ def _rollback(step: Step) -> list[FactLine]:
 def _memory(row: TraceRow) -> list[FactLine]:
     if all(row[name] is None for name in _OF_MEMORY):
         return [FactLine("all of it", "not observed", "The engine did not tell")]
-    lines = [FactLine(label, _bytes(row[name]), tip) for label, name, tip in _BYTES]
+    lines = [FactLine(label, size_or_none(row[name]), tip) for label, name, tip in _BYTES]
     used, twice = row["kv_cells_used"], row["kv_cells_duplicate"]
     attention, recurrent = row["attention_pos_max"], row["recurrent_pos_max"]
     return [
@@ -214,10 +219,6 @@ def _ms(value: float | None) -> str:
     return NOT_OBSERVED if value is None else f"{significant(value)} ms"
 
 
-def _bytes(value: int | None) -> str:
-    return NOT_OBSERVED if value is None else size_text(value)
-
-
 _Index = QModelIndex | QPersistentModelIndex
 _NOWHERE = QModelIndex()
 
@@ -231,7 +232,6 @@ class FactTable(QAbstractTableModel):
         self.lines: list[FactLine] = []
 
     def show_facts(self, lines: list[FactLine]) -> None:
-        """Show other lines."""
         self.beginResetModel()
         self.lines = lines
         self.endResetModel()

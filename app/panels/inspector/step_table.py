@@ -92,10 +92,8 @@ class StepTable(ColumnTable):
         theme.changed.connect(self.layoutChanged)
 
     def show_step(self, step: Step | None) -> None:
-        """Show another round, or nothing."""
-        self.beginResetModel()
         self.step = step
-        self.endResetModel()
+        self.show_rows(() if step is None else step.tokens)
 
     def row_of(self, position: Position | None) -> int:
         """The row of a token, or the first at a position; else the default row."""
@@ -120,9 +118,6 @@ class StepTable(ColumnTable):
             for i, column in enumerate(COLUMNS)
             if column.name in SELDOM and all(one[column.name] is None for one in tokens)
         ]
-
-    def n_rows(self) -> int:
-        return 0 if self.step is None else len(self.step.tokens)
 
     def cell(self, row: int, name: str, role: int) -> Any:
         if self.step is None:
@@ -201,21 +196,15 @@ class TopTable(ColumnTable):
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
         self._theme = theme
-        self.rows: list[Alternative] = []
         self._step: Step | None = None
         self._token_id: int | None = None
 
     def show_token(self, step: Step | None, row: int) -> None:
         """Show the alternatives of a row of `Step.tokens`, or nothing."""
-        self.beginResetModel()
-        self._step, self.rows, self._token_id = step, [], None
-        if step is not None and 0 <= row < len(step.tokens):
-            token = step.tokens[row]
-            self.rows, self._token_id = alternatives(token), token["token_id"]
-        self.endResetModel()
-
-    def n_rows(self) -> int:
-        return len(self.rows)
+        self._step = step
+        token = step.tokens[row] if step and 0 <= row < len(step.tokens) else None
+        self._token_id = token["token_id"] if token else None
+        self.show_rows(alternatives(token) if token else ())
 
     def cell(self, row: int, name: str, role: int) -> Any:
         if self._step is None:

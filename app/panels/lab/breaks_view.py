@@ -1,11 +1,15 @@
-"""The Break rules panel: conditions at which the run pauses, to add, edit, switch off, remove."""
+"""Break rules: conditions at which the run pauses, to add, edit, switch off, remove; and what makes
+runs fail on purpose: scenarios, faults and synthetic acceptance."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QKeySequence, QShortcut
+from PySide6.QtGui import QAction, QKeySequence, QShortcut
 from PySide6.QtWidgets import (
     QAbstractItemView,
+    QLabel,
     QLineEdit,
     QListWidget,
     QListWidgetItem,
@@ -17,6 +21,9 @@ from PySide6.QtWidgets import (
 from app.looks.theme import Theme, fixed_font
 from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import StatusMessage
+from app.widgets.fields import WheelGuard
+from app.widgets.fitted_labels import ScrollPage
+from app.widgets.option_groups import ProvokingGroup
 from engine.analysis.breaks import EXAMPLES, BreakHit, BreakRule
 from engine.errors import OptionError
 
@@ -76,7 +83,6 @@ class BreaksView(QWidget):
         return self._message.text
 
     def rules(self) -> tuple[BreakRule, ...]:
-        """The ticked rules, in the order of the list."""
         return tuple(BreakRule.parse(text) for text, ticked in self.entries() if ticked)
 
     def entries(self) -> list[tuple[str, bool]]:
@@ -108,7 +114,6 @@ class BreaksView(QWidget):
         self.rules_changed.emit()
 
     def remove_current(self) -> None:
-        """Take the chosen rule off the list."""
         row = self.list.currentRow()
         if row >= 0:
             self.list.takeItem(row)
@@ -193,3 +198,36 @@ class BreaksView(QWidget):
             self._message.say("warning", f"Held last: {self._hit}.")
         else:
             self._message.say("info", _HINT)
+
+
+_SCENARIOS = (
+    "Known failures, chosen by what is seen of them, with prompts and settings of their own."
+)
+_ABOUT = (
+    "What is set here joins the options of the Run panel until it is taken back or the window is "
+    "closed. It acts in runs that draft."
+)
+
+
+class FaultsView(QWidget):
+    """scenarios: the action that offers them. groups: options of the next run, which the Run panel
+    reads."""
+
+    def __init__(
+        self, scenarios: QAction, groups: Sequence[ProvokingGroup], parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self.button = QPushButton(scenarios.text())
+        self.button.setToolTip(scenarios.toolTip())
+        self.button.clicked.connect(scenarios.trigger)
+        column = vbox(margins=(8, 6, 8, 6))
+        for text, parts in ((_SCENARIOS, [self.button]), (_ABOUT, groups)):
+            said = made(QLabel, text, wordWrap=True, muted=True)
+            column.addWidget(said)
+            for part in parts:
+                column.addWidget(part)
+        column.addStretch(1)
+        for group in groups:
+            group.set_open(True)
+        vbox(page := ScrollPage(column), of=self, margins=(0, 0, 0, 0))
+        WheelGuard(page)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from PySide6.QtCore import QRect, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QPainter, QPaintEvent, QPalette
+from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QHelpEvent, QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
     QFrame,
     QGridLayout,
@@ -15,12 +15,12 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
+    QToolTip,
     QWidget,
 )
 
 from app.engine_thread.events import OpenedFiles, ServerConnected
 from app.looks.theme import Theme, figures_font
-from app.panels.model.layer_strip import LAYER_KINDS, LayerStrip
 from app.panels.model.server_page import ServerPage
 from app.trace_models.plain_tip import plain_tip
 from app.widgets.build import made, vbox, words
@@ -35,7 +35,8 @@ from engine.size_text import size_text
 
 if TYPE_CHECKING:
     from engine.machine.device import DeviceMemory
-    from engine.model.info import ModelInfo
+    from engine.model.info import LayerInfo, ModelInfo
+
 
 _FACTS = (
     "target",
@@ -66,7 +67,7 @@ class ModelMapView(QStackedWidget):
         self._options, self._n_slots = RunOptions(), 1
         self._labels = {name: words(shrinks=True, selectable=True) for name in _FACTS}
         self._strip = LayerStrip(theme)
-        self._legend, self._memory_title = words(muted=True), words(muted=True)
+        self.legend, self._memory_title = words(muted=True), words(muted=True)
         self._bars = SizeBars(theme)
         self._fits = words(muted=True)
         self._costs_title = words("To undo: bytes × snapshots × sequences", muted=True)
@@ -86,16 +87,9 @@ class ModelMapView(QStackedWidget):
 
     @property
     def facts(self) -> dict[str, str]:
-        """The facts on show, by name."""
         return {name: label.text() for name, label in self._labels.items()}
 
-    @property
-    def legend(self) -> str:
-        """What the letters of the layer map stand for."""
-        return self._legend.text()
-
     def set_server(self, server: ServerConnected | None) -> None:
-        """Show a server in place of files, or the empty state."""
         if server is not None:
             self.set_files(None)
             self.server.set_server(server)
@@ -104,7 +98,6 @@ class ModelMapView(QStackedWidget):
             self.setCurrentIndex(0)
 
     def set_files(self, files: OpenedFiles | None) -> None:
-        """Show these files, or the empty state."""
         self._files, self._compute = files, ""
         self.setCurrentIndex(0 if files is None else 1)
         if files is None:
@@ -128,7 +121,7 @@ class ModelMapView(QStackedWidget):
             plain_tip("\n".join(str(draft.path) for draft in files.drafts))
         )
         self._strip.set_layers(info.layers)
-        self._legend.setText(_legend(info))
+        self.legend.setText(_legend(info))
         self._show_memory()
 
     def set_compute(self, mode: str) -> None:
@@ -186,7 +179,7 @@ class ModelMapView(QStackedWidget):
         for name, label in self._labels.items():
             heading = made(QLabel, name, muted=True, alignment=Qt.AlignmentFlag.AlignTop)
             form.addRow(heading, label)
-        below = self._strip, self._legend, self._memory_title, self._bars, self._fits
+        below = self._strip, self.legend, self._memory_title, self._bars, self._fits
         undo = self._costs_title, self.costs, self._load
         column = vbox(form, *below, *undo, 1, of=page, margins=(6, 6, 6, 6), spacing=4)
         column.insertSpacing(1, 2)
@@ -265,14 +258,12 @@ class PolicyCosts(QWidget):
 
     @property
     def lines(self) -> dict[str, str]:
-        """The line of text about each policy."""
         return {
             name: f"{product.text()} = {total.text()}"
             for name, (_, product, total) in self._labels.items()
         }
 
     def set_costs(self, costs: Sequence[PolicyCost], chosen: str) -> None:
-        """Show these costs; none hides the list."""
         self.setVisible(bool(costs))
         for cost in costs:
             name, product, total = self._labels[cost.policy]
@@ -344,3 +335,115 @@ class SizeBars(QWidget):
 
     def _row(self) -> int:
         return self.fontMetrics().height() + _ROW_GAP
+
+
+_GAP = 2
+
+
+class LayerStrip(QWidget):
+    """One cell per layer, wrapped to the width; the tooltip of a cell tells its quantisation."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._layers: tuple[LayerInfo, ...] = ()
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self.setAccessibleName("Layer map")
+
+    def set_layers(self, layers: tuple[LayerInfo, ...]) -> None:
+        self._layers = layers
+        letters = "".join(LAYER_KINDS[layer.kind].letter for layer in layers)
+        self.setAccessibleDescription(f"{len(layers)} layers in order: {letters}")
+        self.updateGeometry()
+        self.update()
+
+    def cell(self, index: int) -> QRect:
+        """Where a layer is painted."""
+        cell = self._cell_size()
+        row, column = divmod(index, self._per_row(self.width()))
+        return QRect(
+            column * (cell.width() + _GAP),
+            row * (cell.height() + _GAP),
+            cell.width(),
+            cell.height(),
+        )
+
+    def describe_layer(self, index: int) -> str:
+        layer = self._layers[index]
+        name = LAYER_KINDS[layer.kind].name
+        return f"blk.{layer.index}: {name}, {layer.quant}, {size_text(layer.n_bytes)}"
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        per_row = self._per_row(width)
+        rows = max(1, -(-len(self._layers) // per_row))
+        return rows * (self._cell_size().height() + _GAP)
+
+    def sizeHint(self) -> QSize:
+        return QSize(self.minimumSizeHint().width(), self.heightForWidth(max(1, self.width())))
+
+    def minimumSizeHint(self) -> QSize:
+        cell = self._cell_size()
+        return QSize(4 * (cell.width() + _GAP), cell.height() + _GAP)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        ink = self._theme.color("layer.text")
+        for index, layer in enumerate(self._layers):
+            cell = self.cell(index)
+            kind = LAYER_KINDS[layer.kind]
+            painter.fillRect(cell, self._theme.color(f"layer.{kind.role}"))
+            painter.setPen(ink)
+            painter.drawText(cell, Qt.AlignmentFlag.AlignCenter, kind.letter)
+        painter.end()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
+            for index in range(len(self._layers)):
+                if self.cell(index).contains(event.pos()):
+                    tip = plain_tip(self.describe_layer(index))
+                    QToolTip.showText(event.globalPos(), tip, self)
+                    return True
+            QToolTip.hideText()
+            return True
+        return super().event(event)
+
+    def _per_row(self, width: int) -> int:
+        return max(1, (width + _GAP) // (self._cell_size().width() + _GAP))
+
+    def _cell_size(self) -> QSize:
+        metrics = self.fontMetrics()
+        return QSize(metrics.horizontalAdvance("M") + 12, metrics.height() + 8)
+
+
+class LayerKind(NamedTuple):
+    """letter: in the map of layers. role: of its colour in a theme, without `layer.`."""
+
+    letter: str
+    role: str
+    name: str
+
+
+LAYER_KINDS = {
+    "delta net": LayerKind("G", "delta_net", "Gated DeltaNet"),
+    "kda": LayerKind("K", "kda", "Kimi Delta Attention"),
+    "mamba": LayerKind("O", "mamba", "Mamba"),
+    "mamba-2": LayerKind("S", "mamba", "Mamba-2"),
+    "short convolution": LayerKind("C", "convolution", "short convolution"),
+    "attention": LayerKind("A", "attention", "attention"),
+    "sparse attention": LayerKind("B", "attention", "block-sparse attention"),
+    "latent attention": LayerKind("L", "latent", "latent attention (MLA)"),
+    "sparse latent attention": LayerKind("P", "latent", "latent attention sparse by pooled keys"),
+    "window attention": LayerKind("W", "attention", "attention to a window"),
+    "CSA": LayerKind("D", "latent", "compressed sparse attention (CSA)"),
+    "HCA": LayerKind("E", "latent", "heavily compressed attention (HCA)"),
+    "attention + mamba-2": LayerKind("H", "side_by_side", "attention in parallel with Mamba-2"),
+    "feed-forward": LayerKind("F", "feed_forward", "feed-forward only"),
+    "mtp": LayerKind("M", "mtp", "MTP head"),
+    "unused mtp": LayerKind("U", "mtp", "MTP block that is not used"),
+}
+"""By the name that engine.model.parts gives a block, or engine.model.info an MTP block."""

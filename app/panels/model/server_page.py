@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QWidget
 from app.engine_thread.events import ServerConnected, ServerSeen
 from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.server_facts import counted_since, known_facts, slot_lines
+from app.trace_models.run_facts import counted_since, known_facts, slot_lines
 from app.widgets.build import vbox, words
 from app.widgets.fields import new_form
 
@@ -50,7 +50,6 @@ class ServerPage(QScrollArea):
 
     @property
     def facts(self) -> dict[str, str]:
-        """The texts on show, by name."""
         shown = {name: label.text() for name, label in self._labels.items()}
         return shown | {"slot lines": self._slots.text(), "counters": self._counters.text()}
 
@@ -60,7 +59,6 @@ class ServerPage(QScrollArea):
         self.set_status(ServerSeen())
 
     def set_status(self, status: ServerSeen) -> None:
-        """Show how it is now."""
         self._status = status
         self.refresh()
 
@@ -79,7 +77,8 @@ class ServerPage(QScrollArea):
         }
         for name, label in self._labels.items():
             _show(label, str(texts.get(name) or NOT_OBSERVED))
-        self._labels["server"].setForegroundRole(_role(bool(status.gone)))
+        role = QPalette.ColorRole.BrightText if status.gone else QPalette.ColorRole.WindowText
+        self._labels["server"].setForegroundRole(role)
         self._labels["server"].setToolTip(plain_tip(status.gone))
         if status.gone:
             _show(self._labels["server"], f"{told['server']} · gone")
@@ -100,10 +99,6 @@ def _counted(counters: Mapping[str, float] | None) -> str:
 def _show(label: QLabel, text: str) -> None:
     if label.text() != text:
         label.setText(text)
-
-
-def _role(alarming: bool) -> QPalette.ColorRole:
-    return QPalette.ColorRole.BrightText if alarming else QPalette.ColorRole.WindowText
 
 
 def _muted(text: str) -> QLabel:

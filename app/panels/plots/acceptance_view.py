@@ -124,7 +124,7 @@ class AcceptanceView(OverlaidView):
             newest = f": {significant(float(values(n - 1, n)[0]))}" if n else ""
             self.legend.set_label(label, name + newest)
         counts = curves.sums.counts
-        told = self._told(self._run)
+        told = self._told(self.run)
         if told:
             rate = significant(told.get("draft_acceptance_rate"))
             self.legend.set_label(_LIFETIME, f"lifetime: {rate}")
@@ -146,9 +146,9 @@ class AcceptanceView(OverlaidView):
 
     def _by_words(self, _x: float, _y: float) -> str:
         """Acceptance by more than the index, with what is clear of two runs."""
-        if self._run is None or not 0 < len(self.curves) <= _MOST_GROUPED:
+        if self.run is None or not 0 < len(self.curves) <= _MOST_GROUPED:
             return ""
-        return by_words(breakdown(self._run, self._overlay.run if self._overlay else None))
+        return by_words(breakdown(self.run, self._overlay.run if self._overlay else None))
 
     def _read_over(self, overlay: RunOverlay) -> StepCurves:
         """The rates of an overlaid run by now."""
@@ -227,7 +227,7 @@ class AcceptanceView(OverlaidView):
 
     def _summary(self) -> str:
         n = len(self.curves)
-        told = self._told(self._run).get("draft_acceptance_rate")
+        told = self._told(self.run).get("draft_acceptance_rate")
         rate = significant(float(self.curves.lifetime(n - 1, n)[0]) if n else told)
         return f"rounds: {self.plot.n_rounds}, steps: {n}, lifetime acceptance: {rate}"
 

@@ -34,7 +34,6 @@ class OverlaidView(RoundView):
         return self._overlay
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        """Draw a second run over the one on show, or none."""
         self._overlay, self._n_drawn = overlay, 0
         self._clear_overlay()
         self.legend.set_leading([] if overlay is None else self._overlay_swatches(overlay))
@@ -201,7 +200,6 @@ class StackedBars:
             item.setOpts(x0=x0[some], x1=x1[some], y0=(top - height)[some], height=height[some])
 
     def clear(self) -> None:
-        """Draw nothing."""
         if not self.n_bars:
             return
         none = np.zeros(0)
@@ -250,26 +248,21 @@ class PixelColumns:
         return len(self.starts) == self.n
 
     def first(self, values: np.ndarray) -> np.ndarray:
-        """The first value of each group."""
         return values[..., self.starts]
 
     def last(self, values: np.ndarray) -> np.ndarray:
-        """The last value of each group."""
         if self.is_exact:
             return values
         stops = np.append(self.starts[1:], self.n)
         return values[..., stops - 1]
 
     def most(self, values: np.ndarray) -> np.ndarray:
-        """The largest value of each group, along the last axis."""
         return self._reduce(np.maximum, values)
 
     def least(self, values: np.ndarray) -> np.ndarray:
-        """The smallest value of each group, along the last axis."""
         return self._reduce(np.minimum, values)
 
     def mean(self, values: np.ndarray) -> np.ndarray:
-        """The mean of each group, along the last axis."""
         if self.is_exact:
             return values
         sums = self._reduce(np.add, values)

@@ -171,7 +171,7 @@ class RingView(RoundView):
         if stop <= first or not n_rows:
             self._draw_nothing()
             return
-        if self._has_spent or (self._run is not None and self._run.ended):
+        if self._has_spent or (self.run is not None and self.run.ended):
             # until then that of the run before stays: a legend that changes moves the plot
             self._show_behind([_swatch(_SPENT)] if self._has_spent else [])
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels

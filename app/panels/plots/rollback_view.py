@@ -184,8 +184,8 @@ class RollbackView(BarView):
     def table(self) -> tuple[list[str], list[list[object]]]:
         names = ["round", "seq_id", "rollback_depth", "rollback_path", "n_rs_seq"]
         first, stop = self._rows_in_sight()
-        assert self._run is not None
-        rows = [self._run.store.rounds.row(at) for at in self._data["row"][first:stop]]
+        assert self.run is not None
+        rows = [self.run.store.rounds.row(at) for at in self._data["row"][first:stop]]
         return names, [[row[name] for name in names] for row in rows]
 
     def _draw_limits(self, top: int, strip: float) -> None:
@@ -242,9 +242,9 @@ class RollbackView(BarView):
     def _tip(self, x: float, y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
         row = self._row_at(round_, self._seq_at(x, y))
-        if row is None or self._run is None:
+        if row is None or self.run is None:
             return ""
-        found = self._run.store.rounds.row(row)
+        found = self.run.store.rounds.row(row)
         lines = [f"round {round_} · sequence {found['seq_id']}"]
         path, depth = found["rollback_path"], found["rollback_depth"]
         drafted = found["num_draft_tokens"]

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, QSize, Signal
 from PySide6.QtGui import QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.trace_models.run_facts import engine_name, is_ours
 from app.trace_models.run_range import RunRange
@@ -74,10 +74,10 @@ class RoundView(QStackedWidget):
     ) -> None:
         super().__init__(parent)
         self._name, self._theme = name, theme
-        self._run: RunRef | None = None
+        self.run: RunRef | None = None
         self._cursor: Position | None = None
         self._stale = self._is_behind = self._has_ended = False
-        self._has_rounds = False
+        self.has_rounds = False
         self._legend_least = 0
         self._group = RoundGroup(self, self)
         self.plot = RoundPlot(theme, y_label)
@@ -104,13 +104,12 @@ class RoundView(QStackedWidget):
         self.setAccessibleName(name)
 
     def show_run(self, run: RunRef | None) -> None:
-        """Show a run from its first round on, or nothing."""
-        self._run = run
+        self.run = run
         self._group.stop()
         self._reset()
         self.set_cursor(None)
         self.plot.begin_run()
-        self._stale = self._has_rounds = self._has_ended = False
+        self._stale = self.has_rounds = self._has_ended = False
         if self.take_in():
             self.show_new()
         elif run is None or run.ended:  # else rounds are on their way: pages cost layouts
@@ -126,25 +125,25 @@ class RoundView(QStackedWidget):
     def take_in(self) -> bool:
         """Read what has joined the trace, unless that is for later; whether there is anything to
         draw."""
-        if self._run is None:
+        if self.run is None:
             return False
         self._is_behind = self.has_rounds and not self.in_sight
         if self._is_behind:
             return False
-        self.plot.run_axis.read(self._run)
-        n_rounds = self._read(self._run)
-        if self._run.ended and not self._has_ended:
+        self.plot.run_axis.read(self.run)
+        n_rounds = self._read(self.run)
+        if self.run.ended and not self._has_ended:
             self._has_ended = self._stale = True  # it fills the width from now on
         if n_rounds is not None:
             self._stale = True
-            self.plot.expect_rounds(n_rounds)
+            self.plot.n_rounds = n_rounds
         elif not self.has_rounds:
-            self._say_what_is_untold(self._run)
+            self._say_what_is_untold(self.run)
         return n_rounds is not None or (self._stale and self.has_rounds)
 
     def show_new(self) -> None:
         """Draw what has been read, if it is in sight."""
-        self._has_rounds = True
+        self.has_rounds = True
         self.setCurrentIndex(_PLOT)
         self.plot.setAccessibleDescription(self._words())
         if not self.in_sight:
@@ -159,14 +158,14 @@ class RoundView(QStackedWidget):
 
     def set_cursor(self, position: Position | None) -> None:
         """Put the cursor line on the position that all views share."""
-        if position is not None and position.run != self._run:
+        if position is not None and position.run != self.run:
             position = None
         self._cursor = position
         self.plot.set_cursor(None if position is None else position.round)
 
     def set_range(self, chosen: RunRange | None) -> None:
         """Shade the range of rounds that all views share."""
-        mine = chosen is not None and chosen.run == self._run and chosen.last is not None
+        mine = chosen is not None and chosen.run == self.run and chosen.last is not None
         self.plot.set_range((chosen.first, chosen.last) if mine else None)  # type: ignore[union-attr,arg-type]
 
     def link_x(self, other: RoundView) -> None:
@@ -201,16 +200,6 @@ class RoundView(QStackedWidget):
     def in_sight(self) -> bool:
         """Whether any of it is neither hidden nor in a tab that is not shown."""
         return not self.visibleRegion().isEmpty()
-
-    @property
-    def run(self) -> RunRef | None:
-        """The run on show."""
-        return self._run
-
-    @property
-    def has_rounds(self) -> bool:
-        """Whether the run on show has rounds to draw."""
-        return self._has_rounds
 
     @abstractmethod
     def table(self) -> tuple[list[str], list[list[object]]]:
@@ -271,7 +260,7 @@ class RoundView(QStackedWidget):
         return self._summary()
 
     def _redraw(self) -> None:
-        if self._run is None or not (self._has_rounds or self.plot.overlay):
+        if self.run is None or not (self.has_rounds or self.plot.overlay):
             return
         self._stale = not self.in_sight
         if not self._stale:
@@ -281,7 +270,7 @@ class RoundView(QStackedWidget):
     def _on_resized(self) -> None:
         """Drawn when it is painted: a window that is resized, or laid out anew, resizes its plots
         several times before."""
-        if self._has_rounds or self.plot.overlay:
+        if self.has_rounds or self.plot.overlay:
             self._stale = True
             self.update()
 
@@ -289,8 +278,8 @@ class RoundView(QStackedWidget):
         self._select(self.plot.run_axis.round_at(x), self._seq_at(x, y))
 
     def _on_range(self, first: int, last: int) -> None:
-        if self._run is not None:
-            self.range_selected.emit(RunRange(self._run, first, last))
+        if self.run is not None:
+            self.range_selected.emit(RunRange(self.run, first, last))
 
     def _on_stepped(self, step: int) -> None:
         if self._cursor is None:
@@ -299,9 +288,9 @@ class RoundView(QStackedWidget):
             self._select(self._cursor.round + step, self._cursor.seq_id)
 
     def _select(self, round_: int, seq_id: int | None) -> None:
-        if self._run is None or seq_id is None or not 0 <= round_ < self.plot.n_rounds:
+        if self.run is None or seq_id is None or not 0 <= round_ < self.plot.n_rounds:
             return
-        position = Position(self._run, seq_id, round_, None)
+        position = Position(self.run, seq_id, round_, None)
         self.set_cursor(position)
         self.position_selected.emit(position)
 

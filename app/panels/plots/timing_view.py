@@ -94,7 +94,6 @@ class TimingView(BarView):
         self._show_behind([])
 
     def plain_measured(self) -> None:
-        """The run on show has been measured against plain decoding."""
         if self._rows is not None:
             self._find_speed(self._rows.run)
 

@@ -138,7 +138,7 @@ class VerifyWidthView(BarView):
         self._rows_over = {}
 
     def _draw(self) -> None:
-        if self._rows is None or self._run is None:
+        if self._rows is None or self.run is None:
             return
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
         of_row = self._rows.rounds.values[start:stop]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -10,14 +11,154 @@ from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Sign
 from PySide6.QtGui import QFont
 
 from app.looks.theme import Theme, icon
-from app.panels.runs.run_lines import FOLDED, OPEN, RunLine, RunTree, called
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.run_facts import ModelRuns, RunRow, run_row
 from app.trace_models.run_notes import notes_of, number_of
+from engine.analysis.findings.run_rows import lane_kind
+from engine.trace.records import PEER, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+
+OPEN, FOLDED = "▾", "▸"
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """key: what it is known by. title: of a folder, or what a run is called here. row: figures of
+    a run, of a comparison those of the lane that it shows; None for a folder. is_open: whether the
+    lines below it are listed, None where there are none."""
+
+    key: Hashable
+    depth: int
+    title: str
+    row: RunRow | None = None
+    is_open: bool | None = None
+
+
+class RunTree:
+    """Which lines are folded: comparisons are until they are opened, all else is open."""
+
+    def __init__(self) -> None:
+        self._toggled: set[Hashable] = set()
+
+    def toggle(self, line: RunLine) -> None:
+        self._toggled ^= {line.key}
+
+    def lines(
+        self, rows: Sequence[RunRow], found: Collection[RunRef], *, with_models: bool, whole: bool
+    ) -> list[RunLine]:
+        """Lines of the rows that were found. rows: in order of starting, those of a model after one
+        another. with_models: models are folders. whole: nothing is folded."""
+        tree = _Tree(self._toggled, found, whole)
+        by_model: dict[str, list[RunRow]] = {}
+        for row in rows:
+            by_model.setdefault(row.model, []).append(row)
+        if not with_models:
+            return [line for of_model in by_model.values() for line in tree.of_model(of_model, 0)]
+        lines: list[RunLine] = []
+        for model, of_model in by_model.items():
+            lines += tree.folder(("model", model), 0, model, list(tree.of_model(of_model, 1)))
+        return lines
+
+
+class _Tree:
+    def __init__(
+        self, toggled: Collection[Hashable], found: Collection[RunRef], whole: bool
+    ) -> None:
+        self._toggled, self._found, self._whole = toggled, found, whole
+
+    def _is_open(self, key: Hashable, usual: bool) -> bool:
+        return self._whole or usual is not (key in self._toggled)
+
+    def folder(
+        self, key: Hashable, depth: int, title: str, below: list[RunLine]
+    ) -> Iterator[RunLine]:
+        """A folder and what is in it; nothing where nothing is."""
+        if below:
+            is_open = self._is_open(key, True)
+            yield RunLine(key, depth, title, is_open=is_open)
+            if is_open:
+                yield from below
+
+    def of_model(self, rows: Sequence[RunRow], depth: int) -> Iterator[RunLine]:
+        """Runs and comparisons in order; those of a scenario where its first one is."""
+        groups, forks = _grouped(rows)
+        by_scenario: dict[RunRef | str, list[list[RunRow]]] = {}
+        for group in groups:
+            first = group[0].run
+            by_scenario.setdefault(notes_of(first.facts).scenario or first, []).append(group)
+        for title, some in by_scenario.items():
+            if isinstance(title, RunRef):
+                yield from self._group(some[0], forks, depth)
+                continue
+            below = [line for one in some for line in self._group(one, forks, depth + 1)]
+            yield from self.folder(("scenario", rows[0].model, title), depth, title, below)
+
+    def _group(
+        self, group: list[RunRow], forks: dict[RunRef, list[RunRow]], depth: int
+    ) -> Iterator[RunLine]:
+        first = group[0]
+        if len(group) == 1 and first.run.facts.lane != REFERENCE:
+            yield from self._run(first, forks, depth)
+            return
+        lanes = [row for row in group if row.run in self._found]
+        if not lanes:
+            return
+        policies = [one for one in group if lane_kind(one.run.facts) in (POLICY, PEER)]
+        row = next(iter(policies), first)  # as run_to_show has it
+        names = [one.run.facts.lane or "" for one in policies]
+        what = f"compare {', '.join(names) or 'lanes'}"
+        marks = tuple(dict.fromkeys(mark for one in group for mark in one.marks))
+        stop = next((one.stop for one in group if not one.ended), row.stop)
+        is_open = self._is_open(("lanes", first.run), False)
+        whole = replace(row, drafter=what, marks=marks, stop=stop)
+        yield RunLine(("lanes", first.run), depth, called(row), whole, is_open)
+        for lane in lanes if is_open else ():
+            yield RunLine(lane.run, depth + 1, lane.name, lane)
+
+    def _run(self, row: RunRow, forks: dict[RunRef, list[RunRow]], depth: int) -> Iterator[RunLine]:
+        is_listed = row.run in self._found
+        below = [
+            line
+            for fork in forks.get(row.run, ())
+            for line in self._run(fork, forks, depth + is_listed)
+        ]
+        if is_listed:
+            is_open = self._is_open(row.run, True) if below else None
+            yield RunLine(row.run, depth, called(row), row, is_open)
+            if not is_open:
+                return
+        yield from below
+
+
+def called(row: RunRow) -> str:
+    """What the user calls a run, else its number."""
+    return row.name or str(row.number)
+
+
+def _grouped(rows: Sequence[RunRow]) -> tuple[list[list[RunRow]], dict[RunRef, list[RunRow]]]:
+    """Runs that are listed by themselves, lanes of one comparison together; forks by the run that
+    they go on from, where that one is there."""
+    known = {row.run for row in rows}
+    groups: list[list[RunRow]] = []
+    forks: dict[RunRef, list[RunRow]] = {}
+    for row in rows:
+        facts = row.run.facts
+        parent = None if facts.fork is None else row.run.sibling(facts.fork.parent)
+        before = groups[-1][-1].run if groups else None
+        goes_on = (
+            before is not None and before.store is row.run.store and before.facts.lane is not None
+        )
+        if parent in known and parent is not None and parent.run_id < row.run.run_id:
+            forks.setdefault(parent, []).append(row)
+        elif facts.lane not in (None, REFERENCE) and goes_on:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups, forks
+
 
 _COLUMNS = (
     TableColumn("run", "run", "What you call the run (F2), else its number", True),
@@ -62,15 +203,10 @@ class RunTable(ColumnTable):
         self._known: dict[RunRef, RunRow] = {}
         self._query: tuple[str, ...] = ()
         self._starred_only = False
-        self._shown: RunRef | None = None
+        self.shown: RunRef | None = None
         self._overlaid: tuple[RunRef, ...] = ()
         self._theme = theme
         theme.apply(self._recolour)
-
-    @property
-    def shown(self) -> RunRef | None:
-        """The run that the other views show."""
-        return self._shown
 
     @property
     def overlaid(self) -> RunRef | None:
@@ -84,14 +220,14 @@ class RunTable(ColumnTable):
 
     def can_overlay(self, run: RunRef) -> bool:
         """Whether a run may be laid over the one on show: any other one."""
-        return self._shown is not None and run != self._shown
+        return self.shown is not None and run != self.shown
 
     def other(self, chosen: RunRef | None) -> RunRef | None:
         """A run to lay over the one on show: the chosen one, else the newest other."""
         others = [row.run for row in self.rows if self.can_overlay(row.run)]
         if chosen in others:
             return chosen
-        own = [run for run in others if self._shown is not None and run.store is self._shown.store]
+        own = [run for run in others if self.shown is not None and run.store is self.shown.store]
         return next(reversed(own or others), None)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
@@ -104,8 +240,7 @@ class RunTable(ColumnTable):
         return next((runs for runs in self._recorded if runs.store is store), None)
 
     def show_run(self, run: RunRef | None) -> None:
-        """Mark the run on show."""
-        self._shown = run
+        self.shown = run
         self.refresh()
 
     def search(self, words: str, *, starred_only: bool) -> None:
@@ -115,7 +250,7 @@ class RunTable(ColumnTable):
 
     def _traces(self) -> Sequence[ModelRuns]:
         """The traces to list: those at hand, or one that is on show and not among them."""
-        shown = self._shown
+        shown = self.shown
         if shown is None or self.recorded_in(shown.store) is not None:
             return self._recorded
         return (ModelRuns("", shown.store),)
@@ -142,7 +277,6 @@ class RunTable(ColumnTable):
         self._lay_out()
 
     def toggle(self, line: int) -> None:
-        """Open or fold a line with others below it."""
         if self.lines[line].is_open is not None:
             self._tree.toggle(self.lines[line])
             self._lay_out()
@@ -236,10 +370,10 @@ class RunTable(ColumnTable):
         if role == Qt.ItemDataRole.EditRole:
             return line.row.name
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
-            if line.row.run == self._shown:
+            if line.row.run == self.shown:
                 return self._shown_icon
             return self._overlaid_icon if line.row.run in self._overlaid else None
-        if role == Qt.ItemDataRole.FontRole and line.row.run == self._shown:
+        if role == Qt.ItemDataRole.FontRole and line.row.run == self.shown:
             return _bold()
         if role == Qt.ItemDataRole.ForegroundRole:
             if line.row.marks:

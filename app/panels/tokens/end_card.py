@@ -10,10 +10,9 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QToolButton
 
-from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.number_text import significant
 from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_facts import is_ours
+from app.trace_models.run_facts import LiveNumbers, is_ours
 from app.widgets.build import hbox, made, vbox, words
 from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio
@@ -176,7 +175,7 @@ class EndCard(QFrame):
 
     def __init__(self) -> None:
         super().__init__()
-        self._end: RunEnd | None = None
+        self.end: RunEnd | None = None
         self._low = self._offers_plain = False
         self.setObjectName("tokens.end_card")
         self.setFrameShape(QFrame.Shape.StyledPanel)
@@ -206,20 +205,15 @@ class EndCard(QFrame):
             text.setMaximumWidth(most)
         self.hide()
 
-    @property
-    def end(self) -> RunEnd | None:
-        """What is on show."""
-        return self._end
-
     def show_end(self, end: RunEnd | None, *, can_measure: bool, can_compare: bool) -> None:
         """Show how a run ended, or nothing. can_measure: plain decoding can be measured now.
         can_compare: lanes can be compared now."""
         if end is not None and end.next_step is not None:
             self.step.setEnabled(can_compare or end.next_step.kind != COMPARE)
-        if end is not None and end == self._end:
+        if end is not None and end == self.end:
             self._show_figures(end, can_measure)
             return  # and stay closed, if the user has closed it
-        self._end = end
+        self.end = end
         self.setVisible(end is not None)
         if end is None:
             return
@@ -266,19 +260,19 @@ class EndCard(QFrame):
         """In a narrow window the sentence of the next step is in the tooltip of its button. On a
         single line the audit's result follows the reason, if there is room for it."""
         wide = self.width() >= _WHY_CHARACTERS * self.fontMetrics().averageCharWidth()
-        has_step = self._end is not None and self._end.next_step is not None
+        has_step = self.end is not None and self.end.next_step is not None
         self.why.setVisible(wide and has_step and not self._low)
         self.figures.setHidden(self._low)
         self.audit.setHidden(self._low or not self.audit.text())
         one = self._low and self.width() < _BOTH_CHARACTERS * self.fontMetrics().averageCharWidth()
         self.plain.setVisible(self._offers_plain and not (one and has_step))
-        if self._end is None:
+        if self.end is None:
             return
         taken = [self.plain, self.step] if self._low else []
         room = self.width() - sum(part.sizeHint().width() for part in (*taken, self._close))
-        both = f"{self._end.reason} {self._end.audit}" if self._end.audit else ""
+        both = f"{self.end.reason} {self.end.audit}" if self.end.audit else ""
         fits = self.reason.fontMetrics().horizontalAdvance(both) < room - _MARGINS
-        self.reason.setText(both if self._low and both and fits else self._end.reason)
+        self.reason.setText(both if self._low and both and fits else self.end.reason)
 
     def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
         """The figures, and the speed relative to plain decoding or the button that measures it."""
@@ -291,6 +285,6 @@ class EndCard(QFrame):
         self._fit()
 
     def _take_step(self) -> None:
-        step: NextStep | None = self._end.next_step if self._end is not None else None
+        step: NextStep | None = self.end.next_step if self.end is not None else None
         if step is not None:
             self.step_asked.emit(step)

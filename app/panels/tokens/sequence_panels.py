@@ -42,12 +42,10 @@ class SequencePanels(QStackedWidget):
         return self.currentWidget() is self._tabs
 
     def add(self, panels: Mapping[int, QWidget]) -> None:
-        """Give sequences their panels."""
         self._panels.update(panels)
         self._place()
 
     def clear(self) -> None:
-        """Let go of all panels."""
         for panel in self._panels.values():
             panel.hide()
             panel.setParent(None)
@@ -56,7 +54,6 @@ class SequencePanels(QStackedWidget):
         self._place()
 
     def set_tabs(self, as_tabs: bool) -> None:
-        """Tabs, or tiles."""
         if as_tabs != self._as_tabs:
             self._as_tabs = as_tabs
             self._place()

@@ -59,9 +59,11 @@ class TokenArea(TokenScroll):
         super().__init__(theme, parent)
         self._theme = theme
         self._painter = TokenPainter(theme, self._metrics)
-        self._current = NOWHERE
+        self.current = NOWHERE
+        """Index of the outlined token, -1 without one."""
         self._round: int | None = None
-        self._selection = (0, 0)
+        self.selection = (0, 0)
+        """First and one-past-last token of the dragged selection; equal when there is none."""
         self._hits = np.zeros(0, np.int64)
         self._pressed_at = NOWHERE
         self._zoom = 0
@@ -71,22 +73,11 @@ class TokenArea(TokenScroll):
 
     # -- what is shown ---------------------------------------------------------------------
 
-    @property
-    def current(self) -> int:
-        """Index of the outlined token, -1 without one."""
-        return self._current
-
-    @property
-    def selection(self) -> tuple[int, int]:
-        """First and one-past-last token of the dragged selection; equal when there is none."""
-        return self._selection
-
     def set_stream(self, stream: TokenStream | None) -> None:
-        """Show another stream from its newest token."""
-        self._stream = stream
-        self._current, self._round, self._selection = NOWHERE, None, (0, 0)
+        self.stream = stream
+        self.current, self._round, self.selection = NOWHERE, None, (0, 0)
         self._hits = np.zeros(0, np.int64)
-        self._follow = True
+        self.follow = True
         title = "Token stream" if stream is None else f"Tokens of sequence {stream.seq_id}"
         self.setAccessibleName(title)
         self.setAccessibleDescription("")
@@ -94,29 +85,29 @@ class TokenArea(TokenScroll):
 
     def set_cursor(self, position: Position | None) -> None:
         """Outline the token at a position; in another sequence mark only its round."""
-        stream = self._stream
+        stream = self.stream
         if stream is None or position is None or position.run != stream.run:
-            self._round, self._current = None, NOWHERE
+            self._round, self.current = None, NOWHERE
         else:
             self._round = position.round
             if position.seq_id != stream.seq_id:
-                self._current = NOWHERE
-            elif not stands_at(stream, self._current, position):
-                self._current = place_of(stream, position, self._hidden)
-                if self._current != NOWHERE:
-                    self._reveal(self._current)
+                self.current = NOWHERE
+            elif not stands_at(stream, self.current, position):
+                self.current = place_of(stream, position, self._hidden)
+                if self.current != NOWHERE:
+                    self._reveal(self.current)
         self.viewport().update()
 
     def set_range(self, chosen: RunRange | None) -> None:
         """Select the tokens of a range of rounds, or none."""
-        stream = self._stream
+        stream = self.stream
         if stream is None or self._pressed_at != NOWHERE:
             return
         selection = (0, 0)
         if chosen is not None and chosen.run == stream.run and chosen.last is not None:
             selection = stream.round_span(chosen.first)[0], stream.round_span(chosen.last)[1]
-        if selection != self._selection:
-            self._selection = selection if selection[0] < selection[1] else (0, 0)
+        if selection != self.selection:
+            self.selection = selection if selection[0] < selection[1] else (0, 0)
             self.viewport().update()
 
     def set_hits(self, hits: np.ndarray) -> None:
@@ -126,12 +117,12 @@ class TokenArea(TokenScroll):
 
     def copy_text(self) -> str:
         """The selected text, or all emitted text; ghosts only if nothing else is selected."""
-        if self._stream is None:
+        if self.stream is None:
             return ""
-        start, stop = self._selection
+        start, stop = self.selection
         if start < stop:
-            return self._stream.text(start, stop)
-        return self._stream.text(prompt=False)
+            return self.stream.text(start, stop)
+        return self.stream.text(prompt=False)
 
     # -- walking ---------------------------------------------------------------------------
 
@@ -146,22 +137,21 @@ class TokenArea(TokenScroll):
             self._take_font()
 
     def step_token(self, step: int) -> None:
-        """Select the next (+1) or previous (-1) token in sight."""
-        self._walk(next_shown, self._current + step, step)
+        self._walk(next_shown, self.current + step, step)
 
     def step_rejection(self, step: int) -> bool:
         """Select the next (+1) or previous (-1) rejected token, or what replaced it, if there is
         one; returns whether there is."""
-        return self._walk(next_rejection, self._current, step)
+        return self._walk(next_rejection, self.current, step)
 
     def step_row(self, step: int) -> None:
         """Select the token above (-1) or below (+1)."""
         layout = None if self._rows is None else self._rows.layout
-        if layout is None or not 0 <= self._current < layout.placed:
+        if layout is None or not 0 <= self.current < layout.placed:
             self.step_token(step)
             return
-        row = layout.row_of(self._current)
-        here = next((s for s in layout.spans(row) if s.token == self._current), None)
+        row = layout.row_of(self.current)
+        here = next((s for s in layout.spans(row) if s.token == self.current), None)
         middle = 0.0 if here is None else here.x + here.width / 2
         row += step
         while 0 <= row < layout.n_rows:
@@ -172,21 +162,21 @@ class TokenArea(TokenScroll):
             row += step
 
     def _walk(self, find: FindToken, token: int, step: int) -> bool:
-        if self._stream is None:
+        if self.stream is None:
             return False
-        found = find(self._stream, token, step, self._hidden)
+        found = find(self.stream, token, step, self._hidden)
         self._select(found)
         return found != NOWHERE
 
     def _select(self, token: int) -> None:
-        if token == NOWHERE or self._stream is None:
+        if token == NOWHERE or self.stream is None:
             return
-        self._current = token
-        self._round = self._stream.rounds[token]
+        self.current = token
+        self._round = self.stream.rounds[token]
         self._reveal(token)
-        self.setAccessibleDescription(token_summary(self._stream, token))
+        self.setAccessibleDescription(token_summary(self.stream, token))
         self.viewport().update()
-        stream = self._stream
+        stream = self.stream
         place = stream.position(token), stream.rows[token]
         self.position_selected.emit(Position(stream.run, stream.seq_id, self._round, *place))
 
@@ -195,11 +185,11 @@ class TokenArea(TokenScroll):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self.viewport())
         painter.fillRect(event.rect(), self._theme.color("ui.panel"))
-        stream = self._stream
+        stream = self.stream
         if stream is not None:
             theme, placed = self._theme, list(self._spans_in_sight(event.rect()))
             boxes = [(s.token, self._box(s, y)) for s, y in placed] if self._is_marked() else []
-            paint_selection(painter, boxes, self._selection, theme.color("ui.selection"))
+            paint_selection(painter, boxes, self.selection, theme.color("ui.selection"))
             kinds, replayed = stream.kinds, stream.replayed
             self._painter.paint(
                 painter,
@@ -214,7 +204,7 @@ class TokenArea(TokenScroll):
             paint_hits(painter, boxes, self._hits, theme.color("ui.hit"))
             if self._round is not None:
                 written = self._written_in(stream, self._round, {token for token, _ in boxes})
-                paint_cursor(painter, boxes, written, self._current, focus)
+                paint_cursor(painter, boxes, written, self.current, focus)
         if self.hasFocus():
             painter.setPen(QPen(self._theme.color("ui.focus"), 1.0))
             painter.setBrush(Qt.BrushStyle.NoBrush)
@@ -222,7 +212,7 @@ class TokenArea(TokenScroll):
         painter.end()
 
     def _is_marked(self) -> bool:
-        return self._round is not None or len(self._hits) > 0 or any(self._selection)
+        return self._round is not None or len(self._hits) > 0 or any(self.selection)
 
     def _moves_with_text(self) -> bool:
         # marks reach into the rows around them, and the frame of the focus does not scroll
@@ -239,7 +229,7 @@ class TokenArea(TokenScroll):
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton:
             self._pressed_at = self.token_at(event.position())
-            self._selection = (0, 0)
+            self.selection = (0, 0)
             self.viewport().update()
         elif event.button() == Qt.MouseButton.RightButton:
             self._select(self.token_at(event.position()))  # what the menu is about
@@ -252,19 +242,19 @@ class TokenArea(TokenScroll):
             bar = self.verticalScrollBar()
             bar.setValue(bar.value() + (bar.singleStep() if y > 0 else -bar.singleStep()))
         at = self.token_at(event.position(), nearest=True)
-        if at not in (NOWHERE, self._pressed_at) or self._selection != (0, 0):
+        if at not in (NOWHERE, self._pressed_at) or self.selection != (0, 0):
             ends = sorted((self._pressed_at, max(at, 0)))
-            self._selection = (ends[0], ends[1] + 1)
+            self.selection = (ends[0], ends[1] + 1)
             self.viewport().update()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        if event.button() == Qt.MouseButton.LeftButton and self._selection == (0, 0):
+        if event.button() == Qt.MouseButton.LeftButton and self.selection == (0, 0):
             self._select(self._pressed_at)
-        elif event.button() == Qt.MouseButton.LeftButton and self._stream is not None:
-            start, stop = self._selection
-            rounds = self._stream.rounds[start:stop]
+        elif event.button() == Qt.MouseButton.LeftButton and self.stream is not None:
+            start, stop = self.selection
+            rounds = self.stream.rounds[start:stop]
             if rounds:
-                chosen = RunRange(self._stream.run, min(rounds), max(rounds))
+                chosen = RunRange(self.stream.run, min(rounds), max(rounds))
                 self.range_selected.emit(chosen)
         self._pressed_at = NOWHERE
 
@@ -294,26 +284,26 @@ class TokenArea(TokenScroll):
             act()
 
     def _inspect(self) -> None:
-        if self._current != NOWHERE:
+        if self.current != NOWHERE:
             self.inspect_asked.emit()
 
     def _go_to_end(self) -> None:
-        if self._stream is not None:
-            self._walk(next_shown, len(self._stream) - 1, -1)
+        if self.stream is not None:
+            self._walk(next_shown, len(self.stream) - 1, -1)
             self.set_follow(True)
 
     def _clear(self) -> None:
-        self._selection = (0, 0)
+        self.selection = (0, 0)
         self.set_cursor(None)
         self.position_selected.emit(None)
 
     def viewportEvent(self, event: QEvent) -> bool:
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             token = self.token_at(event.pos())
-            if token == NOWHERE or self._stream is None:
+            if token == NOWHERE or self.stream is None:
                 QToolTip.hideText()
             else:
-                tip = token_tip(self._stream, token)
+                tip = token_tip(self.stream, token)
                 QToolTip.showText(event.globalPos(), tip, self.viewport())
             return True
         return super().viewportEvent(event)
@@ -321,13 +311,13 @@ class TokenArea(TokenScroll):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """The outlined token of a run that has ended stays in sight if it was."""
         stays = (
-            self._stream is not None
-            and self._stream.run.ended
-            and self._shows(self._current, event.oldSize().height())
+            self.stream is not None
+            and self.stream.run.ended
+            and self._shows(self.current, event.oldSize().height())
         )
         super().resizeEvent(event)
         if stays:
-            self._reveal(self._current)
+            self._reveal(self.current)
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)

@@ -386,7 +386,6 @@ class FindBar(QWidget):
             return ()
 
     def begin(self) -> None:
-        """Ready for typing."""
         self.line.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.line.selectAll()
 

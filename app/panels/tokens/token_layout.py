@@ -47,7 +47,8 @@ class TokenLayout:
         self._limit = width - measure(NEWLINE_MARK)
         self._row_tokens = array("q", [start])
         self._row_offsets = array("q", [0])
-        self._next = start
+        self.placed = start
+        """Every token before this index has its place."""
         self._x = 0.0
         self._break = -1
         self._break_x = 0.0
@@ -59,20 +60,15 @@ class TokenLayout:
         return len(self._row_tokens)
 
     @property
-    def placed(self) -> int:
-        """Every token before this index has its place."""
-        return self._next
-
-    @property
     def complete(self) -> bool:
         """Whether every token of the source has its place."""
-        return self._next >= len(self._source.texts)
+        return self.placed >= len(self._source.texts)
 
     def advance(self, seconds: float) -> bool:
         """Lay out new tokens for about this long; True when none is left."""
         deadline = time.perf_counter() + seconds
         while not self.complete:
-            self.advance_to(self._next + _TOKENS_PER_CHECK)
+            self.advance_to(self.placed + _TOKENS_PER_CHECK)
             if time.perf_counter() > deadline:
                 break
         return self.complete
@@ -81,7 +77,7 @@ class TokenLayout:
         """Lay out all tokens before index `stop`."""
         texts, kinds = self._source.texts, self._source.kinds
         hidden, measure, limit = self.hidden, self._measure, self._limit
-        for token in range(self._next, min(stop, len(texts))):
+        for token in range(self.placed, min(stop, len(texts))):
             if kinds[token] in hidden:
                 continue
             text = texts[token]
@@ -98,7 +94,7 @@ class TokenLayout:
                     continue
             self._x += width
             self._after_space = _breaks_after(text)
-        self._next = max(self._next, min(stop, len(texts)))
+        self.placed = max(self.placed, min(stop, len(texts)))
 
     def first_token(self, row: int) -> int:
         """Index of the token that the row begins with (or in)."""
@@ -116,7 +112,7 @@ class TokenLayout:
         if row + 1 < self.n_rows:
             last, last_offset = self._row_tokens[row + 1], self._row_offsets[row + 1]
         else:
-            last, last_offset = self._next, 0
+            last, last_offset = self.placed, 0
         texts, kinds, measure = self._source.texts, self._source.kinds, self._measure
         x = 0.0
         while token < last or (token == last and last_offset > offset):

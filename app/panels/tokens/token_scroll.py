@@ -15,7 +15,7 @@ from app.looks.theme import Theme, fixed_font
 from app.panels.tokens.token_layout import TokenFragment, TokenLayout
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
-from app.widgets.buttons import Chip
+from app.widgets.fitted_labels import Chip
 from app.widgets.token_paint import TokenMetrics
 
 MARGIN = 10
@@ -35,11 +35,11 @@ class TokenScroll(QAbstractScrollArea):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._stream: TokenStream | None = None
+        self.stream: TokenStream | None = None
         self._metrics = TokenMetrics(fixed_font())
         self._rows: TokenRows | None = None
         self._hidden: frozenset[int] = frozenset()
-        self._follow = True
+        self.follow = True
         self._moving_bar = False
         self._drawn: tuple[TokenLayout, int, int] | None = None
         self._chip = Chip("↓ To the end", theme, self)
@@ -54,16 +54,7 @@ class TokenScroll(QAbstractScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
 
-    @property
-    def stream(self) -> TokenStream | None:
-        return self._stream
-
-    @property
-    def follow(self) -> bool:
-        return self._follow
-
     def grow(self) -> None:
-        """Show what has joined the stream since the last call."""
         self._lay_out()
 
     def set_ghosts(self, shown: bool) -> None:
@@ -75,9 +66,9 @@ class TokenScroll(QAbstractScrollArea):
 
     def set_follow(self, follow: bool) -> None:
         """Keep the newest token in sight, or stay where the reader is."""
-        if follow != self._follow:
+        if follow != self.follow:
             top = None if follow else self._top_token()
-            self._follow = follow
+            self.follow = follow
             if self._rows is not None and (follow or self._rows.preview is not None):
                 self._rows.look_at(top)
                 self._lay_out()
@@ -128,14 +119,14 @@ class TokenScroll(QAbstractScrollArea):
         """Lay out everything anew, keeping the place: the end while following, else the top."""
         self._work.stop()
         self._drawn = None
-        anchor = None if self._follow else self._top_token()
-        if self._stream is None:
+        anchor = None if self.follow else self._top_token()
+        if self.stream is None:
             self._rows = None
             self._update_bar()
             self.viewport().update()
             return
         width = max(1, self.viewport().width() - 2 * MARGIN)
-        self._rows = TokenRows(self._stream, self._metrics.width, width, self._hidden)
+        self._rows = TokenRows(self.stream, self._metrics.width, width, self._hidden)
         self._rows.look_at(anchor)
         self._lay_out()
 
@@ -151,9 +142,9 @@ class TokenScroll(QAbstractScrollArea):
         rows = self._rows
         if rows is None:
             return
-        complete = rows.advance(self._rows_in_sight(), follow=self._follow)
+        complete = rows.advance(self._rows_in_sight(), follow=self.follow)
         self._update_bar()
-        if self._follow:
+        if self.follow:
             self._move_bar(to_end=True)
         elif rows.anchor is not None and rows.preview is None:
             self._move_bar(rows.layout.row_of(rows.anchor) * self._metrics.row_height)
@@ -167,8 +158,8 @@ class TokenScroll(QAbstractScrollArea):
 
     def _paint_new(self, rows: TokenRows) -> None:
         """Paint what has changed since the last call: the last row of then and those after it."""
-        assert self._stream is not None
-        layout, n_marked = rows.layout, self._stream.n_marked
+        assert self.stream is not None
+        layout, n_marked = rows.layout, self.stream.n_marked
         before, self._drawn = self._drawn, None
         if rows.preview is None:
             self._drawn = layout, layout.n_rows, n_marked
@@ -207,7 +198,7 @@ class TokenScroll(QAbstractScrollArea):
             row = max(0, above // height)
             return self._rows.layout, row, row * height - above
         fitting = (self.viewport().height() - MARGIN) // height
-        return preview, max(0, preview.n_rows - fitting) if self._follow else 0, top
+        return preview, max(0, preview.n_rows - fitting) if self.follow else 0, top
 
     def _update_bar(self) -> None:
         rows = 0 if self._rows is None else self._rows.layout.n_rows
@@ -228,7 +219,7 @@ class TokenScroll(QAbstractScrollArea):
     def _on_scrolled(self, value: int) -> None:
         if not self._moving_bar and self._rows is not None and self._rows.preview is None:
             at_end = value >= self.verticalScrollBar().maximum() and self._rows.layout.complete
-            if at_end != self._follow:
+            if at_end != self.follow:
                 self.set_follow(at_end)
 
     def _shows(self, token: int, height: int) -> bool:
@@ -258,12 +249,12 @@ class TokenScroll(QAbstractScrollArea):
             self._leave_end()
 
     def _leave_end(self) -> None:
-        if self._follow and self.verticalScrollBar().value() < self.verticalScrollBar().maximum():
+        if self.follow and self.verticalScrollBar().value() < self.verticalScrollBar().maximum():
             self.set_follow(False)
 
     def _place_chip(self) -> None:
         bar = self.verticalScrollBar()
-        self._chip.setVisible(not self._follow and bar.value() < bar.maximum())
+        self._chip.setVisible(not self.follow and bar.value() < bar.maximum())
         view = self.viewport().geometry()
         self._chip.move(
             view.center().x() - self._chip.width() // 2,

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
-from app.looks.pacer import Pacer
+from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.panels.tokens.end_card import EndCard
 from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
@@ -58,10 +58,12 @@ class TokensView(QStackedWidget):
         self._spare: dict[int, SequencePanel] = {}
         """Those of the run before, emptied: a run of the same sequences takes them over."""
         self._ghosts = True
-        self._follow = True
+        self.follow = True
+        """Whether every sequence is kept at its newest token."""
         self._zoom = 0
         self._cursor: Position | None = None
-        self._cancellable: RunRef | None = None
+        self.cancellable: RunRef | None = None
+        """While this run is on show, its sequences can be ended one by one."""
         self._hits: dict[int, np.ndarray] = {}
         self._hit: tuple[int, int] | None = None
         self._stepping = False
@@ -121,16 +123,9 @@ class TokensView(QStackedWidget):
 
     @property
     def areas(self) -> dict[int, TokenArea]:
-        """The area of each sequence on show."""
         return {seq_id: panel.area for seq_id, panel in self._panels.items()}
 
-    @property
-    def follow(self) -> bool:
-        """Whether every sequence is kept at its newest token."""
-        return self._follow
-
     def show_run(self, run: RunRef | None) -> None:
-        """Show a run from its first row on, or nothing."""
         self._catch_up.stop()
         self._search.stop()
         self._late.stop()
@@ -194,12 +189,7 @@ class TokensView(QStackedWidget):
             self._hit = None
             self._show_count()
 
-    def set_cancellable(self, run: RunRef | None) -> None:
-        """Offer to end single sequences while this run is on show."""
-        self._cancellable = run
-
     def toggle_ghosts(self, shown: bool) -> None:
-        """Show or hide rejected and ignored tokens."""
         self._ghosts = shown
         for area in self._every_area():
             area.set_ghosts(shown)
@@ -225,7 +215,7 @@ class TokensView(QStackedWidget):
 
     def set_follow(self, follow: bool) -> None:
         """Keep the newest tokens of every sequence in sight, or leave them where they are."""
-        if follow != self._follow:
+        if follow != self.follow:
             for area in self.areas.values():
                 area.set_follow(follow)
             self._set_followed(follow)
@@ -238,7 +228,6 @@ class TokensView(QStackedWidget):
         self._show_titles()
 
     def open_find(self) -> None:
-        """Show the find bar, ready for typing."""
         self.find_bar.show()
         self.find_bar.begin()
         self._find()
@@ -310,7 +299,7 @@ class TokensView(QStackedWidget):
             one.set_zoom(self._zoom)
             one.set_ghosts(self._ghosts)
         panel.show_stream(stream)
-        area.set_follow(self._follow)
+        area.set_follow(self.follow)
         area.set_cursor(self._cursor)
 
     def _panel(self) -> SequencePanel:
@@ -379,7 +368,7 @@ class TokensView(QStackedWidget):
         text = f"End sequence {stream.seq_id}"
         end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
         end.setObjectName("tokens.end_sequence")
-        end.setEnabled(stream.run == self._cancellable)
+        end.setEnabled(stream.run == self.cancellable)
         menu.addActions(self.menu_actions)
         menu.popup(panel.mapToGlobal(where))
 
@@ -387,6 +376,6 @@ class TokensView(QStackedWidget):
         self._set_followed(all(area.follow for area in self.areas.values()))
 
     def _set_followed(self, follow: bool) -> None:
-        if follow != self._follow:
-            self._follow = follow
+        if follow != self.follow:
+            self.follow = follow
             self.follow_changed.emit(follow)

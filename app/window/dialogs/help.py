@@ -80,7 +80,6 @@ class HelpBrowser(QTextBrowser):
 
     @property
     def topic(self) -> str:
-        """The page on show."""
         return topic_of(self.source())
 
     def open(self, topic: str) -> None:

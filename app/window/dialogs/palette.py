@@ -116,7 +116,6 @@ class CommandPalette(QFrame):
 
     @property
     def lines(self) -> list[str]:
-        """The commands on show, the best first."""
         return [command.line for command in self._shown]
 
     def open(self) -> None:

@@ -9,10 +9,9 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.decoding import StartRun
-from app.engine_thread.jobs.opening import OpenModel
+from app.engine_thread.jobs.engine import OpenModel, StartRun
 from app.engine_thread.opening import LocalEngine
-from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.run_facts import LiveNumbers
 from app.window.run_status import progress_text
 from engine.analysis.findings.audit import audit_sentence
 from engine.audit import run_audit

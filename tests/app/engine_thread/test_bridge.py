@@ -16,9 +16,8 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.engine import OpenModel, StartRun
 from app.engine_thread.jobs.files import ExportTrace
-from app.engine_thread.jobs.opening import OpenModel
 from engine.errors import Cancelled
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore

@@ -15,15 +15,12 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
-from app.engine_thread.job import Change
-from app.engine_thread.jobs.decoding import StartComparison, StartRun
+from app.engine_thread.events import CompareRequest, State
+from app.engine_thread.jobs.engine import OpenModel, StartComparison, StartRun
 from app.engine_thread.jobs.judging import MeasureFidelity
-from app.engine_thread.jobs.opening import OpenModel
-from app.engine_thread.requests import CompareRequest
 from app.engine_thread.serving import ServerEngine
 from app.engine_thread.status import EngineStatus
-from app.engine_thread.worker import EngineWorker
+from app.engine_thread.worker import Change, EngineWorker
 from engine.analysis.breaks import BreakRule
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OutOfMemoryError
@@ -357,7 +354,7 @@ STUCK = """
     from pathlib import Path
     from PySide6.QtCore import QTimer
     from app.engine_thread import bridge, opening
-    from app.engine_thread.jobs.decoding import StartRun
+    from app.engine_thread.jobs.engine import StartRun
     from app.window import gui
     from tests.support.fake_session import FakeEngine
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.engine_thread.events import OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine
-from app.engine_thread.requests import Engine, OpenRequest, RunRequest
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET, demo_prompts
@@ -18,7 +18,7 @@ OPTIONS = RunOptions(n_predict=44, spec=SpecOptions(types=("draft-mtp",)), rollb
 Columns = dict[tuple[str, str], set[str]]
 
 
-def played(engine: Engine, target: Path, options: RunOptions) -> TraceStore:
+def played(engine: LocalEngine | FakeEngine, target: Path, options: RunOptions) -> TraceStore:
     """A whole run after the protocols that the window's thread uses."""
     trace = TraceStore()
     session = engine.open(OpenRequest(target, (), "f32"), lambda *_: None)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from app.engine_thread.events import GateRequest
 from app.engine_thread.opening import LocalSession
-from app.engine_thread.requests import GateRequest
 from app.trace_models.compared_lanes import lanes_of
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.engine_thread.events import OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine
-from app.engine_thread.requests import OpenRequest, RunRequest
 from engine.errors import OptionError
 from engine.options import RunOptions
 from engine.run import Run

@@ -57,7 +57,7 @@ def test_values_survive_a_restart(tmp_path: Path) -> None:
     settings.theme = "dark"
     settings.ghosts = False
     settings.set_folder("export", tmp_path)
-    settings.set_geometry(QByteArray(b"\x00geo"))
+    settings.geometry = QByteArray(b"\x00geo")
     settings.set_layout("rollback", QByteArray(b"\xfflay"))
     settings.excel_safe = True
     settings.add_recent_trace(tmp_path / "trace")

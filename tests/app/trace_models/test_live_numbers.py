@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from app.trace_models.live_numbers import LiveNumbers
 from app.trace_models.run_comparison import compare_runs
-from app.trace_models.run_facts import run_row
+from app.trace_models.run_facts import LiveNumbers, run_row
 from engine.trace.run_ref import RunRef
 from tests.support.timed_trace import timed_trace
 

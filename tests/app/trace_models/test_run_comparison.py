@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.panels.runs.run_pair import RunPair, RunPairTable
+from app.panels.runs.runs_view import RunPair, RunPairTable
 from app.trace_models import run_comparison
 from app.trace_models.run_comparison import FigurePair, compare_runs
 from app.trace_models.run_facts import run_row
@@ -183,7 +183,7 @@ def test_two_runs_are_compared_by_their_final_figures(qtbot: QtBot) -> None:
     pair.set_overlay(RunOverlay(second.run, first.run))
     for _ in range(2):
         pair.refresh()
-    tokens = [row for row in pair.model.pairs if row.label == "tokens"]
+    tokens = [row for row in pair.model.rows if row.label == "tokens"]
     assert tokens[0].values == (1, 2)
 
 

@@ -13,10 +13,9 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import DraftFile, OpenedFiles, ProgressMade
 from app.looks.theme import Theme
-from app.panels.model.layer_strip import LayerStrip
-from app.panels.model.model_map import ModelMapView, SizeBars
-from app.trace_models.live_numbers import LiveNumbers
+from app.panels.model.model_map import LayerStrip, ModelMapView, SizeBars
 from app.trace_models.number_text import significant
+from app.trace_models.run_facts import LiveNumbers
 from app.widgets.fitted_labels import MOST_LINES
 from app.window.banner import MOST_BANNERS, BannerArea
 from app.window.status_line import StatusLine
@@ -161,7 +160,7 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     view.set_files(OpenedFiles(Path("/m/target.gguf"), drafts, info, {}))
     assert facts["quantisation"] == "Q8_0 99 %, F32 1 %"
     assert facts["llama.cpp"] == "partial rollback"
-    assert view.legend == "G Gated DeltaNet · A attention · M MTP head"
+    assert view.legend.text() == "G Gated DeltaNet · A attention · M MTP head"
     bars = view.findChild(SizeBars)
     view.set_options(RunOptions(spec=SpecOptions(types=("draft-mtp",), n_max=4)))
     assert "planes 1.91 MiB" in bars.accessibleDescription()

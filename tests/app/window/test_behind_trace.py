@@ -60,7 +60,7 @@ def offers_end(window: MainWindow) -> bool:
 
 def test_the_window_says_so_and_leads_back(behind: MainWindow, qtbot: QtBot) -> None:
     assert messages(behind) == [BEHIND]
-    assert behind.status.model_text.endswith("opened from disk · run 0 paused")
+    assert behind.status.texts["model"].endswith("opened from disk · run 0 paused")
     assert {"run.start", "run.stop"} <= enabled(behind)
     trigger(behind, "run.start")
     wait(qtbot, behind, State.RUNNING)
@@ -80,7 +80,7 @@ def test_the_end_of_the_run_takes_the_message_away(behind: MainWindow, qtbot: Qt
     wait(qtbot, behind, State.READY)
     assert messages(behind) == []
     assert behind.bridge.trace is not None, "the trace stays"
-    assert behind.status.model_text.endswith("opened from disk")
+    assert behind.status.texts["model"].endswith("opened from disk")
 
 
 def test_a_dismissed_message_comes_with_the_next_change(behind: MainWindow, qtbot: QtBot) -> None:

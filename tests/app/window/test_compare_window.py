@@ -12,11 +12,10 @@ from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
-from app.engine_thread.requests import CompareRequest, ScriptRequest
+from app.engine_thread.events import CompareRequest, ScriptRequest, State
 from app.saved.settings import Settings
 from app.widgets.fitted_labels import ScrollPage
-from app.window.dialogs.scenarios import ScenarioDialog
+from app.window.dialogs.runs import ScenarioDialog
 from app.window.window import MainWindow
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.compare.memory_script_parser import parse_script, read_script
@@ -253,7 +252,7 @@ def test_the_demo_compared_with_a_faulty_lane(
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
     assert verdicts(window) == ["reference", "passed", "passed", "passed", "suspect"]
-    assert window.tokens.areas[0]._stream.run.run_id == 2, "the first lane that rolls back"
+    assert window.tokens.areas[0].stream.run.run_id == 2, "the first lane that rolls back"
     cards = window.divergence.header.cards.cards
     assert [card.time_text == "–" for card in cards.values()] == [True, True, False, False, False]
     assert " restores" in cards[2].work_text and " passes" in cards[0].work_text
@@ -266,8 +265,8 @@ def test_the_demo_compared_with_a_faulty_lane(
     faulty = window.divergence._lanes.verdicts[4]
     assert window.divergence.tables.shown == faulty.first_pos
     area = window.tokens.areas[0]
-    assert area._stream.run.run_id == 4, "the other views follow to the lane"
-    assert area._stream.position(area._current) == faulty.first_pos
+    assert area.stream.run.run_id == 4, "the other views follow to the lane"
+    assert area.stream.position(area.current) == faulty.first_pos
     assert window.plots.rollback.plot.cursor_line.value() == faulty.first_round
     window.plots.rollback.plot.clicked.emit(1.0, 0.5)
     assert window.divergence._pos == window.divergence._lanes.first_pos_of_round(4, 1)

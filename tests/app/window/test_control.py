@@ -97,7 +97,7 @@ def test_a_rule_pauses_the_run_and_says_where(loaded: MainWindow, qtbot: QtBot) 
     # the fake accepts 1, 2, 3, 0 of three tokens in turn, from round 1 on
     said = "A break rule held, depth >= 2: round 1, sequence 0, depth 2 ≤ n_rs_seq 3."
     assert [b.message for b in loaded.banners.banners] == [said]
-    assert loaded.feed._cursor is not None and loaded.feed._cursor.round == 1
+    assert loaded.feed.cursor is not None and loaded.feed.cursor.round == 1
     assert "round 1" in loaded.breaks.message
     assert len(loaded.bridge.store.rounds) == 2, "not a round more"
     loaded.actions_by_id["run.start"].trigger()

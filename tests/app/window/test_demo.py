@@ -17,8 +17,8 @@ from app.engine_thread.events import State
 from app.trace_models.run_facts import run_row
 from app.trace_models.run_rows import Position
 from app.window.dialogs.files import ExportDialog
-from app.window.dialogs.fork import ForkDialog
-from app.window.layouts import LAYOUTS, TITLES
+from app.window.dialogs.runs import ForkDialog
+from app.window.dock_area import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
@@ -235,5 +235,5 @@ def test_a_run_goes_on_from_a_token_with_other_options(
     assert found[pos] == 100
     assert all(found[int(tokens.column("pos")[i])] == ids[i] for i in out[:40])
     said = f"fork of run 0 at round {run.facts.fork.round}, restored checkpoint of"
-    qtbot.waitUntil(lambda: said in window.status.going_text)
+    qtbot.waitUntil(lambda: said in window.status.texts["going"])
     assert run_row(run).drafter.startswith("from round ") and "draft-mtp" in run_row(run).drafter

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.looks.theme import THEME_NAMES
-from app.window.layouts import LAYOUTS
+from app.window.dock_area import LAYOUTS
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import settle

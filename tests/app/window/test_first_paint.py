@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.saved.settings import Settings
-from app.window.layouts import TITLES
+from app.window.dock_area import TITLES
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 
@@ -30,7 +30,7 @@ from app.engine_thread.bridge import Bridge
 from app.window.gui import FirstPaint
 from app.saved.settings import Settings
 from app.window.window import MainWindow
-from app.widgets.buttons import TitleButton
+from app.window.menus import TitleButton
 window = MainWindow(Bridge(), Settings(), whole=False)
 def painted():
     heavy = [name for name in ("pyqtgraph", "torch", "gguf") if name in sys.modules]

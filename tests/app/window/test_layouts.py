@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.bridge import Bridge
 from app.panels.tokens.end_card import COMPARE, NextStep, RunEnd
 from app.widgets.empty_state import EmptyState
-from app.window.layouts import LAYOUTS, TITLES, known_layout
+from app.window.dock_area import LAYOUTS, TITLES, known_layout
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
 from tests.support.fake_session import FakeEngine

@@ -20,8 +20,8 @@ from PySide6.QtWidgets import (
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
-from app.widgets.buttons import TitleButton
-from app.window.layouts import LAYOUTS, TITLES
+from app.window.dock_area import LAYOUTS, TITLES
+from app.window.menus import TitleButton
 from app.window.window import MainWindow
 from tests.support.window_acts import settle
 

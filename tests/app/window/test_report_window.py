@@ -74,7 +74,7 @@ def test_a_comparison(
     assert any("Nothing on this desktop opens" in message for message in messages(window))
     run = window.feed.run
     assert run is not None
-    qtbot.waitUntil(lambda: f", {run.facts['lane']}" in window.status.model_text)
+    qtbot.waitUntil(lambda: f", {run.facts['lane']}" in window.status.texts["model"])
 
 
 def test_a_second_run_over_the_one_on_show_is_in_the_report(

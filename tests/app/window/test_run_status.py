@@ -20,7 +20,7 @@ from app.panels.tokens.end_card import (
     run_end,
     why_it_ended,
 )
-from app.trace_models.live_numbers import LiveNumbers
+from app.trace_models.run_facts import LiveNumbers
 from app.window.run_status import duration_text, progress_text
 from app.window.window import MainWindow
 from engine.analysis.run_cost import PlainRatio
@@ -178,11 +178,11 @@ def test_one_click_measures_plain_in_pairs(
     trigger(loaded, "run.step")
     wait(qtbot, loaded, State.PAUSED)
     assert not card.isVisible()
-    assert "tokens · round" in loaded.status.going_text
+    assert "tokens · round" in loaded.status.texts["going"]
     trigger(loaded, "run.stop")
     wait(qtbot, loaded, State.READY)
     qtbot.waitUntil(card.isVisible)
-    assert loaded.status.going_text == ""
+    assert loaded.status.texts["going"] == ""
     assert card.reason.text() == "The text was stopped."
     assert card.plain.isVisible() and "plain decoding" not in card.figures.text()
     run = loaded.feed.run
@@ -212,16 +212,16 @@ def test_a_pause_and_a_compiler_are_said_at_once(
     qtbot.waitUntil(engine.waits.is_set)
     compiling = [True]
     monkeypatch.setattr("engine.machine.clock.is_compiling", lambda: compiling[0])
-    qtbot.waitUntil(lambda: loaded.status.going_text.startswith("compiling kernels · "))
+    qtbot.waitUntil(lambda: loaded.status.texts["going"].startswith("compiling kernels · "))
     compiling.clear()
     compiling.append(False)
-    qtbot.waitUntil(lambda: "compiling" not in loaded.status.going_text)
+    qtbot.waitUntil(lambda: "compiling" not in loaded.status.texts["going"])
     trigger(loaded, "run.pause")
-    assert loaded.status.going_text.startswith("pausing after this round · ")
+    assert loaded.status.texts["going"].startswith("pausing after this round · ")
     assert not loaded.actions_by_id["run.pause"].isEnabled()
     engine.gate.set()
     wait(qtbot, loaded, State.PAUSED)
-    assert "pausing" not in loaded.status.going_text
+    assert "pausing" not in loaded.status.texts["going"]
     trigger(loaded, "run.stop")
     wait(qtbot, loaded, State.READY)
 

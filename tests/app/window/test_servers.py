@@ -15,13 +15,12 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
-from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.events import ChatWrap, State
+from app.engine_thread.jobs.engine import StartRun
 from app.engine_thread.jobs.files import ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
-from app.engine_thread.requests import ChatWrap
 from app.engine_thread.serving import ServerEngine
-from app.window.dialogs.connect import ConnectDialog
+from app.window.dialogs.runs import ConnectDialog
 from app.window.window import MainWindow
 from engine.errors import OptionError
 from engine.observe.rescoring.rescore import Rescored, RescoredSequence, SameModelUnknownError
@@ -252,9 +251,9 @@ def test_a_server_that_loads_is_waited_for_and_can_be_given_up(
     with ScriptedServer("mtp", loading=10**6) as server:
         window = make_window(Bridge(engine, servers=ServerEngine(look_s=0.05)))
         window.control.connect_server(server.url)
-        until(qtbot, lambda: "loads its model" in window.status.phase_text)
+        until(qtbot, lambda: "loads its model" in window.status.phase.text())
         assert window.bridge.state is State.LOADING
-        assert f"connecting to {server.url}" in window.status.model_text
+        assert f"connecting to {server.url}" in window.status.texts["model"]
         window.status.cancel_asked.emit()
         until(qtbot, lambda: window.bridge.state is State.EMPTY)
         assert window.bridge.server is None and not window.status.progress_shown
@@ -298,7 +297,7 @@ def test_a_server_that_goes_has_a_red_chip_until_it_is_back(
     until(qtbot, lambda: not at_servers.status.gone.isHidden())
     assert "cannot be reached" in at_servers.status.gone.toolTip()
     assert len(messages(at_servers)) == 1
-    assert " · gone" in at_servers.status.model_text
+    assert " · gone" in at_servers.status.texts["model"]
     assert n_rounds(at_servers) == before
     server.restart()
     until(qtbot, lambda: at_servers.status.gone.isHidden())
@@ -379,7 +378,7 @@ def test_two_servers_runs_lie_over_each_other(
         assert at_servers.status.overlay.text == f"run 0 of {server.url.removeprefix('http://')}"
         at_servers.docks.reveal("runs")
         at_servers.runs.pair.refresh()
-        figures = {p.label: p.values for p in at_servers.runs.pair.model.pairs}
+        figures = {p.label: p.values for p in at_servers.runs.pair.model.rows}
         assert figures["restores"] == (20, 0)
         disconnect(qtbot, at_servers)
 

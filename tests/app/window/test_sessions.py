@@ -63,12 +63,12 @@ def test_a_trace_opens_without_a_model(window: MainWindow, qtbot: QtBot, folder:
     shown(window, qtbot, folder)
     assert window.tokens.copy_text() == " was once upon a|`b time"
     assert window.windowTitle() == "mine — Draftscope"
-    assert window.status.model_text.startswith("trace ")
+    assert window.status.texts["model"].startswith("trace ")
     assert window.status.chips["acceptance"].text == "0.5"
     assert window.bridge.state is State.EMPTY
     assert {"file.export", "file.copy_issue", "file.close_trace"} <= enabled(window)
     assert "run.start" not in enabled(window)
-    assert len(window.findings.model.findings) == 1
+    assert len(window.findings.model.rows) == 1
     for view in (window.plots.rollback, window.plots["ring"]):
         assert view.currentIndex() == 1, "the plot, not the empty state"
     assert not window.status.progress_shown

@@ -11,8 +11,8 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
 from app.trace_models.run_notes import run_name
-from app.widgets.buttons import TitleNote
-from app.window.layouts import LAYOUTS
+from app.window.dock_area import LAYOUTS
+from app.window.menus import TitleNote
 from app.window.window import MainWindow
 from engine.trace.facts import ForkOrigin, GateFacts
 from engine.trace.run_ref import RunRef
@@ -195,7 +195,7 @@ def test_a_run_is_named_by_its_number_from_its_first_moment(
         if run is None:
             return
         empty, rollback = loaded.divergence._empty.words[0], said(loaded.docks["rollback"])
-        seen.append([loaded.status.model_text.partition("on show: ")[2], rollback, empty])
+        seen.append([loaded.status.texts["model"].partition("on show: ")[2], rollback, empty])
 
     loaded.feed.run_shown.connect(look)
     loaded.run_panel.prompt.setPlainText("def f")

@@ -15,8 +15,8 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.saved.settings import TEXT_ZOOMS, Settings
+from app.window.dock_area import LAYOUTS, TITLES
 from app.window.docks import LAYOUT_VERSION
-from app.window.layouts import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import messages, trigger, wait
@@ -112,7 +112,7 @@ def test_spoilt_layout_gives_the_first_one(
 
     from app.saved.settings import Settings
 
-    Settings().set_geometry(QByteArray(b"junk"))
+    Settings().geometry = QByteArray(b"junk")
     Settings().set_layout("stream", QByteArray(b"junk"))
     window = make_window(Bridge(engine))
     assert {name for name in TITLES if window.docks[name].isVisible()} == set(

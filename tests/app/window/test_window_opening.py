@@ -26,7 +26,7 @@ def test_empty_window_offers_to_open(window: MainWindow) -> None:
     assert window.windowTitle() == "Draftscope"
     assert {"file.open", "file.open_demo"} <= enabled(window)
     assert not {"run.start", "run.pause", "run.step", "run.stop", "file.export"} & enabled(window)
-    assert window.status.model_text == "no model"
+    assert window.status.texts["model"] == "no model"
 
 
 def test_map_appears_before_the_weights(
@@ -41,7 +41,7 @@ def test_map_appears_before_the_weights(
     wait(qtbot, window, State.READY)
     assert not window.status.progress_shown
     assert window.windowTitle() == "model — Draftscope"
-    assert window.status.model_text == "model · Q8_0 · f32 · ready"
+    assert window.status.texts["model"] == "model · Q8_0 · f32 · ready"
     assert {"run.start", "run.step", "file.open_draft"} <= enabled(window)
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.engine import StartRun
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts

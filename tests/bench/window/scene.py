@@ -15,8 +15,8 @@ from PySide6.QtWidgets import QApplication
 
 from app.cli.launch import check_display
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import Decoding, OpenRequest, RunRequest
 from app.engine_thread.opening import LocalEngine, LocalSession
-from app.engine_thread.requests import Decoding, Engine, OpenRequest, RunRequest
 from app.saved.settings import Settings
 from app.window.dialogs.files import QuitChoice
 from app.window.gui import Collector
@@ -42,7 +42,7 @@ def use_some_display() -> str:
 
 @contextmanager
 def shown_window(
-    width: int = 1280, height: int = 800, engine: Engine | None = None
+    width: int = 1280, height: int = 800, engine: LocalEngine | None = None
 ) -> Iterator[MainWindow]:
     """A window as `draftscope` opens it, which forgets everything when it is closed."""
     use_some_display()

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.engine_thread.jobs.decoding import StartRun
+from app.engine_thread.jobs.engine import StartRun
 from resources import ROOT, demo_prompts
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import numpy as np
 from PySide6.QtCore import QObject, Qt, QTimer
 
 from app.engine_thread.feed import FRAME_MS
-from app.widgets.pages import Pages
-from app.window.layouts import LAYOUTS, TITLES
+from app.window.dock_area import LAYOUTS, TITLES, Pages
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
 from engine.trace.run_ref import RunRef

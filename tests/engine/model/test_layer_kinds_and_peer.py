@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.panels.model.layer_strip import LAYER_KINDS
+from app.panels.model.model_map import LAYER_KINDS
 from engine.gguf.file import GgufFile
 from engine.model.info import ModelInfo, describe, llama_cpp_rollback
 from tests.support.golden_files import golden_file, second_set

@@ -156,7 +156,7 @@ def _settings() -> bytes:
     settings.run_form = {"n_predict": 32, "spec.types": ["draft-mtp"], "spec.p_min": 0.5}
     settings.break_rules = [("accepted == 0", True), ("rollback_depth > 3", False)]
     settings.llama_library, settings.watch_port, settings.server_timeout = folder, 8082, 30
-    settings.set_geometry(QByteArray(bytes(range(256))))
+    settings.geometry = QByteArray(bytes(range(256)))
     for name in ("stream", "rollback", "compare"):
         settings.set_layout(name, QByteArray(bytes(range(64, 192))))
     for name in ("a.gguf", "b, c.gguf"):

@@ -18,9 +18,8 @@ import numpy as np
 from PySide6.QtWidgets import QApplication
 
 from app.__main__ import main
-from app.engine_thread.events import State
-from app.engine_thread.jobs.decoding import StartComparison, StartRun
-from app.engine_thread.requests import CompareRequest
+from app.engine_thread.events import CompareRequest, State
+from app.engine_thread.jobs.engine import StartComparison, StartRun
 from engine import run_checkpoints
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SpecOptions

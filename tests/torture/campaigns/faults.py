@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engine_thread.events import State
-from app.engine_thread.jobs.decoding import StartComparison, StartRun
+from app.engine_thread.events import CompareRequest, State
+from app.engine_thread.jobs.engine import StartComparison, StartRun
 from app.engine_thread.jobs.files import ExportTrace
-from app.engine_thread.requests import CompareRequest
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 from engine.trace.reopen import open_trace

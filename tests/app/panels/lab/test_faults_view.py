@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtWidgets import QApplication
 
-from app.window.dialogs.scenarios import ScenarioDialog
+from app.window.dialogs.runs import ScenarioDialog
 from app.window.window import MainWindow
 
 pytestmark = pytest.mark.shares_window

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.cli.check_rollback import add_arguments
-from app.panels.lab.gate_form import GateForm
+from app.panels.lab.gate_view import GateForm
 from engine.option_fields import options_in
 from engine.options.llama_cpp import DEFAULT_GATE, GateOptions, LlamaSettings
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import OpenedFiles
+from app.engine_thread.events import OpenedFiles, OpenRequest
 from app.engine_thread.opening import inspect_files
-from app.engine_thread.requests import OpenRequest
 from app.looks.theme import Theme
 from app.panels.model.model_map import ModelMapView
 from app.panels.run_settings.run_panel import RunPanel

@@ -12,7 +12,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
-import app.panels.runs.run_pair
+import app.panels.runs.runs_view
 from app.panels.plots.acceptance_view import WINDOW, AcceptanceView
 from app.panels.plots.bar_view import BarView, OverlaidView
 from app.trace_models.run_rows import RunOverlay
@@ -225,7 +225,7 @@ def test_whole_run_brings_the_longer_one_into_sight(
 
 def test_slots_stay_those_of_the_run_on_show(overlaid: MainWindow) -> None:
     assert not isinstance(overlaid.plots["ring"], OverlaidView)
-    assert overlaid.plots["ring"]._run is not None and overlaid.plots["ring"]._run.run_id == 1
+    assert overlaid.plots["ring"].run is not None and overlaid.plots["ring"].run.run_id == 1
 
 
 def test_the_run_is_named(overlaid: MainWindow) -> None:
@@ -390,9 +390,9 @@ def test_out_of_sight_nothing_is_read(
     window: MainWindow, store: TraceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    compare = app.panels.runs.run_pair.compare_runs
+    compare = app.panels.runs.runs_view.compare_runs
     monkeypatch.setattr(
-        app.panels.runs.run_pair, "compare_runs", lambda *a: asked.append(a) or compare(*a)
+        app.panels.runs.runs_view, "compare_runs", lambda *a: asked.append(a) or compare(*a)
     )
     for name in (*OVER_ROUNDS, "runs"):
         window.docks[name].hide()

@@ -13,8 +13,7 @@ from PySide6.QtGui import QPalette, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import DraftFile, OpenedFiles
-from app.engine_thread.requests import ChatWrap
+from app.engine_thread.events import ChatWrap, DraftFile, OpenedFiles
 from app.looks.theme import Theme, apply_theme
 from app.panels.run_settings.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes

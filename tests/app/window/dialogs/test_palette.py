@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.actions.actions import SPECS, submenu_of
 from app.window.dialogs.help import ShortcutsDialog
 from app.window.dialogs.palette import Command, CommandPalette
-from app.window.layouts import PAGES
+from app.window.dock_area import PAGES
 from app.window.window import MainWindow
 
 pytestmark = pytest.mark.shares_window

@@ -1,20 +1,35 @@
-"""Jobs that put a model or a server to use, and let go of the server."""
+"""Jobs on the engine's thread: a model or a server put to use, and all that decodes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import OpenedFiles, ServerConnected, ServerSeen, State
+from app.engine_thread.events import (
+    ChatWrap,
+    Decoding,
+    LanesRequest,
+    OpenedFiles,
+    OpenRequest,
+    RunRequest,
+    ServerConnected,
+    ServerRunRequest,
+    ServerSeen,
+    State,
+    TurnRequest,
+)
 from app.engine_thread.opening import devices
-from app.engine_thread.requests import OpenRequest, ServerRunRequest
 from app.engine_thread.status import EngineStatus
-from app.engine_thread.worker import EngineJob, EngineWorker
+from app.engine_thread.worker import DecodingJob, EngineJob, EngineWorker
+from engine.fork import Fork
 from engine.options import RunOptions
+from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
+    from app.engine_thread.worker import EngineSession
     from engine.observe.rounds.observed_run import ServerFacts
 
 
@@ -138,3 +153,74 @@ def identity_of(facts: ServerFacts) -> dict[str, Any]:
     first = listed[0] if isinstance(listed, list) and listed else None
     meta = first.get("meta") if isinstance(first, dict) else None
     return {"name": facts.address, "sha256": facts.props.get("model_path"), "size": meta}
+
+
+class StartRun(DecodingJob):
+    """A run of the session in use. rounds: pause after as many. of, fork: see RunRequest."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        options: RunOptions,
+        rounds: int | None = None,
+        chat: ChatWrap | None = None,
+        of: RunRef | None = None,
+        fork: Fork | None = None,
+    ) -> None:
+        super().__init__(rounds)
+        self._asked = RunRequest(tuple(texts), options, chat, fork, of)
+        self.request = None if fork else self._asked
+
+    def again(self) -> StartRun:
+        asked = self._asked
+        return StartRun(asked.texts, asked.options, chat=asked.chat, of=asked.of, fork=asked.fork)
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        run = session.start(self._asked, worker.store)
+        facts = worker.store.runs[run.run_id]
+        facts.update(worker.more_facts)
+        if self._asked.chat is not None:
+            facts.chat = json.dumps(self._asked.chat.kwargs)
+        return run
+
+
+class StartTurn(DecodingJob):
+    """A turn with the model in use."""
+
+    def __init__(self, turn: TurnRequest) -> None:
+        super().__init__()
+        self._turn = turn
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        run = session.say(self._turn, worker.store)
+        worker.store.runs[run.run_id].update(worker.more_facts)
+        return run
+
+
+class StartComparison(DecodingJob):
+    """A comparison on the model in use. rounds: pause after as many."""
+
+    def __init__(self, lanes: LanesRequest, rounds: int | None = None) -> None:
+        super().__init__(rounds)
+        self._lanes = lanes
+
+    def again(self) -> StartComparison:
+        return StartComparison(self._lanes)
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        return session.compare(self._lanes, worker.store)
+
+
+class WatchClients(DecodingJob):
+    """A run made of what they ask of the server, until it is stopped. listen: host:port."""
+
+    def __init__(self, listen: str) -> None:
+        super().__init__()
+        self._listen = listen
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return status.can_start and status.server is not None
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        assert worker.server is session
+        return worker.server.watch(self._listen, worker.store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from app.widgets.pages import Pages
+from app.window.dock_area import Pages
 
 
 def test_a_tab_for_each_or_all_below_each_other(qtbot: QtBot) -> None:

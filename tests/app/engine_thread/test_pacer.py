@@ -7,8 +7,8 @@ from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.looks import pacer
-from app.looks.pacer import SHARE, Pacer
+from app.engine_thread import feed
+from app.engine_thread.feed import PACED_SHARE, Pacer
 
 SINCE_MS = 40
 
@@ -57,14 +57,14 @@ class Canvas(QWidget):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(pacer, "time", clock)
-    monkeypatch.setattr(pacer, "QElapsedTimer", Stopwatch)
+    monkeypatch.setattr(feed, "time", clock)
+    monkeypatch.setattr(feed, "QElapsedTimer", Stopwatch)
     return clock
 
 
 @pytest.mark.parametrize(("share_of_wait", "at_once"), [(0.5, True), (2.0, False)])
 def test_painting_counts(clock: Clock, qtbot: QtBot, share_of_wait: float, at_once: bool) -> None:
-    canvas = Canvas(clock, share_of_wait * SHARE * SINCE_MS / 1e3)
+    canvas = Canvas(clock, share_of_wait * PACED_SHARE * SINCE_MS / 1e3)
     qtbot.addWidget(canvas)
     canvas.show()
     qtbot.waitExposed(canvas)
@@ -92,7 +92,7 @@ def test_work_alone_counts_as_well(clock: Clock, qtbot: QtBot) -> None:
 
     def work() -> None:
         calls.append(clock.now)
-        clock.now += 2 * SHARE * SINCE_MS / 1e3
+        clock.now += 2 * PACED_SHARE * SINCE_MS / 1e3
 
     paced = Pacer(work, 0, owner)
     paced.ask()

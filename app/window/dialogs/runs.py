@@ -1,0 +1,287 @@
+"""Dialogs before a run: the server to observe, the round to go on from, the scenario."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtGui import QAction, QPalette
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QHeaderView,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QTreeWidget,
+    QTreeWidgetItem,
+    QWidget,
+)
+
+from app.saved.settings import Settings
+from app.widgets.build import hbox, made, vbox, words
+from app.widgets.fields import add_row, new_form, text, whole
+from engine.compare.memory_script import MemoryScript
+from engine.compare.scenario import Scenario
+from engine.errors import OptionError
+
+LOOPBACK = "127.0.0.1"
+_ABOUT = (
+    "Draftscope sends the prompts of the Run panel to the server and shows what it drafts, accepts "
+    "and rolls back, as far as the server tells."
+)
+_KEY_TIP = (
+    "API key that the server was started with; empty for none, or for the one that was kept. It is "
+    "kept in the system's keyring where there is one, else for this session only"
+)
+_MODEL_TIP = (
+    "Name of the model, where a router or another engine's server has several; Connect lists them "
+    "if it has to be named"
+)
+_LOG_TIP = (
+    "File that the server writes with --log-file (-lv 5 and LLAMA_TRACE=1): it tells rejected "
+    "tokens, drafters and checkpoints, which no reply tells"
+)
+_WATCH_TIP = (
+    "Other programs talk to the server through this port of this machine; what they ask is passed "
+    "on unchanged and recorded"
+)
+_LIMIT_TIP = (
+    "Time within which a reply has to begin, its first event has to come, and each next one; on a "
+    "CPU a long prompt takes minutes"
+)
+
+
+class ConnectDialog(QDialog):
+    """Does not block the window. `chosen` gives address, key, log file or None, the port that other
+    programs are to use, 0 without, and the name of a model, empty without."""
+
+    chosen = Signal(str, str, object, int, str)  # Path | None
+
+    def __init__(self, settings: Settings, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._settings = settings
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Connect to server")
+        self.address = made(QComboBox, editable=True)
+        self.address.addItems(settings.recent_servers)
+        self.address.setCurrentIndex(0 if settings.recent_servers else -1)
+        line = self.address.lineEdit()
+        assert line is not None
+        line.setPlaceholderText("http://127.0.0.1:8080")
+        self.key = text("")
+        self.key.setEchoMode(QLineEdit.EchoMode.Password)
+        self.model = text("the only one, or the one that is loaded")
+        self.log = text("none")
+        browse = QPushButton("&Browse…")
+        browse.setToolTip("Choose the log file")
+        browse.setAutoDefault(False)  # Return is for Connect
+        browse.clicked.connect(self._browse)
+        self.limit = whole(1, 999_999, settings.server_timeout)
+        self.limit.setSuffix(" s")
+        self.watch = QCheckBox(f"&Watch other programs at {LOOPBACK}, port")
+        self.port = whole(1, 65535, settings.watch_port)
+        self.port.setEnabled(False)
+        self.watch.toggled.connect(self.port.setEnabled)
+        self.problem = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
+        self.problem.setForegroundRole(QPalette.ColorRole.BrightText)
+        self.problem.hide()
+        self._lay_out(browse)
+        line.textChanged.connect(lambda _: self.problem.hide())
+        line.setFocus()
+
+    def _lay_out(self, browse: QPushButton) -> None:
+        about = made(QLabel, _ABOUT, wordWrap=True)
+        log, watch = QWidget(), QWidget()
+        for box, widgets in ((log, (self.log, browse)), (watch, (self.watch, self.port))):
+            row = hbox(*widgets, of=box, margins=(0, 0, 0, 0))
+        row.addStretch(1)
+        self.log.setAccessibleName("Log file of the server")
+        self.port.setAccessibleName("Port for other programs")
+        self.port.setToolTip(_WATCH_TIP)
+        self.watch.setToolTip(_WATCH_TIP)
+        form = new_form()
+        add_row(form, "&Address", self.address, "Where the server listens")
+        add_row(form, "API &key", self.key, _KEY_TIP)
+        add_row(form, "&Model", self.model, _MODEL_TIP)
+        add_row(form, "&Log file", log, _LOG_TIP)
+        self.log.setToolTip(_LOG_TIP)
+        add_row(form, "&Time limit", self.limit, _LIMIT_TIP)
+        form.addRow("", watch)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        connect = buttons.addButton("&Connect", QDialogButtonBox.ButtonRole.AcceptRole)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        vbox(about, form, self.problem, buttons, of=self)
+        connect.setDefault(True)  # in the dialog by now: before, Return would cancel
+        self.setMinimumWidth(66 * self.fontMetrics().averageCharWidth())
+
+    def accept(self) -> None:
+        from engine.observe.server.address import server_address
+
+        written = self.log.text().strip()
+        log = Path(written) if written else None
+        try:
+            address = server_address(self.address.currentText())
+            if log is not None and not os.path.isfile(log):
+                raise OptionError(f"There is no log file {written}.", "Name one, or none.")
+        except OptionError as error:
+            self.problem.setText(str(error))
+            self.problem.show()
+            return
+        self._settings.server_timeout = self.limit.value()
+        if self.watch.isChecked():
+            self._settings.watch_port = self.port.value()
+        port = self.port.value() if self.watch.isChecked() else 0
+        self.chosen.emit(address, self.key.text(), log, port, self.model.text().strip())
+        self.key.clear()
+        super().accept()
+
+    def _browse(self) -> None:
+        name, _ = QFileDialog.getOpenFileName(
+            self,
+            "Log file of the server",
+            str(self._settings.folder("log")),
+            "All files (*)",
+            options=QFileDialog.Option.DontUseNativeDialog,
+        )
+        if name:
+            self._settings.set_folder("log", Path(name).parent)
+            self.log.setText(name)
+
+
+_GROUPS = "Runs and comparisons", "Operations on the memory alone"
+_HEADS = "What you see", "Scenario"
+_CHARACTERS, _LINES = 180, 40
+_NO_MODEL = "Open a model first: a scenario is played on the model in use, when nothing runs."
+
+
+def scenario_actions(
+    scenarios: Sequence[Scenario | MemoryScript],
+    play: Callable[[Scenario | MemoryScript], None],
+    parent: QObject,
+) -> list[QAction]:
+    """An action for each that plays it: its title as text, what it is about as tooltip, and as data
+    the sentence to choose it by with its number among the groups."""
+    actions = []
+    for one in scenarios:
+        action = QAction(one.title.replace("&", "&&"), parent)
+        action.setObjectName(f"scenario.{one.name}")
+        action.setToolTip(one.about)
+        symptom = re.split(r"[.:;](?: |$)", one.about, maxsplit=1)[0] + "."
+        action.setData((getattr(one, "symptom", "") or symptom, isinstance(one, MemoryScript)))
+        action.triggered.connect(lambda _=False, chosen=one: play(chosen))
+        actions.append(action)
+    return actions
+
+
+class ScenarioDialog(QDialog):
+    """Does not block the window. actions: see `scenario_actions`."""
+
+    def __init__(self, actions: Sequence[QAction], parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Scenarios")
+        self._actions: dict[int, QAction] = {}
+        self.list = made(QTreeWidget, accessibleName="Scenarios by what is seen")
+        self.list.setHeaderLabels(_HEADS)
+        self.list.setRootIsDecorated(False)
+        self.list.setItemsExpandable(False)
+        head = self.list.header()
+        head.setStretchLastSection(False)
+        head.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        head.setSectionResizeMode(1, QHeaderView.ResizeMode.ResizeToContents)
+        for number, title in enumerate(_GROUPS):
+            group = QTreeWidgetItem([title])
+            group.setFlags(Qt.ItemFlag.ItemIsEnabled)
+            for action in actions:
+                symptom, is_script = action.data()
+                if is_script is bool(number):
+                    item = QTreeWidgetItem(group, [symptom, action.text().replace("&&", "&")])
+                    item.setToolTip(0, f"{symptom}\n\n{action.toolTip()}")
+                    self._actions[id(item)] = action
+            if group.childCount():
+                self.list.addTopLevelItem(group)
+                group.setFirstColumnSpanned(True)
+        self.list.expandAll()
+        self.about = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        self.play = buttons.addButton("&Play", QDialogButtonBox.ButtonRole.AcceptRole)
+        self.play.setDefault(True)
+        buttons.accepted.connect(self._play)
+        buttons.rejected.connect(self.reject)
+        self.list.currentItemChanged.connect(lambda *_: self._tell())
+        self.list.itemActivated.connect(lambda *_: self._play())
+        for action in actions:
+            action.enabledChanged.connect(self._tell)
+        vbox((self.list, 1), self.about, buttons, of=self)
+        metrics = self.fontMetrics()
+        wanted = _CHARACTERS * metrics.averageCharWidth(), _LINES * metrics.height()
+        self.resize(*(min(pair) for pair in zip(wanted, parent.size().toTuple(), strict=True)))
+        first = self.list.topLevelItem(0)
+        if first is not None:
+            self.list.setCurrentItem(first.child(0))
+        self.list.setFocus()
+
+    def _chosen(self) -> QAction | None:
+        return self._actions.get(id(self.list.currentItem()))
+
+    def _tell(self) -> None:
+        chosen = self._chosen()
+        ready = chosen is not None and chosen.isEnabled()
+        self.play.setEnabled(ready)
+        about = "" if chosen is None else chosen.toolTip()
+        self.about.setText(about if ready or chosen is None else f"{about}\n{_NO_MODEL}")
+
+    def _play(self) -> None:
+        chosen = self._chosen()
+        if chosen is not None and chosen.isEnabled():
+            self.accept()
+            chosen.trigger()
+
+
+_OPTIONS = ("those of Run Settings", "those that the run had")
+_FORKS = (
+    "States, drafters and random numbers become what they were: restored from the nearest "
+    "checkpoint (up to 8 of a run are kept while its model is open, 256 MiB for all runs; any "
+    "rollback policy), and the rounds after it replayed; else all rounds before are decoded again. "
+    "The status line says which."
+)
+_MOST = 2**31 - 1
+
+
+class ForkDialog(QDialog):
+    """Does not block the window. place: in words. `chosen` gives whether the options of Run
+    Settings are meant, else the run's own, and a token that takes the place of the newest one,
+    below 0 for none."""
+
+    chosen = Signal(bool, int)
+
+    def __init__(self, place: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Continue from here")
+        where, about = words(f"From {place}."), words(_FORKS)
+        self.options = QComboBox()
+        self.options.addItems(_OPTIONS)
+        self.token = whole(-1, _MOST, -1, "none")
+        form = new_form()
+        tip = "Drafters, n_max, p_min, policy, faults, sampler and seed that it goes on with"
+        add_row(form, "&Options", self.options, tip)
+        tip = "Id of a token that takes the place of the newest one that stays"
+        add_row(form, "Another &token", self.token, tip)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        buttons.addButton("&Continue", QDialogButtonBox.ButtonRole.AcceptRole).setDefault(True)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        vbox(where, form, about, buttons, of=self)
+
+    def accept(self) -> None:
+        self.chosen.emit(self.options.currentIndex() == 0, self.token.value())
+        super().accept()
