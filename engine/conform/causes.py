@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.fits import fitted, of_rounding
+from engine.conform.fits import closest, fitted, of_rounding, place, same, tile
 from engine.conform.mistakes import Log, Played, decays, formulas
 from engine.conform.reference import VARIANTS, Reference, play, step
 from engine.conform.subject import Kernel
@@ -112,7 +112,7 @@ class Situation:
     def starts(self, bound: float) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states to start from: cause, sentence, state."""
         for cause, sentence, state in self._carries() if self.earlier else self._starts():
-            if not _same(state, [self.start], bound / 4):  # as one row of a log may leave it
+            if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
 
     def _carries(self) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -292,7 +292,7 @@ class Situation:
             views = decays(self.shape, state, self.tokens[:count])
         carried = (("gate-order", *way) for way in self._carried(state, count))
         for cause, sentence, played in chain(ways, views, carried):
-            if not _same(part(played), [right], bound / 4):
+            if not same(part(played), [right], bound / 4):
                 yield cause, sentence, part(played)
         if of and self.shape.recurrence != "conv" and count <= max(_MOST_ROWS, self.kernel.chunk):
             log = Log(self.shape, state, self.tokens[:count])
@@ -319,7 +319,7 @@ class Situation:
         right = self._played(self.start, self.tokens[:row])[1]
         for cause, words, state in self._folds(self.tokens[:row]) if row else ():
             outputs = self._played(state, self.tokens[row:])[0]
-            if _same(seen[row:], outputs, bound) and not _same(state, [right[-1]], bound / 4):
+            if same(seen[row:], outputs, bound) and not same(state, [right[-1]], bound / 4):
                 return cause, f"{words}, after row {row} of the pass"
         return None
 
@@ -350,7 +350,7 @@ class Situation:
                 ]
                 outputs, states = self._played(start, rows)
                 for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
-                    if _same(of_heads[head], [made], bound):
+                    if same(of_heads[head], [made], bound):
                         read.setdefault(head, heads)
             wrong = [(h, at) for h, at in read.items() if set(at) != {h // (n // count)}]
             if len(read) == n and wrong:
@@ -364,7 +364,7 @@ class Situation:
         else ""."""
         words = ""
         for i, row in enumerate(seen):
-            has = [j for j, other in enumerate(wanted) if _same(row, [other], bound)]
+            has = [j for j, other in enumerate(wanted) if same(row, [other], bound)]
             if not has:
                 return ""
             if i not in has and not words:
@@ -379,7 +379,7 @@ class Situation:
             others = [p for p in range(-1, i) if p != self.parents[i]]
             for parent in (self.parents[i], *others):
                 output, after = step(self.shape, states[parent + 1], row)
-                if _same(seen[i], [output], bound):
+                if same(seen[i], [output], bound):
                     break
             else:
                 return ""
@@ -406,9 +406,9 @@ class Situation:
             return found
         for cause, sentence, state in self.starts(bound):
             ends = (1, len(self.tokens))  # most are wrong in the first row
-            if all(_same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
+            if all(same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
-        if found := _closest(seen, self._ways(self.start, len(self.tokens), 0, bound), bound):
+        if found := closest(seen, self._ways(self.start, len(self.tokens), 0, bound), bound):
             return found
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
             return folded
@@ -422,13 +422,13 @@ class Situation:
         if seen.dim() > 2 and (words := self._outputs_of(*heads_of, bound)):
             return "head-mapping", f"head {words}"
         times = float((seen * wanted).sum() / (wanted * wanted).sum())
-        if abs(times) > 1e-9 and abs(times - 1) > 1e-2 and _same(seen / times, [wanted], bound):
+        if abs(times) > 1e-9 and abs(times - 1) > 1e-2 and same(seen / times, [wanted], bound):
             words = f"outputs are {times:.4g} times the right ones"
             if (size := self.shape.d_k / times**2) > 1 and abs(size - round(size)) < 1e-3:
                 words += f": the root of {round(size)} in place of {self.shape.d_k}"
             return "wrong-scale", words
-        if tile := _tile(seen, wanted, bound):
-            return "wrong-tile", tile
+        if words := tile(seen, wanted, bound):
+            return "wrong-tile", words
         if not self.parents:
             states = [self.start, *self._played(self.start, self.tokens[:row])[1]]
             shape, token = self.shape, self.tokens[row]
@@ -436,7 +436,7 @@ class Situation:
                 return shares
         if words := of_rounding(seen, wanted):
             return "drift", words
-        return self._unnamed("wrong-output", _place(seen, wanted, bound))
+        return self._unnamed("wrong-output", place(seen, wanted, bound))
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
@@ -445,17 +445,17 @@ class Situation:
         start, chunk = self.start, self.kernel.chunk
         states = self._played(start, self.tokens)[1]
         for rows, state in enumerate(states, 1):
-            if rows != count and _same(seen, [state], bound):
+            if rows != count and same(seen, [state], bound):
                 cause = "wrong-chunk" if chunk else "stale-column"
                 if self.shape.recurrence == "conv" and rows > count:
                     cause = "window-not-rolled-back"
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
-        if _same(seen, [start], bound):
+        if same(seen, [start], bound):
             cause = "lost-fold" if self.kernel.ring else "state-not-committed"
             if count < chunk:
                 cause = "wrong-chunk"
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
-        if _same(seen, [0 * start], bound):
+        if same(seen, [0 * start], bound):
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
         if 0 < chunk < count:  # the last chunk's outputs are right: so is the state before it
             found = self._chunk(count - 1).explain_state(seen, (count - 1) % chunk + 1, bound)
@@ -465,27 +465,27 @@ class Situation:
             return found
         right = states[count - 1]
         for cause, sentence, state in self._layouts(right):
-            if _same(seen, [state], bound) and not _same(state, [right], bound):
+            if same(seen, [state], bound) and not same(state, [right], bound):
                 return cause, f"{sentence} is written"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         for cause, sentence, state in self.starts(bound):
-            if _same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
+            if same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
                 return cause, sentence
-            if _same(seen, [state], bound):
+            if same(seen, [state], bound):
                 words = "" if cause == "other-sequence" else ", without the rows of this pass"
                 return cause, sentence + words
-        if found := _closest(seen, self._ways(start, count, 1, bound), bound):
+        if found := closest(seen, self._ways(start, count, 1, bound), bound):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
             return "head-mapping", heads
-        if tile := _tile(seen, right, bound):
-            return "wrong-tile", tile
+        if words := tile(seen, right, bound):
+            return "wrong-tile", words
         if count == 1 and (shares := fitted(self.shape, start, self.tokens[0], seen, bound, True)):
             return shares
         if words := of_rounding(seen, right):
             return "drift", words
-        return self._unnamed("wrong-state", _place(seen, right, bound))
+        return self._unnamed("wrong-state", place(seen, right, bound))
 
     def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
         """The inputs that a window after `count` rows of this pass holds, where all are known."""
@@ -493,10 +493,10 @@ class Situation:
         known = [*known[:accepted], *(row["x"] for row in self.tokens), known[-1]]
         at = []
         for column in seen.unbind(-1):
-            same = [i for i, x in enumerate(known) if _same(column, [x], bound)]
-            if not same:
+            found = next((i for i, x in enumerate(known) if same(column, [x], bound)), None)
+            if found is None:
                 return None
-            at.append(same[0])
+            at.append(found)
         return self._window(at, len(known), accepted + count)
 
     def _unnamed(self, cause: str, words: str) -> tuple[str, str]:
@@ -504,52 +504,3 @@ class Situation:
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
             return "wrong-wrap", f"after {taken} rows in a log of {self.kernel.ring}"
         return cause, words
-
-
-def _place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """Which rows (or heads) and heads (or channels) are wrong."""
-    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
-    words = []
-    for dim in range(min(2, off.dim())):
-        rest = off.transpose(0, dim).flatten(1).any(1)
-        at = rest.nonzero().flatten().tolist()
-        shown = "all" if len(at) == len(rest) else ", ".join(str(i) for i in at[:8])
-        words.append(f"{shown} of {len(rest)}")
-    return (
-        "no known mistake gives this; wrong are " + " and ".join(words) + " of its first dimensions"
-    )
-
-
-def _tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """The only columns, a range of the last dimension, that are wrong; empty where it is none."""
-    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
-    columns = off.flatten(0, -2).any(0).nonzero().flatten().tolist()
-    n = seen.shape[-1]
-    if not columns or columns != list(range(columns[0], columns[-1] + 1)) or len(columns) > n - 8:
-        return ""
-    rest = (seen - wanted).abs().flatten(0, -2).amax(0)
-    if 16 * sorted(rest.tolist())[n - len(columns) - 1] > float(rest.max()):
-        return ""  # all of them are off by some
-    return f"columns {columns[0]} to {columns[-1]} of {n} are wrong, and no other"
-
-
-def _closest(
-    seen: torch.Tensor, ways: Iterable[tuple[str, str, torch.Tensor]], bound: float
-) -> tuple[str, str] | None:
-    """Cause and sentence of the way that gives what is nearest, where it is near enough."""
-    best, least = None, 4 * bound
-    for cause, sentence, made in ways:
-        off = _off(seen, made)
-        if off <= (least / 2 if best else least):  # a later way must be clearly nearer
-            best, least = (cause, sentence), off
-    return best
-
-
-def _off(seen: torch.Tensor, made: torch.Tensor) -> float:
-    """The largest difference relative to the largest value, 1 at least."""
-    other = made.view(seen.shape)
-    return float((seen - other).abs().max()) / max(float(other.abs().max()), 1.0)
-
-
-def _same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:
-    return _off(seen, torch.stack(list(wanted))) <= 4 * bound

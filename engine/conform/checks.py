@@ -90,13 +90,14 @@ class Player:
         seed: int,
         device: str,
         blank: bool = False,  # memory is zeros, not NaN
+        named: bool = True,  # causes are sought
     ) -> None:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
         self.bound = max(_BOUNDS[shape.state_dtype], _BOUNDS[kernel.rows_dtype])
         if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
-        self.blank = blank
+        self.blank, self.named = blank, named
         self.memory = Memory(device, blank)
 
     def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
@@ -222,7 +223,7 @@ class Player:
         """Whether a check's passes, up to that of its fault, are wrong where they are changed."""
         wrong = False
         dice = random.Random(f"{fault.check} {self.seed}")
-        player = Player(self.kernel, self.package, shape, self.seed, self.device)
+        player = Player(self.kernel, self.package, shape, self.seed, self.device, named=False)
         for empty in (False, True) if fault.check == "prompts" else (False,):
             started = player.start(empty)
             script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
@@ -277,7 +278,9 @@ class Player:
             )
             error, row = _worst(seen[part], wanted[part])
             if error > self.bound:
-                cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
+                cause, detail = "wrong-output", ""
+                if self._unnamed(faults):
+                    cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
                 each = _each(seen[part], wanted[part])
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
@@ -297,7 +300,9 @@ class Player:
             state = held.double().cpu()
             error, _ = _worst(state.unsqueeze(0), right.unsqueeze(0))
             if error > self.bound:
-                cause, detail = situations[sequence].explain_state(state, count, self.bound)
+                cause, detail = "wrong-state", ""
+                if self._unnamed(faults):
+                    cause, detail = situations[sequence].explain_state(state, count, self.bound)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = _each(state.expand_as(depths), depths)
                 found = fault(cause, detail, sequence, count - 1, error)
@@ -309,6 +314,10 @@ class Player:
                 faults.append(fault("other-sequence-written", "", sequence, -1, error))
         reference.accept(one.sequences, one.accepted)
         return faults
+
+    def _unnamed(self, faults: Sequence[Fault]) -> bool:
+        """Whether a cause is sought: one that says something is enough."""
+        return self.named and all(fault.cause in _VAGUE for fault in faults)
 
     def repeat(self) -> list[Fault]:
         """Two plays of the same calls give the same bits."""

@@ -1,7 +1,9 @@
-"""Shares of what one row keeps, writes and takes off, fitted to a wrong output or state, and errors
-that are of the size of rounding."""
+"""Comparisons of what a kernel gave with what a mistake would give: equality, places of errors,
+shares of what a row keeps, writes and takes off, and errors of the size of rounding."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -47,10 +49,10 @@ def fitted(
     wanted = seen.reshape(len(state), -1, 1)
     share = torch.linalg.lstsq(basis, wanted).solution
     limit = 4 * bound * max(1.0, float(wanted.abs().max()))
-    off = (basis @ share - wanted).abs().max()
+    rest = (basis @ share - wanted).abs().max()
     share, weight = share[..., 0], basis.abs().amax(1)
     near = ((share - 1).abs() < 1e-2) | ((share - 1).abs() * weight <= limit)
-    if basis.shape[1] < 2 * len(parts) or not off <= limit or near.all():
+    if basis.shape[1] < 2 * len(parts) or not rest <= limit or near.all():
         return None  # or as of rounding
     for (cause, name), powers in _POWERS[mamba].items():
         factor = share[:, powers.index(1) % len(parts)]
@@ -73,3 +75,52 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
     if not 3e-5 < size < 1.5e-2 or spread < 0.5:
         return ""
     return f"{size:.1g} of the values' size in most of them, as of rounding to {kind}"
+
+
+def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """Which rows (or heads) and heads (or channels) are wrong."""
+    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    words = []
+    for dim in range(min(2, off.dim())):
+        rest = off.transpose(0, dim).flatten(1).any(1)
+        at = rest.nonzero().flatten().tolist()
+        shown = "all" if len(at) == len(rest) else ", ".join(str(i) for i in at[:8])
+        words.append(f"{shown} of {len(rest)}")
+    return (
+        "no known mistake gives this; wrong are " + " and ".join(words) + " of its first dimensions"
+    )
+
+
+def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """The only columns, a range of the last dimension, that are wrong; empty where it is none."""
+    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    columns = off.flatten(0, -2).any(0).nonzero().flatten().tolist()
+    n = seen.shape[-1]
+    if not columns or columns != list(range(columns[0], columns[-1] + 1)) or len(columns) > n - 8:
+        return ""
+    rest = (seen - wanted).abs().flatten(0, -2).amax(0)
+    if 16 * sorted(rest.tolist())[n - len(columns) - 1] > float(rest.max()):
+        return ""  # all of them are off by some
+    return f"columns {columns[0]} to {columns[-1]} of {n} are wrong, and no other"
+
+
+def closest(
+    seen: torch.Tensor, ways: Iterable[tuple[str, str, torch.Tensor]], bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence of the way that gives what is nearest, where it is near enough."""
+    best, least = None, 4 * bound
+    for cause, sentence, made in ways:
+        error = off(seen, made)
+        if error <= (least / 2 if best else least):  # a later way must be clearly nearer
+            best, least = (cause, sentence), error
+    return best
+
+
+def off(seen: torch.Tensor, made: torch.Tensor) -> float:
+    """The largest difference relative to the largest value, 1 at least."""
+    other = made.view(seen.shape)
+    return float((seen - other).abs().max()) / max(float(other.abs().max()), 1.0)
+
+
+def same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:
+    return off(seen, torch.stack(list(wanted))) <= 4 * bound
