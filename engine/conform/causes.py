@@ -13,7 +13,7 @@ import torch
 from engine.conform.cases import Shape
 from engine.conform.fits import closest, fitted, of_rounding, place, same, tile
 from engine.conform.mistakes import Log, Played, decays, formulas
-from engine.conform.reference import VARIANTS, Reference, play, step
+from engine.conform.reference import VARIANTS, Reference, Row, play, step
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
@@ -233,9 +233,9 @@ class Situation:
         names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
         return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
-    def _mappings(self) -> Iterator[tuple[str, list[int]]]:
-        """Rows of the pass that may be taken in place of a sequence's own, each with its words."""
-        n, first = len(self.tokens), self.first
+    def _mappings(self, n: int) -> Iterator[tuple[str, list[int]]]:
+        """Rows of the pass that may be taken in place of a sequence's first n, with words."""
+        first = self.first
         per_group = self.shape.n_heads // self.shape.n_groups
         yield "the first row", [first] * n
         yield "the row before", [first, *range(first, first + n - 1)]
@@ -248,24 +248,26 @@ class Situation:
             yield f"row {stride} i", list(range(first, first + stride * n, stride))
             yield f"row {stride} i", list(range(stride * first, stride * (first + n), stride))
 
-    def inputs(self) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
+    def inputs(
+        self, tokens: Sequence[Row]
+    ) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
             order = variant not in ("no-correction", "no-activation")
             cause = "gate-order" if order else "wrong-term"
-            yield cause, variant.replace("-", " "), self.tokens, variant
-        for words, at in self._mappings():
+            yield cause, variant.replace("-", " "), list(tokens), variant
+        for words, at in self._mappings(len(tokens)):
             gate, *others = _ROW_INPUTS[self.shape.recurrence]
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
                 what = {"a": "decay", "dt": "decay", "b": "beta"}.get(names[0], names[0])
                 rows = [
                     row | {x: self.batch[min(max(i, 0), len(self.batch) - 1)][x] for x in names}
-                    for row, i in zip(self.tokens, at, strict=True)
+                    for row, i in zip(tokens, at, strict=True)
                 ]
                 what = "all inputs" if len(names) > 1 else what
                 yield cause, f"{what} of {words}", rows, ""
-        for cause, words, rows in formulas(self.shape, self.tokens):
+        for cause, words, rows in formulas(self.shape, tokens):
             yield cause, words, rows, ""
 
     def _played(
@@ -284,8 +286,8 @@ class Situation:
 
         right = part(self._played(state, self.tokens[:count]))
         ways = (
-            (cause, sentence, self._played(state, tokens[:count], variant))
-            for cause, sentence, tokens, variant in self.inputs()
+            (cause, sentence, self._played(state, tokens, variant))
+            for cause, sentence, tokens, variant in self.inputs(self.tokens[:count])
         )
         views: Iterable[tuple[str, str, Played]] = ()
         if count <= max(_MOST_ROWS, self.kernel.chunk) and not self.parents:

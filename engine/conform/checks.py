@@ -212,6 +212,9 @@ class Player:
                 "the size of a head is a power of two", Pass.same, replace(shape, **whole),
             ),
         )  # fmt: skip
+        if vague and self.kernel.ring and fault.round:
+            words = f"{fault.detail}; right while the log holds no rows"
+            return replace(fault, cause="wrong-wrap", detail=words)
         for (cause, may_be), words, changed, other in ways:
             if may_be and not self._wrong_with(fault, changed, other):
                 known = fault.cause in ("stale-column", "window-not-rolled-back")
