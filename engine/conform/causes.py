@@ -300,6 +300,10 @@ class Situation:
             log = Log(self.shape, state, self.tokens[:count])
             yield from (("gate-order", *fold) for fold in log.decays())
             yield from log.formulas()
+            for i in range(count) if count > 1 else ():
+                rows = self.tokens[:i] + self.tokens[i + 1 : count]
+                words = f"row {i + 1} of {count} accepted is missing"
+                yield "lost-fold", words, self._played(state, rows)[1][-1]
 
     def _carried(self, state: torch.Tensor, count: int) -> Iterator[tuple[str, Played]]:
         """Ways in which the state is folded with other decays after one of the rows."""

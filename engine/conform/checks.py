@@ -27,6 +27,7 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
 _VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
+_LESS = ("state-not-committed", "state-lost", *_VAGUE)
 # Causes that may be those of a wrong count, or of another sequence's
 _COUNTED = (
     "stale-column",
@@ -320,7 +321,7 @@ class Player:
 
     def _unnamed(self, faults: Sequence[Fault]) -> bool:
         """Whether a cause is sought: one that says something is enough."""
-        return self.named and all(fault.cause in _VAGUE for fault in faults)
+        return self.named and all(fault.cause in _LESS for fault in faults)
 
     def repeat(self) -> list[Fault]:
         """Two plays of the same calls give the same bits."""
@@ -436,7 +437,7 @@ def check(
             return player.batch()
         if name == "drift":
             return player.drift(rounds)
-        order = ("", *_VAGUE)
+        order = ("", *_LESS)
         faults = player.script(name, rounds)
         return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)
     except Exception as error:

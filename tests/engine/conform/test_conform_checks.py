@@ -455,7 +455,7 @@ PLANTED = [
     (FirstColumn, "kda", "stale-column"),
     (NewestColumn, "gdn", "stale-column"),
     (NotCommitted, "gdn", "state-not-committed"),
-    (OneRowShort, "kda", "state-not-committed"),
+    (OneRowShort, "kda", "stale-column"),
     (Neighbour, "gdn", "other-sequence"),
     (WritesNeighbour, "gdn", "other-sequence"),
     (WritesAbsent, "gdn", "other-sequence-written"),
