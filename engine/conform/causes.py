@@ -3,15 +3,17 @@ with what the kernel gave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from itertools import chain, product
 from typing import Any
 
 import torch
 
 from engine.conform.cases import Shape
+from engine.conform.fits import closest, fitted, of_rounding, place, same, tile
 from engine.conform.mistakes import Log, Played, decays, formulas
-from engine.conform.reference import VARIANTS, Reference, play, step
+from engine.conform.reference import VARIANTS, Reference, Row, play, step
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
@@ -71,7 +73,8 @@ class Situation:
     """One sequence of one pass, with all that a wrong kernel might have used for it.
 
     `tokens` are the rows of the pass; `before` the reference's states after each row of the passes
-    before it, of the last of which `accepted` were kept.
+    before it, of the last of which `accepted` were kept. `batch` are the rows of all sequences of
+    the pass, of which the `first` is this one's.
     """
 
     def __init__(
@@ -83,18 +86,45 @@ class Situation:
         before: Sequence[Sequence[torch.Tensor]],
         accepted: int,
         parents: Sequence[int] = (),
+        batch: Sequence[dict[str, torch.Tensor]] = (),
+        first: int = 0,
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
         self.shape: Shape = reference.shape
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
+        self.batch, self.first = batch or self.tokens, first
+        self.start = reference.state(sequence)
+        # of a chunk: the right states before those before it, and the rows of the last of them
+        self.earlier: list[torch.Tensor] = []
+        self.before_chunk: list[dict[str, torch.Tensor]] = []
+
+    def _chunk(self, row: int) -> Situation:
+        """The chunk that a row is in, as a pass of its own from the right state before it."""
+        part, size = copy(self), self.kernel.chunk
+        first = row // size * size
+        states = [self.start, *self._played(self.start, self.tokens[:first])[1]]
+        part.before_chunk = self.tokens[max(0, first - size) : first]
+        part.tokens, part.first = self.tokens[first : first + size], self.first + first
+        part.start, part.earlier = states[-1], states[:-1:size]
+        return part
 
     def starts(self, bound: float) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states to start from: cause, sentence, state."""
-        right = self.reference.state(self.sequence)
-        for cause, sentence, state in self._starts():
-            if not _same(state, [right], bound / 4):  # as one row of a log may leave it
+        for cause, sentence, state in self._carries() if self.earlier else self._starts():
+            if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
+
+    def _carries(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Wrong states that the chunk before may leave."""
+        for state in (torch.zeros_like(self.start), *self.earlier[::-1]):
+            yield "wrong-chunk", "the state of the chunk before is lost", state
+        log = Log(self.shape, self.earlier[-1], self.before_chunk)
+        for words, state in log.decays():
+            yield "gate-order", f"{words}, the chunk's", state
+        for cause, words, state in log.formulas():
+            yield cause, f"{words}, in what the chunk before leaves", state
+        yield from self._layouts(self.start)
 
     def _starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield from self._columns(0)
@@ -106,6 +136,7 @@ class Situation:
         for age in range(1, len(self.before)):
             yield from self._columns(age)
         yield from self._others()
+        yield from self._layouts(commits[-1])
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
         if self.shape.recurrence == "conv":
             yield from self._windows()
@@ -129,6 +160,25 @@ class Situation:
                 passes = self.reference.passes[other][-2:]
                 for state in (states[-1], *(state for one in passes for state in one)):
                     yield "other-sequence", f"a state of sequence {other}", state
+
+    def _layouts(self, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """A state in whose place another head's or its transpose is read or written."""
+        if self.shape.recurrence == "conv":
+            return
+        (n, k, v), per_group = state.shape, self.shape.n_heads // self.shape.n_groups
+        turned = state.transpose(1, 2)
+        yield "wrong-stride", "the transposed state", turned.reshape(n, k, v)
+        yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
+        heads = torch.arange(n)
+        for words, at in (
+            ("its key head", heads // per_group),
+            ("head h % groups", heads % self.shape.n_groups),
+            ("the first head", 0 * heads),
+            ("the next head", heads.roll(-1)),
+            ("the head before", heads.roll(1)),
+            ("the last head first", heads.flip(0)),
+        ):
+            yield "head-mapping", f"the state of {words}", state[at]
 
     def _folds(
         self, also: Sequence[dict[str, torch.Tensor]] = ()
@@ -183,25 +233,41 @@ class Situation:
         names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
         return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
-    def inputs(self) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
+    def _mappings(self, n: int) -> Iterator[tuple[str, list[int]]]:
+        """Rows of the pass that may be taken in place of a sequence's first n, with words."""
+        first = self.first
+        per_group = self.shape.n_heads // self.shape.n_groups
+        yield "the first row", [first] * n
+        yield "the row before", [first, *range(first, first + n - 1)]
+        yield "the row after", [*range(first + 1, first + n), first + n - 1]
+        yield "the row before in the pass", list(range(first - 1, first - 1 + n))
+        yield "the row after in the pass", list(range(first + 1, first + 1 + n))
+        yield "the rows in reverse order", list(range(first + n - 1, first - 1, -1))
+        yield "the pass's first rows", list(range(n))
+        for stride in {2, per_group, self.shape.n_heads} - {1}:
+            yield f"row {stride} i", list(range(first, first + stride * n, stride))
+            yield f"row {stride} i", list(range(stride * first, stride * (first + n), stride))
+
+    def inputs(
+        self, tokens: Sequence[Row]
+    ) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
             order = variant not in ("no-correction", "no-activation")
             cause = "gate-order" if order else "wrong-term"
-            yield cause, variant.replace("-", " "), self.tokens, variant
-        gate, *others = _ROW_INPUTS[self.shape.recurrence]
-        for name in (gate, *others) if len(self.tokens) > 1 else ():
-            cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
-            words = {"a": "decay", "dt": "decay", "b": "beta"}.get(name, name)
-            first, *rest = (row[name] for row in self.tokens)
-            for which, values in (
-                ("first row", [first] * len(self.tokens)),
-                ("row before", [first, first, *rest[:-1]]),
-                ("row after", [*rest, rest[-1]]),
-            ):
-                rows = [row | {name: x} for row, x in zip(self.tokens, values, strict=True)]
-                yield cause, f"{words} of the {which}", rows, ""
-        for cause, words, rows in formulas(self.shape, self.tokens):
+            yield cause, variant.replace("-", " "), list(tokens), variant
+        for words, at in self._mappings(len(tokens)):
+            gate, *others = _ROW_INPUTS[self.shape.recurrence]
+            for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
+                cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
+                what = {"a": "decay", "dt": "decay", "b": "beta"}.get(names[0], names[0])
+                rows = [
+                    row | {x: self.batch[min(max(i, 0), len(self.batch) - 1)][x] for x in names}
+                    for row, i in zip(tokens, at, strict=True)
+                ]
+                what = "all inputs" if len(names) > 1 else what
+                yield cause, f"{what} of {words}", rows, ""
+        for cause, words, rows in formulas(self.shape, tokens):
             yield cause, words, rows, ""
 
     def _played(
@@ -220,20 +286,24 @@ class Situation:
 
         right = part(self._played(state, self.tokens[:count]))
         ways = (
-            (cause, sentence, self._played(state, tokens[:count], variant))
-            for cause, sentence, tokens, variant in self.inputs()
+            (cause, sentence, self._played(state, tokens, variant))
+            for cause, sentence, tokens, variant in self.inputs(self.tokens[:count])
         )
         views: Iterable[tuple[str, str, Played]] = ()
-        if count <= _MOST_ROWS and not self.parents:
+        if count <= max(_MOST_ROWS, self.kernel.chunk) and not self.parents:
             views = decays(self.shape, state, self.tokens[:count])
         carried = (("gate-order", *way) for way in self._carried(state, count))
         for cause, sentence, played in chain(ways, views, carried):
-            if not _same(part(played), [right], bound / 4):
+            if not same(part(played), [right], bound / 4):
                 yield cause, sentence, part(played)
-        if of and self.shape.recurrence != "conv" and count <= _MOST_ROWS:
+        if of and self.shape.recurrence != "conv" and count <= max(_MOST_ROWS, self.kernel.chunk):
             log = Log(self.shape, state, self.tokens[:count])
             yield from (("gate-order", *fold) for fold in log.decays())
             yield from log.formulas()
+            for i in range(count) if count > 1 else ():
+                rows = self.tokens[:i] + self.tokens[i + 1 : count]
+                words = f"row {i + 1} of {count} accepted is missing"
+                yield "lost-fold", words, self._played(state, rows)[1][-1]
 
     def _carried(self, state: torch.Tensor, count: int) -> Iterator[tuple[str, Played]]:
         """Ways in which the state is folded with other decays after one of the rows."""
@@ -252,10 +322,10 @@ class Situation:
     ) -> tuple[str, str] | None:
         """A wrong fold between two rows of the pass, the first of which have right outputs."""
         row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
-        right = self._played(self.reference.state(self.sequence), self.tokens[:row])[1]
+        right = self._played(self.start, self.tokens[:row])[1]
         for cause, words, state in self._folds(self.tokens[:row]) if row else ():
             outputs = self._played(state, self.tokens[row:])[0]
-            if _same(seen[row:], outputs, bound) and not _same(state, [right[-1]], bound / 4):
+            if same(seen[row:], outputs, bound) and not same(state, [right[-1]], bound / 4):
                 return cause, f"{words}, after row {row} of the pass"
         return None
 
@@ -266,7 +336,7 @@ class Situation:
         if self.shape.recurrence == "conv" or n > _MOST_HEADS:
             return ""
         of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
-        start = self.reference.state(self.sequence)
+        start = self.start
         shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
         others = (x for x in _ROW_INPUTS[self.shape.recurrence] if x not in shared)
         weights = _HEAD_WEIGHTS[self.shape.recurrence]
@@ -286,7 +356,7 @@ class Situation:
                 ]
                 outputs, states = self._played(start, rows)
                 for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
-                    if _same(of_heads[head], [made], bound):
+                    if same(of_heads[head], [made], bound):
                         read.setdefault(head, heads)
             wrong = [(h, at) for h, at in read.items() if set(at) != {h // (n // count)}]
             if len(read) == n and wrong:
@@ -296,25 +366,26 @@ class Situation:
         return ""
 
     def _outputs_of(self, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-        """The first row that has another one's output, where every row has some row's; else ""."""
+        """The first row, or head, that has another one's output, where every one has some one's;
+        else ""."""
         words = ""
         for i, row in enumerate(seen):
-            has = [j for j, other in enumerate(wanted) if _same(row, [other], bound)]
+            has = [j for j, other in enumerate(wanted) if same(row, [other], bound)]
             if not has:
                 return ""
             if i not in has and not words:
-                words = f"row {i} has the output of row {has[0]}"
+                words = f"{i} has the output of {has[0]}"
         return words
 
     def _parents(self, seen: torch.Tensor, bound: float) -> str:
         """Of a tree, a row whose output is right after another row than its parent, where all
         outputs can be had from some row, or from the state before the pass (-1); else empty."""
-        states, words = [self.reference.state(self.sequence)], ""
+        states, words = [self.start], ""
         for i, row in enumerate(self.tokens if self.parents else ()):
             others = [p for p in range(-1, i) if p != self.parents[i]]
             for parent in (self.parents[i], *others):
                 output, after = step(self.shape, states[parent + 1], row)
-                if _same(seen[i], [output], bound):
+                if same(seen[i], [output], bound):
                     break
             else:
                 return ""
@@ -323,113 +394,104 @@ class Situation:
             states.append(after)
         return words
 
-    def _rounded(self, seen: torch.Tensor, state: torch.Tensor, count: int, of: int) -> str:
-        """Which states are rounded to fewer digits, where that explains most of the error; of: 0
-        outputs, 1 the last state."""
-
-        def error(fewer: Callable[[torch.Tensor], torch.Tensor], rounded: range) -> float:
-            states: list[torch.Tensor] = []
-            outputs = []
-            for i in range(count + 1):
-                after = state
-                if i:
-                    start = states[self.parents[i - 1] + 1] if self.parents else states[-1]
-                    output, after = step(self.shape, start, self.tokens[i - 1])
-                    outputs.append(output)
-                states.append(fewer(after).double() if i in rounded else after)
-            return float((seen - (states[-1] if of else torch.stack(outputs))).abs().mean())
-
-        whole = error(torch.Tensor.double, range(0))
-        for kind, fewer in (
-            ("to bfloat16", torch.Tensor.bfloat16),
-            ("to float16", torch.Tensor.half),
-            ("to bfloat16, towards zero", _cut),  # as Triton's interpreter does
-        ):
-            for words, rounded in (
-                ("before the pass", range(1)),
-                ("after each row", range(1, count + 1)),
-                ("before the pass and after each row", range(count + 1)),
-                ("after the pass", range(count, count + 1)),
-            ):
-                if error(fewer, rounded) < whole / 4:
-                    return f"states {words} are rounded {kind}"
-        return ""
-
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if seen.isnan().any():
             first = int(seen.flatten(1).isnan().any(1).nonzero()[0])
-            return "unused-memory", f"NaN in the output of row {first + 1} of {len(seen)}"
-        right = self.reference.state(self.sequence)
+            words = f"NaN in the output of row {first + 1} of {len(seen)}"
+            return self._unnamed("unused-memory", words)
+        wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
+        wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
+        row, chunk = int(wrong[0]), self.kernel.chunk
+        if 0 < chunk < len(self.tokens):
+            part, first = self._chunk(row), row // chunk * chunk
+            part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
+            found = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
+            if found[0] in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
+                return "wrong-chunk", f"from row {row} on, chunks have {chunk} rows; {found[1]}"
+            return found
         for cause, sentence, state in self.starts(bound):
             ends = (1, len(self.tokens))  # most are wrong in the first row
-            if all(_same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
+            if all(same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
-        wanted = torch.stack(self._played(right, self.tokens)[0]).view(seen.shape)
-        if found := _closest(seen, self._ways(right, len(self.tokens), 0, bound), bound):
+        if found := closest(seen, self._ways(self.start, len(self.tokens), 0, bound), bound):
             return found
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
             return folded
         if parents := self._parents(seen, bound):
             return "wrong-parent", parents
-        if rounded := self._rounded(seen, right, len(self.tokens), 0):
-            return "drift", rounded
         if heads := self._heads(seen, self.tokens, bound, last=False):
             return "head-mapping", heads
-        if row := self._outputs_of(seen, wanted, bound):
-            return "other-row", row
+        if words := self._outputs_of(seen, wanted, bound):
+            return "other-row", f"row {words}"
+        heads_of = (x.transpose(0, 1) for x in (seen, wanted))
+        if seen.dim() > 2 and (words := self._outputs_of(*heads_of, bound)):
+            return "head-mapping", f"head {words}"
         times = float((seen * wanted).sum() / (wanted * wanted).sum())
-        if times and _same(seen / times, [wanted], bound):
+        if abs(times) > 1e-9 and abs(times - 1) > 1e-2 and same(seen / times, [wanted], bound):
             words = f"outputs are {times:.4g} times the right ones"
             if (size := self.shape.d_k / times**2) > 1 and abs(size - round(size)) < 1e-3:
                 words += f": the root of {round(size)} in place of {self.shape.d_k}"
             return "wrong-scale", words
-        if tile := _tile(seen, wanted, bound):
-            return "wrong-tile", tile
-        wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
-        chunk = self.kernel.chunk
-        if chunk and len(wrong) and int(wrong[0]) >= chunk:
-            return "wrong-chunk", f"from row {int(wrong[0])} on, chunks have {chunk} rows"
-        return self._unnamed("wrong-output", _place(seen, wanted, bound))
+        if words := tile(seen, wanted, bound):
+            return "wrong-tile", words
+        if not self.parents:
+            states = [self.start, *self._played(self.start, self.tokens[:row])[1]]
+            shape, token = self.shape, self.tokens[row]
+            if shares := fitted(shape, states[-1], token, seen[row], bound, False):
+                return shares
+        if words := of_rounding(seen, wanted):
+            return "drift", words
+        return self._unnamed("wrong-output", place(seen, wanted, bound))
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
         if seen.isnan().any():
             return "unused-memory", f"NaN in the state after row {count} of {len(self.tokens)}"
-        start = self.reference.state(self.sequence)
+        start, chunk = self.start, self.kernel.chunk
         states = self._played(start, self.tokens)[1]
         for rows, state in enumerate(states, 1):
-            if rows != count and _same(seen, [state], bound):
-                cause = "wrong-chunk" if self.kernel.chunk else "stale-column"
+            if rows != count and same(seen, [state], bound):
+                cause = "wrong-chunk" if chunk else "stale-column"
                 if self.shape.recurrence == "conv" and rows > count:
                     cause = "window-not-rolled-back"
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
-        if _same(seen, [start], bound):
+        if same(seen, [start], bound):
             cause = "lost-fold" if self.kernel.ring else "state-not-committed"
-            if count < self.kernel.chunk:
+            if count < chunk:
                 cause = "wrong-chunk"
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
-        if not seen.any():
+        if same(seen, [0 * start], bound):
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
+        if 0 < chunk < count:  # the last chunk's outputs are right: so is the state before it
+            found = self._chunk(count - 1).explain_state(seen, (count - 1) % chunk + 1, bound)
+            if found[0] in ("wrong-state", "wrong-gate", "drift"):
+                words = f"state after {count} rows, of which all outputs are right; {found[1]}"
+                return "wrong-chunk", words
+            return found
+        right = states[count - 1]
+        for cause, sentence, state in self._layouts(right):
+            if same(seen, [state], bound) and not same(state, [right], bound):
+                return cause, f"{sentence} is written"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         for cause, sentence, state in self.starts(bound):
-            if _same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
+            if same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
                 return cause, sentence
-            if _same(seen, [state], bound):
+            if same(seen, [state], bound):
                 words = "" if cause == "other-sequence" else ", without the rows of this pass"
                 return cause, sentence + words
-        if found := _closest(seen, self._ways(start, count, 1, bound), bound):
+        if found := closest(seen, self._ways(start, count, 1, bound), bound):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        if rounded := self._rounded(seen, start, count, 1):
-            return "drift", rounded
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
             return "head-mapping", heads
-        if tile := _tile(seen, states[count - 1], bound):
-            return "wrong-tile", tile
-        if 0 < self.kernel.chunk < count:  # the last chunk's outputs need the state before it
-            return "wrong-chunk", f"state after {count} rows, of which all outputs are right"
-        return self._unnamed("wrong-state", _place(seen, states[count - 1], bound))
+        if words := tile(seen, right, bound):
+            return "wrong-tile", words
+        if count == 1 and (shares := fitted(self.shape, start, self.tokens[0], seen, bound, True)):
+            return shares
+        if words := of_rounding(seen, right):
+            return "drift", words
+        return self._unnamed("wrong-state", place(seen, right, bound))
 
     def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
         """The inputs that a window after `count` rows of this pass holds, where all are known."""
@@ -437,62 +499,14 @@ class Situation:
         known = [*known[:accepted], *(row["x"] for row in self.tokens), known[-1]]
         at = []
         for column in seen.unbind(-1):
-            same = [i for i, x in enumerate(known) if _same(column, [x], bound)]
-            if not same:
+            found = next((i for i, x in enumerate(known) if same(column, [x], bound)), None)
+            if found is None:
                 return None
-            at.append(same[0])
+            at.append(found)
         return self._window(at, len(known), accepted + count)
 
-    def _unnamed(self, cause: str, place: str) -> tuple[str, str]:
+    def _unnamed(self, cause: str, words: str) -> tuple[str, str]:
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
             return "wrong-wrap", f"after {taken} rows in a log of {self.kernel.ring}"
-        return cause, f"no known mistake gives this; {place}"
-
-
-def _cut(x: torch.Tensor) -> torch.Tensor:
-    return (x.float().view(torch.int32) & ~0xFFFF).view(torch.float32)
-
-
-def _place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """Which rows (or heads) and heads (or channels) are wrong."""
-    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
-    words = []
-    for dim in range(min(2, off.dim())):
-        rest = off.transpose(0, dim).flatten(1).any(1)
-        at = rest.nonzero().flatten().tolist()
-        shown = "all" if len(at) == len(rest) else ", ".join(str(i) for i in at[:8])
-        words.append(f"{shown} of {len(rest)}")
-    return "wrong are " + " and ".join(words) + " of its first dimensions"
-
-
-def _tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """The only columns, a range of the last dimension, that are wrong; empty where it is none."""
-    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
-    columns = off.flatten(0, -2).any(0).nonzero().flatten().tolist()
-    n = seen.shape[-1]
-    if not columns or columns != list(range(columns[0], columns[-1] + 1)) or len(columns) > n - 8:
-        return ""
-    return f"columns {columns[0]} to {columns[-1]} of {n} are wrong, and no other"
-
-
-def _closest(
-    seen: torch.Tensor, ways: Iterable[tuple[str, str, torch.Tensor]], bound: float
-) -> tuple[str, str] | None:
-    """Cause and sentence of the way that gives what is nearest, where it is near enough."""
-    best, least = None, 4 * bound
-    for cause, sentence, made in ways:
-        off = _off(seen, made)
-        if off <= (least / 2 if best else least):  # a later way must be clearly nearer
-            best, least = (cause, sentence), off
-    return best
-
-
-def _off(seen: torch.Tensor, made: torch.Tensor) -> float:
-    """The largest difference relative to the largest value, 1 at least."""
-    other = made.view(seen.shape)
-    return float((seen - other).abs().max()) / max(float(other.abs().max()), 1.0)
-
-
-def _same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:
-    return _off(seen, torch.stack(list(wanted))) <= 4 * bound
+        return cause, words

@@ -26,7 +26,8 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
-_VAGUE = ("wrong-output", "wrong-state", "wrong-chunk")
+_VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
+_LESS = ("state-not-committed", "state-lost", *_VAGUE)
 # Causes that may be those of a wrong count, or of another sequence's
 _COUNTED = (
     "stale-column",
@@ -36,6 +37,9 @@ _COUNTED = (
     "state-lost",
     "unused-memory",
 )
+# Causes that a short last chunk may have
+_OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
+Changed = Callable[[Pass], Iterator[Pass]]
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
@@ -87,13 +91,14 @@ class Player:
         seed: int,
         device: str,
         blank: bool = False,  # memory is zeros, not NaN
+        named: bool = True,  # causes are sought
     ) -> None:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
         self.bound = max(_BOUNDS[shape.state_dtype], _BOUNDS[kernel.rows_dtype])
         if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
-        self.blank = blank
+        self.blank, self.named = blank, named
         self.memory = Memory(device, blank)
 
     def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
@@ -121,9 +126,9 @@ class Player:
 
     def placed(self, fault: Fault) -> Fault:
         """The fault with what further plays tell: with zeros in place of NaN, of every number of
-        accepted rows, and without other sequences."""
+        accepted rows, and with other passes and shapes."""
         try:
-            for further in (self._filled, self._by_count, self._by_length, self.alone):
+            for further in (self._filled, self._by_count, self.elsewhere):
                 fault = further(fault)
         except Exception:  # of a play that the check had not; the fault remains
             return fault
@@ -176,46 +181,59 @@ class Player:
         words = f"1 to {t} rows accepted leave the state after {each}"
         return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
 
-    def _by_length(self, fault: Fault) -> Fault:
-        """What is written elsewhere in short passes alone is at another stride."""
-        t = self.shape.n_tokens
-        if fault.cause not in (*_WRITTEN, "other-sequence") or self._wrong_with(
-            fault, lambda one: one.full(t)
-        ):
-            return fault
-        words = f"{fault.detail}; right where every pass has {t} rows".lstrip("; ")
-        return replace(fault, cause="wrong-stride", detail=words)
+    def elsewhere(self, fault: Fault) -> Fault:
+        """A fault whose cause several mistakes have is told by the first change of its passes, or
+        of its shape, under which they are right."""
+        shape, n, t = self.shape, self.shape.n_sequences, self.shape.n_tokens
+        c, vague = self.kernel.chunk, fault.cause in _VAGUE[:3]
+        whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
+        one = fault.sequence
+        others = "other-sequence", n > 1 and (vague or fault.cause in _COUNTED)
+        ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
+            (
+                ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
+                "all prompts have whole chunks", lambda p: p.chunked(c), shape,
+            ),
+            (
+                ("wrong-stride", fault.cause in (*_WRITTEN, "other-sequence")),
+                f"every pass has {t} rows", lambda p: p.full(t), shape,
+            ),
+            (others, "no other sequence is in its passes", lambda p: p.only(one), shape),
+            (others, "all sequences are in its passes", lambda p: p.whole(n), shape),
+            (
+                ("head-mapping", vague and shape.n_groups < shape.n_heads),
+                "no heads share a key", Pass.same, replace(shape, n_groups=shape.n_heads),
+            ),
+            (
+                ("head-mapping", vague and shape.n_heads > 1),
+                "there is one head", Pass.same, replace(shape, n_heads=1, n_groups=1),
+            ),
+            (
+                ("wrong-tile", vague and replace(shape, **whole) != shape),
+                "the size of a head is a power of two", Pass.same, replace(shape, **whole),
+            ),
+        )  # fmt: skip
+        if vague and self.kernel.ring and fault.round:
+            words = f"{fault.detail}; right while the log holds no rows"
+            return replace(fault, cause="wrong-wrap", detail=words)
+        for (cause, may_be), words, changed, other in ways:
+            if may_be and not self._wrong_with(fault, changed, other):
+                known = fault.cause in ("stale-column", "window-not-rolled-back")
+                words = f"{fault.detail}; right where {words}".lstrip("; ")
+                return replace(fault, cause=fault.cause if known else cause, detail=words)
+        return fault
 
-    def _wrong_with(self, fault: Fault, changed: Callable[[Pass], Iterator[Pass]]) -> bool:
+    def _wrong_with(self, fault: Fault, changed: Changed, shape: Shape) -> bool:
         """Whether a check's passes, up to that of its fault, are wrong where they are changed."""
         wrong = False
         dice = random.Random(f"{fault.check} {self.seed}")
+        player = Player(self.kernel, self.package, shape, self.seed, self.device, named=False)
         for empty in (False, True) if fault.check == "prompts" else (False,):
-            started = self.start(empty)
+            started = player.start(empty)
             script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
             played = (p for one in islice(script, fault.round + 1) for p in changed(one))
-            wrong |= any(self._pass(fault.check, i, p, *started) for i, p in enumerate(played))
+            wrong |= any(player._pass(fault.check, i, p, *started) for i, p in enumerate(played))
         return wrong
-
-    def alone(self, fault: Fault) -> Fault:
-        """A fault without a known cause is another sequence's where its passes are right with its
-        sequence alone, or with all of them in their order; other causes say so."""
-        n = self.shape.n_sequences
-        if fault.cause not in (*_VAGUE[:2], *_COUNTED) or n == 1:
-            return fault
-        ways: dict[str, Callable[[Pass], Iterator[Pass]]] = {
-            "no other sequence is": lambda one: one.only(fault.sequence),
-            "all sequences are": lambda one: one.whole(n),
-        }
-        for words, changed in ways.items():
-            if not self._wrong_with(fault, changed):
-                detail = f"sequence {fault.sequence} is right where {words} in its passes"
-                if fault.cause in _COUNTED:
-                    detail = f"{fault.detail}; {detail}"
-                known = fault.cause in ("stale-column", "window-not-rolled-back")
-                cause = fault.cause if known else "other-sequence"
-                return replace(fault, cause=cause, detail=detail)
-        return fault
 
     def _pass(
         self,
@@ -249,20 +267,24 @@ class Player:
         seen = outputs.double().cpu()
         faults = []
         situations = {}
+        batch = [token(rows, i) for i in range(sum(one.lengths))]
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
-            tokens = [token(rows, i) for i in range(part.start, part.stop)]
             situations[sequence] = Situation(
                 self.kernel,
                 reference,
                 sequence,
-                tokens,
+                batch[part],
                 before[sequence],
                 kept[sequence],
                 one.parents[i] if one.parents else (),
+                batch,
+                part.start,
             )
             error, row = _worst(seen[part], wanted[part])
             if error > self.bound:
-                cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
+                cause, detail = "wrong-output", ""
+                if self._unnamed(faults):
+                    cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
                 each = _each(seen[part], wanted[part])
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
@@ -282,7 +304,9 @@ class Player:
             state = held.double().cpu()
             error, _ = _worst(state.unsqueeze(0), right.unsqueeze(0))
             if error > self.bound:
-                cause, detail = situations[sequence].explain_state(state, count, self.bound)
+                cause, detail = "wrong-state", ""
+                if self._unnamed(faults):
+                    cause, detail = situations[sequence].explain_state(state, count, self.bound)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = _each(state.expand_as(depths), depths)
                 found = fault(cause, detail, sequence, count - 1, error)
@@ -294,6 +318,10 @@ class Player:
                 faults.append(fault("other-sequence-written", "", sequence, -1, error))
         reference.accept(one.sequences, one.accepted)
         return faults
+
+    def _unnamed(self, faults: Sequence[Fault]) -> bool:
+        """Whether a cause is sought: one that says something is enough."""
+        return self.named and all(fault.cause in _LESS for fault in faults)
 
     def repeat(self) -> list[Fault]:
         """Two plays of the same calls give the same bits."""
@@ -409,7 +437,7 @@ def check(
             return player.batch()
         if name == "drift":
             return player.drift(rounds)
-        order = ("", *_VAGUE)
+        order = ("", *_LESS)
         faults = player.script(name, rounds)
         return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)
     except Exception as error:

@@ -32,6 +32,15 @@ class Pass:
         """The pass with t rows of every sequence, where it has drafts."""
         yield replace(self, lengths=(t,) * len(self.lengths)) if self.drafts else self
 
+    def chunked(self, size: int) -> Iterator[Pass]:
+        """The prompts of the pass with whole chunks."""
+        lengths = tuple(-(-n // size) * size for n in self.lengths)
+        yield replace(self, lengths=lengths, accepted=lengths)
+
+    def same(self) -> Iterator[Pass]:
+        """The pass as it is."""
+        yield self
+
     def whole(self, n: int) -> Iterator[Pass]:
         """The pass with all of n sequences in their order; those added are like the first."""
         at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]

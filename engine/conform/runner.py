@@ -335,7 +335,7 @@ def _in_child(
     os.dup2(2, 1)
     torch.set_num_threads(1)
     found = next(k for k in kernels(name, place) if k.name == kernel)
-    with _imports(name, place, found) as package:
+    with _imports(name, place, found, device) as package:
         answers.write("\n")  # a check's limit of time runs from here
         answers.flush()
         for one in checks.split(","):
@@ -365,7 +365,7 @@ def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]
     name, place, version = open_target(target)
     found = next(k for k in kernels(name, place) if k.name == old.kernel)
     rounds = _rounds(old.check, device)
-    with _imports(name, place, found) as package:
+    with _imports(name, place, found, device) as package:
         seen = check(found, package, old.shape, old.check, old.seed, device, rounds)
     yield f"{len(seen)} faults: {target} {version}".strip() + f", {old.kernel}, {old.check}"
     for one in seen:
@@ -378,9 +378,12 @@ def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]
 
 
 @contextmanager
-def _imports(name: str, place: str, kernel: Kernel) -> Iterator[Package]:
+def _imports(name: str, place: str, kernel: Kernel, device: str) -> Iterator[Package]:
     """The package of a target, with what its adapter needs importable; of a compiled kernel, as it
-    is installed."""
+    is installed. On the CPU its own empty tensors hold NaN."""
+    import torch
+
+    torch.use_deterministic_algorithms(device == "cpu", warn_only=True)
     table = adapters.engine(name) if name else None
     package = Package(table.package if table else "", Path(place or "."), "")
     foreign = table is not None and table.package != "kernels" and not kernel.compiled

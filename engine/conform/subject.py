@@ -54,7 +54,7 @@ class Memory:
 
     def zeros(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of zeros, for what the engine clears."""
-        return torch.zeros(*sizes, dtype=dtype, device=self.device)
+        return self.empty(*sizes, dtype=dtype).zero_()
 
     def whole(
         self, values: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int32

@@ -455,7 +455,7 @@ PLANTED = [
     (FirstColumn, "kda", "stale-column"),
     (NewestColumn, "gdn", "stale-column"),
     (NotCommitted, "gdn", "state-not-committed"),
-    (OneRowShort, "kda", "state-not-committed"),
+    (OneRowShort, "kda", "stale-column"),
     (Neighbour, "gdn", "other-sequence"),
     (WritesNeighbour, "gdn", "other-sequence"),
     (WritesAbsent, "gdn", "other-sequence-written"),
@@ -521,7 +521,7 @@ def test_a_fault_that_a_sequence_alone_has_not_is_of_another():
     fault = faults(kernel, SHAPES["gdn"], ["depths"])[0]
     assert fault.cause == "wrong-output"
     player = Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu")
-    assert player.alone(fault).cause == "other-sequence"
+    assert player.elsewhere(fault).cause == "other-sequence"
 
 
 def test_the_smallest_shape_keeps_the_cause():

@@ -281,7 +281,7 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
 
 def test_a_count_of_another_sequence_is_told():
     fault = first(ByPlace, "gdn", "subsets")
-    assert "is right where" in fault.detail
+    assert "right where" in fault.detail
 
 
 def test_rows_that_a_log_folds_twice_are_named():

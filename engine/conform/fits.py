@@ -1,0 +1,126 @@
+"""Comparisons of what a kernel gave with what a mistake would give: equality, places of errors,
+shares of what a row keeps, writes and takes off, and errors of the size of rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from engine.conform.cases import Shape
+from engine.conform.reference import Row, terms
+
+# Which power of one mistaken factor each part has: what is kept, what is written, and what is taken
+# off (delta rules) or D x (Mamba-2)
+_POWERS = {
+    True: {
+        ("wrong-gate", "the decay"): (1, 0, 0),
+        ("wrong-gate", "dt (or B)"): (0, 1, 0),
+        ("wrong-scale", "C"): (1, 1, 0),
+        ("wrong-term", "D"): (0, 0, 1),
+    },
+    False: {
+        ("wrong-norm", "q"): (1, 1, 1),
+        ("wrong-gate", "the decay"): (1, 0, 1),
+        ("wrong-gate", "beta"): (0, 1, 1),
+        ("wrong-norm", "k"): (0, 1, 2),
+        ("wrong-term", "v"): (0, 1, 0),
+        ("wrong-gate", "what is taken off v"): (0, 0, 1),
+    },
+}
+
+
+def fitted(
+    shape: Shape, state: torch.Tensor, row: Row, seen: torch.Tensor, bound: float, last: bool
+) -> tuple[str, str] | None:
+    """Cause and sentence where a row's output has the right parts in other shares, head by head;
+    last: seen is the state [heads, …] after it."""
+    if shape.recurrence == "conv":
+        return None
+    row, mamba = terms(shape, row), shape.recurrence == "mamba2"
+    key, kept = row["key"][:, :, None], row["decay"] * state
+    parts = [kept, key * (row["beta"] * row["value"])[:, None]]
+    if not mamba:
+        parts.append(-key * (row["beta"] * (key * kept).sum(1))[:, None])
+    if not last:
+        parts = [(row["read"][:, :, None] * part).sum(1) for part in parts]
+        parts += [row["skip"]] * mamba
+    basis = torch.stack([part.flatten(1) for part in parts], -1)
+    wanted = seen.reshape(len(state), -1, 1)
+    share = torch.linalg.lstsq(basis, wanted).solution
+    limit = 4 * bound * max(1.0, float(wanted.abs().max()))
+    rest = (basis @ share - wanted).abs().max()
+    share, weight = share[..., 0], basis.abs().amax(1)
+    near = ((share - 1).abs() < 1e-2) | ((share - 1).abs() * weight <= limit)
+    if basis.shape[1] < 2 * len(parts) or not rest <= limit or near.all():
+        return None  # or as of rounding
+    for (cause, name), powers in _POWERS[mamba].items():
+        factor = share[:, powers.index(1) % len(parts)]
+        alike = torch.stack([factor**n for n in powers[: len(parts)]], 1)
+        if ((alike - share).abs() * weight <= limit).all():
+            head = int((factor - 1).abs().argmax())
+            return (
+                cause,
+                f"{name} of head {head} is {float(factor[head]):.4g} times what it should be",
+            )
+    return "wrong-gate", "what is kept, written and taken off have other shares than they should"
+
+
+def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Which precision has errors of this size in most values; empty where none has."""
+    error = (seen - wanted).abs()
+    size = float(error.square().mean().sqrt() / wanted.square().mean().sqrt())
+    spread = float((error > error.square().mean().sqrt() / 8).double().mean())
+    kind = "float16 or TF32" if size < 6e-4 else "bfloat16"
+    if not 3e-5 < size < 1.5e-2 or spread < 0.5:
+        return ""
+    return f"{size:.1g} of the values' size in most of them, as of rounding to {kind}"
+
+
+def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """Which rows (or heads) and heads (or channels) are wrong."""
+    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    words = []
+    for dim in range(min(2, off.dim())):
+        rest = off.transpose(0, dim).flatten(1).any(1)
+        at = rest.nonzero().flatten().tolist()
+        shown = "all" if len(at) == len(rest) else ", ".join(str(i) for i in at[:8])
+        words.append(f"{shown} of {len(rest)}")
+    return (
+        "no known mistake gives this; wrong are " + " and ".join(words) + " of its first dimensions"
+    )
+
+
+def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """The only columns, a range of the last dimension, that are wrong; empty where it is none."""
+    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    columns = off.flatten(0, -2).any(0).nonzero().flatten().tolist()
+    n = seen.shape[-1]
+    if not columns or columns != list(range(columns[0], columns[-1] + 1)) or len(columns) > n - 8:
+        return ""
+    rest = (seen - wanted).abs().flatten(0, -2).amax(0)
+    if 16 * sorted(rest.tolist())[n - len(columns) - 1] > float(rest.max()):
+        return ""  # all of them are off by some
+    return f"columns {columns[0]} to {columns[-1]} of {n} are wrong, and no other"
+
+
+def closest(
+    seen: torch.Tensor, ways: Iterable[tuple[str, str, torch.Tensor]], bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence of the way that gives what is nearest, where it is near enough."""
+    best, least = None, 4 * bound
+    for cause, sentence, made in ways:
+        error = off(seen, made)
+        if error <= (least / 2 if best else least):  # a later way must be clearly nearer
+            best, least = (cause, sentence), error
+    return best
+
+
+def off(seen: torch.Tensor, made: torch.Tensor) -> float:
+    """The largest difference relative to the largest value, 1 at least."""
+    other = made.view(seen.shape)
+    return float((seen - other).abs().max()) / max(float(other.abs().max()), 1.0)
+
+
+def same(seen: torch.Tensor, wanted: Sequence[torch.Tensor], bound: float) -> bool:
+    return off(seen, torch.stack(list(wanted))) <= 4 * bound
