@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.analysis.acceptance.counts import fisher_less
-from engine.errors import OptionError
+from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.records import (
     ROWS,
@@ -30,6 +30,7 @@ from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, paired, s
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
+    from engine.observe.rescoring.identity import Identity
     from engine.session import Session
 
 _MOST_PAIRS = 8
@@ -77,12 +78,14 @@ def drafter_diff(
     """Compare two runs. session: the target with the drafter, to make drafts again. handed: of
     each run the rows that its target gave the drafter, where they are known (LlamaSource). Raises
     OptionError for a run without rounds, and what the models' passes raise."""
+    known: tuple[Identity, ...] = ()
     if session is not None:
         from engine.observe.rescoring.identity import identify
         from engine.observe.rescoring.rescore import check_same
 
-        for run in (a, b):
-            check_same(identify(session, run.facts))
+        known = tuple(identify(session, run.facts) for run in (a, b))
+        for one in known:
+            check_same(one)
     sides = sides_of("A", a, session), sides_of("B", b, session)
     names = [side[0].drafters for side in sides]
     if all(names) and not {*names[0]} & {*names[1]}:
@@ -92,7 +95,7 @@ def drafter_diff(
         )
     pairs = paired(*sides)[:_MOST_PAIRS]
     return DrafterDiff(
-        tuple(_pair(one, other, session, cancelled, handed) for one, other in pairs),
+        tuple(_pair(one, other, session, cancelled, handed, known) for one, other in pairs),
         session is not None,
     )
 
@@ -103,6 +106,7 @@ def _pair(
     session: Session | None,
     cancelled: Callable[[], bool],
     handed: Sequence[np.ndarray | None],
+    known: Sequence[Identity],
 ) -> PairDiff:
     causes: list[Cause] = []
     contexts = same_contexts(a, b)
@@ -111,7 +115,9 @@ def _pair(
     judged: list[str] = []
     missing: list[Missing] = []
     if session is not None:
-        for side, rows in zip((a, b), handed, strict=True):
+        from engine.observe.rescoring.identity import SAME, is_observed
+
+        for side, rows, identity in zip((a, b), handed, known, strict=True):
             if side.prompt is not None and side.has_ids and side.n_prompt < LONGEST_TEXT:
                 if side.looks_up:
                     continue
@@ -121,7 +127,10 @@ def _pair(
                 from engine.observe.drafter_diff.redraft import Redrafter
 
                 redrafter = Redrafter(session, side, cancelled)
-                if (other := redrafter.other_model) is not None:
+                other = None if identity.verdict == SAME else redrafter.other_model
+                if other is not None and not is_observed(side.run.facts):
+                    raise UnsupportedModelError(*other)
+                if other is not None:
                     missing.append(other)
                     continue
                 judged.append(side.name)
