@@ -61,7 +61,7 @@ class _Asked(NamedTuple):
 class Showing:
     """How drafters are shown a text. rejected: with the drafted tokens in place of the accepted
     ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends;
-    no_prompt: they do not see the prompt."""
+    no_prompt: they do not see the prompt; deaf: they never learn what was accepted."""
 
     what: str = ""
     about: str = ""
@@ -70,6 +70,7 @@ class Showing:
     stale: bool = False
     forgets: bool = True
     no_prompt: bool = False
+    deaf: bool = False
 
 
 SHOWINGS = (

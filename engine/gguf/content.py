@@ -164,7 +164,7 @@ class ContentHash:
 
     def _work(self, ready: Callable[[], bool]) -> None:
         n_bytes = sum(part.stamp.size for _, parts in self._models for part in parts)
-        # a few files' hash is soon done, and beside busy processes an idle thread never ends
+        # small files are soon hashed, and with all processors busy an idle thread never ends
         if sys.platform == "linux" and n_bytes > _LARGE:  # a priority can be a thread's own there
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

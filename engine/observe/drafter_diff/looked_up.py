@@ -4,8 +4,9 @@ rightly and then with one known mistake after the other. No model is needed."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _SHOWINGS = (
     *(showing for showing in SHOWINGS if showing.forgets),
     Showing(BEHIND, "it has not seen the prompt", no_prompt=True),
     Showing(BEHIND, "it has seen the prompt alone, and nothing that was decoded", n_lost=1 << 30),
+    Showing(BEHIND, "it does not learn what was accepted of its drafts", deaf=True),
 )
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
@@ -56,13 +58,17 @@ class LookedUp:
         wrong = _apart(made)
         if len(wrong) < FEW or len(wrong) < _SHARE * len(made):
             return None
-        found = None
-        for showing in _SHOWINGS:
-            left = len(_apart(self._made(showing)))
-            if left < _EXPLAINS * len(wrong):
-                found = f"{showing.about[0].upper()}{showing.about[1:]}."
+        stage, found, least = STATE, None, _EXPLAINS * len(wrong)
+        tries = chain(
+            ((STATE, one.about, one, None) for one in _SHOWINGS),
+            ((CANDIDATES, about, Showing(), own) for about, own in self._other_settings()),
+        )
+        for its_stage, about, showing, options in tries:
+            left = len(_apart(self._made(showing, options)))
+            if left < least:
+                stage, found, least = its_stage, f"{about[0].upper()}{about[1:]}.", left
+            if not least:
                 break
-        stage = STATE
         if found is None:
             drafted = [pair for pair in wrong if pair[0].tokens and pair[1].tokens]
             stage = UNEXPLAINED
@@ -80,6 +86,23 @@ class LookedUp:
             self._counts(one for one, _ in made),
             self._counts(other for _, other in made),
         )
+
+    def _other_settings(self) -> Iterator[tuple[str, Any]]:
+        """Options of the drafter with one number changed, and what that is."""
+        spec = DRAFTERS[self._name]
+        own = spec.options_of(self._options.spec)
+        for name in (field.name for field in fields(own) if spec.field):
+            value = getattr(own, name)
+            others: tuple[float, ...] = ()
+            if is_int := type(value) is int:
+                others = (value - 1, value + 1, value + 2, 1, 2, 2 * value, value // 2, 64)
+            elif type(value) is float:
+                others = (0.0, value / 2, 2 * value, 1.0, 0.1, 0.25, 0.5, 0.75, 1e3)
+            for other in dict.fromkeys(one for one in others if one >= is_int and one != value):
+                yield (
+                    f"it drafts as with {name} {other:g}, not {value:g}",
+                    replace(own, **{name: other}),
+                )
 
     def _by_source(self, wrong: Sequence[_Made]) -> tuple[str, str]:
         """Stage and sentence by where the tokens of most wrong drafts come from."""
@@ -116,18 +139,21 @@ class LookedUp:
             accepted += self._side.n_confirmed(draft) or 0
         return accepted, drafted
 
-    def _made(self, how: Showing) -> list[_Made]:
-        """Drafts of rounds as recorded and made again, as far as rounds follow each other."""
+    def _made(self, how: Showing, options: Any = None) -> list[_Made]:
+        """Drafts of rounds as recorded and made again, as far as rounds follow each other.
+        options: of the drafter, None for its own."""
         side, text = self._side, self._side.text[:LONGEST_TEXT]
         recorded = {draft.pos0: draft for draft in side.drafts}
         spec = DRAFTERS[self._name]
-        longest = spec.longest(spec.options_of(self._options.spec))
+        options = options or spec.options_of(self._options.spec)
+        longest = spec.longest(options)
+        judged = spec.longest(spec.options_of(self._options.spec))
         own = replace(self._options, faults=())
         drafter = spec.make(
             DrafterInputs(
                 side.session.model if side.session else None,  # type: ignore[arg-type]
                 None,
-                spec.options_of(own.spec),
+                options,
                 1,
                 len(text),
                 own.n_ubatch,
@@ -150,14 +176,14 @@ class LookedUp:
             tokens = made.tokens[:longest]
             if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
                 tokens = tokens[: len(draft.tokens)]
-            if pos + longest + 1 < len(text):
+            if pos + judged + 1 < len(text):
                 tops = [
                     dict(zip(*top, strict=True))
                     for top in zip(made.top_ids, made.top_probs, strict=True)
                 ]
                 again = draft._replace(tokens=tokens, n_drafted=len(tokens), tops=tops)
                 found.append((draft._replace(tops=[]), again))
-            if draft.n_drafted:
+            if draft.n_drafted and not how.deaf:
                 drafter.accept(0, draft.n_accepted, is_other=False)
             stop = pos + draft.n_accepted + 1 - how.n_lost
             kept = text[pos : max(pos, stop)]

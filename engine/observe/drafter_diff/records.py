@@ -239,7 +239,7 @@ def signature(
         return STATE, "Its drafts are the other's, one token late."
     if about := _by_rank(mine, theirs):
         return CANDIDATES, about
-    if about := _by_map(mine, theirs):
+    if not side.looks_up and (about := _by_map(mine, theirs)):
         return CANDIDATES, about
     before = {draft.round: last for last, draft in pairwise(side.drafts)}
     groups = Counter[tuple[bool, bool]]()
@@ -326,15 +326,21 @@ def length_causes(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Iterator[Cause]:
     """Drafts that are equal as far as both go, and not equally long."""
-    longest = [max(draft.n_drafted for draft in side.drafts) for side in (a, b)]
+    sides, beyond = (a, b), (a.n_beyond, b.n_beyond)
+    lengths = [
+        Counter(draft.n_drafted - more for draft in side.drafts)
+        for side, more in zip(sides, beyond, strict=True)
+    ]
+    longest = [max(found) for found in lengths]
     # near its end the limit of tokens may keep a draft short
     end = min(len(a.text) - longest[0], len(b.text) - longest[1]) - 2
-    whole = [pair for pair in pairs if pair[0].n_drafted != pair[1].n_drafted]
-    whole = [pair for pair in whole if pair[0].pos0 < end]
-    n_full = [
-        [draft.n_drafted for draft in side.drafts].count(n)
-        for side, n in zip((a, b), longest, strict=True)
+    yield from _dropped(a, b, end)
+    whole = [
+        pair
+        for pair in pairs
+        if pair[0].n_drafted - beyond[0] != pair[1].n_drafted - beyond[1] and pair[0].pos0 < end
     ]
+    n_full = [found[n] for found, n in zip(lengths, longest, strict=True)]
     is_set = all(
         2 * n > len(side.drafts) >= _SHOWS_LENGTH and not side.looks_up
         for n, side in zip(n_full, (a, b), strict=True)
@@ -369,6 +375,22 @@ def length_causes(
     )
 
 
+def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
+    """Rounds in which one drafts nothing and the other a short draft."""
+    stop = min(_n_common(a, b), end)
+    for side, other in ((a, b), (b, a)):
+        mine = {draft.pos0: draft.n_drafted for draft in side.drafts}
+        none = [d for d in other.drafts if d.pos0 < stop and d.pos0 in {*side.starts} - {*mine}]
+        if side.looks_up or len(none) < FEW:
+            continue
+        lost = max(draft.n_drafted for draft in none)
+        about = f"{side.name} drafts nothing where {other.name} does"
+        if lost < min(mine.values()):
+            about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"
+        size = f"{len(none)} rounds after the same text"
+        yield Cause(CANDIDATES, "", f"{about}.", f"position {none[0].pos0}", size)
+
+
 def _sums(drafts: Iterator[RecordedDraft]) -> Counts:
     found = list(drafts)
     return sum(draft.n_accepted for draft in found), sum(draft.n_drafted for draft in found)
@@ -386,7 +408,7 @@ def _confirmed(side: DraftSide) -> list[tuple[RecordedDraft, int]]:
 def rule_cause(side: DraftSide, other: DraftSide) -> Cause | None:
     """Whether fewer drafted tokens were accepted than the text confirms."""
     known = _confirmed(side)
-    short = [(draft, n) for draft, n in known if draft.n_accepted < n]
+    short = [(draft, n) for draft, n in known if draft.n_accepted < n != side.advance(draft)]
     if len(short) < FEW or len(short) < _SHARE * len(known):
         return None
     if side.run.facts.synthetic or side.run.facts.draft_accept:
@@ -442,7 +464,11 @@ def counting_cause(side: DraftSide) -> Cause | None:
     """Whether accepted tokens are counted that the text does not confirm, or counters disagree with
     the rounds."""
     judged = _confirmed(side)
-    more = [(draft, n) for draft, n in judged if draft.n_accepted > n]
+    wrong = [
+        (draft, n)
+        for draft, n in judged
+        if draft.n_accepted > n or draft.n_accepted < n == side.advance(draft)
+    ]
     recorded = _sums(draft for draft, _ in judged)
     mended = sum(min(n, draft.n_drafted) for draft, n in judged), recorded[1]
     again = [(one, other) for one, other in pairwise(side.drafts) if one.pos0 == other.pos0]
@@ -457,20 +483,35 @@ def counting_cause(side: DraftSide) -> Cause | None:
             side.counts,
             _sums(one for one in side.drafts if id(one) not in replays),
         )
-    if len(more) >= FEW and len(more) >= _SHARE * len(judged):
-        is_bonus = all(draft.n_accepted == n + 1 for draft, n in more)
-        about = "the target's own token of a round" if is_bonus else "tokens that it did not draft"
-        first = more[0][0]
+    if len(wrong) >= FEW and len(wrong) >= _SHARE * len(judged):
+        first = wrong[0][0]
         return Cause(
             COUNTING,
             side.name,
-            f"It counts {about} as accepted drafted tokens.",
+            _miscounted(judged, wrong),
             f"round {first.round} at position {first.pos0}",
-            f"{len(more)} of {len(judged)} rounds",
+            f"{len(wrong)} of {len(judged)} rounds",
             recorded,
             mended,
         )
     return _by_counters(side)
+
+
+def _miscounted(
+    judged: Sequence[tuple[RecordedDraft, int]], wrong: Sequence[tuple[RecordedDraft, int]]
+) -> str:
+    """A sentence on rounds whose counts of accepted tokens are not what came of their drafts."""
+    beyond = {draft.n_accepted - n for draft, n in wrong}
+    if beyond == {1}:
+        return "It counts the target's own token of a round as accepted drafted tokens."
+    counted, right = [draft.n_accepted for draft, _ in judged], [n for _, n in judged]
+    for by, which in ((1, "before"), (-1, "after")):
+        moved = [right[i - by] == n for i, n in enumerate(counted) if 0 <= i - by < len(right)]
+        if moved.count(True) >= 0.9 * len(moved):
+            return f"Its counts of accepted tokens are those of the round {which}."
+    if max(beyond) < 0:
+        return "It counts fewer accepted tokens than its rounds go on by."
+    return "It counts tokens that it did not draft as accepted drafted tokens."
 
 
 def _by_counters(side: DraftSide) -> Cause | None:

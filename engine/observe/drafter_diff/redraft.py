@@ -412,7 +412,7 @@ class Redrafter:
         more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above)
         for guess, share in chain(
-            zip(self._mistakes.all(more, wrong[0]), repeat(_EXPLAINS)),
+            zip(self._mistakes.all(more, wrong), repeat(_EXPLAINS)),
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
@@ -442,12 +442,13 @@ class Redrafter:
                 and not (is_late and guess.stage == CANDIDATES)  # it would show in first tokens
             ):
                 second, likely = (guess, found), total
-        if best is None and second[0] is None and vague and len(window) >= _SHOWS_DRAWN:
-            drawn = self._mistakes.drawn()
-            apart = self._apart(drawn.change)
-            found = Replay(drawn.model, drawn.text, CLEAN, distance=apart).of(window)
-            if sum(found.values()) < _EXPLAINS_VAGUE * clean:
-                return drawn, found
+        is_choice = second[0] is None or second[0].stage == CANDIDATES
+        if best is None and is_choice and vague and len(window) >= _SHOWS_DRAWN:
+            for drawn in self._mistakes.drawn():
+                apart = self._apart(drawn.change)
+                found = Replay(drawn.model, drawn.text, drawn.deviation, distance=apart).of(window)
+                if sum(found.values()) < _EXPLAINS_VAGUE * clean:
+                    return drawn, found
         return (best, left) if best else second
 
 

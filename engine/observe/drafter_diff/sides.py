@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,19 @@ class DraftSide:
             if draft.tokens[i] != text[at]:
                 return i
         return draft.n_drafted
+
+    def advance(self, draft: RecordedDraft) -> int | None:
+        """Accepted tokens by where the next round begins; None after the last one."""
+        later = bisect_right(self.starts, draft.pos0)
+        return self.starts[later] - draft.pos0 - 1 if later < len(self.starts) else None
+
+    @property
+    def n_beyond(self) -> int:
+        """Drafted tokens that every round counts beyond those whose ids it has, where it has those
+        of rejected ones."""
+        beyond = {draft.n_drafted - len(draft.tokens) for draft in self.drafts}
+        has_rejected = any(len(draft.tokens) > draft.n_accepted for draft in self.drafts)
+        return beyond.pop() if has_rejected and len(beyond) == 1 else 0
 
     @property
     def rule(self) -> AcceptRule | None:

@@ -21,7 +21,7 @@ PASS = 256
 
 
 class TextRows:
-    """`rows` of a text, with the layers in `taps` and those next to them; without taps, the
+    """`rows` of a text, with the layers in `taps` and two next to each; without taps, the
     embedding and the layers before the last one."""
 
     def __init__(
@@ -37,7 +37,7 @@ class TextRows:
 
     def _all_taps(self) -> tuple[int, ...]:
         n_layer = self._model.config.n_layer
-        near = {tap + i for tap in self.taps for i in (-1, 0, 1)} or {0, n_layer - 2, n_layer - 1}
+        near = {tap + i for tap in self.taps for i in range(-2, 3)} or {0, n_layer - 2, n_layer - 1}
         return tuple(sorted(tap for tap in near if 0 <= tap <= n_layer))
 
     def of_rejected(self, drafts: Sequence[RecordedDraft]) -> dict[int, TargetRows]:
