@@ -294,11 +294,11 @@ class BlockModel(DraftModel):
 
     mask: token of the rows that are to be filled, -1 for the newest token. n_block: rows of a
     block. first: the row that the first drafted token is taken from. anchored: it begins with the
-    newest token.
+    newest token. apart: positions from one row to the next.
     """
 
     has_newest = False
-    anchored = True
+    anchored, apart = True, 1
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
@@ -343,7 +343,8 @@ class BlockModel(DraftModel):
         (position,), (last,) = newest.positions, newest.tokens
         mask = last if self.mask < 0 else self.mask
         block = [last if self.anchored else mask, *[mask] * (m - 1)]
-        out = model.block(_ubatch(range(position, position + m), block, seq), self._memory)
+        places = [position + i * self.apart for i in range(m)]
+        out = model.block(_ubatch(places, block, seq), self._memory)
         if model.selector is None:
             rows = candidates(out.logits[0, self.first :], model.ids)
             if not model.config.markov or tokens is None:

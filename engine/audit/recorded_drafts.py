@@ -114,9 +114,13 @@ class RecordedDrafts:
         rows = np.flatnonzero(self._rounds["num_draft_tokens"] > 0)
         return sorted(set(self._rounds.texts("drafter", rows)) - {""})
 
-    def starts(self, seq: int) -> list[int]:
-        """Positions that the batches of a sequence's rounds begin at."""
+    def starts(self, seq: int, *, plain: bool = False) -> list[int]:
+        """Positions that the batches of a sequence's rounds begin at. plain: of those that are
+        known to have no draft."""
         mine = (self._rounds["seq_id"] == seq) & ~self._rounds.is_prompt
+        if plain:
+            is_alone = self._rounds["n_merged"] == MISSING
+            mine &= (self._rounds["num_draft_tokens"] == 0) & is_alone
         found: list[int] = self._rounds["pos0"][mine].tolist()
         return found
 

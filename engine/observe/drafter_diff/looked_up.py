@@ -25,6 +25,7 @@ from engine.observe.drafter_diff.records import (
     STATE,
     UNEXPLAINED,
     Cause,
+    place_of,
     signature,
 )
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
@@ -34,6 +35,7 @@ _SHOWINGS = (
     *(showing for showing in SHOWINGS if showing.forgets),
     Showing(BEHIND, "it has not seen the prompt", no_prompt=True),
     Showing(BEHIND, "it has seen the prompt alone, and nothing that was decoded", n_lost=1 << 30),
+    Showing(BEHIND, "it sees what was decoded one round later", late=True),
     Showing(BEHIND, "it does not learn what was accepted of its drafts", deaf=True),
 )
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
@@ -76,16 +78,9 @@ class LookedUp:
                 stage, found = signature(self._side, drafted, made, 0)
             if found is None or stage not in (STATE, CANDIDATES):
                 stage, found = self._by_source(wrong)
-        first = wrong[0][0]
-        return Cause(
-            stage,
-            self._side.name,
-            found,
-            f"round {first.round} at position {first.pos0}",
-            f"{len(wrong)} of {len(made)} drafts are not those of {self._name}",
-            self._counts(one for one, _ in made),
-            self._counts(other for _, other in made),
-        )
+        size = f"{len(wrong)} of {len(made)} drafts are not those of {self._name}"
+        counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
+        return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
 
     def _other_settings(self) -> Iterator[tuple[str, Any]]:
         """Options of the drafter with one number changed, and what that is."""
@@ -95,7 +90,7 @@ class LookedUp:
             value = getattr(own, name)
             others: tuple[float, ...] = ()
             if is_int := type(value) is int:
-                others = (value - 1, value + 1, value + 2, 1, 2, 2 * value, value // 2, 64)
+                others = (*range(value - 4, value + 5), 1, 2, 2 * value, value // 2, 64)
             elif type(value) is float:
                 others = (0.0, value / 2, 2 * value, 1.0, 0.1, 0.25, 0.5, 0.75, 1e3)
             for other in dict.fromkeys(one for one in others if one >= is_int and one != value):
@@ -149,22 +144,14 @@ class LookedUp:
         longest = spec.longest(options)
         judged = spec.longest(spec.options_of(self._options.spec))
         own = replace(self._options, faults=())
-        drafter = spec.make(
-            DrafterInputs(
-                side.session.model if side.session else None,  # type: ignore[arg-type]
-                None,
-                options,
-                1,
-                len(text),
-                own.n_ubatch,
-                False,
-                None,
-                LentMemories(),
-            )
-        )
+        target: Any = side.session.model if side.session else None
+        lent = LentMemories()
+        inputs = DrafterInputs(target, None, options, 1, len(text), own.n_ubatch, False, None, lent)
+        drafter = spec.make(inputs)
         before = side.n_prompt if how.no_prompt else 0
         drafter.begin(0, text[before : side.n_prompt])
         found: list[_Made] = []
+        shown: list[tuple[int, list[int]]] = []
         starts = [at for at in side.starts if side.n_prompt <= at < len(text)]
         for number, pos in enumerate(starts):
             check_cancelled(self._cancelled)
@@ -189,7 +176,9 @@ class LookedUp:
             kept = text[pos : max(pos, stop)]
             if how.rejected:
                 kept = [text[pos], *draft.tokens]
-            drafter.observe(0, pos - before, kept, _NO_ROWS)
+            shown.append((pos - before, kept))
+            if len(shown) > how.late:
+                drafter.observe(0, *shown.pop(0), _NO_ROWS)
         return found
 
 

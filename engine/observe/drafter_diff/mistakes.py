@@ -24,7 +24,6 @@ from engine.audit.recorded_drafts import (
     outcomes,
 )
 from engine.model.rope_tables import RopeTables
-from engine.model.taps import TargetRows
 from engine.observe.drafter_diff.candidate_mistakes import (
     Change,
     any_of_ten,
@@ -33,21 +32,13 @@ from engine.observe.drafter_diff.candidate_mistakes import (
     of_map,
 )
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
-from engine.observe.drafter_diff.target_rows import TextRows, mapped, rounded
+from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
-from kernels.norm import rms_norm
 
 _GOES_ON = Deviation("", "", best=True)
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
-_FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
 _BASES = (10.0, 0.1, 100.0, 0.01)
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
-_LAYERS_OFF = {
-    1: "one on (outputs)",
-    -1: "one before (inputs of the layers before)",
-    2: "two on",
-    -2: "two before",
-}
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -117,16 +108,17 @@ class Mistakes:
     def _of_state(self, after: str, wrong: Sequence[RecordedDraft]) -> Iterator[Guess]:
         for deviation in (*OF_ENGINES, *(() if after else self._unseen(wrong))):
             which = deviation.batch
-            if (after and which) or (deviation.is_of_rows and not self._model.reads_rows):
+            model = self._model
+            if (after and which) or (deviation.is_of_rows and not model.reads_rows):
                 continue
-            if (deviation.own or deviation.drops) and not self._model.has_newest:
+            if not model.has_newest and (deviation.own or deviation.drops):
                 continue
             moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
             about = deviation.about + (f", only after {OUTCOMES[after]}" if after else "")
-            guess = self._guess(stage, about, replace(deviation, after=after))
+            guess = self._guess(stage, about, deviation=replace(deviation, after=after))
             if which:
                 for whole in (True, False):
                     text = self._text.in_batches(self._model, which, with_prompt=whole)
@@ -147,68 +139,19 @@ class Mistakes:
                 about = f"{what} {abs(by)} positions too {'far' if by > 0 else 'early'}"
                 yield Deviation("", about, place=by * with_newest, step=by)
 
-    def _guess(
-        self,
-        stage: str,
-        about: str,
-        deviation: Deviation = CLEAN,
-        text: DraftedText | None = None,
-        model: DraftModel | None = None,
-        change: Change | None = None,
-    ) -> Guess:
+    def _guess(self, stage: str, about: str, **parts: Any) -> Guess:
         about = f"{about[0].upper()}{about[1:].rstrip('.')}."
-        return Guess(stage, about, deviation, text or self._text, model or self._model, change)
+        right = {"deviation": CLEAN, "text": self._text, "model": self._model}
+        return Guess(stage, about, **{**right, **parts})
 
     def _of_table(self, about: str, table: torch.Tensor | None) -> Guess:
         return self._guess(ROWS, about, text=replace(self._text, table=table))
 
     def _of_rows(self) -> Iterator[Guess]:
-        for about, rows, layers in self._wrong_rows() if self._model.reads_rows else ():
+        for about, rows, layers in (
+            self._target.wrong(self._model.orders) if self._model.reads_rows else ()
+        ):
             yield self._of_table(about, self._model.table(rows, layers))
-
-    def _wrong_rows(self) -> Iterator[tuple[str, TargetRows, Sequence[int] | None]]:
-        """What is wrong with all rows, these rows, and the layers that are read of them."""
-        rows, taps = self._target.rows, self._target.taps
-        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"zeros": torch.zeros_like}
-        for factor in _FACTORS:
-            how = f"about {factor:g} times what they should be"
-            changes[how] = partial(torch.mul, other=factor)
-        for n_bits in (2, 3, 4):
-            changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
-        changes["in another order: their halves are exchanged"] = partial(_halves, torch.clone)
-        for what, change in changes.items():
-            yield f"the target's rows are {what}", mapped(rows, change), None
-        for tap in taps:
-            yield f"rows of layer {tap} are zeros", mapped(rows, torch.zeros_like, tap), None
-        norm, eps = self._session.model.final_norm
-        last, n_layer = None, self._session.config.n_layer
-        if norm is not None:
-            its_norm: torch.Tensor = norm
-
-            def normed(x: torch.Tensor) -> torch.Tensor:
-                return rms_norm(x.contiguous(), its_norm, eps)
-
-            if not taps or n_layer in taps:
-                last = n_layer if taps else None
-                raw = mapped(rows, lambda x: x / its_norm, last)
-                yield "rows are taken before the target's final norm, not after it", raw, None
-                yield "the target's final norm is applied twice", mapped(rows, normed, last), None
-            about = "rows of its layers are normed by the target's final norm"
-            if taps:
-                yield about, mapped(rows, normed), None
-            else:
-                yield from self._of_layers(normed)
-        for by, how in _LAYERS_OFF.items():
-            layers = [tap + by for tap in taps]
-            if layers and layers == [layer for layer in layers if layer in rows.taps]:
-                yield f"rows are of layers {how}", rows, layers
-        for i, tap in enumerate(taps):
-            for other in (one for one in rows.taps if len(taps) > 1 and one != tap):
-                about = f"rows of layer {other} are in the place of those of layer {tap}"
-                yield about, rows, [*taps[:i], other, *taps[i + 1 :]]
-        for order in self._model.orders:
-            about = f"rows of layers {', '.join(map(str, order))}, not {', '.join(map(str, taps))}"
-            yield about, rows, order
 
     def _of_some_rows(self) -> Iterator[Guess]:
         """Rows that are wrong in some places alone."""
@@ -258,11 +201,7 @@ class Mistakes:
             for stretch in (0.0, 0.5, 2.0, 0.25, 4.0):
                 about = f"its rope turns by {stretch:g} times the angles, as with another scaling"
                 yield self._with(POSITIONS, about, _rope=rope.turned(1.0, stretch))
-        norms = {
-            name: x
-            for name, x in own.items()
-            if name.endswith("norm") and isinstance(x, torch.Tensor)
-        }
+        norms = {x: y for x, y in own.items() if x.endswith("norm") and torch.is_tensor(y)}
         for name, weight in norms.items():
             about = f"the weights of its norm `{name.strip('_')}` are left out"
             yield self._with(BLOCK, about, **{name: torch.ones_like(weight)})
@@ -304,22 +243,11 @@ class Mistakes:
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
         }
-        for factor in _FACTORS:
+        for factor in FACTORS:
             changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
             guess = self._guess(STATE, f"what a step hands on to the next one is {what}")
             yield replace(guess, part=self._model, changed={"handed_on": change})
-
-    def _of_layers(
-        self, normed: Callable[[torch.Tensor], torch.Tensor]
-    ) -> Iterator[tuple[str, TargetRows, None]]:
-        """Rows of other layers than the last one, normed as its are, or as they are."""
-        for layer, raw in sorted(self._target.rows.taps.items(), reverse=True):
-            if raw.shape != self._target.rows.hidden.shape:
-                continue
-            what = f"layer {layer - 1}" if layer else "the embedding"
-            for how, x in (("", normed(raw)), (" without a norm", raw)):
-                yield f"rows are of {what}{how}, not of the last layer", TargetRows(x), None
 
     def _of_rejected(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
         table = self._text.table
@@ -387,8 +315,11 @@ class Mistakes:
                 found[about] = {"first": other}
             if other > first:
                 found[f"{about}, and blocks are a row longer"] = {"first": other, "n_block": n + 1}
+        found["all rows of a block are in one position"] = {"apart": 0}
+        found["rows of a block are two positions apart"] = {"apart": 2}
         for about, changed in found.items():
-            yield self._guess(BLOCK, about, model=self._block(**changed))
+            stage = POSITIONS if "apart" in changed else BLOCK
+            yield self._guess(stage, about, model=self._block(**changed))
 
     def _masks(self, wrong: Sequence[RecordedDraft]) -> list[int]:
         """Tokens that give wrong drafts as masks, from a right state."""
@@ -491,7 +422,7 @@ class Mistakes:
         """What many a mistake looks like, and which is left where no other does."""
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, _GOES_ON):
-            yield self._guess(CANDIDATES, about, deviation, change=any_of_ten)
+            yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
 
 
 def _where(

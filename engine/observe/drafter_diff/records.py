@@ -69,6 +69,11 @@ class Cause:
         return STAGES.index(self.stage)
 
 
+def place_of(draft: RecordedDraft) -> str:
+    """A draft for messages."""
+    return f"round {draft.round} at position {draft.pos0}"
+
+
 class Missing(NamedTuple):
     """A fact that would have shown more, and how to record it: a sentence each."""
 
@@ -204,16 +209,9 @@ def draft_causes(
     low = 0 if recorded[0][0] * recorded[1][1] < recorded[1][0] * recorded[0][1] else 1
     side = (a, b)[low]
     stage, about = signature(side, differ, known, low)
-    first = differ[0][low]
-    yield Cause(
-        stage,
-        side.name,
-        about,
-        f"round {first.round} at position {first.pos0}",
-        f"{len(differ)} of {len(known)} drafts at the same contexts differ",
-        recorded[low],
-        recorded[1 - low],
-    )
+    size = f"{len(differ)} of {len(known)} drafts at the same contexts differ"
+    counts = recorded[low], recorded[1 - low]
+    yield Cause(stage, side.name, about, place_of(differ[0][low]), size, *counts)
 
 
 def signature(
@@ -227,10 +225,8 @@ def signature(
     n = len(differ)
     ids = {token for draft in mine for token in draft.tokens}
     if len(ids) == 1 and len({token for draft in theirs for token in draft.tokens}) > 1:
-        return ROWS, (
-            f"All its drafts are of token {side.shown(ids.pop())} alone, as from rows or logits "
-            "that are not numbers."
-        )
+        token = side.shown(ids.pop())
+        return ROWS, f"All its drafts are of token {token} alone: rows or logits are NaN."
     ahead = sum(_is_moved(one, other) for one, other in zip(mine, theirs, strict=True))
     if ahead > 0.8 * n:
         return STATE, "Its drafts are the other's from the second token on: one token ahead."
@@ -252,13 +248,12 @@ def signature(
         return ROWS, "Only drafts after a rejection differ: stale rows or a state not rolled back."
     if all((n_equal(*pair) or 0) > 0 for pair in differ):
         in_blocks = any("flash" in one or "spark" in one for one in side.drafters)
-        return BLOCK if in_blocks else ROWS, (
-            "First tokens are equal and later ones differ: what later steps or rows of a block "
-            "read."
+        about = (
+            "First tokens are equal, later ones differ: what later steps or rows of blocks read."
         )
-    return UNEXPLAINED, (
-        "Drafts at the same contexts differ; without the model it cannot be known why."
-    )
+        return BLOCK if in_blocks else ROWS, about
+    about = "Drafts at the same contexts differ; without the model it cannot be known why."
+    return UNEXPLAINED, about
 
 
 def _is_moved(one: RecordedDraft, other: RecordedDraft) -> bool:
@@ -283,14 +278,20 @@ def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> 
 
 def _by_map(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
     """Whether one id stands for another wherever that is drafted."""
-    found: dict[int, set[int]] = {}
-    for one, other in zip(mine, theirs, strict=True):
-        at = n_equal(one, other) or 0
-        found.setdefault(other.tokens[at], set()).add(one.tokens[at])
-    n = sum(len(targets) for targets in found.values())
-    if len(found) >= FEW and n == len(found) and len(mine) > 2 * n:
+    places = [n_equal(*pair) or 0 for pair in zip(mine, theirs, strict=True)]
+    drafts = zip(mine, theirs, places, strict=True)
+    if one_for_one([(other.tokens[at], one.tokens[at]) for one, other, at in drafts]):
         return "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
     return ""
+
+
+def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Of each id of right drafts the one that was drafted in its place; empty where that is not
+    always the same one, or too few show it."""
+    names = dict(pairs)
+    changed = sum(own != token for own, token in names.items())
+    is_map = all(names[own] == token for own, token in pairs) and len(pairs) > 2 * len(names)
+    return names if is_map and changed >= FEW else {}
 
 
 def settings_cause(a: DraftSide, b: DraftSide) -> Cause | None:
@@ -313,13 +314,9 @@ def settings_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     wrong = [at for at in both if tokens[0].get(at) != tokens[1].get(at)]
     if not said or len(wrong) < FEW:
         return None
-    return Cause(
-        CANDIDATES,
-        "",
-        f"{spec.name} is set otherwise: {'; '.join(said)}.",
-        f"position {wrong[0]}",
-        f"{len(wrong)} of {len(both)} rounds after the same text draft otherwise",
-    )
+    about = f"{spec.name} is set otherwise: {'; '.join(said)}."
+    size = f"{len(wrong)} of {len(both)} rounds after the same text draft otherwise"
+    return Cause(CANDIDATES, "", about, f"position {wrong[0]}", size)
 
 
 def length_causes(
@@ -364,28 +361,20 @@ def length_causes(
             "another p_min."
         )
     recorded = _sums(pair[1] for pair in whole), _sums(pair[0] for pair in whole)
-    first = whole[0][1]
-    yield Cause(
-        CANDIDATES,
-        "",
-        about,
-        f"round {first.round} at position {first.pos0}",
-        f"{len(whole)} of {len(pairs)} equal drafts have other lengths",
-        *recorded,
-    )
+    size = f"{len(whole)} of {len(pairs)} equal drafts have other lengths"
+    yield Cause(CANDIDATES, "", about, place_of(whole[0][1]), size, *recorded)
 
 
 def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
     """Rounds in which one drafts nothing and the other a short draft."""
     stop = min(_n_common(a, b), end)
     for side, other in ((a, b), (b, a)):
-        mine = {draft.pos0: draft.n_drafted for draft in side.drafts}
-        none = [d for d in other.drafts if d.pos0 < stop and d.pos0 in {*side.starts} - {*mine}]
+        none = [d for d in other.drafts if d.pos0 < stop and d.pos0 in {*side.plain}]
         if side.looks_up or len(none) < FEW:
             continue
         lost = max(draft.n_drafted for draft in none)
         about = f"{side.name} drafts nothing where {other.name} does"
-        if lost < min(mine.values()):
+        if lost < min(draft.n_drafted for draft in side.drafts):
             about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"
         size = f"{len(none)} rounds after the same text"
         yield Cause(CANDIDATES, "", f"{about}.", f"position {none[0].pos0}", size)
@@ -420,16 +409,9 @@ def rule_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         about = f"No more than {n} drafted token{'s' * (n != 1)} are ever accepted."
     else:
         about = "Drafted tokens are rejected that the target chose itself: a stricter rule."
-    first = short[0][0]
-    return Cause(
-        RULE,
-        side.name,
-        about,
-        f"round {first.round} at position {first.pos0}",
-        f"{len(short)} of {len(known)} rounds",
-        _sums(draft for draft, _ in known),
-        (sum(n for _, n in known), sum(draft.n_drafted for draft, _ in known)),
-    )
+    size, recorded = f"{len(short)} of {len(known)} rounds", _sums(draft for draft, _ in known)
+    mended = sum(n for _, n in known), recorded[1]
+    return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended)
 
 
 def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
@@ -474,26 +456,15 @@ def counting_cause(side: DraftSide) -> Cause | None:
     again = [(one, other) for one, other in pairwise(side.drafts) if one.pos0 == other.pos0]
     if len(again) >= FEW:
         replays = {id(two) for _, two in again}
-        return Cause(
-            COUNTING,
-            side.name,
-            "Replays of accepted tokens after a restore are counted as rounds of their own.",
-            f"round {again[0][1].round} at position {again[0][1].pos0}",
-            f"{len(again)} of {len(side.drafts)} rounds",
-            side.counts,
-            _sums(one for one in side.drafts if id(one) not in replays),
-        )
+        about = "Replays of accepted tokens after a restore are counted as rounds of their own."
+        mended = _sums(one for one in side.drafts if id(one) not in replays)
+        size = f"{len(again)} of {len(side.drafts)} rounds"
+        place = place_of(again[0][1])
+        return Cause(COUNTING, side.name, about, place, size, side.counts, mended)
     if len(wrong) >= FEW and len(wrong) >= _SHARE * len(judged):
-        first = wrong[0][0]
-        return Cause(
-            COUNTING,
-            side.name,
-            _miscounted(judged, wrong),
-            f"round {first.round} at position {first.pos0}",
-            f"{len(wrong)} of {len(judged)} rounds",
-            recorded,
-            mended,
-        )
+        about, place = _miscounted(judged, wrong), place_of(wrong[0][0])
+        size = f"{len(wrong)} of {len(judged)} rounds"
+        return Cause(COUNTING, side.name, about, place, size, recorded, mended)
     return _by_counters(side)
 
 
@@ -529,12 +500,7 @@ def _by_counters(side: DraftSide) -> Cause | None:
         what = "tokens of replays after a rejection"
     else:
         what = "other tokens than its rounds have"
-    return Cause(
-        COUNTING,
-        side.name,
-        f"Its counters have {what}.",
-        "sums at the end of the request",
-        f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds",
-        (theirs[0], theirs[1]),
-        (accepted, drafted),
-    )
+    about, place = f"Its counters have {what}.", "sums at the end of the request"
+    size = f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds"
+    counts = (theirs[0], theirs[1]), (accepted, drafted)
+    return Cause(COUNTING, side.name, about, place, size, *counts)

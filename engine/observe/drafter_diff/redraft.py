@@ -36,7 +36,16 @@ from engine.model.families import FAMILIES
 from engine.model.mtp_file import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
 from engine.observe.drafter_diff.mistakes import Guess, Mistakes
-from engine.observe.drafter_diff.records import CANDIDATES, FEW, ROWS, RULE, Cause, Counts, Missing
+from engine.observe.drafter_diff.records import (
+    CANDIDATES,
+    FEW,
+    ROWS,
+    RULE,
+    Cause,
+    Counts,
+    Missing,
+    place_of,
+)
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import PASS, TextRows, what_rows_are
 from engine.observe.drafter_diff.wrong_drafts import (
@@ -177,14 +186,10 @@ class Redrafter:
         wrong = np.flatnonzero(~(apart < _ROWS_APART))
         if len(wrong) < FEW:
             return None
-        what = what_rows_are(found, own, wrong, self._target.rows)
-        return Cause(
-            ROWS,
-            self._side.name,
-            f"Rows that the target hands over are {what}.",
-            f"position {wrong[0]}",
-            f"{len(wrong)} of {len(own)} rows",
-        )
+        about = what_rows_are(found, own, wrong, self._target.rows)
+        about = f"Rows that the target hands over are {about}."
+        size = f"{len(wrong)} of {len(own)} rows"
+        return Cause(ROWS, self._side.name, about, f"position {wrong[0]}", size)
 
     def stale_choice(self) -> Cause | None:
         """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
@@ -192,24 +197,22 @@ class Redrafter:
         wrong = [place for place, chosen in after.items() if not chosen]
         n_else = len(others) - others.count(True)
         if n_else >= max(FEW, _SHARE_ROUNDED * len(others)) and self._is_near:
-            return Cause(
-                RULE,
-                self._side.name,
+            about = (
                 "The target's own tokens are often not its choice, but another of its best: its "
-                "sampler is set otherwise than is recorded.",
-                f"position {self._side.n_prompt + self._chosen.index(False)}",
-                f"{n_else} of {len(others)} tokens that are neither drafted nor after a rejection",
+                "sampler is set otherwise than is recorded."
             )
+            place = f"position {self._side.n_prompt + self._chosen.index(False)}"
+            size = f"{n_else} of {len(others)} tokens, neither drafted nor after a rejection"
+            return Cause(RULE, self._side.name, about, place, size)
         if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
             return None
-        return Cause(
-            RULE,
-            self._side.name,
+        about = (
             "Tokens after a rejection are not the target's choice: its logits are those of another "
-            "row, or its sampler was not set back.",
-            f"position {self._side.n_prompt + wrong[0]}",
-            f"{len(wrong)} of {len(after)} rejections",
+            "row, or its sampler was not set back."
         )
+        place = f"position {self._side.n_prompt + wrong[0]}"
+        size = f"{len(wrong)} of {len(after)} rejections"
+        return Cause(RULE, self._side.name, about, place, size)
 
     def _own_tokens(self) -> tuple[dict[int, bool], list[bool]]:
         """Of the tokens that were not drafted, whether the target may have chosen them: those after
@@ -235,15 +238,11 @@ class Redrafter:
         drafts = self._side.drafts
         first = next(d for d in drafts if d.pos0 < pos <= d.pos0 + d.n_accepted)
         accepted, n_drafted = self._side.counts
-        return Cause(
-            RULE,
-            self._side.name,
-            "Drafted tokens are accepted that the target does not choose: a lossy rule.",
-            f"round {first.round} at position {pos}",
-            f"{len(wrong)} of {len(places)} accepted tokens",
-            (accepted, n_drafted),
-            (accepted - len(wrong), n_drafted),
-        )
+        about = "Drafted tokens are accepted that the target does not choose: a lossy rule."
+        place = f"round {first.round} at position {pos}"
+        size = f"{len(wrong)} of {len(places)} accepted tokens"
+        counts = (accepted, n_drafted), (accepted - len(wrong), n_drafted)
+        return Cause(RULE, self._side.name, about, place, size, *counts)
 
     def _accepted_places(self) -> set[int]:
         """Indices of emitted tokens that were drafted."""
@@ -288,15 +287,8 @@ class Redrafter:
                 about = f"Most likely: {about[0].lower()}{about[1:]}"
             n_right = sum(distance <= _ROUNDED for distance in left.values())
             size += f"; of {len(window)} made again so, {n_right} are equal"
-        return Cause(
-            stage,
-            self._side.name,
-            about,
-            f"round {first.round} at position {first.pos0}, drafted token {token}",
-            size,
-            recorded,
-            mended,
-        )
+        place = f"{place_of(first)}, drafted token {token}"
+        return Cause(stage, self._side.name, about, place, size, recorded, mended)
 
     def _window(self, wrong: Sequence[RecordedDraft]) -> Sequence[RecordedDraft]:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))

@@ -30,8 +30,8 @@ class DraftSide:
 
     prompt: ids, None where they are not known; n_prompt: how many. ids: of the emitted tokens, up
     to the first one that is not known. text: both; a prompt that is not known is a row of MISSING.
-    drafts: those that were verified, in order. counters: those of the
-    engine itself for this sequence. special: ids that stand for no text.
+    drafts: those that were verified, in order. starts: positions of its rounds, plain: of those
+    without a draft. counters: those of the engine itself for this sequence.
     """
 
     name: str
@@ -43,6 +43,7 @@ class DraftSide:
     text: list[int]
     drafts: list[RecordedDraft]
     starts: Sequence[int]
+    plain: Sequence[int]
     drafters: list[str]
     asked: Asked
     counters: Mapping[str, Any]
@@ -172,6 +173,7 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
                 [*((MISSING,) * pos[0] if prompt is None else prompt), *kept],
                 drafts,
                 recorded.starts(seq_id),
+                recorded.starts(seq_id, plain=True),
                 drafters,
                 asked_of(run.facts, seq_id),
                 _told(run, seq_id),
