@@ -285,7 +285,7 @@ DEVIATIONS = (
     Deviation(SHIFTED, "tokens of one position after, since the prompt", round_shift=1),
 )
 OF_ENGINES = (
-    Deviation(KEPT, "entries of accepted tokens are its own, not those of the target", own=True),
+    Deviation(KEPT, "accepted tokens keep entries of its own, not of the target's rows", own=True),
     Deviation(AHEAD, "the first token of each draft is dropped: one token ahead", drops=1),
     Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
     Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),

@@ -487,7 +487,7 @@ MORE_BUGS: dict[str, Bug] = {
     "sees twelve": Bug("drafter state", "no more than 12", _BLOCKS, _sees_twelve),
     "begins with a mask": Bug("block", "begin with a mask", _BLOCKS, _begins_with_a_mask),
     "favoured token": Bug("candidates", "favoured", ("mtp", "simple"), _favoured),
-    "own cells": Bug("drafter state", "its own", _ROW, _own_cells),
+    "own cells": Bug("drafter state", "of its own", _ROW, _own_cells),
     "first dropped": Bug("drafter state", "one token ahead", _MODEL, _first_dropped),
     "far steps": Bug("positions", "too far", _ROW, _far_steps),
     "emptied memory": Bug("drafter state", "emptied", _BLOCKS, _emptied),

@@ -196,7 +196,7 @@ class Redrafter:
         after, others = self._own_tokens()
         wrong = [place for place, chosen in after.items() if not chosen]
         n_else = len(others) - others.count(True)
-        if n_else >= max(FEW, _SHARE_ROUNDED * len(others)) and self._is_near:
+        if n_else >= max(FEW, self._share * len(others)) and self._is_near:
             about = (
                 "The target's own tokens are often not its choice, but another of its best: its "
                 "sampler is set otherwise than is recorded."
