@@ -157,7 +157,7 @@ def _pair(
     elif not a.looks_up:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
-    causes += filter(None, (sampler_cause(a, b), rule_cause(a, b), rule_cause(b, a)))
+    causes += filter(None, (sampler_cause(a, b), rule_cause(a), rule_cause(b)))
     causes += filter(None, map(counting_cause, (a, b)))
     missing += _missing(a, b, contexts, session)
     if not (causes or contexts or len(judged) == 2):

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -297,17 +297,13 @@ def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
 def settings_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     """Whether look-ups are set otherwise in two runs of this engine, and draft otherwise after the
     same text."""
-    options = [side.run.facts.options for side in (a, b)]
+    options = a.run.facts.options, b.run.facts.options
     if a.drafters != b.drafters or not a.looks_up or None in options:
         return None
     spec = DRAFTERS[a.drafters[0]]
-    own = [spec.options_of(one.spec) for one in options if one is not None]
-    names = [one.name for one in fields(own[0])]
-    said = [
-        f"{name} {getattr(own[0], name)} in A, {getattr(own[1], name)} in B"
-        for name in names
-        if getattr(own[0], name) != getattr(own[1], name)
-    ]
+    mine, theirs = (asdict(spec.options_of(one.spec)) for one in options if one is not None)
+    differ = [name for name in mine if mine[name] != theirs[name]]
+    said = [f"{name} {mine[name]} in A, {theirs[name]} in B" for name in differ]
     n_same = _n_common(a, b)
     both = sorted(at for at in {*a.starts} & {*b.starts} if at < n_same)
     tokens = [{draft.pos0: draft.tokens for draft in side.drafts} for side in (a, b)]
@@ -323,24 +319,20 @@ def length_causes(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Iterator[Cause]:
     """Drafts that are equal as far as both go, and not equally long."""
-    sides, beyond = (a, b), (a.n_beyond, b.n_beyond)
-    lengths = [
-        Counter(draft.n_drafted - more for draft in side.drafts)
-        for side, more in zip(sides, beyond, strict=True)
-    ]
+    beyond = a.n_beyond, b.n_beyond
+    lengths = [Counter(d.n_drafted - side.n_beyond for d in side.drafts) for side in (a, b)]
     longest = [max(found) for found in lengths]
     # near its end the limit of tokens may keep a draft short
     end = min(len(a.text) - longest[0], len(b.text) - longest[1]) - 2
     yield from _dropped(a, b, end)
     whole = [
-        pair
-        for pair in pairs
-        if pair[0].n_drafted - beyond[0] != pair[1].n_drafted - beyond[1] and pair[0].pos0 < end
+        (one, other)
+        for one, other in pairs
+        if one.n_drafted - beyond[0] != other.n_drafted - beyond[1] and one.pos0 < end
     ]
     n_full = [found[n] for found, n in zip(lengths, longest, strict=True)]
-    is_set = all(
-        2 * n > len(side.drafts) >= _SHOWS_LENGTH and not side.looks_up
-        for n, side in zip(n_full, (a, b), strict=True)
+    is_set = not (a.looks_up or b.looks_up) and all(
+        2 * n > found.total() >= _SHOWS_LENGTH for n, found in zip(n_full, lengths, strict=True)
     )
     if len(whole) < max(FEW, _SHARE * len(pairs)):
         if is_set and longest[0] != longest[1]:
@@ -394,18 +386,18 @@ def _confirmed(side: DraftSide) -> list[tuple[RecordedDraft, int]]:
     return [(draft, n) for draft, n in judged if n is not None]
 
 
-def rule_cause(side: DraftSide, other: DraftSide) -> Cause | None:
+def rule_cause(side: DraftSide) -> Cause | None:
     """Whether fewer drafted tokens were accepted than the text confirms."""
     known = _confirmed(side)
     short = [(draft, n) for draft, n in known if draft.n_accepted < n != side.advance(draft)]
     if len(short) < FEW or len(short) < _SHARE * len(known):
         return None
+    n = max(draft.n_accepted for draft, _ in known)
     if side.run.facts.synthetic or side.run.facts.draft_accept:
         about = "Drafted tokens are accepted by chance or by a script, not by the target."
     elif all(draft.n_accepted == n - 1 == draft.n_drafted - 1 for draft, n in short):
         about = "The last token of a draft is never accepted, though the text has it there."
-    elif len({draft.n_accepted for draft, _ in short}) == 1:
-        n = short[0][0].n_accepted
+    elif all(draft.n_accepted == n for draft, _ in short):
         about = f"No more than {n} drafted token{'s' * (n != 1)} are ever accepted."
     else:
         about = "Drafted tokens are rejected that the target chose itself: a stricter rule."
