@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -310,13 +311,13 @@ class BlockModel(DraftModel):
         self.orders = _orders(model.config.taps)
         self.config = model.config
 
-    def like(self, n_ctx: int, *, flipped: bool = False) -> BlockModel:
+    def like(self, n_ctx: int, *, flipped: bool = False, unbound: bool = False) -> BlockModel:
         """Another one with a memory for n_ctx tokens; flipped: whose rows see those after them
-        where this one's do not, and the other way round."""
-        ahead = self.config.causal == flipped
-        memory = HybridMemory.for_layers(
-            self.config.cells(), 2, n_ctx, self.core.device, ahead=ahead
-        )
+        where this one's do not, and the other way round; unbound: without windows."""
+        ahead, config = self.config.causal == flipped, self.config
+        if unbound:
+            config = replace(config, windows=(None,) * len(config.windows))
+        memory = HybridMemory.for_layers(config.cells(), 2, n_ctx, self.core.device, ahead=ahead)
         return BlockModel(self.core, self._n_max, memory, self._n_ubatch)
 
     @property

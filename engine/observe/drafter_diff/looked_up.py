@@ -94,18 +94,14 @@ class LookedUp:
             elif type(value) is float:
                 others = (0.0, value / 2, 2 * value, 1.0, 0.1, 0.25, 0.5, 0.75, 1e3)
             for other in dict.fromkeys(one for one in others if one >= is_int and one != value):
-                yield (
-                    f"it drafts as with {name} {other:g}, not {value:g}",
-                    replace(own, **{name: other}),
-                )
+                about = f"it drafts as with {name} {other:g}, not {value:g}"
+                yield about, replace(own, **{name: other})
 
     def _by_source(self, wrong: Sequence[_Made]) -> tuple[str, str]:
         """Stage and sentence by where the tokens of most wrong drafts come from."""
         (kind, n), *_ = Counter(self._kind(*pair) for pair in wrong).most_common(1)
-        return (
-            STATE if kind == _FOREIGN else CANDIDATES,
-            f"Most likely: {kind} ({n} of {len(wrong)} wrong drafts).",
-        )
+        stage = STATE if kind == _FOREIGN else CANDIDATES
+        return stage, f"Most likely: {kind} ({n} of {len(wrong)} wrong drafts)."
 
     def _kind(self, one: RecordedDraft, right: RecordedDraft) -> str:
         if not one.tokens:

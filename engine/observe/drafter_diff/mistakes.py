@@ -35,6 +35,8 @@ from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, RO
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
 
+_Drafts = Sequence[RecordedDraft]
+_Gives = Callable[[RecordedDraft, Entries, int], bool]
 _GOES_ON = Deviation("", "", best=True)
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _BASES = (10.0, 0.1, 100.0, 0.01)
@@ -87,9 +89,7 @@ class Mistakes:
         self._session, self._model, self._text, self._target = session, model, text, target
         self._n_ctx, self._shown = n_ctx, shown
 
-    def all(
-        self, window: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]
-    ) -> Iterator[Guess]:
+    def all(self, window: _Drafts, wrong: _Drafts) -> Iterator[Guess]:
         """wrong: the first drafts that are."""
         at = self._text.drafts.index(wrong[0])
         ends = outcomes(self._text.drafts[at - 1]) if at else ()
@@ -105,7 +105,7 @@ class Mistakes:
             yield from self._of_state(after, wrong)
         yield from self._of_some_rows()
 
-    def _of_state(self, after: str, wrong: Sequence[RecordedDraft]) -> Iterator[Guess]:
+    def _of_state(self, after: str, wrong: _Drafts) -> Iterator[Guess]:
         for deviation in (*OF_ENGINES, *(() if after else self._unseen(wrong))):
             which = deviation.batch
             model = self._model
@@ -126,7 +126,7 @@ class Mistakes:
             else:
                 yield guess
 
-    def _unseen(self, wrong: Sequence[RecordedDraft]) -> Iterator[Deviation]:
+    def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
         n = self._text.starts[0]
         yield Deviation("", "the drafter has not seen the prompt", unseen=n)
         for size in (size for size in _SIZES if size < n):
@@ -205,6 +205,18 @@ class Mistakes:
         for name, weight in norms.items():
             about = f"the weights of its norm `{name.strip('_')}` are left out"
             yield self._with(BLOCK, about, **{name: torch.ones_like(weight)})
+        output, config = own.get("_output"), own.get("config")
+        if getattr(output, "norm", None) is not None:
+            about = "the weights of the norm before its head are left out"
+            guess = self._guess(BLOCK, about, part=output)
+            yield replace(guess, changed={"norm": torch.ones_like(output.norm)})
+        if (before := getattr(config, "norm_before_residual", None)) is not None:
+            about = f"its residual is taken {'before' if before else 'after'} the norm of its rows"
+            yield self._with(BLOCK, about, config=replace(config, norm_before_residual=not before))
+        if own.get("_fuse_norm") is not None:
+            with self._with(ROWS, "unnormed", _fuse_norm=None).applied():
+                table = self._model.table(self._target.rows)
+            yield self._of_table("rows are not normed before they are fused", table)
         for (one, x), (other, y) in pairwise(norms.items()):
             if x.shape == y.shape:
                 about = f"its norms `{one.strip('_')}` and `{other.strip('_')}` are exchanged"
@@ -249,7 +261,7 @@ class Mistakes:
             guess = self._guess(STATE, f"what a step hands on to the next one is {what}")
             yield replace(guess, part=self._model, changed={"handed_on": change})
 
-    def _of_rejected(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
+    def _of_rejected(self, window: _Drafts) -> Iterator[Guess]:
         table = self._text.table
         if table is None:
             return
@@ -291,7 +303,7 @@ class Mistakes:
         about = "rows of rejected tokens stay in its memory for the next draft"
         yield replace(self._guess(STATE, about), left=left)
 
-    def _of_blocks(self, wrong: Sequence[RecordedDraft]) -> Iterator[Guess]:
+    def _of_blocks(self, wrong: _Drafts) -> Iterator[Guess]:
         model = self._model
         if not isinstance(model, BlockModel):
             return
@@ -309,6 +321,8 @@ class Mistakes:
                 found[f"blocks have {length} rows, not {n}"] = {"n_block": length}
         sees = "rows do not see" if model.config.causal is False else "rows see"
         found[f"block {sees} those after them"] = {"flipped": True}
+        if any(model.config.windows):
+            found["its windows are left out: a block sees all of the context"] = {"unbound": True}
         for other in (first + 1, first - 1):
             about = f"tokens are taken from row {other} of a block on, not {first}"
             if other >= 0:
@@ -321,7 +335,7 @@ class Mistakes:
             stage = POSITIONS if "apart" in changed else BLOCK
             yield self._guess(stage, about, model=self._block(**changed))
 
-    def _masks(self, wrong: Sequence[RecordedDraft]) -> list[int]:
+    def _masks(self, wrong: _Drafts) -> list[int]:
         """Tokens that give wrong drafts as masks, from a right state."""
         model = self._model
         assert isinstance(model, BlockModel)
@@ -338,7 +352,7 @@ class Mistakes:
         finally:
             model.mask = own
 
-    def _windows(self, wrong: Sequence[RecordedDraft]) -> list[int]:
+    def _windows(self, wrong: _Drafts) -> list[int]:
         """How many tokens back a drafter sees that makes wrong drafts, from a right state."""
         if not self._model.can_cut:
             return []
@@ -349,20 +363,13 @@ class Mistakes:
 
         return self._fitting(wrong, range(_LONGEST_WINDOW, 0, -1), gives)
 
-    def _gives_moved(
-        self, with_newest: bool, draft: RecordedDraft, newest: Entries, by: int
-    ) -> bool:
+    def _gives_moved(self, whole: bool, draft: RecordedDraft, newest: Entries, by: int) -> bool:
         first = newest.positions[0] + by
-        if (not self._model.has_newest and not with_newest) or first < 0:
+        if (not self._model.has_newest and not whole) or first < 0:
             return False
-        return self._gives(draft, newest.moved(by) if with_newest else newest, first + 1)
+        return self._gives(draft, newest.moved(by) if whole else newest, first + 1)
 
-    def _fitting(
-        self,
-        wrong: Sequence[RecordedDraft],
-        values: Sequence[int],
-        gives: Callable[[RecordedDraft, Entries, int], bool],
-    ) -> list[int]:
+    def _fitting(self, wrong: _Drafts, values: Sequence[int], gives: _Gives) -> list[int]:
         """The values with which all these drafts are made, a few at most."""
         found = list(values)
         for draft in wrong[:_SHOWN_BY]:
@@ -384,9 +391,9 @@ class Mistakes:
         best = [next(iter(row), -1) for row in rows]
         return best == draft.tokens[: len(best)]
 
-    def _block(self, *, flipped: bool = False, **changed: Any) -> BlockModel:
+    def _block(self, flipped: bool = False, unbound: bool = False, **changed: Any) -> BlockModel:
         assert isinstance(self._model, BlockModel)
-        made = self._model.like(self._n_ctx, flipped=flipped)
+        made = self._model.like(self._n_ctx, flipped=flipped, unbound=unbound)
         for name, value in changed.items():
             setattr(made, name, value)
         return made
@@ -407,10 +414,7 @@ class Mistakes:
                 yield replace(guess, about=about, deviation=_GOES_ON)
 
     def vague(
-        self,
-        window: Sequence[RecordedDraft],
-        best: Mapping[int, Sequence[int]],
-        above: Mapping[int, int],
+        self, window: _Drafts, best: Mapping[int, Sequence[int]], above: Mapping[int, int]
     ) -> Iterator[Guess]:
         """What explains a part of anything, after all else. best, above: see `observed`."""
         drafts = self._text.drafts

@@ -61,6 +61,7 @@ from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 
+_Drafts = Sequence[RecordedDraft]
 _MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED, _MOST_VERIFIED = 96, 48, 32, 64
 _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
 """Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
@@ -120,13 +121,9 @@ class Redrafter:
         self._ranks: Ranks = {}
         self._above: Counter[int] = Counter()
         self._drafts = [d for d in map(self._padded, side.drafts) if d is not None]
-        self._text = DraftedText(
-            side.seq_id,
-            side.text,
-            [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt],
-            self._model.table(self._target.rows),
-            self._drafts,
-        )
+        starts = [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt]
+        table = self._model.table(self._target.rows)
+        self._text = DraftedText(side.seq_id, side.text, starts, table, self._drafts)
         self._mistakes = Mistakes(session, self._model, self._text, self._target, n_ctx, side.shown)
         self._chosen = self._target_choices()
 
@@ -290,14 +287,12 @@ class Redrafter:
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended)
 
-    def _window(self, wrong: Sequence[RecordedDraft]) -> Sequence[RecordedDraft]:
+    def _window(self, wrong: _Drafts) -> _Drafts:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))
         start = max(0, first - 16)
         return self._drafts[start : min(fifth + 13, start + _MOST_REPLAYED)]
 
-    def _is_persistent(
-        self, sampled: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]
-    ) -> bool:
+    def _is_persistent(self, sampled: _Drafts, wrong: _Drafts) -> bool:
         rounds = {draft.round for draft in wrong}
         after = [later for last, later in pairwise(sampled) if last.n_accepted < last.n_drafted]
         n_after = sum(draft.round in rounds for draft in after)
@@ -335,7 +330,7 @@ class Redrafter:
 
         return apart
 
-    def _from_the_text(self, drafts: Sequence[RecordedDraft]) -> dict[int, float]:
+    def _from_the_text(self, drafts: _Drafts) -> dict[int, float]:
         """Distances by round of drafts made from a right state each."""
         self._model.clear()
         apart, n, found = self._apart(None), 0, {}
@@ -367,10 +362,7 @@ class Redrafter:
         n_max = max(draft.n_drafted for draft in self._side.drafts)
         stretch = drafts[:_MOST_WALKED]
         stop = stretch[-1].pos0 + stretch[-1].n_accepted + 1
-        recorded = (
-            sum(draft.n_accepted for draft in stretch),
-            sum(draft.n_drafted for draft in stretch),
-        )
+        recorded = sum(d.n_accepted for d in stretch), sum(d.n_drafted for d in stretch)
         self._model.clear()
         at, n, accepted, drafted = stretch[0].pos0, 0, 0, 0
         while at < min(stop, len(text) - 1):
@@ -386,13 +378,7 @@ class Redrafter:
         return recorded, (accepted, drafted)
 
     def _best_guess(
-        self,
-        window: Sequence[RecordedDraft],
-        wrong: Sequence[RecordedDraft],
-        clean: float,
-        *,
-        vague: bool,
-        sure: bool,
+        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool, sure: bool
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between; where drafts are
         sure to be wrong also the one that gives most of them."""
@@ -409,13 +395,8 @@ class Redrafter:
         ):
             check_cancelled(self._cancelled)
             most = min(most, share * clean)
-            replay = Replay(
-                guess.model,
-                guess.text,
-                guess.deviation,
-                distance=self._apart(guess.change),
-                left=guess.left,
-            )
+            apart, what = self._apart(guess.change), (guess.model, guess.text, guess.deviation)
+            replay = Replay(*what, distance=apart, left=guess.left)
             with guess.applied():
                 found = replay.of(window, most if best else max(most, likely))
                 total = sum(found.values())
@@ -447,13 +428,10 @@ class Redrafter:
 def drafter_for(session: Session, side: DraftSide) -> str:
     """The drafter at hand that is meant by a run. Raises OptionError where none is."""
     able = [name for name in model_drafters() if name in session.drafters]
-    named = [name for name in able if name in side.drafters]
     if not able:
         raise OptionError(
             "No drafter is at hand to make drafts again.",
             "Name its file with -md, or a model with an MTP head.",
         )
-    if named:
-        return named[0]
-    given = [name for name in able if name in session.drafts]
-    return (given or able)[0]
+    named = [name for name in able if name in side.drafters]
+    return (named or [name for name in able if name in session.drafts] or able)[0]

@@ -162,24 +162,11 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
                 f"than the {_LONGEST_PROMPT:,} that are compared.",
                 "Record a shorter prompt.",
             )
-        found.append(
-            DraftSide(
-                name,
-                run,
-                seq_id,
-                prompt,
-                pos[0],
-                tuple(kept),
-                [*((MISSING,) * pos[0] if prompt is None else prompt), *kept],
-                drafts,
-                recorded.starts(seq_id),
-                recorded.starts(seq_id, plain=True),
-                drafters,
-                asked_of(run.facts, seq_id),
-                _told(run, seq_id),
-                session,
-            )
-        )
+        whole = [*((MISSING,) * pos[0] if prompt is None else prompt), *kept]
+        starts = recorded.starts(seq_id), recorded.starts(seq_id, plain=True)
+        text_of = name, run, seq_id, prompt, pos[0], tuple(kept), whole
+        told = asked_of(run.facts, seq_id), _told(run, seq_id)
+        found.append(DraftSide(*text_of, drafts, *starts, drafters, *told, session))
     if not found and recorded.n_rounds and not recorded.n_drafted:
         raise OptionError(
             f"{name} never drafted in its {recorded.n_rounds} rounds.",
