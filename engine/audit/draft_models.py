@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -289,11 +290,11 @@ class BlockModel(DraftModel):
 
     mask: token of the rows that are to be filled, -1 for the newest token. n_block: rows of a
     block. first: the row that the first drafted token is taken from. anchored: it begins with the
-    newest token.
+    newest token. apart: positions from one row to the next.
     """
 
     has_newest = False
-    anchored = True
+    anchored, apart = True, 1
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
@@ -305,13 +306,13 @@ class BlockModel(DraftModel):
         self.orders = _orders(model.config.taps)
         self.config = model.config
 
-    def like(self, n_ctx: int, *, flipped: bool = False) -> BlockModel:
+    def like(self, n_ctx: int, *, flipped: bool = False, unbound: bool = False) -> BlockModel:
         """Another one with a memory for n_ctx tokens; flipped: whose rows see those after them
-        where this one's do not, and the other way round."""
-        ahead = self.config.causal == flipped
-        memory = HybridMemory.for_layers(
-            self.config.cells(), 2, n_ctx, self.core.device, ahead=ahead
-        )
+        where this one's do not, and the other way round; unbound: without windows."""
+        ahead, config = self.config.causal == flipped, self.config
+        if unbound:
+            config = replace(config, windows=(None,) * len(config.windows))
+        memory = HybridMemory.for_layers(config.cells(), 2, n_ctx, self.core.device, ahead=ahead)
         return BlockModel(self.core, self._n_max, memory, self._n_ubatch)
 
     @property
@@ -338,7 +339,8 @@ class BlockModel(DraftModel):
         (position,), (last,) = newest.positions, newest.tokens
         mask = last if self.mask < 0 else self.mask
         block = [last if self.anchored else mask, *[mask] * (m - 1)]
-        out = model.block(_ubatch(range(position, position + m), block, seq), self._memory)
+        places = [position + i * self.apart for i in range(m)]
+        out = model.block(_ubatch(places, block, seq), self._memory)
         if model.selector is None:
             rows = candidates(out.logits[0, self.first :], model.ids)
             if not model.config.markov or tokens is None:

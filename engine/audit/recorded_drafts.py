@@ -114,9 +114,13 @@ class RecordedDrafts:
         rows = np.flatnonzero(self._rounds["num_draft_tokens"] > 0)
         return sorted(set(self._rounds.texts("drafter", rows)) - {""})
 
-    def starts(self, seq: int) -> list[int]:
-        """Positions that the batches of a sequence's rounds begin at."""
+    def starts(self, seq: int, *, plain: bool = False) -> list[int]:
+        """Positions that the batches of a sequence's rounds begin at. plain: of those that are
+        known to have no draft."""
         mine = (self._rounds["seq_id"] == seq) & ~self._rounds.is_prompt
+        if plain:
+            is_alone = self._rounds["n_merged"] == MISSING
+            mine &= (self._rounds["num_draft_tokens"] == 0) & is_alone
         found: list[int] = self._rounds["pos0"][mine].tolist()
         return found
 
@@ -176,7 +180,11 @@ class Deviation:
     of these to the next. newest: its token is that of this many positions on; takes_back: it is
     noticed then. steady: all drafted tokens are paired with one row. drift: positions that entries
     are moved by in each round. unseen: entries of this many first positions are missing; window:
-    those further back than this, 0 = none. after: it happens only where the draft before ended so,
+    those further back than this, 0 = none. own: entries of accepted tokens stay as drafting wrote
+    them. forgets: memory is emptied before every draft; frozen: nothing is written after the
+    prompt. drops: the first token of every draft is left out, -1: the newest one put before it.
+    best: a step goes on from the best token of the one before, whatever was drafted.
+    after: it happens only where the draft before ended so,
     one of OUTCOMES, empty = always. other: another text is "instead" of the beginning, "before"
     this one, "next to" it in the same positions, leaves a "gap", or there are its "rows".
     """
@@ -203,13 +211,19 @@ class Deviation:
     stride: int = 1
     unseen: int = 0
     window: int = 0
+    own: bool = False
+    forgets: bool = False
+    frozen: bool = False
+    drops: int = 0
+    best: bool = False
     after: str = ""
     other: str = ""
 
     @property
     def is_of_rows(self) -> bool:
         """Whether it means nothing for a drafter that reads no rows."""
-        return bool(self.row_shift or self.batch or self.steady or self.other == "rows")
+        is_other = self.other == "rows" or self.own
+        return bool(self.row_shift or self.batch or self.steady or is_other)
 
     def follows(self, draft: RecordedDraft | None) -> bool:
         """Whether it happens after this draft."""
@@ -270,6 +284,15 @@ DEVIATIONS = (
     Deviation(SHIFTED, "tokens of one position after", token_shift=1),
     Deviation(SHIFTED, "tokens of one position after, since the prompt", round_shift=1),
 )
+OF_ENGINES = (
+    Deviation(KEPT, "accepted tokens keep entries of its own, not of the target's rows", own=True),
+    Deviation(AHEAD, "the first token of each draft is dropped: one token ahead", drops=1),
+    Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
+    Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),
+    Deviation(BEHIND, "it has not seen what was decoded after the prompt", frozen=True),
+    *DEVIATIONS,
+)
+"""Those, and what other engines may do."""
 Distance = Callable[[RecordedDraft, Sequence[Candidates]], float]
 """How far a recorded draft is from what its rows would have given, from 0."""
 
@@ -361,6 +384,10 @@ class Replay:
             del places[0]
         if how.loses and len(places) > 1:
             del places[-2]
+        if how.frozen:
+            places = [p for p in places[:-1] if p + model.ahead < self._text.starts[0]] + [end]
+        if how.forgets:
+            model.clear()
         entries = self._text.entries(model, places, how, draft.pos0)
         moved = entries.moved(self._offset - how.closes)
         model.write(moved.part(0, len(places) - 1))
@@ -375,16 +402,23 @@ class Replay:
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
         in_place |= bool(then.n_kept) and model.can_cut
         in_place |= how.place < 0 and not model.has_newest  # rows before pos0 are not removed
+        tokens = list(draft.tokens)
+        if how.drops > 0 and (best := model.draft(newest, first, None, 1)):
+            tokens.insert(0, next(iter(best[0])))
         rows = model.draft(
             newest,
             first,
-            draft.tokens,
-            n_drafted,
+            None if how.best else tokens if how.drops >= 0 else tokens[1:],
+            n_drafted + how.drops,
             in_place=in_place,
             steady=how.steady,
             stride=how.stride,
         )
+        if how.drops:
+            rows = rows[1:] if how.drops > 0 else [{self._text.tokens[draft.pos0]: 0.0}, *rows]
         n_true = model.n_true(draft.n_accepted, n_drafted)
+        if how.own or (how.drops and n_true):
+            n_true = 1 + how.own * min(draft.n_accepted, n_drafted - 1)
         if not model.reads_rows and (how.round_shift or how.takes_back):
             n_true = 0  # what was drafted is taken for wrong
         n = end + n_true

@@ -29,6 +29,7 @@ _CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
 _LOOK_S = 0.05
 _MOST_KEPT = 256
 _MOST_BYTES = 1 << 20  # of the file that keeps them
+_LARGE = 1 << 28
 _SETTLED_NS = 2 * 10**9  # since the last change; before, another one may get the same time
 
 
@@ -162,7 +163,9 @@ class ContentHash:
             atexit.unregister(self.cancel)
 
     def _work(self, ready: Callable[[], bool]) -> None:
-        if sys.platform == "linux":  # where a priority can be a thread's own
+        n_bytes = sum(part.stamp.size for _, parts in self._models for part in parts)
+        # small files are soon hashed, and with all processors busy an idle thread never ends
+        if sys.platform == "linux" and n_bytes > _LARGE:  # a priority can be a thread's own there
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while not ready() and not self._hurry.wait(_LOOK_S):

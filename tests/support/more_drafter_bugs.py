@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.batch import UBatch
 from engine.decode import acceptance
-from engine.draft import suffix
+from engine.draft import row_drafter, suffix
 from engine.draft.block_drafter import BlockDrafter
 from engine.draft.draft_eagle3 import DraftEagle3
 from engine.draft.draft_mtp import DraftMtp
@@ -18,6 +19,7 @@ from engine.draft.model_drafter import ModelDrafter
 from engine.draft.ngram_drafter import History, NgramDrafter
 from engine.draft.ngram_simple import NgramSimple
 from engine.draft.row_drafter import RowDrafter
+from engine.draft.suffix_tree import SuffixLimits
 from engine.memory.reuse import LentMemories
 from engine.model import mtp
 from engine.model.taps import TargetRows
@@ -386,6 +388,75 @@ def _longer_ngram(options: RunOptions) -> RunOptions:
     return replace(options, spec=replace(options.spec, ngram_simple=sizes))
 
 
+def _own_cells(patch: Patch, session: Session) -> None:
+    """Cells of accepted tokens stay as drafting wrote them."""
+    alone(patch)
+
+    def keeping(self: RowDrafter, seq: int, pos0: int, tokens: Any, rows: TargetRows) -> None:
+        paired = self._of(seq)
+        there = self._memory.seq_pos_max(seq) + 1 - paired.n_decoded
+        paired.n_decoded += max(0, min(len(tokens) - 1, there)) * bool(pos0)
+        self._memory.seq_rm(seq, paired.n_decoded)
+        paired.write(pos0, tokens, self._taken(rows), rows.hidden)
+
+    for kind in (RowDrafter, DraftEagle3):
+        patch.setattr(kind, "observe", keeping)
+
+
+def _first_dropped(patch: Patch, session: Session) -> None:
+    alone(patch)
+    own = ModelDrafter.draft
+
+    def draft(self: ModelDrafter, requests: Any) -> Any:
+        self.n_max += 1
+        found = own(self, [replace(one, n_max=one.n_max + 1) for one in requests])
+        self.n_max -= 1
+        for one in found:
+            for row in (one.tokens, one.probs, one.top_ids, one.top_probs):
+                del row[:1]
+        return found
+
+    patch.setattr(ModelDrafter, "draft", draft)
+
+
+def _far_steps(patch: Patch, session: Session) -> None:
+    alone(patch)
+    own = row_drafter.single_tokens
+    patch.setattr(row_drafter, "single_tokens", lambda requests, n: own(requests, n + 40))
+
+
+def _emptied(patch: Patch, session: Session) -> None:
+    own = BlockDrafter._inject
+
+    def inject(self: BlockDrafter, seqs: Any) -> None:
+        for seq in seqs:
+            self._memory.attention.seq_rm(seq, 0, -1)
+        own(self, seqs)
+
+    patch.setattr(BlockDrafter, "_inject", inject)
+
+
+def _as_far_as_it_may(patch: Patch, session: Session) -> None:
+    patch.setattr(SuffixLimits, "longest", lambda self, n_match: self.n_max)
+
+
+def _counts_late(run: RunRef) -> None:
+    """Each round has the count of the one before."""
+    rounds = run.store.rounds
+    accepted, drafted = (
+        rounds._arrays[f"num_{name}_tokens"][: len(rounds)] for name in ("accepted_draft", "draft")
+    )
+    mine = drafted > 0
+    accepted[mine] = np.minimum(np.roll(accepted[mine], 1), drafted[mine])
+
+
+def _one_for_any(run: RunRef) -> None:
+    """A round counts one accepted token where there are more."""
+    rounds = run.store.rounds
+    counts = rounds._arrays["num_accepted_draft_tokens"][: len(rounds)]
+    np.minimum(counts, 1, out=counts)
+
+
 MORE_BUGS: dict[str, Bug] = {
     "first token twice": Bug(
         "special tokens", "lacks special", _MODEL, prompt=_twice_first, good_prompt=with_first
@@ -416,5 +487,12 @@ MORE_BUGS: dict[str, Bug] = {
     "sees twelve": Bug("drafter state", "no more than 12", _BLOCKS, _sees_twelve),
     "begins with a mask": Bug("block", "begin with a mask", _BLOCKS, _begins_with_a_mask),
     "favoured token": Bug("candidates", "favoured", ("mtp", "simple"), _favoured),
+    "own cells": Bug("drafter state", "of its own", _ROW, _own_cells),
+    "first dropped": Bug("drafter state", "one token ahead", _MODEL, _first_dropped),
+    "far steps": Bug("positions", "too far", _ROW, _far_steps),
+    "emptied memory": Bug("drafter state", "emptied", _BLOCKS, _emptied),
+    "as far as it may": Bug("candidates", "max_spec_factor", ("suffix",), _as_far_as_it_may),
+    "counts late": Bug("counting", "round before", _MODEL, edit=_counts_late),
+    "one for any": Bug("counting", "fewer accepted", _MODEL, edit=_one_for_any),
     "rounds counted": Bug("counting", "counters", (*_MODEL, "suffix"), edit=_rounds_counted),
 }

@@ -9,7 +9,7 @@ from functools import partial
 
 from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import RecordedDraft
-from engine.observe.drafter_diff.records import FEW
+from engine.observe.drafter_diff.records import FEW, one_for_one
 
 Change = Callable[[Candidates, Sequence[int]], Candidates]
 """What a mistake makes of the candidates of a row, best first, after these tokens of text and
@@ -76,12 +76,12 @@ def observed(
         more = f" and {len(never) - 1} others are" if len(never) > 1 else " is"
         about = f"token {shown(token)}{more} never drafted: left out of the candidates"
         yield about, partial(_without, never)
-    pairs = [
-        (own, token)
+    both = [
+        pair
         for draft in window
-        for own, token in zip(best.get(draft.round, ()), draft.tokens, strict=False)
-        if own != token
+        for pair in zip(best.get(draft.round, ()), draft.tokens, strict=False)
     ]
+    pairs = [(own, token) for own, token in both if own != token]
     apart = [token - own for own, token in pairs]
     for token, n in Counter(token for _, token in pairs).most_common(1):
         if n >= max(FEW, _SHOWS_SHIFT * len(pairs)):
@@ -92,7 +92,7 @@ def observed(
         if n >= max(FEW, _SHOWS_SHIFT * len(apart)):
             about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong map of ids"
             yield about, partial(_moved, shift)
-    if names := _names(window, best):
+    if names := one_for_one(both):
         about = "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
         yield about, partial(_renamed, names)
 
@@ -100,21 +100,6 @@ def observed(
 def any_of_ten(row: Candidates, _: Sequence[int]) -> Candidates:
     """All of the ten best as good as the best."""
     return dict.fromkeys([*row][:10], 0.0)
-
-
-def _names(window: Sequence[RecordedDraft], best: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Of each id of right drafts the one that was drafted in its place; empty where it is not
-    always the same one."""
-    found: dict[int, set[int]] = {}
-    n = 0
-    for draft in window:
-        for own, token in zip(best.get(draft.round, ()), draft.tokens, strict=False):
-            found.setdefault(own, set()).add(token)
-            n += 1
-    names = {own: min(tokens) for own, tokens in found.items()}
-    is_map = all(len(tokens) == 1 for tokens in found.values()) and n > 2 * len(names)
-    changed = sum(own != token for own, token in names.items())
-    return names if is_map and changed >= FEW else {}
 
 
 def _renamed(names: Mapping[int, int], row: Candidates, _: Sequence[int]) -> Candidates:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.analysis.acceptance.counts import fisher_less
-from engine.errors import OptionError
+from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.records import (
     ROWS,
@@ -30,6 +30,7 @@ from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, paired, s
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
+    from engine.observe.rescoring.identity import Identity
     from engine.session import Session
 
 _MOST_PAIRS = 8
@@ -77,12 +78,14 @@ def drafter_diff(
     """Compare two runs. session: the target with the drafter, to make drafts again. handed: of
     each run the rows that its target gave the drafter, where they are known (LlamaSource). Raises
     OptionError for a run without rounds, and what the models' passes raise."""
+    known: tuple[Identity, ...] = ()
     if session is not None:
         from engine.observe.rescoring.identity import identify
         from engine.observe.rescoring.rescore import check_same
 
-        for run in (a, b):
-            check_same(identify(session, run.facts))
+        known = tuple(identify(session, run.facts) for run in (a, b))
+        for one in known:
+            check_same(one)
     sides = sides_of("A", a, session), sides_of("B", b, session)
     names = [side[0].drafters for side in sides]
     if all(names) and not {*names[0]} & {*names[1]}:
@@ -91,10 +94,8 @@ def drafter_diff(
             "Record both with one; `draftscope acceptance A B` compares what came of two.",
         )
     pairs = paired(*sides)[:_MOST_PAIRS]
-    return DrafterDiff(
-        tuple(_pair(one, other, session, cancelled, handed) for one, other in pairs),
-        session is not None,
-    )
+    found = [_pair(*pair, session, cancelled, handed, known) for pair in pairs]
+    return DrafterDiff(tuple(found), session is not None)
 
 
 def _pair(
@@ -103,6 +104,7 @@ def _pair(
     session: Session | None,
     cancelled: Callable[[], bool],
     handed: Sequence[np.ndarray | None],
+    known: Sequence[Identity],
 ) -> PairDiff:
     causes: list[Cause] = []
     contexts = same_contexts(a, b)
@@ -111,26 +113,31 @@ def _pair(
     judged: list[str] = []
     missing: list[Missing] = []
     if session is not None:
-        for side, rows in zip((a, b), handed, strict=True):
-            if side.prompt is not None and side.has_ids and side.n_prompt < LONGEST_TEXT:
-                if side.looks_up:
-                    continue
-                if side.draws:
-                    missing.append(_DRAWN._replace(fact=_DRAWN.fact.format(side.name)))
-                    continue
-                from engine.observe.drafter_diff.redraft import Redrafter
+        from engine.observe.rescoring.identity import SAME, is_observed
 
-                redrafter = Redrafter(session, side, cancelled)
-                if (other := redrafter.other_model) is not None:
-                    missing.append(other)
-                    continue
-                judged.append(side.name)
-                found = redrafter.cause()
-                seen = None if rows is None else redrafter.rows_cause(rows)
-                if seen is not None and found is not None and found.stage == ROWS:
-                    found, seen = replace(found, about=seen.about, place=seen.place), None
-                causes += filter(None, [seen])
-                causes += filter(None, (found, redrafter.lossy_rule(), redrafter.stale_choice()))
+        for side, rows, identity in zip((a, b), handed, known, strict=True):
+            is_known = side.has_ids and side.prompt is not None and side.n_prompt < LONGEST_TEXT
+            if side.looks_up or not is_known:
+                continue
+            if side.draws:
+                missing.append(_DRAWN._replace(fact=_DRAWN.fact.format(side.name)))
+                continue
+            from engine.observe.drafter_diff.redraft import Redrafter
+
+            redrafter = Redrafter(session, side, cancelled)
+            other = None if identity.verdict == SAME else redrafter.other_model
+            if other is not None and not is_observed(side.run.facts):
+                raise UnsupportedModelError(*other)
+            if other is not None:
+                missing.append(other)
+                continue
+            judged.append(side.name)
+            found = redrafter.cause()
+            seen = None if rows is None else redrafter.rows_cause(rows)
+            if seen is not None and found is not None and found.stage == ROWS:
+                found, seen = replace(found, about=seen.about, place=seen.place), None
+            rules = redrafter.lossy_rule(), redrafter.stale_choice()
+            causes += filter(None, (seen, found, *rules))
     for side, partner in ((a, b), (b, a)):
         if side.looks_up and side.prompt is not None:
             from engine.observe.drafter_diff.looked_up import LookedUp
@@ -148,7 +155,7 @@ def _pair(
     elif not a.looks_up:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
-    causes += filter(None, (sampler_cause(a, b), rule_cause(a, b), rule_cause(b, a)))
+    causes += filter(None, (sampler_cause(a, b), rule_cause(a), rule_cause(b)))
     causes += filter(None, map(counting_cause, (a, b)))
     missing += _missing(a, b, contexts, session)
     if not (causes or contexts or len(judged) == 2):
@@ -156,16 +163,10 @@ def _pair(
         raise OptionError(f"A and B cannot be compared: {fact.fact}", fact.remedy)
     counts = a.counts, b.counts
     chances = [fisher_less(*one, *other) for one, other in (counts, counts[::-1])]
-    return PairDiff(
-        a.seq_id,
-        b.seq_id,
-        *counts,
-        min(1.0, 2 * min(chances)),
-        len(contexts),
-        sum(n_equal(*pair) is None for pair in contexts),
-        tuple(sorted(causes, key=lambda cause: cause.rank)),
-        tuple(missing),
-    )
+    chance, same = min(1.0, 2 * min(chances)), sum(n_equal(*pair) is None for pair in contexts)
+    ordered = tuple(sorted(causes, key=lambda cause: cause.rank))
+    head = a.seq_id, b.seq_id, *counts
+    return PairDiff(*head, chance, len(contexts), same, ordered, tuple(missing))
 
 
 _SETTINGS = Missing(
@@ -178,6 +179,10 @@ _DRAWN = Missing(
 )
 
 
+_IDS = (
+    "Record it through /completion (`draftscope observe URL -p TEXT --trace DIR`), or with a log "
+    "of -lv 5."
+)
 _TOLD = "A llama-server log of -lv 5 with LLAMA_TRACE=1"
 
 
@@ -190,31 +195,23 @@ def _missing(
         remedy = f"{_TOLD} has them: join it (--log)."
         if source and source.engine != "llama-server":
             remedy = f"{source.engine} does not tell them; a{_TOLD[1:]} would."
+        name = side.name
+        lacks = any(len(draft.tokens) < draft.n_drafted for draft in side.drafts)
         if not side.ids:
-            yield Missing(
-                f"{side.name} has no token ids, so drafts cannot be compared.",
-                "Record it through /completion (`draftscope observe URL -p TEXT --trace DIR`), or "
-                "with a log of -lv 5.",
-            )
+            yield Missing(f"{name} has no token ids, so drafts cannot be compared.", _IDS)
         elif not side.has_ids:
-            yield Missing(f"{side.name} has no ids of drafted tokens.", remedy)
-        elif any(len(draft.tokens) < draft.n_drafted for draft in side.drafts) and not side.draws:
-            yield Missing(
-                f"{side.name} lacks ids of rejected tokens, so only accepted ones are compared.",
-                remedy,
-            )
+            yield Missing(f"{name} has no ids of drafted tokens.", remedy)
+        elif lacks and not side.draws:
+            fact = f"{name} lacks ids of rejected tokens, so only accepted ones are compared."
+            yield Missing(fact, remedy)
         if side.prompt is None:
             yield Missing(
-                f"The prompt's ids are not known in {side.name}.",
+                f"The prompt's ids are not known in {name}.",
                 "Give the model (--model), or send the prompt as ids.",
             )
     if not contexts:
-        yield Missing(
-            "The two never draft after the same text.",
-            "Send both the same prompt at temperature 0.",
-        )
+        fact = "The two never draft after the same text."
+        yield Missing(fact, "Send both the same prompt at temperature 0.")
     if session is None:
-        yield Missing(
-            "Without the model drafts cannot be made again.",
-            "Give it with --model, and the drafter with -md.",
-        )
+        fact = "Without the model drafts cannot be made again."
+        yield Missing(fact, "Give it with --model, and the drafter with -md.")

@@ -4,8 +4,9 @@ rightly and then with one known mistake after the other. No model is needed."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from engine.observe.drafter_diff.records import (
     STATE,
     UNEXPLAINED,
     Cause,
+    place_of,
     signature,
 )
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
@@ -33,6 +35,8 @@ _SHOWINGS = (
     *(showing for showing in SHOWINGS if showing.forgets),
     Showing(BEHIND, "it has not seen the prompt", no_prompt=True),
     Showing(BEHIND, "it has seen the prompt alone, and nothing that was decoded", n_lost=1 << 30),
+    Showing(BEHIND, "it sees what was decoded one round later", late=True),
+    Showing(BEHIND, "it does not learn what was accepted of its drafts", deaf=True),
 )
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
@@ -56,13 +60,17 @@ class LookedUp:
         wrong = _apart(made)
         if len(wrong) < FEW or len(wrong) < _SHARE * len(made):
             return None
-        found = None
-        for showing in _SHOWINGS:
-            left = len(_apart(self._made(showing)))
-            if left < _EXPLAINS * len(wrong):
-                found = f"{showing.about[0].upper()}{showing.about[1:]}."
+        stage, found, least = STATE, None, _EXPLAINS * len(wrong)
+        tries = chain(
+            ((STATE, one.about, one, None) for one in _SHOWINGS),
+            ((CANDIDATES, about, Showing(), own) for about, own in self._other_settings()),
+        )
+        for its_stage, about, showing, options in tries:
+            left = len(_apart(self._made(showing, options)))
+            if left < least:
+                stage, found, least = its_stage, f"{about[0].upper()}{about[1:]}.", left
+            if not least:
                 break
-        stage = STATE
         if found is None:
             drafted = [pair for pair in wrong if pair[0].tokens and pair[1].tokens]
             stage = UNEXPLAINED
@@ -70,24 +78,30 @@ class LookedUp:
                 stage, found = signature(self._side, drafted, made, 0)
             if found is None or stage not in (STATE, CANDIDATES):
                 stage, found = self._by_source(wrong)
-        first = wrong[0][0]
-        return Cause(
-            stage,
-            self._side.name,
-            found,
-            f"round {first.round} at position {first.pos0}",
-            f"{len(wrong)} of {len(made)} drafts are not those of {self._name}",
-            self._counts(one for one, _ in made),
-            self._counts(other for _, other in made),
-        )
+        size = f"{len(wrong)} of {len(made)} drafts are not those of {self._name}"
+        counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
+        return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
+
+    def _other_settings(self) -> Iterator[tuple[str, Any]]:
+        """Options of the drafter with one number changed, and what that is."""
+        spec = DRAFTERS[self._name]
+        own = spec.options_of(self._options.spec)
+        for name in (field.name for field in fields(own) if spec.field):
+            value = getattr(own, name)
+            others: tuple[float, ...] = ()
+            if is_int := type(value) is int:
+                others = (*range(value - 4, value + 5), 1, 2, 2 * value, value // 2, 64)
+            elif type(value) is float:
+                others = (0.0, value / 2, 2 * value, 1.0, 0.1, 0.25, 0.5, 0.75, 1e3)
+            for other in dict.fromkeys(one for one in others if one >= is_int and one != value):
+                about = f"it drafts as with {name} {other:g}, not {value:g}"
+                yield about, replace(own, **{name: other})
 
     def _by_source(self, wrong: Sequence[_Made]) -> tuple[str, str]:
         """Stage and sentence by where the tokens of most wrong drafts come from."""
         (kind, n), *_ = Counter(self._kind(*pair) for pair in wrong).most_common(1)
-        return (
-            STATE if kind == _FOREIGN else CANDIDATES,
-            f"Most likely: {kind} ({n} of {len(wrong)} wrong drafts).",
-        )
+        stage = STATE if kind == _FOREIGN else CANDIDATES
+        return stage, f"Most likely: {kind} ({n} of {len(wrong)} wrong drafts)."
 
     def _kind(self, one: RecordedDraft, right: RecordedDraft) -> str:
         if not one.tokens:
@@ -116,29 +130,24 @@ class LookedUp:
             accepted += self._side.n_confirmed(draft) or 0
         return accepted, drafted
 
-    def _made(self, how: Showing) -> list[_Made]:
-        """Drafts of rounds as recorded and made again, as far as rounds follow each other."""
+    def _made(self, how: Showing, options: Any = None) -> list[_Made]:
+        """Drafts of rounds as recorded and made again, as far as rounds follow each other.
+        options: of the drafter, None for its own."""
         side, text = self._side, self._side.text[:LONGEST_TEXT]
         recorded = {draft.pos0: draft for draft in side.drafts}
         spec = DRAFTERS[self._name]
-        longest = spec.longest(spec.options_of(self._options.spec))
+        options = options or spec.options_of(self._options.spec)
+        longest = spec.longest(options)
+        judged = spec.longest(spec.options_of(self._options.spec))
         own = replace(self._options, faults=())
-        drafter = spec.make(
-            DrafterInputs(
-                side.session.model if side.session else None,  # type: ignore[arg-type]
-                None,
-                spec.options_of(own.spec),
-                1,
-                len(text),
-                own.n_ubatch,
-                False,
-                None,
-                LentMemories(),
-            )
-        )
+        target: Any = side.session.model if side.session else None
+        lent = LentMemories()
+        inputs = DrafterInputs(target, None, options, 1, len(text), own.n_ubatch, False, None, lent)
+        drafter = spec.make(inputs)
         before = side.n_prompt if how.no_prompt else 0
         drafter.begin(0, text[before : side.n_prompt])
         found: list[_Made] = []
+        shown: list[tuple[int, list[int]]] = []
         starts = [at for at in side.starts if side.n_prompt <= at < len(text)]
         for number, pos in enumerate(starts):
             check_cancelled(self._cancelled)
@@ -150,20 +159,22 @@ class LookedUp:
             tokens = made.tokens[:longest]
             if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
                 tokens = tokens[: len(draft.tokens)]
-            if pos + longest + 1 < len(text):
+            if pos + judged + 1 < len(text):
                 tops = [
                     dict(zip(*top, strict=True))
                     for top in zip(made.top_ids, made.top_probs, strict=True)
                 ]
                 again = draft._replace(tokens=tokens, n_drafted=len(tokens), tops=tops)
                 found.append((draft._replace(tops=[]), again))
-            if draft.n_drafted:
+            if draft.n_drafted and not how.deaf:
                 drafter.accept(0, draft.n_accepted, is_other=False)
             stop = pos + draft.n_accepted + 1 - how.n_lost
             kept = text[pos : max(pos, stop)]
             if how.rejected:
                 kept = [text[pos], *draft.tokens]
-            drafter.observe(0, pos - before, kept, _NO_ROWS)
+            shown.append((pos - before, kept))
+            if len(shown) > how.late:
+                drafter.observe(0, *shown.pop(0), _NO_ROWS)
         return found
 
 

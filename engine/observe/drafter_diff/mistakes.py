@@ -15,7 +15,7 @@ import torch
 from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseModel
 from engine.audit.recorded_drafts import (
     CLEAN,
-    DEVIATIONS,
+    OF_ENGINES,
     OUTCOMES,
     SHIFTED,
     Deviation,
@@ -24,7 +24,6 @@ from engine.audit.recorded_drafts import (
     outcomes,
 )
 from engine.model.rope_tables import RopeTables
-from engine.model.taps import TargetRows
 from engine.observe.drafter_diff.candidate_mistakes import (
     Change,
     any_of_ten,
@@ -33,14 +32,16 @@ from engine.observe.drafter_diff.candidate_mistakes import (
     of_map,
 )
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
-from engine.observe.drafter_diff.target_rows import TextRows, mapped, rounded
+from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
-from kernels.norm import rms_norm
 
+_Drafts = Sequence[RecordedDraft]
+_Gives = Callable[[RecordedDraft, Entries, int], bool]
+_GOES_ON = Deviation("", "", best=True)
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
-_FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
 _BASES = (10.0, 0.1, 100.0, 0.01)
-_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
+_FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +89,36 @@ class Mistakes:
         self._session, self._model, self._text, self._target = session, model, text, target
         self._n_ctx, self._shown = n_ctx, shown
 
-    def all(self, window: Sequence[RecordedDraft], first: RecordedDraft) -> Iterator[Guess]:
-        """first: the first draft that is wrong."""
-        at = self._text.drafts.index(first)
+    def all(self, window: _Drafts, wrong: _Drafts) -> Iterator[Guess]:
+        """wrong: the first drafts that are."""
+        at = self._text.drafts.index(wrong[0])
         ends = outcomes(self._text.drafts[at - 1]) if at else ()
         yield from self._of_candidates()
+        yield from self._chosen_alone()
         yield from self._of_rows()
-        yield from self._of_blocks(first)
-        yield from self._of_state("", first)
+        yield from self._of_blocks(wrong)
+        yield from self._of_state("", wrong)
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
         for after in ends:
-            yield from self._of_state(after, first)
+            yield from self._of_state(after, wrong)
         yield from self._of_some_rows()
 
-    def _of_state(self, after: str, wrong: RecordedDraft) -> Iterator[Guess]:
-        for deviation in (*DEVIATIONS, *(() if after else self._unseen(wrong))):
+    def _of_state(self, after: str, wrong: _Drafts) -> Iterator[Guess]:
+        for deviation in (*OF_ENGINES, *(() if after else self._unseen(wrong))):
             which = deviation.batch
-            if (after and which) or (deviation.is_of_rows and not self._model.reads_rows):
+            model = self._model
+            if (after and which) or (deviation.is_of_rows and not model.reads_rows):
+                continue
+            if not model.has_newest and (deviation.own or deviation.drops):
                 continue
             moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
             about = deviation.about + (f", only after {OUTCOMES[after]}" if after else "")
-            guess = self._guess(stage, about, replace(deviation, after=after))
+            guess = self._guess(stage, about, deviation=replace(deviation, after=after))
             if which:
                 for whole in (True, False):
                     text = self._text.in_batches(self._model, which, with_prompt=whole)
@@ -121,79 +126,32 @@ class Mistakes:
             else:
                 yield guess
 
-    def _unseen(self, wrong: RecordedDraft) -> Iterator[Deviation]:
+    def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
         n = self._text.starts[0]
         yield Deviation("", "the drafter has not seen the prompt", unseen=n)
-        for size in (size for size in (1, 2, *_SIZES) if size < n):
+        for size in (size for size in _SIZES if size < n):
             yield Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
         for size in self._windows(wrong):
             yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
+        for what, with_newest in (("drafted tokens are decoded", False), ("drafts are made", True)):
+            moves = [-n, *(by for by in range(-_FARTHEST, _FARTHEST + 1) if abs(by) > 2)]
+            for by in self._fitting(wrong, moves, partial(self._gives_moved, with_newest)):
+                about = f"{what} {abs(by)} positions too {'far' if by > 0 else 'early'}"
+                yield Deviation("", about, place=by * with_newest, step=by)
 
-    def _guess(
-        self,
-        stage: str,
-        about: str,
-        deviation: Deviation = CLEAN,
-        text: DraftedText | None = None,
-        model: DraftModel | None = None,
-        change: Change | None = None,
-    ) -> Guess:
+    def _guess(self, stage: str, about: str, **parts: Any) -> Guess:
         about = f"{about[0].upper()}{about[1:].rstrip('.')}."
-        return Guess(stage, about, deviation, text or self._text, model or self._model, change)
+        right = {"deviation": CLEAN, "text": self._text, "model": self._model}
+        return Guess(stage, about, **{**right, **parts})
 
-    def _with_table(self, table: torch.Tensor | None) -> DraftedText:
-        return replace(self._text, table=table)
+    def _of_table(self, about: str, table: torch.Tensor | None) -> Guess:
+        return self._guess(ROWS, about, text=replace(self._text, table=table))
 
     def _of_rows(self) -> Iterator[Guess]:
-        if self._text.table is None:
-            return
-        model, rows = self._model, self._target.rows
-        zero = model.table(mapped(rows, torch.zeros_like))
-        yield self._guess(ROWS, "the target's rows are zeros", text=self._with_table(zero))
-        for tap in self._target.taps:
-            one = mapped(rows, torch.zeros_like, tap)
-            about = f"rows of layer {tap} are zeros"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(one)))
-        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-            f"about {factor:g} times what they should be": partial(torch.mul, other=factor)
-            for factor in _FACTORS
-        }
-        for n_bits in (2, 3, 4):
-            changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
-        changes["in another order: their halves are exchanged"] = partial(_halves, torch.clone)
-        for what, change in changes.items():
-            text = self._with_table(model.table(mapped(rows, change)))
-            yield self._guess(ROWS, f"the target's rows are {what}", text=text)
-        norm, eps = self._session.model.final_norm
-        last = self._session.config.n_layer if self._target.taps else None
-        if (last is None or last in self._target.taps) and norm is not None:
-            raw = mapped(rows, lambda x: x / norm, last)
-            about = "rows are taken before the target's final norm, not after it"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(raw)))
-            again = mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps), last)
-            about = "the target's final norm is applied twice"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(again)))
-        if not self._target.taps and norm is not None:
-            yield from self._of_layers(norm, eps)
-        if self._target.taps and norm is not None:
-            normed = mapped(rows, lambda x: rms_norm(x.contiguous(), norm, eps))
-            about = "rows of its layers are normed by the target's final norm"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(normed)))
-        for by in (1, -1):
-            taps, n_layer = self._target.taps, self._session.config.n_layer
-            layers = [tap + by for tap in taps]
-            if layers and all(0 <= layer <= n_layer for layer in layers):
-                what = "outputs" if by > 0 else "inputs of the layers before"
-                about = f"rows are of layers one {'on' if by > 0 else 'before'} ({what})"
-                yield self._guess(ROWS, about, text=self._with_table(model.table(rows, layers)))
-            for i, tap in enumerate(taps):
-                if len(taps) > 1 and 0 <= tap + by <= n_layer:
-                    others = [*taps[:i], tap + by, *taps[i + 1 :]]
-                    about = f"rows of layer {tap + by} are in the place of those of layer {tap}"
-                    yield self._guess(ROWS, about, text=self._with_table(model.table(rows, others)))
-        for order in model.orders:
-            about = f"rows of layers {', '.join(map(str, order))}, not {', '.join(map(str, taps))}"
-            yield self._guess(ROWS, about, text=self._with_table(model.table(rows, order)))
+        for about, rows, layers in (
+            self._target.wrong(self._model.orders) if self._model.reads_rows else ()
+        ):
+            yield self._of_table(about, self._model.table(rows, layers))
 
     def _of_some_rows(self) -> Iterator[Guess]:
         """Rows that are wrong in some places alone."""
@@ -213,8 +171,7 @@ class Mistakes:
                 about = f"rows of {where} are {what}"
                 if what == "zeros" and where == "the prompt":
                     about += ", as if they had not been handed over"
-                text = self._with_table(self._model.table(some))
-                yield self._guess(ROWS, about, text=text)
+                yield self._of_table(about, self._model.table(some))
 
     def _places(self) -> dict[str, Collection[int]]:
         """Places of a text that its rows may be wrong in, by what they are."""
@@ -244,14 +201,22 @@ class Mistakes:
             for stretch in (0.0, 0.5, 2.0, 0.25, 4.0):
                 about = f"its rope turns by {stretch:g} times the angles, as with another scaling"
                 yield self._with(POSITIONS, about, _rope=rope.turned(1.0, stretch))
-        norms = {
-            name: x
-            for name, x in own.items()
-            if name.endswith("norm") and isinstance(x, torch.Tensor)
-        }
+        norms = {x: y for x, y in own.items() if x.endswith("norm") and torch.is_tensor(y)}
         for name, weight in norms.items():
             about = f"the weights of its norm `{name.strip('_')}` are left out"
             yield self._with(BLOCK, about, **{name: torch.ones_like(weight)})
+        output, config = own.get("_output"), own.get("config")
+        if getattr(output, "norm", None) is not None:
+            about = "the weights of the norm before its head are left out"
+            guess = self._guess(BLOCK, about, part=output)
+            yield replace(guess, changed={"norm": torch.ones_like(output.norm)})
+        if (before := getattr(config, "norm_before_residual", None)) is not None:
+            about = f"its residual is taken {'before' if before else 'after'} the norm of its rows"
+            yield self._with(BLOCK, about, config=replace(config, norm_before_residual=not before))
+        if own.get("_fuse_norm") is not None:
+            with self._with(ROWS, "unnormed", _fuse_norm=None).applied():
+                table = self._model.table(self._target.rows)
+            yield self._of_table("rows are not normed before they are fused", table)
         for (one, x), (other, y) in pairwise(norms.items()):
             if x.shape == y.shape:
                 about = f"its norms `{one.strip('_')}` and `{other.strip('_')}` are exchanged"
@@ -266,6 +231,10 @@ class Mistakes:
             if (joined := own.get(name)) is not None and self._model.reads_rows:
                 about = "token and row are joined the other way round: halves are exchanged"
                 yield self._with(BLOCK, about, **{name: partial(_halves, joined)})
+        for name in ("_attention", "_ffn"):
+            if (part := own.get(name)) is not None:
+                about = f"its {name.strip('_')} adds nothing"
+                yield self._with(BLOCK, about, **{name: partial(_nothing, part)})
         if own.get("selector") is not None:
             yield self._with(BLOCK, "its selector is left out", selector=None)
         if (markov := own.get("_markov")) is not None:
@@ -286,24 +255,13 @@ class Mistakes:
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
         }
-        for factor in _FACTORS:
+        for factor in FACTORS:
             changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
             guess = self._guess(STATE, f"what a step hands on to the next one is {what}")
             yield replace(guess, part=self._model, changed={"handed_on": change})
 
-    def _of_layers(self, norm: torch.Tensor, eps: float) -> Iterator[Guess]:
-        """Rows of other layers than the last one, normed as its are, or as they are."""
-        for layer, raw in sorted(self._target.rows.taps.items(), reverse=True):
-            if raw.shape != self._target.rows.hidden.shape:
-                continue
-            what = f"layer {layer - 1}" if layer else "the embedding"
-            for how, x in (("", rms_norm(raw.contiguous(), norm, eps)), (" without a norm", raw)):
-                table = self._model.table(TargetRows(x))
-                about = f"rows are of {what}{how}, not of the last layer"
-                yield self._guess(ROWS, about, text=self._with_table(table))
-
-    def _of_rejected(self, window: Sequence[RecordedDraft]) -> Iterator[Guess]:
+    def _of_rejected(self, window: _Drafts) -> Iterator[Guess]:
         table = self._text.table
         if table is None:
             return
@@ -327,13 +285,11 @@ class Mistakes:
             for last, later in partial:
                 if (own := rejected.get(last.round)) is not None:
                     stale[model.newest_row(later.pos0)] = own[index(last.n_accepted)]
-            about = f"after a rejection the newest row is {what}"
-            yield self._guess(ROWS, about, text=self._with_table(stale))
+            yield self._of_table(f"after a rejection the newest row is {what}", stale)
         stale = table.clone()
         for last, later in partial:
             stale[model.newest_row(later.pos0)] = stale[model.newest_row(last.pos0)]
-        about = "after a rejection the row of the round before stays"
-        yield self._guess(ROWS, about, text=self._with_table(stale))
+        yield self._of_table("after a rejection the row of the round before stays", stale)
         left = {}
         for last, later in partial:
             if (own := rejected.get(last.round)) is not None:
@@ -347,61 +303,79 @@ class Mistakes:
         about = "rows of rejected tokens stay in its memory for the next draft"
         yield replace(self._guess(STATE, about), left=left)
 
-    def _of_blocks(self, wrong: RecordedDraft) -> Iterator[Guess]:
-        if not isinstance(self._model, BlockModel):
+    def _of_blocks(self, wrong: _Drafts) -> Iterator[Guess]:
+        model = self._model
+        if not isinstance(model, BlockModel):
             return
-        config, tokenizer = self._model.config, self._session.tokenizer
-        n_vocab = self._session.config.n_vocab
-        others = [0, tokenizer.eos_id, tokenizer.bos_id, config.mask_token + 1]
-        others += [config.mask_token - 1, n_vocab - 1]
-        for mask in (*dict.fromkeys(others), *self._masks(wrong)):
-            if mask is not None and mask != config.mask_token and 0 <= mask < n_vocab:
-                about = f"masks are token {mask}, not {config.mask_token}"
-                yield self._guess(BLOCK, about, model=self._block(mask=mask))
-        about = "blocks begin with a mask, not with the newest token"
-        yield self._guess(BLOCK, about, model=self._block(anchored=False))
-        about = "masks are the newest token again"
-        yield self._guess(BLOCK, about, model=self._block(mask=-1))
-        lengths = (config.block_size, self._model.n_block + 1, self._model.n_block - 1)
-        for length in dict.fromkeys(lengths):
-            if length != self._model.n_block and length > self._model.first:
-                about = f"blocks have {length} rows, not {self._model.n_block}"
-                yield self._guess(BLOCK, about, model=self._block(n_block=length))
-        sees = "rows do not see" if config.causal is False else "rows see"
-        about = f"block {sees} those after them"
-        yield self._guess(BLOCK, about, model=self._block(flipped=True))
-        for first in (self._model.first + 1, self._model.first - 1):
-            if first >= 0:
-                about = f"tokens are taken from row {first} of a block on, not {self._model.first}"
-                for more in (0, 1)[: 1 + (first > self._model.first)]:
-                    model = self._block(n_block=self._model.n_block + more, first=first)
-                    yield self._guess(BLOCK, about, model=model)
+        n, first, mask = model.n_block, model.first, model.mask
+        found: dict[str, dict[str, Any]] = {}
+        tokenizer, n_vocab = self._session.tokenizer, self._session.config.n_vocab
+        others = [0, tokenizer.eos_id, tokenizer.bos_id, mask + 1, mask - 1, n_vocab - 1]
+        for other in (*others, *self._masks(wrong)):
+            if other is not None and other != mask and 0 <= other < n_vocab:
+                found[f"masks are token {other}, not {mask}"] = {"mask": other}
+        found["blocks begin with a mask, not with the newest token"] = {"anchored": False}
+        found["masks are the newest token again"] = {"mask": -1}
+        for length in (model.config.block_size, n + 1, n - 1):
+            if length != n and length > first:
+                found[f"blocks have {length} rows, not {n}"] = {"n_block": length}
+        sees = "rows do not see" if model.config.causal is False else "rows see"
+        found[f"block {sees} those after them"] = {"flipped": True}
+        if any(model.config.windows):
+            found["its windows are left out: a block sees all of the context"] = {"unbound": True}
+        for other in (first + 1, first - 1):
+            about = f"tokens are taken from row {other} of a block on, not {first}"
+            if other >= 0:
+                found[about] = {"first": other}
+            if other > first:
+                found[f"{about}, and blocks are a row longer"] = {"first": other, "n_block": n + 1}
+        found["all rows of a block are in one position"] = {"apart": 0}
+        found["rows of a block are two positions apart"] = {"apart": 2}
+        for about, changed in found.items():
+            stage = POSITIONS if "apart" in changed else BLOCK
+            yield self._guess(stage, about, model=self._block(**changed))
 
-    def _masks(self, wrong: RecordedDraft) -> Iterator[int]:
-        """Tokens that give a wrong draft as masks, from a right state."""
+    def _masks(self, wrong: _Drafts) -> list[int]:
+        """Tokens that give wrong drafts as masks, from a right state."""
         model = self._model
         assert isinstance(model, BlockModel)
-        own, newest = model.mask, self._right_before(wrong)
+        own = model.mask
+
+        def gives(draft: RecordedDraft, newest: Entries, mask: int) -> bool:
+            model.mask = mask
+            return mask != own and self._gives(draft, newest)
+
         start = max(0, own - _MOST_MASKS // 2)
         try:
-            for model.mask in range(start, min(start + _MOST_MASKS, self._session.config.n_vocab)):
-                if model.mask != own and self._gives(wrong, newest):
-                    found, model.mask = model.mask, own
-                    yield found
+            stop = min(start + _MOST_MASKS, self._session.config.n_vocab)
+            return self._fitting(wrong, range(start, stop), gives)
         finally:
             model.mask = own
 
-    def _windows(self, wrong: RecordedDraft) -> Iterator[int]:
-        """How many tokens back a drafter sees that makes a wrong draft, from a right state."""
-        model, newest = self._model, self._right_before(wrong)
-        if not model.can_cut:
-            return
-        found = []
-        for size in range(min(wrong.pos0, _LONGEST_WINDOW) - 1, 0, -1):
-            model.cut(0, wrong.pos0 - size)
-            if self._gives(wrong, newest):
-                found.append(size)
-        yield from found
+    def _windows(self, wrong: _Drafts) -> list[int]:
+        """How many tokens back a drafter sees that makes wrong drafts, from a right state."""
+        if not self._model.can_cut:
+            return []
+
+        def gives(draft: RecordedDraft, newest: Entries, size: int) -> bool:
+            self._model.cut(0, max(0, draft.pos0 - size))
+            return size < draft.pos0 and self._gives(draft, newest)
+
+        return self._fitting(wrong, range(_LONGEST_WINDOW, 0, -1), gives)
+
+    def _gives_moved(self, whole: bool, draft: RecordedDraft, newest: Entries, by: int) -> bool:
+        first = newest.positions[0] + by
+        if (not self._model.has_newest and not whole) or first < 0:
+            return False
+        return self._gives(draft, newest.moved(by) if whole else newest, first + 1)
+
+    def _fitting(self, wrong: _Drafts, values: Sequence[int], gives: _Gives) -> list[int]:
+        """The values with which all these drafts are made, a few at most."""
+        found = list(values)
+        for draft in wrong[:_SHOWN_BY]:
+            newest = self._right_before(draft)
+            found = [value for value in found if gives(draft, newest, value)]
+        return found[:_MOST_FITTING]
 
     def _right_before(self, draft: RecordedDraft) -> Entries:
         """Write what is to be in memory with a draft; the entry that it goes on from."""
@@ -410,29 +384,18 @@ class Mistakes:
         model.write(self._text.entries(model, range(end), CLEAN, draft.pos0))
         return self._text.entries(model, [end], CLEAN, draft.pos0)
 
-    def _gives(self, draft: RecordedDraft, newest: Entries) -> bool:
-        """Whether the memory as it is gives a draft."""
-        first = newest.positions[0] + 1
+    def _gives(self, draft: RecordedDraft, newest: Entries, first: int | None = None) -> bool:
+        """Whether the memory as it is gives a draft. first: position of its first token."""
+        first = newest.positions[0] + 1 if first is None else first
         rows = self._model.draft(newest, first, draft.tokens, len(draft.tokens))
         best = [next(iter(row), -1) for row in rows]
         return best == draft.tokens[: len(best)]
 
-    def _block(
-        self,
-        mask: int | None = None,
-        n_block: int | None = None,
-        first: int | None = None,
-        *,
-        flipped: bool = False,
-        anchored: bool = True,
-    ) -> BlockModel:
-        own = self._model
-        assert isinstance(own, BlockModel)
-        made = own.like(self._n_ctx, flipped=flipped)
-        made.anchored = anchored
-        made.mask = own.mask if mask is None else mask
-        made.n_block = own.n_block if n_block is None else n_block
-        made.first = own.first if first is None else first
+    def _block(self, flipped: bool = False, unbound: bool = False, **changed: Any) -> BlockModel:
+        assert isinstance(self._model, BlockModel)
+        made = self._model.like(self._n_ctx, flipped=flipped, unbound=unbound)
+        for name, value in changed.items():
+            setattr(made, name, value)
         return made
 
     def _of_candidates(self) -> Iterator[Guess]:
@@ -443,11 +406,15 @@ class Mistakes:
         for about, change in of_choice():
             yield self._guess(CANDIDATES, about, change=change)
 
+    def _chosen_alone(self) -> Iterator[Guess]:
+        """Wrong candidates that the next step knows nothing of: it goes on from the best one."""
+        if isinstance(self._model, StepwiseModel):
+            for guess in self._of_candidates():
+                about = f"{guess.about.rstrip('.')}, and the next step goes on from the right one."
+                yield replace(guess, about=about, deviation=_GOES_ON)
+
     def vague(
-        self,
-        window: Sequence[RecordedDraft],
-        best: Mapping[int, Sequence[int]],
-        above: Mapping[int, int],
+        self, window: _Drafts, best: Mapping[int, Sequence[int]], above: Mapping[int, int]
     ) -> Iterator[Guess]:
         """What explains a part of anything, after all else. best, above: see `observed`."""
         drafts = self._text.drafts
@@ -455,10 +422,11 @@ class Mistakes:
             stage = ROWS if about.endswith("NaN") else CANDIDATES
             yield self._guess(stage, about, change=change)
 
-    def drawn(self) -> Guess:
+    def drawn(self) -> Iterator[Guess]:
         """What many a mistake looks like, and which is left where no other does."""
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
-        return self._guess(CANDIDATES, about, change=any_of_ten)
+        for deviation in (CLEAN, _GOES_ON):
+            yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
 
 
 def _where(
@@ -470,6 +438,10 @@ def _where(
 def _halves(own: Callable[..., torch.Tensor], x: torch.Tensor, *more: Any, **options: Any) -> Any:
     """What a layer makes of two rows side by side, put in the other order."""
     return own(x.roll(x.shape[-1] // 2, -1), *more, **options)
+
+
+def _nothing(own: Callable[..., torch.Tensor], *args: Any, **options: Any) -> torch.Tensor:
+    return own(*args, **options) * 0
 
 
 def _no_chain(

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -67,6 +67,11 @@ class Cause:
     def rank(self) -> int:
         """Place of its stage in the order of causes."""
         return STAGES.index(self.stage)
+
+
+def place_of(draft: RecordedDraft) -> str:
+    """A draft for messages."""
+    return f"round {draft.round} at position {draft.pos0}"
 
 
 class Missing(NamedTuple):
@@ -204,16 +209,9 @@ def draft_causes(
     low = 0 if recorded[0][0] * recorded[1][1] < recorded[1][0] * recorded[0][1] else 1
     side = (a, b)[low]
     stage, about = signature(side, differ, known, low)
-    first = differ[0][low]
-    yield Cause(
-        stage,
-        side.name,
-        about,
-        f"round {first.round} at position {first.pos0}",
-        f"{len(differ)} of {len(known)} drafts at the same contexts differ",
-        recorded[low],
-        recorded[1 - low],
-    )
+    size = f"{len(differ)} of {len(known)} drafts at the same contexts differ"
+    counts = recorded[low], recorded[1 - low]
+    yield Cause(stage, side.name, about, place_of(differ[0][low]), size, *counts)
 
 
 def signature(
@@ -227,10 +225,8 @@ def signature(
     n = len(differ)
     ids = {token for draft in mine for token in draft.tokens}
     if len(ids) == 1 and len({token for draft in theirs for token in draft.tokens}) > 1:
-        return ROWS, (
-            f"All its drafts are of token {side.shown(ids.pop())} alone, as from rows or logits "
-            "that are not numbers."
-        )
+        token = side.shown(ids.pop())
+        return ROWS, f"All its drafts are of token {token} alone: rows or logits are NaN."
     ahead = sum(_is_moved(one, other) for one, other in zip(mine, theirs, strict=True))
     if ahead > 0.8 * n:
         return STATE, "Its drafts are the other's from the second token on: one token ahead."
@@ -239,7 +235,7 @@ def signature(
         return STATE, "Its drafts are the other's, one token late."
     if about := _by_rank(mine, theirs):
         return CANDIDATES, about
-    if about := _by_map(mine, theirs):
+    if not side.looks_up and (about := _by_map(mine, theirs)):
         return CANDIDATES, about
     before = {draft.round: last for last, draft in pairwise(side.drafts)}
     groups = Counter[tuple[bool, bool]]()
@@ -252,13 +248,12 @@ def signature(
         return ROWS, "Only drafts after a rejection differ: stale rows or a state not rolled back."
     if all((n_equal(*pair) or 0) > 0 for pair in differ):
         in_blocks = any("flash" in one or "spark" in one for one in side.drafters)
-        return BLOCK if in_blocks else ROWS, (
-            "First tokens are equal and later ones differ: what later steps or rows of a block "
-            "read."
+        about = (
+            "First tokens are equal, later ones differ: what later steps or rows of blocks read."
         )
-    return UNEXPLAINED, (
-        "Drafts at the same contexts differ; without the model it cannot be known why."
-    )
+        return BLOCK if in_blocks else ROWS, about
+    about = "Drafts at the same contexts differ; without the model it cannot be known why."
+    return UNEXPLAINED, about
 
 
 def _is_moved(one: RecordedDraft, other: RecordedDraft) -> bool:
@@ -283,61 +278,61 @@ def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> 
 
 def _by_map(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
     """Whether one id stands for another wherever that is drafted."""
-    found: dict[int, set[int]] = {}
-    for one, other in zip(mine, theirs, strict=True):
-        at = n_equal(one, other) or 0
-        found.setdefault(other.tokens[at], set()).add(one.tokens[at])
-    n = sum(len(targets) for targets in found.values())
-    if len(found) >= FEW and n == len(found) and len(mine) > 2 * n:
+    places = [n_equal(*pair) or 0 for pair in zip(mine, theirs, strict=True)]
+    drafts = zip(mine, theirs, places, strict=True)
+    if one_for_one([(other.tokens[at], one.tokens[at]) for one, other, at in drafts]):
         return "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
     return ""
+
+
+def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Of each id of right drafts the one that was drafted in its place; empty where that is not
+    always the same one, or too few show it."""
+    names = dict(pairs)
+    changed = sum(own != token for own, token in names.items())
+    is_map = all(names[own] == token for own, token in pairs) and len(pairs) > 2 * len(names)
+    return names if is_map and changed >= FEW else {}
 
 
 def settings_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     """Whether look-ups are set otherwise in two runs of this engine, and draft otherwise after the
     same text."""
-    options = [side.run.facts.options for side in (a, b)]
+    options = a.run.facts.options, b.run.facts.options
     if a.drafters != b.drafters or not a.looks_up or None in options:
         return None
     spec = DRAFTERS[a.drafters[0]]
-    own = [spec.options_of(one.spec) for one in options if one is not None]
-    names = [one.name for one in fields(own[0])]
-    said = [
-        f"{name} {getattr(own[0], name)} in A, {getattr(own[1], name)} in B"
-        for name in names
-        if getattr(own[0], name) != getattr(own[1], name)
-    ]
+    mine, theirs = (asdict(spec.options_of(one.spec)) for one in options if one is not None)
+    differ = [name for name in mine if mine[name] != theirs[name]]
+    said = [f"{name} {mine[name]} in A, {theirs[name]} in B" for name in differ]
     n_same = _n_common(a, b)
     both = sorted(at for at in {*a.starts} & {*b.starts} if at < n_same)
     tokens = [{draft.pos0: draft.tokens for draft in side.drafts} for side in (a, b)]
     wrong = [at for at in both if tokens[0].get(at) != tokens[1].get(at)]
     if not said or len(wrong) < FEW:
         return None
-    return Cause(
-        CANDIDATES,
-        "",
-        f"{spec.name} is set otherwise: {'; '.join(said)}.",
-        f"position {wrong[0]}",
-        f"{len(wrong)} of {len(both)} rounds after the same text draft otherwise",
-    )
+    about = f"{spec.name} is set otherwise: {'; '.join(said)}."
+    size = f"{len(wrong)} of {len(both)} rounds after the same text draft otherwise"
+    return Cause(CANDIDATES, "", about, f"position {wrong[0]}", size)
 
 
 def length_causes(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Iterator[Cause]:
     """Drafts that are equal as far as both go, and not equally long."""
-    longest = [max(draft.n_drafted for draft in side.drafts) for side in (a, b)]
+    beyond = a.n_beyond, b.n_beyond
+    lengths = [Counter(d.n_drafted - side.n_beyond for d in side.drafts) for side in (a, b)]
+    longest = [max(found) for found in lengths]
     # near its end the limit of tokens may keep a draft short
     end = min(len(a.text) - longest[0], len(b.text) - longest[1]) - 2
-    whole = [pair for pair in pairs if pair[0].n_drafted != pair[1].n_drafted]
-    whole = [pair for pair in whole if pair[0].pos0 < end]
-    n_full = [
-        [draft.n_drafted for draft in side.drafts].count(n)
-        for side, n in zip((a, b), longest, strict=True)
+    yield from _dropped(a, b, end)
+    whole = [
+        (one, other)
+        for one, other in pairs
+        if one.n_drafted - beyond[0] != other.n_drafted - beyond[1] and one.pos0 < end
     ]
-    is_set = all(
-        2 * n > len(side.drafts) >= _SHOWS_LENGTH and not side.looks_up
-        for n, side in zip(n_full, (a, b), strict=True)
+    n_full = [found[n] for found, n in zip(lengths, longest, strict=True)]
+    is_set = not (a.looks_up or b.looks_up) and all(
+        2 * n > found.total() >= _SHOWS_LENGTH for n, found in zip(n_full, lengths, strict=True)
     )
     if len(whole) < max(FEW, _SHARE * len(pairs)):
         if is_set and longest[0] != longest[1]:
@@ -358,15 +353,23 @@ def length_causes(
             "another p_min."
         )
     recorded = _sums(pair[1] for pair in whole), _sums(pair[0] for pair in whole)
-    first = whole[0][1]
-    yield Cause(
-        CANDIDATES,
-        "",
-        about,
-        f"round {first.round} at position {first.pos0}",
-        f"{len(whole)} of {len(pairs)} equal drafts have other lengths",
-        *recorded,
-    )
+    size = f"{len(whole)} of {len(pairs)} equal drafts have other lengths"
+    yield Cause(CANDIDATES, "", about, place_of(whole[0][1]), size, *recorded)
+
+
+def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
+    """Rounds in which one drafts nothing and the other a short draft."""
+    stop = min(_n_common(a, b), end)
+    for side, other in ((a, b), (b, a)):
+        none = [d for d in other.drafts if d.pos0 < stop and d.pos0 in {*side.plain}]
+        if side.looks_up or len(none) < FEW:
+            continue
+        lost = max(draft.n_drafted for draft in none)
+        about = f"{side.name} drafts nothing where {other.name} does"
+        if lost < min(draft.n_drafted for draft in side.drafts):
+            about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"
+        size = f"{len(none)} rounds after the same text"
+        yield Cause(CANDIDATES, "", f"{about}.", f"position {none[0].pos0}", size)
 
 
 def _sums(drafts: Iterator[RecordedDraft]) -> Counts:
@@ -383,31 +386,24 @@ def _confirmed(side: DraftSide) -> list[tuple[RecordedDraft, int]]:
     return [(draft, n) for draft, n in judged if n is not None]
 
 
-def rule_cause(side: DraftSide, other: DraftSide) -> Cause | None:
+def rule_cause(side: DraftSide) -> Cause | None:
     """Whether fewer drafted tokens were accepted than the text confirms."""
     known = _confirmed(side)
-    short = [(draft, n) for draft, n in known if draft.n_accepted < n]
+    short = [(draft, n) for draft, n in known if draft.n_accepted < n != side.advance(draft)]
     if len(short) < FEW or len(short) < _SHARE * len(known):
         return None
+    n = max(draft.n_accepted for draft, _ in known)
     if side.run.facts.synthetic or side.run.facts.draft_accept:
         about = "Drafted tokens are accepted by chance or by a script, not by the target."
     elif all(draft.n_accepted == n - 1 == draft.n_drafted - 1 for draft, n in short):
         about = "The last token of a draft is never accepted, though the text has it there."
-    elif len({draft.n_accepted for draft, _ in short}) == 1:
-        n = short[0][0].n_accepted
+    elif all(draft.n_accepted == n for draft, _ in short):
         about = f"No more than {n} drafted token{'s' * (n != 1)} are ever accepted."
     else:
         about = "Drafted tokens are rejected that the target chose itself: a stricter rule."
-    first = short[0][0]
-    return Cause(
-        RULE,
-        side.name,
-        about,
-        f"round {first.round} at position {first.pos0}",
-        f"{len(short)} of {len(known)} rounds",
-        _sums(draft for draft, _ in known),
-        (sum(n for _, n in known), sum(draft.n_drafted for draft, _ in known)),
-    )
+    size, recorded = f"{len(short)} of {len(known)} rounds", _sums(draft for draft, _ in known)
+    mended = sum(n for _, n in known), recorded[1]
+    return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended)
 
 
 def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
@@ -442,35 +438,43 @@ def counting_cause(side: DraftSide) -> Cause | None:
     """Whether accepted tokens are counted that the text does not confirm, or counters disagree with
     the rounds."""
     judged = _confirmed(side)
-    more = [(draft, n) for draft, n in judged if draft.n_accepted > n]
+    wrong = [
+        (draft, n)
+        for draft, n in judged
+        if draft.n_accepted > n or draft.n_accepted < n == side.advance(draft)
+    ]
     recorded = _sums(draft for draft, _ in judged)
     mended = sum(min(n, draft.n_drafted) for draft, n in judged), recorded[1]
     again = [(one, other) for one, other in pairwise(side.drafts) if one.pos0 == other.pos0]
     if len(again) >= FEW:
         replays = {id(two) for _, two in again}
-        return Cause(
-            COUNTING,
-            side.name,
-            "Replays of accepted tokens after a restore are counted as rounds of their own.",
-            f"round {again[0][1].round} at position {again[0][1].pos0}",
-            f"{len(again)} of {len(side.drafts)} rounds",
-            side.counts,
-            _sums(one for one in side.drafts if id(one) not in replays),
-        )
-    if len(more) >= FEW and len(more) >= _SHARE * len(judged):
-        is_bonus = all(draft.n_accepted == n + 1 for draft, n in more)
-        about = "the target's own token of a round" if is_bonus else "tokens that it did not draft"
-        first = more[0][0]
-        return Cause(
-            COUNTING,
-            side.name,
-            f"It counts {about} as accepted drafted tokens.",
-            f"round {first.round} at position {first.pos0}",
-            f"{len(more)} of {len(judged)} rounds",
-            recorded,
-            mended,
-        )
+        about = "Replays of accepted tokens after a restore are counted as rounds of their own."
+        mended = _sums(one for one in side.drafts if id(one) not in replays)
+        size = f"{len(again)} of {len(side.drafts)} rounds"
+        place = place_of(again[0][1])
+        return Cause(COUNTING, side.name, about, place, size, side.counts, mended)
+    if len(wrong) >= FEW and len(wrong) >= _SHARE * len(judged):
+        about, place = _miscounted(judged, wrong), place_of(wrong[0][0])
+        size = f"{len(wrong)} of {len(judged)} rounds"
+        return Cause(COUNTING, side.name, about, place, size, recorded, mended)
     return _by_counters(side)
+
+
+def _miscounted(
+    judged: Sequence[tuple[RecordedDraft, int]], wrong: Sequence[tuple[RecordedDraft, int]]
+) -> str:
+    """A sentence on rounds whose counts of accepted tokens are not what came of their drafts."""
+    beyond = {draft.n_accepted - n for draft, n in wrong}
+    if beyond == {1}:
+        return "It counts the target's own token of a round as accepted drafted tokens."
+    counted, right = [draft.n_accepted for draft, _ in judged], [n for _, n in judged]
+    for by, which in ((1, "before"), (-1, "after")):
+        moved = [right[i - by] == n for i, n in enumerate(counted) if 0 <= i - by < len(right)]
+        if moved.count(True) >= 0.9 * len(moved):
+            return f"Its counts of accepted tokens are those of the round {which}."
+    if max(beyond) < 0:
+        return "It counts fewer accepted tokens than its rounds go on by."
+    return "It counts tokens that it did not draft as accepted drafted tokens."
 
 
 def _by_counters(side: DraftSide) -> Cause | None:
@@ -488,12 +492,7 @@ def _by_counters(side: DraftSide) -> Cause | None:
         what = "tokens of replays after a rejection"
     else:
         what = "other tokens than its rounds have"
-    return Cause(
-        COUNTING,
-        side.name,
-        f"Its counters have {what}.",
-        "sums at the end of the request",
-        f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds",
-        (theirs[0], theirs[1]),
-        (accepted, drafted),
-    )
+    about, place = f"Its counters have {what}.", "sums at the end of the request"
+    size = f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds"
+    counts = (theirs[0], theirs[1]), (accepted, drafted)
+    return Cause(COUNTING, side.name, about, place, size, *counts)

@@ -36,7 +36,16 @@ from engine.model.families import FAMILIES
 from engine.model.mtp_file import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
 from engine.observe.drafter_diff.mistakes import Guess, Mistakes
-from engine.observe.drafter_diff.records import CANDIDATES, FEW, ROWS, RULE, Cause, Counts, Missing
+from engine.observe.drafter_diff.records import (
+    CANDIDATES,
+    FEW,
+    ROWS,
+    RULE,
+    Cause,
+    Counts,
+    Missing,
+    place_of,
+)
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import PASS, TextRows, what_rows_are
 from engine.observe.drafter_diff.wrong_drafts import (
@@ -52,6 +61,7 @@ from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 
+_Drafts = Sequence[RecordedDraft]
 _MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED, _MOST_VERIFIED = 96, 48, 32, 64
 _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
 """Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
@@ -111,13 +121,9 @@ class Redrafter:
         self._ranks: Ranks = {}
         self._above: Counter[int] = Counter()
         self._drafts = [d for d in map(self._padded, side.drafts) if d is not None]
-        self._text = DraftedText(
-            side.seq_id,
-            side.text,
-            [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt],
-            self._model.table(self._target.rows),
-            self._drafts,
-        )
+        starts = [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt]
+        table = self._model.table(self._target.rows)
+        self._text = DraftedText(side.seq_id, side.text, starts, table, self._drafts)
         self._mistakes = Mistakes(session, self._model, self._text, self._target, n_ctx, side.shown)
         self._chosen = self._target_choices()
 
@@ -177,39 +183,33 @@ class Redrafter:
         wrong = np.flatnonzero(~(apart < _ROWS_APART))
         if len(wrong) < FEW:
             return None
-        what = what_rows_are(found, own, wrong, self._target.rows)
-        return Cause(
-            ROWS,
-            self._side.name,
-            f"Rows that the target hands over are {what}.",
-            f"position {wrong[0]}",
-            f"{len(wrong)} of {len(own)} rows",
-        )
+        about = what_rows_are(found, own, wrong, self._target.rows)
+        about = f"Rows that the target hands over are {about}."
+        size = f"{len(wrong)} of {len(own)} rows"
+        return Cause(ROWS, self._side.name, about, f"position {wrong[0]}", size)
 
     def stale_choice(self) -> Cause | None:
         """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
         after, others = self._own_tokens()
         wrong = [place for place, chosen in after.items() if not chosen]
         n_else = len(others) - others.count(True)
-        if n_else >= max(FEW, _SHARE_ROUNDED * len(others)) and self._is_near:
-            return Cause(
-                RULE,
-                self._side.name,
+        if n_else >= max(FEW, self._share * len(others)) and self._is_near:
+            about = (
                 "The target's own tokens are often not its choice, but another of its best: its "
-                "sampler is set otherwise than is recorded.",
-                f"position {self._side.n_prompt + self._chosen.index(False)}",
-                f"{n_else} of {len(others)} tokens that are neither drafted nor after a rejection",
+                "sampler is set otherwise than is recorded."
             )
+            place = f"position {self._side.n_prompt + self._chosen.index(False)}"
+            size = f"{n_else} of {len(others)} tokens, neither drafted nor after a rejection"
+            return Cause(RULE, self._side.name, about, place, size)
         if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
             return None
-        return Cause(
-            RULE,
-            self._side.name,
+        about = (
             "Tokens after a rejection are not the target's choice: its logits are those of another "
-            "row, or its sampler was not set back.",
-            f"position {self._side.n_prompt + wrong[0]}",
-            f"{len(wrong)} of {len(after)} rejections",
+            "row, or its sampler was not set back."
         )
+        place = f"position {self._side.n_prompt + wrong[0]}"
+        size = f"{len(wrong)} of {len(after)} rejections"
+        return Cause(RULE, self._side.name, about, place, size)
 
     def _own_tokens(self) -> tuple[dict[int, bool], list[bool]]:
         """Of the tokens that were not drafted, whether the target may have chosen them: those after
@@ -235,15 +235,11 @@ class Redrafter:
         drafts = self._side.drafts
         first = next(d for d in drafts if d.pos0 < pos <= d.pos0 + d.n_accepted)
         accepted, n_drafted = self._side.counts
-        return Cause(
-            RULE,
-            self._side.name,
-            "Drafted tokens are accepted that the target does not choose: a lossy rule.",
-            f"round {first.round} at position {pos}",
-            f"{len(wrong)} of {len(places)} accepted tokens",
-            (accepted, n_drafted),
-            (accepted - len(wrong), n_drafted),
-        )
+        about = "Drafted tokens are accepted that the target does not choose: a lossy rule."
+        place = f"round {first.round} at position {pos}"
+        size = f"{len(wrong)} of {len(places)} accepted tokens"
+        counts = (accepted, n_drafted), (accepted - len(wrong), n_drafted)
+        return Cause(RULE, self._side.name, about, place, size, *counts)
 
     def _accepted_places(self) -> set[int]:
         """Indices of emitted tokens that were drafted."""
@@ -288,24 +284,15 @@ class Redrafter:
                 about = f"Most likely: {about[0].lower()}{about[1:]}"
             n_right = sum(distance <= _ROUNDED for distance in left.values())
             size += f"; of {len(window)} made again so, {n_right} are equal"
-        return Cause(
-            stage,
-            self._side.name,
-            about,
-            f"round {first.round} at position {first.pos0}, drafted token {token}",
-            size,
-            recorded,
-            mended,
-        )
+        place = f"{place_of(first)}, drafted token {token}"
+        return Cause(stage, self._side.name, about, place, size, recorded, mended)
 
-    def _window(self, wrong: Sequence[RecordedDraft]) -> Sequence[RecordedDraft]:
+    def _window(self, wrong: _Drafts) -> _Drafts:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))
         start = max(0, first - 16)
         return self._drafts[start : min(fifth + 13, start + _MOST_REPLAYED)]
 
-    def _is_persistent(
-        self, sampled: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]
-    ) -> bool:
+    def _is_persistent(self, sampled: _Drafts, wrong: _Drafts) -> bool:
         rounds = {draft.round for draft in wrong}
         after = [later for last, later in pairwise(sampled) if last.n_accepted < last.n_drafted]
         n_after = sum(draft.round in rounds for draft in after)
@@ -343,7 +330,7 @@ class Redrafter:
 
         return apart
 
-    def _from_the_text(self, drafts: Sequence[RecordedDraft]) -> dict[int, float]:
+    def _from_the_text(self, drafts: _Drafts) -> dict[int, float]:
         """Distances by round of drafts made from a right state each."""
         self._model.clear()
         apart, n, found = self._apart(None), 0, {}
@@ -375,10 +362,7 @@ class Redrafter:
         n_max = max(draft.n_drafted for draft in self._side.drafts)
         stretch = drafts[:_MOST_WALKED]
         stop = stretch[-1].pos0 + stretch[-1].n_accepted + 1
-        recorded = (
-            sum(draft.n_accepted for draft in stretch),
-            sum(draft.n_drafted for draft in stretch),
-        )
+        recorded = sum(d.n_accepted for d in stretch), sum(d.n_drafted for d in stretch)
         self._model.clear()
         at, n, accepted, drafted = stretch[0].pos0, 0, 0, 0
         while at < min(stop, len(text) - 1):
@@ -394,13 +378,7 @@ class Redrafter:
         return recorded, (accepted, drafted)
 
     def _best_guess(
-        self,
-        window: Sequence[RecordedDraft],
-        wrong: Sequence[RecordedDraft],
-        clean: float,
-        *,
-        vague: bool,
-        sure: bool,
+        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool, sure: bool
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between; where drafts are
         sure to be wrong also the one that gives most of them."""
@@ -412,18 +390,13 @@ class Redrafter:
         more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above)
         for guess, share in chain(
-            zip(self._mistakes.all(more, wrong[0]), repeat(_EXPLAINS)),
+            zip(self._mistakes.all(more, wrong), repeat(_EXPLAINS)),
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
             most = min(most, share * clean)
-            replay = Replay(
-                guess.model,
-                guess.text,
-                guess.deviation,
-                distance=self._apart(guess.change),
-                left=guess.left,
-            )
+            apart, what = self._apart(guess.change), (guess.model, guess.text, guess.deviation)
+            replay = Replay(*what, distance=apart, left=guess.left)
             with guess.applied():
                 found = replay.of(window, most if best else max(most, likely))
                 total = sum(found.values())
@@ -442,25 +415,23 @@ class Redrafter:
                 and not (is_late and guess.stage == CANDIDATES)  # it would show in first tokens
             ):
                 second, likely = (guess, found), total
-        if best is None and second[0] is None and vague and len(window) >= _SHOWS_DRAWN:
-            drawn = self._mistakes.drawn()
-            apart = self._apart(drawn.change)
-            found = Replay(drawn.model, drawn.text, CLEAN, distance=apart).of(window)
-            if sum(found.values()) < _EXPLAINS_VAGUE * clean:
-                return drawn, found
+        is_choice = second[0] is None or second[0].stage == CANDIDATES
+        if best is None and is_choice and vague and len(window) >= _SHOWS_DRAWN:
+            for drawn in self._mistakes.drawn():
+                apart = self._apart(drawn.change)
+                found = Replay(drawn.model, drawn.text, drawn.deviation, distance=apart).of(window)
+                if sum(found.values()) < _EXPLAINS_VAGUE * clean:
+                    return drawn, found
         return (best, left) if best else second
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:
     """The drafter at hand that is meant by a run. Raises OptionError where none is."""
     able = [name for name in model_drafters() if name in session.drafters]
-    named = [name for name in able if name in side.drafters]
     if not able:
         raise OptionError(
             "No drafter is at hand to make drafts again.",
             "Name its file with -md, or a model with an MTP head.",
         )
-    if named:
-        return named[0]
-    given = [name for name in able if name in session.drafts]
-    return (given or able)[0]
+    named = [name for name in able if name in side.drafters]
+    return (named or [name for name in able if name in session.drafts] or able)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,8 @@ class DraftSide:
 
     prompt: ids, None where they are not known; n_prompt: how many. ids: of the emitted tokens, up
     to the first one that is not known. text: both; a prompt that is not known is a row of MISSING.
-    drafts: those that were verified, in order. counters: those of the
-    engine itself for this sequence. special: ids that stand for no text.
+    drafts: those that were verified, in order. starts: positions of its rounds, plain: of those
+    without a draft. counters: those of the engine itself for this sequence.
     """
 
     name: str
@@ -42,6 +43,7 @@ class DraftSide:
     text: list[int]
     drafts: list[RecordedDraft]
     starts: Sequence[int]
+    plain: Sequence[int]
     drafters: list[str]
     asked: Asked
     counters: Mapping[str, Any]
@@ -89,6 +91,19 @@ class DraftSide:
             if draft.tokens[i] != text[at]:
                 return i
         return draft.n_drafted
+
+    def advance(self, draft: RecordedDraft) -> int | None:
+        """Accepted tokens by where the next round begins; None after the last one."""
+        later = bisect_right(self.starts, draft.pos0)
+        return self.starts[later] - draft.pos0 - 1 if later < len(self.starts) else None
+
+    @property
+    def n_beyond(self) -> int:
+        """Drafted tokens that every round counts beyond those whose ids it has, where it has those
+        of rejected ones."""
+        beyond = {draft.n_drafted - len(draft.tokens) for draft in self.drafts}
+        has_rejected = any(len(draft.tokens) > draft.n_accepted for draft in self.drafts)
+        return beyond.pop() if has_rejected and len(beyond) == 1 else 0
 
     @property
     def rule(self) -> AcceptRule | None:
@@ -147,23 +162,11 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
                 f"than the {_LONGEST_PROMPT:,} that are compared.",
                 "Record a shorter prompt.",
             )
-        found.append(
-            DraftSide(
-                name,
-                run,
-                seq_id,
-                prompt,
-                pos[0],
-                tuple(kept),
-                [*((MISSING,) * pos[0] if prompt is None else prompt), *kept],
-                drafts,
-                recorded.starts(seq_id),
-                drafters,
-                asked_of(run.facts, seq_id),
-                _told(run, seq_id),
-                session,
-            )
-        )
+        whole = [*((MISSING,) * pos[0] if prompt is None else prompt), *kept]
+        starts = recorded.starts(seq_id), recorded.starts(seq_id, plain=True)
+        text_of = name, run, seq_id, prompt, pos[0], tuple(kept), whole
+        told = asked_of(run.facts, seq_id), _told(run, seq_id)
+        found.append(DraftSide(*text_of, drafts, *starts, drafters, *told, session))
     if not found and recorded.n_rounds and not recorded.n_drafted:
         raise OptionError(
             f"{name} never drafted in its {recorded.n_rounds} rounds.",

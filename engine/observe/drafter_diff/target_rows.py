@@ -4,7 +4,8 @@ batches with their rejected tokens."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,13 +16,21 @@ from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows, join_rows
+from kernels.norm import rms_norm
 
+_LAYERS_OFF = {
+    1: "one on (outputs)",
+    -1: "one before (inputs of the layers before)",
+    2: "two on",
+    -2: "two before",
+}
+FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
 PASS = 256
 """Tokens of a pass."""
 
 
 class TextRows:
-    """`rows` of a text, with the layers in `taps` and those next to them; without taps, the
+    """`rows` of a text, with the layers in `taps` and two next to each; without taps, the
     embedding and the layers before the last one."""
 
     def __init__(
@@ -37,7 +46,7 @@ class TextRows:
 
     def _all_taps(self) -> tuple[int, ...]:
         n_layer = self._model.config.n_layer
-        near = {tap + i for tap in self.taps for i in (-1, 0, 1)} or {0, n_layer - 2, n_layer - 1}
+        near = {tap + i for tap in self.taps for i in range(-2, 3)} or {0, n_layer - 2, n_layer - 1}
         return tuple(sorted(tap for tap in near if 0 <= tap <= n_layer))
 
     def of_rejected(self, drafts: Sequence[RecordedDraft]) -> dict[int, TargetRows]:
@@ -57,6 +66,51 @@ class TextRows:
             memory.restore(0, save)
         return found
 
+    def wrong(
+        self, orders: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[str, TargetRows, Sequence[int] | None]]:
+        """What may be wrong with all rows, these rows, and the layers that are read of them.
+        orders: other ones of its layers."""
+        rows, taps = self.rows, self.taps
+        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"zeros": torch.zeros_like}
+        for factor in FACTORS:
+            how = f"about {factor:g} times what they should be"
+            changes[how] = partial(torch.mul, other=factor)
+        for n_bits in (2, 3, 4):
+            changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
+        changes["in another order: their halves are exchanged"] = _exchanged
+        for what, change in changes.items():
+            yield f"the target's rows are {what}", mapped(rows, change), None
+        for tap in taps:
+            yield f"rows of layer {tap} are zeros", mapped(rows, torch.zeros_like, tap), None
+        (norm, eps), n_layer = self._model.final_norm, self._model.config.n_layer
+        if norm is not None:
+            last, normed = n_layer if taps else None, partial(_normed, norm, eps)
+            if not taps or n_layer in taps:
+                raw = mapped(rows, partial(torch.div, other=norm), last)
+                yield "rows are taken before the target's final norm, not after it", raw, None
+                yield "the target's final norm is applied twice", mapped(rows, normed, last), None
+            if taps:
+                about = "rows of its layers are normed by the target's final norm"
+                yield about, mapped(rows, normed), None
+            for layer, x in sorted(rows.taps.items(), reverse=True):
+                if taps or x.shape != rows.hidden.shape:
+                    continue
+                what = f"rows are of layer {layer - 1}" if layer else "rows are of the embedding"
+                yield f"{what}, not of the last layer", TargetRows(normed(x)), None
+                yield f"{what} without a norm, not of the last layer", TargetRows(x), None
+        for by, how in _LAYERS_OFF.items():
+            layers = [tap + by for tap in taps]
+            if layers and layers == [layer for layer in layers if layer in rows.taps]:
+                yield f"rows are of layers {how}", rows, layers
+        for i, tap in enumerate(taps):
+            for other in (one for one in rows.taps if len(taps) > 1 and one != tap):
+                about = f"rows of layer {other} are in the place of those of layer {tap}"
+                yield about, rows, [*taps[:i], other, *taps[i + 1 :]]
+        for order in orders:
+            about = f"rows of layers {', '.join(map(str, order))}, not {', '.join(map(str, taps))}"
+            yield about, rows, order
+
     def _forward(self, memory: HybridMemory, pos0: int, tokens: Sequence[int]) -> TargetRows:
         parts = []
         for ubatch in memory.split([Span(0, pos0, tokens, [])], PASS, "equal"):
@@ -64,6 +118,14 @@ class TextRows:
             rows = self._model.forward(ubatch, memory, taps=self._all_taps()).rows
             parts.append(rows[0])
         return join_rows(parts)
+
+
+def _normed(norm: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x.contiguous(), norm, eps)
+
+
+def _exchanged(x: torch.Tensor) -> torch.Tensor:
+    return x.roll(x.shape[-1] // 2, -1)
 
 
 def mapped(

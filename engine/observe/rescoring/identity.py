@@ -37,6 +37,8 @@ DIFFERENT, UNKNOWN = "different", "unknown"
 LARGE_FILE = 2 << 30
 """Bytes; more are not hashed without permission."""
 _CHUNK = 4 << 20
+_HASH_S = 60.0
+"""How long the hash of the opened file may take, seconds."""
 _LEAST_SHARE = 0.98
 """Of the tokens of a text that have to be the model's choice (the noise of a server's arithmetic
 turns fewer); another model of the same vocabulary agrees in a tenth or so."""
@@ -87,7 +89,7 @@ def identify(
     """
     model = facts.model
     if not is_observed(facts) or (model and "sha256" in model):
-        return _by_identity(model, session)
+        return _by_identity(facts, session)
     if session.path is None:
         return Identity(UNKNOWN, "The opened model came from no file.")
     with GgufFile.open(session.unchanged_path()) as file:
@@ -119,10 +121,29 @@ def is_observed(facts: RunFacts) -> bool:
     return facts.source is not None and facts.source.engine != this_engine().engine
 
 
-def _by_identity(model: Any, session: Session) -> Identity:
-    mine = {**session.identity, "draft": None}
-    if isinstance(model, dict) and same_model({**model, "draft": None}, mine):
+def _by_identity(facts: RunFacts, session: Session) -> Identity:
+    """By the file that a run of this engine names. A copy, or one with another template or other
+    metadata, may be the same model: its text tells."""
+    theirs, mine = facts.model, session.identity
+    if not isinstance(theirs, dict):
+        return Identity(DIFFERENT, "The run names no file.")
+    is_alike = all(theirs.get(name) == mine[name] for name in ("size", "sha256"))
+    is_large = mine["size"] > LARGE_FILE
+    if is_alike and theirs.get("content") and not is_large and session.content is not None:
+        session.content.start(lambda: True)
+        session.content.wait(_HASH_S)
+    if same_model({**theirs, "draft": None}, {**mine, "draft": None}):
         return Identity(SAME, "The run names this file.")
+    contents = theirs.get("content"), mine["content"]
+    if is_alike and all(contents):
+        return Identity(DIFFERENT, "The run names another file: its tensors hold other numbers.")
+    if is_alike or (all(contents) and contents[0] == contents[1]):
+        return Identity(UNKNOWN, "The run names a file of the same metadata, or the same tensors.")
+    is_as_large = facts.compute != session.compute or (
+        facts.weight_bytes == session.model.weight_bytes
+    )
+    if facts.architecture == session.config.architecture and is_as_large:
+        return Identity(UNKNOWN, "The run names another file of the same architecture and size.")
     return Identity(DIFFERENT, "The run names another file.")
 
 

@@ -3,7 +3,9 @@ is refused. tests.support.drafter_diff_campaign plays all of them."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from engine.options import Prompt, SamplerOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from resources import DEMO_TARGET
 from tests.support.acceptance_campaign import Records
 from tests.support.captures import SHARED
 from tests.support.drafter_diff_campaign import kinds, opened, play_clean, play_planted
@@ -23,7 +26,7 @@ from tests.support.golden_runs import decode, options_of, prompt_of, session
 from tests.support.observed_texts import CAPTURED_TARGET
 
 
-@pytest.mark.parametrize("name", ["before the norm", "stale row", "bonus counts", "other cut"])
+@pytest.mark.parametrize("name", ["before the norm", "stale row", "other cut", "counts late"])
 def test_a_planted_mistake_is_named_first(name: str) -> None:
     played = play_planted(name, 1)
     assert played.right, str(played)
@@ -40,7 +43,7 @@ def test_a_mask_of_a_block_is_named() -> None:
     assert played.right and played.says_which, str(played)
 
 
-@pytest.mark.parametrize("name", ["scaled rows", "other rope", "halves exchanged"])
+@pytest.mark.parametrize("name", ["scaled rows", "first dropped", "own cells"])
 def test_a_mistake_that_no_one_listed_is_named_by_its_stage(name: str) -> None:
     played = play_planted(name, 1)
     assert played.right and played.says_which, str(played)
@@ -93,6 +96,18 @@ def test_a_run_of_another_model_is_refused() -> None:
     ref = RunRef(run.trace, run.run_id)
     with pytest.raises(UnsupportedModelError):
         drafter_diff(ref, ref, opened("mtp"))
+
+
+def test_a_copy_of_the_model_is_no_other_one(tmp_path: Path) -> None:
+    options, prompt, runs = options_of(24, "draft-mtp"), opened("mtp").prompt("import os"), []
+    for name in ("first", "second"):
+        copy = tmp_path / name / "model.gguf"
+        copy.parent.mkdir()
+        shutil.copy(DEMO_TARGET, copy)
+        run = decode(Session.open(copy, compute="f32"), [prompt], options)
+        assert run.trace.runs[run.run_id].model["content"] is None
+        runs.append(RunRef(run.trace, run.run_id))
+    assert drafter_diff(*runs, opened("mtp")).first is None
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="captures are next to the tree")

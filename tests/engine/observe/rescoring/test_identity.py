@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 from collections.abc import Mapping
@@ -132,8 +133,23 @@ def test_a_run_of_our_own_names_its_file(session) -> None:
     assert identify(session, RunFacts({"model": session.identity})).verdict == SAME
     with_draft = session.identity | {"draft": {"name": "d", "size": 1, "sha256": ""}}
     assert identify(session, RunFacts({"model": with_draft})).verdict == SAME
-    assert (
-        identify(session, RunFacts({"model": session.identity | {"sha256": "0"}})).verdict
-        == DIFFERENT
-    )
+    other = session.identity | {"sha256": "0", "content": "0"}
+    assert identify(session, RunFacts({"model": other})).verdict == DIFFERENT
+    alike = {"architecture": "qwen35", "compute": session.compute}
+    for n_bytes, verdict in ((0, UNKNOWN), (1, DIFFERENT)):
+        of_size = {"model": other, "weight_bytes": session.model.weight_bytes + n_bytes, **alike}
+        assert identify(session, RunFacts(of_size)).verdict == verdict
     assert identify(session, RunFacts({})).verdict == DIFFERENT
+
+
+def test_a_copy_is_told_by_its_content_or_not_at_all(tmp_path) -> None:
+    copy = tmp_path / "copy.gguf"
+    shutil.copy(DEMO_TARGET, copy)
+    opened = Session.open(copy)
+    theirs = opened.identity | {"name": "first.gguf", "content": None}
+    assert identify(opened, RunFacts({"model": theirs})).verdict == UNKNOWN
+    theirs["content"] = hashlib.sha256(copy.read_bytes()).hexdigest()
+    assert identify(opened, RunFacts({"model": theirs})).verdict == DIFFERENT
+    assert opened.identity["content"]  # it was found for that
+    theirs["content"] = opened.identity["content"]
+    assert identify(opened, RunFacts({"model": theirs})).verdict == SAME
