@@ -16,7 +16,6 @@ from engine.machine.clock import run_clock
 from engine.trace.records import PHASES
 
 if TYPE_CHECKING:
-    from engine.decode.target_facts import TargetFacts
     from engine.draft.drafter import Draft
     from engine.model.taps import TargetRows
     from engine.sampling.grammar import AllowedTokens
@@ -46,7 +45,8 @@ class Round:
     before it chose, where it may have to choose again. n_emitted: how many of the accepted tokens,
     from the first, are output; None: all.
     Undo: n_replays: restores done. restored_bytes: put back from checkpoints.
-    Record: target: the target's softmax at each place of `examined`, None until it is worked out.
+    Record: fact: where the target's softmax at the places of `examined` begins in what was worked
+    out of several rounds together.
     """
 
     number: int
@@ -88,7 +88,7 @@ class Round:
     checkpoint_bytes: int = 0
     restored_bytes: int = 0
 
-    target: TargetFacts | None = None
+    fact: int | None = None
 
     @property
     def drafted(self) -> Sequence[int]:

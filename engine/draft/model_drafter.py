@@ -103,8 +103,7 @@ class ModelDrafter(Drafter, ABC):
                 draft.tokens.clear()
                 draft.pending = None
             for step, found in zip(steps, _by_step(values), strict=True):
-                for i, request in enumerate(step.requests):
-                    self._take([request], drafts, *(part[i : i + 1] for part in found))
+                self._take(step.requests, drafts, *found)
             self._finish(drafts)
 
         limits = {request.seq: self._limit(request) for request in requests}
@@ -155,7 +154,7 @@ class ModelDrafter(Drafter, ABC):
         rows = []
         for row, request in enumerate(requests):
             draft, rank = drafts[request.seq], 0
-            if n_wrong:
+            if row < len(n_wrong):
                 draft.n_wrong_rows = n_wrong[row]
             if draft.non_finite is None and not math.isfinite(values[row][0]):
                 draft.non_finite, draft.reason = (len(draft.tokens), values[row][0]), "non-finite"
@@ -259,13 +258,13 @@ class SeenRows:
 
     def note(self, seq: int, pos0: int, rows: torch.Tensor) -> None:
         """The target has computed rows [n, at least N_MARKS] of the tokens from pos0 on."""
-        first, n = pos0 + self._n_before, len(rows)
+        first, n = pos0 + self._n_before, rows.shape[0]
         marks = self._marks.get(seq)
         if marks is None:
             marks = torch.zeros(self._n_before, N_MARKS, device=self._device)
-        if (lack := first + n - len(marks)) > 0:
+        if (lack := first + n - marks.shape[0]) > 0:
             marks = torch.cat((marks, marks.new_full((max(lack, len(marks)), N_MARKS), math.nan)))
-        self._marks[seq] = marks
+            self._marks[seq] = marks
         marks[first : first + n] = rows[:, :N_MARKS]
 
     def __bool__(self) -> bool:
@@ -276,7 +275,7 @@ class SeenRows:
         first token included: int64; 0 for a sequence that was not watched."""
         if seq not in self._marks:
             return self._none
-        there = self._marks[seq][first : first + len(marks)]
+        there = self._marks[seq][first : first + marks.shape[0]]
         if self._device.type == "cpu" and torch.equal(marks, there):
             return self._none
         return (marks != there).any(1).sum()

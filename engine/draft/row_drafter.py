@@ -72,7 +72,7 @@ class PairedRows:
         """Put tokens at pos0 of the text, and their rows where the pairs after them have them."""
         self.tokens[pos0:] = tokens
         start, stop = pos0 + 1 - self.ahead, len(self.tokens) + 1 - self.ahead
-        capacity = len(self.rows)
+        capacity = self.rows.shape[0]
         if stop > capacity:
             n_more = max(stop, 2 * capacity) - capacity
             self.rows, self.marks = (

@@ -228,11 +228,14 @@ class HybridMemory:
         arguments: tuple[torch.Tensor, ...],
         compute: Callable[..., tuple[torch.Tensor, ...]],
         ahead: GreedyTokens | None = None,
+        *,
+        keeps: bool = True,
     ) -> tuple[torch.Tensor, ...]:
         """compute(*arguments), or a recording of an earlier pass like the one that has started.
 
         key: what else than this memory and the shapes of the arguments the computation depends on.
         ahead: where it ends with the record of one row, and more passes may be decoded at once.
+        keeps: whether what it returns is still wanted when the next pass starts.
         """
         if self._graphs is None:
             return compute(*arguments)
@@ -247,7 +250,7 @@ class HybridMemory:
         inputs = tuple(x for part in known for x in part.inputs)
         pass_inputs = PassInputs((key, *(part.key for part in known)), inputs)
         decode_on = self._decode_on(ahead) if ahead and self.records_launches else None
-        return self._graphs.run(pass_inputs, arguments, compute, decode_on)
+        return self._graphs.run(pass_inputs, arguments, compute, decode_on, keeps=keeps)
 
     def _decode_on(self, ahead: GreedyTokens) -> DecodeOn | None:
         """What decodes on from the pass that has started, None where only the host could."""

@@ -98,7 +98,7 @@ class CellTable:
             return False
         if end and positions[0] <= self._pos[stream, end - 1]:
             return False
-        return n == 1 or not np.count_nonzero(positions[1:] <= positions[:-1])
+        return n == 1 or bool((positions[1:] > positions[:-1]).all())
 
     def last_position(self, seq: int) -> int | None:
         """Highest position of a sequence that has no gaps and rises, -1 when it is empty; None
@@ -234,7 +234,7 @@ class CellTable:
                 "Raise -c, shorten the prompt or emit fewer tokens.",
             )
         if used == end:
-            return np.arange(end, end + n)
+            return self._cell_numbers[end : end + n]
         holes = np.flatnonzero(self._owners[stream, :end] == _NOBODY)[:n]
         return np.concatenate((holes, np.arange(end, end + n - holes.size)))
 
