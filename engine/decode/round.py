@@ -142,9 +142,11 @@ class Round:
     @property
     def examined(self) -> tuple[Sequence[int], Sequence[int]]:
         """Each judged draft token and then each token of the target's own; their logits' rows."""
-        own, n = self.accepted[self.n_accepted :], self.n_judged
-        rows = [*range(n), *range(self.n_accepted, len(self.accepted))]
-        return [*self.drafted[:n], *own], rows
+        n_all, drafted = len(self.accepted), self.drafted
+        n_accepted = n_all - self.n_own
+        n = min(len(drafted), n_accepted + 1)
+        rows = [*range(n), *range(n_accepted, n_all)]
+        return [*drafted[:n], *self.accepted[n_accepted:]], rows
 
     @property
     def rows(self) -> torch.Tensor:

@@ -64,10 +64,10 @@ class _Graph(NamedTuple):
     def fits(self, arguments: PassTensors) -> bool:
         """Whether they are like its last inputs."""
         mine = self.inputs[len(self.inputs) - len(arguments) :]
-        return all(
-            a is b or (a.shape == b.shape and a.dtype == b.dtype)
-            for a, b in zip(mine, arguments, strict=True)
-        )
+        for a, b in zip(mine, arguments, strict=True):
+            if a is not b and (a.shape != b.shape or a.dtype != b.dtype):
+                return False
+        return True
 
     def run(self, inputs: PassTensors, *, keeps: bool) -> PassTensors:
         """What it computes of other values; keeps: as copies."""

@@ -112,8 +112,9 @@ class CellTable:
     def seen(self, seqs: Sequence[int], cells: np.ndarray, n: int) -> np.ndarray | None:
         """`visible` of the newest tokens without a window, which have these cells
         [len(seqs), T]; None where it has to be searched for."""
-        if not all(self.is_in_order(self.stream(seq)) for seq in seqs):
-            return None
+        for seq in seqs:
+            if not self.is_in_order(self.stream(seq)):
+                return None
         found: np.ndarray = self._cell_numbers[:n] <= cells[:, :, None]
         return found
 
@@ -149,8 +150,8 @@ class CellTable:
         end = self.end[stream]
         if self.is_in_order(stream):
             held = self._pos[stream, :end]
-            first = int(np.searchsorted(held, p0)) if p0 > 0 else 0
-            return self._cell_numbers[first : int(np.searchsorted(held, p1)) if p1 >= 0 else end]
+            first = int(held.searchsorted(p0)) if p0 > 0 else 0
+            return self._cell_numbers[first : int(held.searchsorted(p1)) if p1 >= 0 else end]
         wanted = (self._owners[stream, :end] & _BITS[seq]) != _NOBODY
         if p0 > 0:
             wanted &= self._pos[stream, :end] >= p0
@@ -188,7 +189,8 @@ class CellTable:
         if cells.size:
             stream = self.stream(seq)
             first, end = int(cells[0]), self.end[stream]
-            if self.is_in_order(stream) and end - first == cells.size == end - int(cells.min()):
+            least = int(np.minimum.reduce(cells))
+            if self.is_in_order(stream) and end - first == cells.size == end - least:
                 self._owners[stream, first:end] = _NOBODY
                 self.used[stream] = self.end[stream] = first
                 return
