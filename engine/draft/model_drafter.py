@@ -106,8 +106,10 @@ class ModelDrafter(Drafter, ABC):
                 self._take(step.requests, drafts, *found)
             self._finish(drafts)
 
-        limits = {request.seq: self._limit(request) for request in requests}
-        if not self.stays_on_device or min(limits.values()) < self._n_min:
+        limits = {}
+        if self.stays_on_device:
+            limits = {request.seq: self._limit(request) for request in requests}
+        if not limits or min(limits.values()) < self._n_min:
             fill(read(*parts))
             return list(drafts.values())
         tokens: dict[int, list[torch.Tensor]] = {seq: [] for seq in limits}
@@ -153,7 +155,7 @@ class ModelDrafter(Drafter, ABC):
         """Put the candidates of a step into the drafts; the rows that go on drafting."""
         rows = []
         for row, request in enumerate(requests):
-            draft, rank = drafts[request.seq], 0
+            draft, rank, limit = drafts[request.seq], 0, self._limit(request)
             if row < len(n_wrong):
                 draft.n_wrong_rows = n_wrong[row]
             if draft.non_finite is None and not math.isfinite(values[row][0]):
@@ -172,7 +174,7 @@ class ModelDrafter(Drafter, ABC):
             draft.probs.append(probs[row][rank])
             draft.top_ids.append(ids[row][:N_TOP])
             draft.top_probs.append(probs[row][:N_TOP])
-            if len(draft.tokens) < self._limit(request):
+            if len(draft.tokens) < limit:
                 rows.append(row)
             elif len(draft.tokens) < self.n_max:
                 draft.reason = draft.reason or "limit"

@@ -245,7 +245,7 @@ class RowDrafter(ModelDrafter):
         paired = self._paired[request.seq]
         start, tokens = paired.n_decoded, self._waiting(request)
         true = paired.waiting(request.last)
-        self._n_wrong_tokens[request.seq] = sum(map(ne, tokens, true))
+        self._n_wrong_tokens[request.seq] = 0 if tokens == true else sum(map(ne, tokens, true))
         paired.n_decoded += len(tokens)
         return start, tokens
 

@@ -80,7 +80,8 @@ class CellTable:
             first, stop = int(row[0]), int(row[-1]) + 1
             # neighbours by a slice, which takes a third of the time
             where = slice(first, stop) if stop - first == row.size else row
-            self.is_rising[stream] &= self._continues(stream, first, stop, pos)
+            if self.is_rising[stream]:
+                self.is_rising[stream] = self._continues(stream, first, stop, pos)
             self._pos[stream, where] = pos
             self._tokens[stream, where] = ids
             self._owners[stream, where] = _BITS[seq]
