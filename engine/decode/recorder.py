@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -237,6 +236,9 @@ class Recorder:
             for name, values in zip(_FACTS, self._facts, strict=False)
         }
         names = _COLUMNS["tokens"][:-1]
+        token, top = names.index("token_id"), names.index("draft_top_id")
+        known = {row[token] for row in new}.union(*[row[top] for row in new if row[top]])
+        self._writer.learn(known, self._piece)
         self._writer.append_rows("tokens", names, [row[:-1] for row in new], facts)
 
     def _prompt(
@@ -261,11 +263,6 @@ class Recorder:
     ) -> None:
         """The rows of one sequence. columns: the last ones of its round row."""
         ids, draft = (round_.number, round_.seq_id), round_.draft
-        known = [round_.emitted]
-        for one in (draft, round_.unverified, round_.tree):
-            if one:
-                known += [one.tokens, *one.top_ids]
-        self._writer.learn(chain.from_iterable(known), self._piece)
         top_ids = self._facts[3] if self._facts else ()
         rows["tokens"] += [(*ids, *row) for row in _token_rows(round_, top_ids)]
         rows["memory"] += [(*ids, *slot) for slot in slots]
