@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
+import torch
+
 from engine.analysis.findings.check import record_findings
 from engine.decode.held_sequences import CachedRun, PromptCache
 from engine.decode.scheduler import RoundObserver, Scheduler
@@ -116,16 +118,18 @@ class Run:
     def advance(self, seconds: float = LOOK_S) -> bool:
         """Steps for so long, one at least, and until LOOK_BYTES wait. Their rows are in the trace
         at the end, all together, which costs less than row by row."""
-        until = perf_counter() + seconds
+        until, decodes = perf_counter() + seconds, self._auditing is None
         self._scheduler.may_wait = not self.done
-        try:
-            while self.step():
-                is_due = perf_counter() >= until
-                is_due |= self._scheduler.bytes_waiting >= LOOK_BYTES
-                if is_due and not self._scheduler.is_ahead:
-                    break
-        finally:
-            self._scheduler.settle()
+        # entered once for all steps; the audit makes memories that have to outlast it
+        with torch.inference_mode(decodes):
+            try:
+                while self.step():
+                    is_due = perf_counter() >= until or decodes is not (self._auditing is None)
+                    is_due |= self._scheduler.bytes_waiting >= LOOK_BYTES
+                    if is_due and not self._scheduler.is_ahead:
+                        break
+            finally:
+                self._scheduler.settle()
         return not self.done
 
     def cancel(self, seq_id: int) -> None:

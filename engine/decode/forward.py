@@ -105,7 +105,8 @@ class Forward:
                 for one in pending:
                     one.fill(values[: len(one.parts)])
                     del values[: len(one.parts)]
-            rows = [row // ubatch.n_seq_tokens for row in ubatch.outputs.tolist()]
+            n_tokens = ubatch.n_seq_tokens
+            rows = [row // n_tokens for row in ubatch.outputs.tolist()]
             for i, seq in enumerate(ubatch.seq_ids):
                 of_tokens.setdefault(seq, []).append(out.rows[i])
                 if count := rows.count(i):
@@ -154,6 +155,8 @@ class Forward:
     def _gap(self, ubatch: UBatch) -> int:
         """Positions between what memory holds of a sequence and its first one here, the furthest
         from 0."""
+        if ubatch.n_seqs == 1:
+            return int(ubatch.positions[0, 0]) - 1 - self.memory.seq_pos_max(ubatch.seq_ids[0])
         last: dict[int, int] = {}
         gaps = []
         starts, ends = (ubatch.positions[:, at].tolist() for at in (0, -1))

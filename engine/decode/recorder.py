@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from engine.decode.target_facts import all_target_facts
 from engine.gguf.model_files import ModelFiles
 from engine.machine.clock import run_clock
 from engine.trace.facts import RunFacts
-from engine.trace.records import PHASES
+from engine.trace.records import MISSING, N_TOP, PHASES
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
@@ -26,16 +27,9 @@ if TYPE_CHECKING:
 
 _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
 _OF_DRAFT = ("draft_p", "draft_top_id", "draft_top_p", "draft_conf")
-_OF_TARGET = (
-    "target_p",
-    "rule_p",
-    "rule_q",
-    "target_rank",
-    "target_entropy",
-    "target_top_id",
-    "target_top_p",
-    "target_top_forbidden",
-)
+_OF_TARGET = "rule_p", "rule_q", "target_top_forbidden"
+_FACTS = "target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p"
+"""Columns of the fields of TargetFacts."""
 _ROUND = ("round", "seq_id")
 _COLUMNS = {
     "ubatches": (
@@ -48,7 +42,7 @@ _COLUMNS = {
     ),
     "tokens": (
         *(*_ROUND, "pos", "kind", "token_id", "draft_index", "draft_node", "draft_parent"),
-        *(*_OF_DRAFT, "draft_top_forbidden", *_OF_TARGET),
+        *(*_OF_DRAFT, "draft_top_forbidden", *_OF_TARGET, "fact"),
     ),
     "memory": (*_ROUND, "slot", "state", "age"),
     "rounds": (
@@ -62,7 +56,8 @@ _COLUMNS = {
         *("kv_cells_duplicate", "memory_bytes_held", "n_rs_seq", "recurrent_pos_max"),
     ),
 }
-"""Columns of the rows of each table, in the order in which they are made here."""
+"""Columns of the rows of each table, in the order in which they are made here; fact: place in the
+facts that are worked out together, -1 without any."""
 
 NewRows = defaultdict[str, list[tuple[Any, ...]]]
 """Rows to be written, by table."""
@@ -93,6 +88,7 @@ class Recorder:
         self._may_wait = False
         self._waiting: list[Callable[[NewRows], object]] = []
         self._unanswered: list[Round] = []
+        self._facts: tuple[np.ndarray, ...] = ()
         self.bytes_waiting = 0
         """Bytes of logits whose rows wait."""
 
@@ -178,10 +174,8 @@ class Recorder:
         elapsed_ms = (now - self._resumed) * 1e3
         self._elapsed_ms += elapsed_ms
         self._resumed = now
-        number, n = rounds[0].number, len(rounds)
-        if self._files:
-            self._files.note(self.facts, number)
-        self._last_round = number
+        n = len(rounds)
+        self._last_round = rounds[0].number
         ubatch_ids, self._round_ubatches = " ".join(map(str, self._round_ubatches)), []
         phases = [clock.phases(round_.seq, n) for round_ in rounds]
         rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
@@ -212,26 +206,46 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        waits = [(round_, round_.logits) for round_ in self._unanswered]
-        asked = [(round_, logits) for round_, logits in waits if logits is not None]
-        found = all_target_facts(
-            [(logits, round_.record, *round_.examined) for round_, logits in asked]
-        )
-        for (round_, _), target in zip(asked, found, strict=True):
-            round_.target = target
+        if self._files and self._unanswered:
+            self._files.note(self.facts, self._last_round)
+        asked, n = [], 0
+        for round_ in self._unanswered:
+            if round_.logits is not None:
+                asked.append((round_.logits, round_.record, *round_.examined))
+                round_.fact = n
+                n += len(asked[-1][2])
+        if asked:
+            self._facts = all_target_facts(asked)
+            self._writer.learn(np.unique(self._facts[3]).tolist(), self._piece)
         self._unanswered = []  # only now: after an interruption they are still to be worked out
         waiting, self._waiting, self.bytes_waiting = self._waiting, [], 0
         rows: NewRows = defaultdict(list)
         for add in waiting:
             add(rows)
+        self._write_tokens(rows)
         for table, new in rows.items():
             self._writer.append_rows(table, _COLUMNS[table], new)
+        self._facts = ()
+
+    def _write_tokens(self, rows: NewRows) -> None:
+        """Rows of tokens so far, with what was worked out of the target at their places."""
+        new = rows.pop("tokens", [])
+        places = [row[-1] for row in new]
+        facts = {
+            name: _with_blank(values)[places]
+            for name, values in zip(_FACTS, self._facts, strict=False)
+        }
+        names = _COLUMNS["tokens"][:-1]
+        token, top = names.index("token_id"), names.index("draft_top_id")
+        known = {row[token] for row in new}.union(*[row[top] for row in new if row[top]])
+        self._writer.learn(known, self._piece)
+        self._writer.append_rows("tokens", names, [row[:-1] for row in new], facts)
 
     def _prompt(
         self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int], rows: NewRows
     ) -> None:
         n = len(tokens)
-        self._writer.append_rows("tokens", _COLUMNS["tokens"], rows.pop("tokens", []))
+        self._write_tokens(rows)
         self._writer.learn(tokens, self._piece)
         self._writer.extend(
             "tokens",
@@ -248,13 +262,9 @@ class Recorder:
         self, round_: Round, columns: tuple[Any, ...], slots: Sequence[SnapshotSlot], rows: NewRows
     ) -> None:
         """The rows of one sequence. columns: the last ones of its round row."""
-        ids, draft, target = (round_.number, round_.seq_id), round_.draft, round_.target
-        drafts = [one for one in (draft, round_.unverified, round_.tree) if one]
-        known = [round_.emitted, *(target.top_ids if target else ())]
-        for one in drafts:
-            known += [one.tokens, *one.top_ids]
-        self._writer.learn(chain.from_iterable(known), self._piece)
-        rows["tokens"] += [(*ids, *row) for row in _token_rows(round_)]
+        ids, draft = (round_.number, round_.seq_id), round_.draft
+        top_ids = self._facts[3] if self._facts else ()
+        rows["tokens"] += [(*ids, *row) for row in _token_rows(round_, top_ids)]
         rows["memory"] += [(*ids, *slot) for slot in slots]
         is_prompt, n_emitted, n_accepted = round_.is_prompt, len(round_.emitted), round_.n_accepted
         rows["rounds"].append(
@@ -291,6 +301,15 @@ def _look(memory: HybridMemory, seq: int) -> tuple[tuple[int | None, ...], Seque
     return (*held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq)), recurrent.slots(seq)
 
 
+def _with_blank(values: np.ndarray) -> np.ndarray:
+    """Facts as columns have them, with one more in which nothing is observed, the last."""
+    blank = MISSING if values.dtype.kind == "i" else np.nan
+    shape = (len(values) + 1, *[N_TOP] * (values.ndim - 1))
+    found = np.full(shape, blank, values.dtype)
+    found[:-1].T[: values.T.shape[0]] = values.T
+    return found
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -306,18 +325,19 @@ def _stop_kind(round_: Round) -> str:
 
 _NO_NODE = (None,) * 2
 _NO_DRAFT = (None,) * (len(_OF_DRAFT) + 1)
-_NO_TARGET = (None,) * len(_OF_TARGET)
+_NO_TARGET = (*(None,) * len(_OF_TARGET), -1)
 
 
-def _token_rows(round_: Round) -> Iterator[tuple[Any, ...]]:
+def _token_rows(round_: Round, top_ids: Sequence[Sequence[int]]) -> Iterator[tuple[Any, ...]]:
     """The rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
-    are written. Their columns but run_id, round and seq_id."""
-    n_kept, pos = min(round_.n_accepted, len(round_.emitted)), round_.pos_next
-    own = list(enumerate(zip(round_.own_kinds, round_.emitted[n_kept:], strict=False)))
+    are written. Their columns but run_id, round and seq_id. top_ids: a field of TargetFacts."""
+    emitted, n_accepted = round_.emitted, round_.n_accepted
+    n_kept, pos = min(n_accepted, len(emitted)), round_.pos_next
+    own = list(enumerate(zip(round_.own_kinds, emitted[n_kept:], strict=False)))
     n_judged, tree = round_.n_judged, round_.tree
     for i, token in enumerate(round_.drafted):
         kind = "accepted" if i < n_kept else "ignored"
-        if i == round_.n_accepted and i < n_judged:
+        if i == n_accepted and i < n_judged:
             kind = "rejected"
             if own and token == own[0][1][1]:
                 # an end token inside the draft counts as the target's own (llama.cpp); and a
@@ -327,7 +347,7 @@ def _token_rows(round_: Round) -> Iterator[tuple[Any, ...]]:
         assert draft is not None  # it has this token
         of_draft, forbidden, of_target = _of_draft(draft, i), None, _NO_TARGET
         if i < n_judged:
-            of_target = _of_target(round_, i, i)
+            of_target = _of_target(round_, i, i, top_ids)
             if draft.probs:
                 forbidden = _forbidden(round_, i, draft.top_ids[i])
         node = (round_.path[i], tree.parents[round_.path[i]]) if tree else _NO_NODE
@@ -342,10 +362,10 @@ def _token_rows(round_: Round) -> Iterator[tuple[Any, ...]]:
             at, node = (pos + depths[i], "side", tree.tokens[i], None), (i, tree.parents[i])
             yield *at, *node, *_of_draft(tree, i), None, *_NO_TARGET
     if round_.n_replays:
-        for i, token in enumerate(round_.emitted[:n_kept]):
+        for i, token in enumerate(emitted[:n_kept]):
             yield pos + i, "replayed", token, i, *_NO_NODE, *_NO_DRAFT, *_NO_TARGET
     for i, (kind, token) in own:
-        of_target = _of_target(round_, n_judged + i, round_.n_accepted + i)
+        of_target = _of_target(round_, n_judged + i, n_accepted + i, top_ids)
         yield pos + n_kept + i, kind, token, None, *_NO_NODE, *_NO_DRAFT, *of_target
 
 
@@ -357,23 +377,20 @@ def _of_draft(draft: Draft, i: int) -> tuple[Any, ...]:
     return draft.probs[i], draft.top_ids[i], draft.top_probs[i], sure
 
 
-def _of_target(round_: Round, i: int, logits_row: int) -> tuple[Any, ...]:
-    """_OF_TARGET of the i-th examined token, judged or chosen by that row of the logits."""
-    target = round_.target
-    assert target is not None  # worked out before rows are written
+def _of_target(
+    round_: Round, i: int, logits_row: int, top_ids: Sequence[Sequence[int]]
+) -> tuple[Any, ...]:
+    """_OF_TARGET and fact of the i-th examined token, judged or chosen by a row of the logits."""
+    assert round_.fact is not None  # worked out before rows are written
     return (
-        target.prob[i],
         round_.rule_p[i] if i < len(round_.rule_p) else None,
         round_.rule_q[i] if i < len(round_.rule_q) else None,
-        target.rank[i],
-        target.entropy[i],
-        target.top_ids[i],
-        target.top_probs[i],
-        _forbidden(round_, logits_row, target.top_ids[i]),
+        _forbidden(round_, logits_row, top_ids[round_.fact + i]) if round_.allowed else None,
+        round_.fact + i,
     )
 
 
 def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
     """1 for each token that the grammar forbids there; None without a grammar."""
     allowed = round_.allowed.get(logits_row)
-    return None if allowed is None else [int(not allowed.holds(token)) for token in ids]
+    return None if allowed is None else [int(not allowed.holds(int(token))) for token in ids]

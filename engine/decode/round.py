@@ -16,7 +16,6 @@ from engine.machine.clock import run_clock
 from engine.trace.records import PHASES
 
 if TYPE_CHECKING:
-    from engine.decode.target_facts import TargetFacts
     from engine.draft.drafter import Draft
     from engine.model.taps import TargetRows
     from engine.sampling.grammar import AllowedTokens
@@ -46,7 +45,8 @@ class Round:
     before it chose, where it may have to choose again. n_emitted: how many of the accepted tokens,
     from the first, are output; None: all.
     Undo: n_replays: restores done. restored_bytes: put back from checkpoints.
-    Record: target: the target's softmax at each place of `examined`, None until it is worked out.
+    Record: fact: where the target's softmax at the places of `examined` begins in what was worked
+    out of several rounds together.
     """
 
     number: int
@@ -88,7 +88,7 @@ class Round:
     checkpoint_bytes: int = 0
     restored_bytes: int = 0
 
-    target: TargetFacts | None = None
+    fact: int | None = None
 
     @property
     def drafted(self) -> Sequence[int]:
@@ -142,9 +142,11 @@ class Round:
     @property
     def examined(self) -> tuple[Sequence[int], Sequence[int]]:
         """Each judged draft token and then each token of the target's own; their logits' rows."""
-        own, n = self.accepted[self.n_accepted :], self.n_judged
-        rows = [*range(n), *range(self.n_accepted, len(self.accepted))]
-        return [*self.drafted[:n], *own], rows
+        n_all, drafted = len(self.accepted), self.drafted
+        n_accepted = n_all - self.n_own
+        n = min(len(drafted), n_accepted + 1)
+        rows = [*range(n), *range(n_accepted, n_all)]
+        return [*drafted[:n], *self.accepted[n_accepted:]], rows
 
     @property
     def rows(self) -> torch.Tensor:

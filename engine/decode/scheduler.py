@@ -25,6 +25,7 @@ from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, DraftRequest, awaited
 from engine.machine.clock import clock_paused
+from engine.machine.device import inference_mode
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows
@@ -150,7 +151,7 @@ class Scheduler:
         judge = self._judge
         self._loop = VerifyLoop(self._forward, options, judge.accept, again, judge.branch)
 
-    @torch.inference_mode()
+    @inference_mode
     def go_on_with(
         self,
         options: RunOptions,
@@ -203,7 +204,7 @@ class Scheduler:
         """Let this be the last token that a sequence chooses in the next round."""
         self._judge.forced = {seq_id: token}
 
-    @torch.inference_mode()
+    @inference_mode
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
         self._recorder.resume(may_wait=self.may_wait)
@@ -227,13 +228,13 @@ class Scheduler:
         self._release()
         return self._slots.is_busy
 
-    @torch.inference_mode()
+    @inference_mode
     def settle(self) -> None:
         """Write the rows that were held back; later rows are written at once."""
         self.may_wait = False
         self._recorder.resume()
 
-    @torch.inference_mode()
+    @inference_mode
     def close(self) -> None:
         """The run has ended: write the rows that were held back."""
         self.may_wait = False

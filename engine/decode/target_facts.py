@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -33,16 +33,6 @@ class TargetFacts:
         """Of each probability to that of the most probable token there."""
         return [p / top[0] for p, top in zip(self.prob, self.top_probs, strict=True)]
 
-    def part(self, start: int, stop: int) -> TargetFacts:
-        """The facts at positions start..stop."""
-        return TargetFacts(
-            self.prob[start:stop],
-            self.rank[start:stop],
-            self.entropy[start:stop],
-            self.top_ids[start:stop],
-            self.top_probs[start:stop],
-        )
-
 
 Question = tuple[torch.Tensor, np.ndarray | None, Sequence[int], Sequence[int]]
 """Logits [n, n_vocab], their record if there is one, tokens, and the row where each is asked about.
@@ -57,15 +47,12 @@ def target_facts(
     asked = range(len(tokens)) if rows is None else rows
     if not len(tokens):
         return TargetFacts([], [], [], [], [])
-    (found,) = all_target_facts([(logits, None, tokens, asked)])
-    return found
+    return TargetFacts(*(x.tolist() for x in all_target_facts([(logits, None, tokens, asked)])))
 
 
-def all_target_facts(questions: Sequence[Question]) -> list[TargetFacts]:
-    """Facts of each of these questions. Logits are looked at for tokens alone that the record of
-    their row (kernels.rows.record) does not know."""
-    if not questions:
-        return []
+def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
+    """The fields of TargetFacts, of one question after the other, at least one. Logits are looked
+    at for tokens alone that the record of their row (kernels.rows.record) does not know."""
     records = [_record(*one) for one in questions]
     starts = [0, *accumulate(map(len, records))]
     known = on_host(np.concatenate(records))
@@ -95,9 +82,7 @@ def all_target_facts(questions: Sequence[Question]) -> list[TargetFacts]:
             )
         prob[others] = (weights(own, largest[:, 0]) / totals[at])[others]
         rank[others] = 1 + n_larger[others]
-    found = TargetFacts(*(x.tolist() for x in (prob, rank, entropy[at], top_ids, top_probs)))
-    ends = [0, *accumulate(len(one[2]) for one in questions)]
-    return [found.part(start, end) for start, end in pairwise(ends)]
+    return prob, rank, entropy[at], top_ids, top_probs
 
 
 def _record(

@@ -103,12 +103,13 @@ class ModelDrafter(Drafter, ABC):
                 draft.tokens.clear()
                 draft.pending = None
             for step, found in zip(steps, _by_step(values), strict=True):
-                for i, request in enumerate(step.requests):
-                    self._take([request], drafts, *(part[i : i + 1] for part in found))
+                self._take(step.requests, drafts, *found)
             self._finish(drafts)
 
-        limits = {request.seq: self._limit(request) for request in requests}
-        if not self.stays_on_device or min(limits.values()) < self._n_min:
+        limits = {}
+        if self.stays_on_device:
+            limits = {request.seq: self._limit(request) for request in requests}
+        if not limits or min(limits.values()) < self._n_min:
             fill(read(*parts))
             return list(drafts.values())
         tokens: dict[int, list[torch.Tensor]] = {seq: [] for seq in limits}
@@ -154,8 +155,8 @@ class ModelDrafter(Drafter, ABC):
         """Put the candidates of a step into the drafts; the rows that go on drafting."""
         rows = []
         for row, request in enumerate(requests):
-            draft, rank = drafts[request.seq], 0
-            if n_wrong:
+            draft, rank, limit = drafts[request.seq], 0, self._limit(request)
+            if row < len(n_wrong):
                 draft.n_wrong_rows = n_wrong[row]
             if draft.non_finite is None and not math.isfinite(values[row][0]):
                 draft.non_finite, draft.reason = (len(draft.tokens), values[row][0]), "non-finite"
@@ -173,7 +174,7 @@ class ModelDrafter(Drafter, ABC):
             draft.probs.append(probs[row][rank])
             draft.top_ids.append(ids[row][:N_TOP])
             draft.top_probs.append(probs[row][:N_TOP])
-            if len(draft.tokens) < self._limit(request):
+            if len(draft.tokens) < limit:
                 rows.append(row)
             elif len(draft.tokens) < self.n_max:
                 draft.reason = draft.reason or "limit"
@@ -259,13 +260,13 @@ class SeenRows:
 
     def note(self, seq: int, pos0: int, rows: torch.Tensor) -> None:
         """The target has computed rows [n, at least N_MARKS] of the tokens from pos0 on."""
-        first, n = pos0 + self._n_before, len(rows)
+        first, n = pos0 + self._n_before, rows.shape[0]
         marks = self._marks.get(seq)
         if marks is None:
             marks = torch.zeros(self._n_before, N_MARKS, device=self._device)
-        if (lack := first + n - len(marks)) > 0:
+        if (lack := first + n - marks.shape[0]) > 0:
             marks = torch.cat((marks, marks.new_full((max(lack, len(marks)), N_MARKS), math.nan)))
-        self._marks[seq] = marks
+            self._marks[seq] = marks
         marks[first : first + n] = rows[:, :N_MARKS]
 
     def __bool__(self) -> bool:
@@ -276,7 +277,7 @@ class SeenRows:
         first token included: int64; 0 for a sequence that was not watched."""
         if seq not in self._marks:
             return self._none
-        there = self._marks[seq][first : first + len(marks)]
+        there = self._marks[seq][first : first + marks.shape[0]]
         if self._device.type == "cpu" and torch.equal(marks, there):
             return self._none
         return (marks != there).any(1).sum()

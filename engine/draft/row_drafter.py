@@ -72,7 +72,7 @@ class PairedRows:
         """Put tokens at pos0 of the text, and their rows where the pairs after them have them."""
         self.tokens[pos0:] = tokens
         start, stop = pos0 + 1 - self.ahead, len(self.tokens) + 1 - self.ahead
-        capacity = len(self.rows)
+        capacity = self.rows.shape[0]
         if stop > capacity:
             n_more = max(stop, 2 * capacity) - capacity
             self.rows, self.marks = (
@@ -245,7 +245,7 @@ class RowDrafter(ModelDrafter):
         paired = self._paired[request.seq]
         start, tokens = paired.n_decoded, self._waiting(request)
         true = paired.waiting(request.last)
-        self._n_wrong_tokens[request.seq] = sum(map(ne, tokens, true))
+        self._n_wrong_tokens[request.seq] = 0 if tokens == true else sum(map(ne, tokens, true))
         paired.n_decoded += len(tokens)
         return start, tokens
 

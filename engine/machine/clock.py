@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from kernels.llvm.program import building_seconds, n_building
+from kernels.llvm.program import building, n_building
 
 
 def run_clock() -> float:
@@ -17,7 +17,7 @@ def run_clock() -> float:
     that wait for it that would be a hundred times their own duration, and a first run would be
     slower than a second one of the same prompt, so it is in no figure of a run.
     """
-    return perf_counter() - building_seconds() - _paused.seconds
+    return perf_counter() - building.seconds - _paused.seconds
 
 
 def is_compiling() -> bool:

@@ -64,16 +64,16 @@ class _Graph(NamedTuple):
     def fits(self, arguments: PassTensors) -> bool:
         """Whether they are like its last inputs."""
         mine = self.inputs[len(self.inputs) - len(arguments) :]
-        return all(
-            a is b or (a.shape == b.shape and a.dtype == b.dtype)
-            for a, b in zip(mine, arguments, strict=True)
-        )
+        for a, b in zip(mine, arguments, strict=True):
+            if a is not b and (a.shape != b.shape or a.dtype != b.dtype):
+                return False
+        return True
 
-    def run(self, inputs: PassTensors) -> PassTensors:
-        """What it computes of other values, as copies."""
+    def run(self, inputs: PassTensors, *, keeps: bool) -> PassTensors:
+        """What it computes of other values; keeps: as copies."""
         self.take(inputs)
         self.replay()
-        return tuple([x.clone() for x in self.outputs])
+        return tuple([x.clone() for x in self.outputs]) if keeps else self.outputs
 
     def take(self, inputs: PassTensors) -> None:
         """Put other values into its inputs."""
@@ -139,12 +139,15 @@ class StepGraphs:
         arguments: PassTensors,
         compute: Callable[..., PassTensors],
         decode_on: DecodeOn | None = None,
+        *,
+        keeps: bool = True,
     ) -> PassTensors:
         """compute(*arguments), which reads `pass_inputs.inputs` by itself.
 
         It must not wait for the device, nor change anything on the host. What it returns is
-        copied, so that the next pass does not overwrite it. decode_on: runs a recording of the
-        pass and those after it, whose results `next_ahead` then gives.
+        copied, so that the next pass does not overwrite it, unless the caller `keeps` nothing.
+        decode_on: runs a recording of the pass and those after it, whose results `next_ahead` then
+        gives.
         """
         # kernels on the processor are shared out to threads beforehand
         n_threads, latest = torch.get_num_threads(), self._latest
@@ -155,9 +158,9 @@ class StepGraphs:
             and latest[2].fits(arguments)
         ):
             inputs = (*pass_inputs.inputs, *arguments)
-            return (
-                self._run_on(latest[2], inputs, decode_on) if decode_on else latest[2].run(inputs)
-            )
+            if decode_on:
+                return self._run_on(latest[2], inputs, decode_on)
+            return latest[2].run(inputs, keeps=keeps)
         shapes = tuple([(x.shape, x.dtype) for x in arguments])
         key = pass_inputs.key, shapes, n_threads
         graph = self._graphs.get(key)
@@ -175,7 +178,7 @@ class StepGraphs:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
         self._latest = pass_inputs.key, n_threads, graph
-        return graph.run((*pass_inputs.inputs, *arguments))
+        return graph.run((*pass_inputs.inputs, *arguments), keeps=keeps)
 
     def _run_on(self, graph: _Graph, inputs: PassTensors, decode_on: DecodeOn) -> PassTensors:
         graph.take(inputs)

@@ -163,7 +163,7 @@ class HybridMemory:
         (as llama.cpp)."""
         if mode == "seq":
             plans = split_seq(spans, n_ubatch)
-        elif self.is_pool and max(len(span.tokens) for span in spans) <= _SHORT:
+        elif self.is_pool and max([len(span.tokens) for span in spans]) <= _SHORT:
             plans = split_simple(spans, n_ubatch)
         else:
             recurrent = self.recurrent
@@ -228,26 +228,26 @@ class HybridMemory:
         arguments: tuple[torch.Tensor, ...],
         compute: Callable[..., tuple[torch.Tensor, ...]],
         ahead: GreedyTokens | None = None,
+        *,
+        keeps: bool = True,
     ) -> tuple[torch.Tensor, ...]:
         """compute(*arguments), or a recording of an earlier pass like the one that has started.
 
         key: what else than this memory and the shapes of the arguments the computation depends on.
         ahead: where it ends with the record of one row, and more passes may be decoded at once.
+        keeps: whether what it returns is still wanted when the next pass starts.
         """
         if self._graphs is None:
             return compute(*arguments)
         if self._graphs.is_ahead:
             return self._graphs.next_ahead()
-        parts = [self.attention.pass_inputs()]
-        if self.recurrent:
-            parts.append(self.recurrent.pass_inputs())
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        cells = self.attention.pass_inputs()
+        states = self.recurrent.pass_inputs() if self.recurrent else PassInputs(None)
+        if cells is None or states is None:
             return compute(*arguments)
-        inputs = tuple(x for part in known for x in part.inputs)
-        pass_inputs = PassInputs((key, *(part.key for part in known)), inputs)
+        pass_inputs = PassInputs((key, cells.key, states.key), cells.inputs + states.inputs)
         decode_on = self._decode_on(ahead) if ahead and self.records_launches else None
-        return self._graphs.run(pass_inputs, arguments, compute, decode_on)
+        return self._graphs.run(pass_inputs, arguments, compute, decode_on, keeps=keeps)
 
     def _decode_on(self, ahead: GreedyTokens) -> DecodeOn | None:
         """What decodes on from the pass that has started, None where only the host could."""

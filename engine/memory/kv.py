@@ -406,7 +406,7 @@ class AttentionKV:
         """Take found cells; returns how many cells their streams reach to, now readable."""
         table = self._table
         table.take(seqs, cells, positions, tokens)
-        streams = {table.stream(seq) for seq in seqs}
+        streams = [0] if table.unified else seqs
         reach = max([table.end[stream] for stream in streams])
         self._storage.reserve(streams, reach)
         return reach

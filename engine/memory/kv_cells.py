@@ -80,7 +80,8 @@ class CellTable:
             first, stop = int(row[0]), int(row[-1]) + 1
             # neighbours by a slice, which takes a third of the time
             where = slice(first, stop) if stop - first == row.size else row
-            self.is_rising[stream] &= self._continues(stream, first, stop, pos)
+            if self.is_rising[stream]:
+                self.is_rising[stream] = self._continues(stream, first, stop, pos)
             self._pos[stream, where] = pos
             self._tokens[stream, where] = ids
             self._owners[stream, where] = _BITS[seq]
@@ -98,7 +99,7 @@ class CellTable:
             return False
         if end and positions[0] <= self._pos[stream, end - 1]:
             return False
-        return n == 1 or not np.count_nonzero(positions[1:] <= positions[:-1])
+        return n == 1 or bool((positions[1:] > positions[:-1]).all())
 
     def last_position(self, seq: int) -> int | None:
         """Highest position of a sequence that has no gaps and rises, -1 when it is empty; None
@@ -112,8 +113,9 @@ class CellTable:
     def seen(self, seqs: Sequence[int], cells: np.ndarray, n: int) -> np.ndarray | None:
         """`visible` of the newest tokens without a window, which have these cells
         [len(seqs), T]; None where it has to be searched for."""
-        if not all(self.is_in_order(self.stream(seq)) for seq in seqs):
-            return None
+        for seq in seqs:
+            if not self.is_in_order(self.stream(seq)):
+                return None
         found: np.ndarray = self._cell_numbers[:n] <= cells[:, :, None]
         return found
 
@@ -149,8 +151,8 @@ class CellTable:
         end = self.end[stream]
         if self.is_in_order(stream):
             held = self._pos[stream, :end]
-            first = int(np.searchsorted(held, p0)) if p0 > 0 else 0
-            return self._cell_numbers[first : int(np.searchsorted(held, p1)) if p1 >= 0 else end]
+            first = int(held.searchsorted(p0)) if p0 > 0 else 0
+            return self._cell_numbers[first : int(held.searchsorted(p1)) if p1 >= 0 else end]
         wanted = (self._owners[stream, :end] & _BITS[seq]) != _NOBODY
         if p0 > 0:
             wanted &= self._pos[stream, :end] >= p0
@@ -188,7 +190,8 @@ class CellTable:
         if cells.size:
             stream = self.stream(seq)
             first, end = int(cells[0]), self.end[stream]
-            if self.is_in_order(stream) and end - first == cells.size == end - int(cells.min()):
+            least = int(np.minimum.reduce(cells))
+            if self.is_in_order(stream) and end - first == cells.size == end - least:
                 self._owners[stream, first:end] = _NOBODY
                 self.used[stream] = self.end[stream] = first
                 return
@@ -234,7 +237,7 @@ class CellTable:
                 "Raise -c, shorten the prompt or emit fewer tokens.",
             )
         if used == end:
-            return np.arange(end, end + n)
+            return self._cell_numbers[end : end + n]
         holes = np.flatnonzero(self._owners[stream, :end] == _NOBODY)[:n]
         return np.concatenate((holes, np.arange(end, end + n - holes.size)))
 

@@ -66,10 +66,13 @@ class ModelMemory(Protocol):
         arguments: tuple[torch.Tensor, ...],
         compute: Callable[..., tuple[torch.Tensor, ...]],
         ahead: GreedyTokens | None = None,
+        *,
+        keeps: bool = True,
     ) -> tuple[torch.Tensor, ...]:
         """compute(*arguments): all layer calls of this pass, or a recording of an earlier pass
         like it (engine.machine.graphs). key: what else the computation depends on. ahead: passes
-        that may be done at once; what they give is then given in turn."""
+        that may be done at once; what they give is then given in turn. keeps: whether what it
+        returns is still wanted when the next pass starts."""
 
     def commit(self) -> None:
         """Called when all layers have run: count the tokens to their sequences."""

@@ -105,12 +105,14 @@ class MtpHead:
         ones. head: to find the tokens with, in place of the head. All is one pass of the memory;
         without `head`, or with LargestLogits, its bits are those of n_steps calls of `forward`.
         Returns the tokens, int64 [n_steps]; logits f32 [n_steps, n]; and of which tokens these
-        are, int64 [n_steps, n], None for the whole vocabulary.
+        are, int64 [n_steps, n], None for the whole vocabulary: on the processor good until the
+        memory's next pass.
         """
         there = memory.begin(ubatch)
         reach = self._rope.reach(ubatch.last_position)
         compute = partial(self._steps, memory, n_steps, head)
-        found = memory.run((self, reach, n_steps, type(head)), (*there, hidden), compute)
+        key, keeps = (self, reach, n_steps, type(head)), self._only.device.type != "cpu"
+        found = memory.run(key, (*there, hidden), compute, keeps=keeps)
         memory.commit()
         logits, *ids, tokens = found
         if isinstance(head, LargestLogits):

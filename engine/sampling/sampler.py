@@ -149,7 +149,8 @@ class Sampler:
 
     def draw(self, distribution: Distribution) -> int:
         """Draw a token with one random number and accept it."""
-        token = distribution.at(self.uniform())
+        self.n_draws += 1
+        token = distribution.at(self._random.random())
         self.accept(token)
         return token
 

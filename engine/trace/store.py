@@ -98,31 +98,36 @@ class Table:
         self.append_rows(names, values, **same)
 
     def append_rows(
-        self, names: Sequence[str], rows: Sequence[tuple[Any, ...]], **same: Any
+        self,
+        names: Sequence[str],
+        rows: Sequence[tuple[Any, ...]],
+        others: Mapping[str, np.ndarray] | None = None,
+        **same: Any,
     ) -> None:
-        """The same with rows as values of these columns, None where one is not observed."""
-        if len(rows) < _FEW:
+        """The same with rows as values of these columns, None where one is not observed. others:
+        columns that are not among them."""
+        if not rows or (len(rows) < _FEW and not others):
             for row in rows:
                 self.append(**same, **dict(zip(names, row, strict=True)))
             return
-        columns: dict[str, Any] = {name: [one] * len(rows) for name, one in same.items()}
-        for name, of_rows in zip(names, zip(*rows, strict=True), strict=True):
-            values = list(of_rows)
-            n_none = values.count(None)
-            if n_none == len(values):
+        columns: dict[str, Any] = {**same, **(others or {})}
+        for name, values in zip(names, zip(*rows, strict=True), strict=True):
+            blank, first = self._blanks[name], values[0]
+            is_tops = isinstance(blank, list)
+            if (first is None or not is_tops) and values.count(first) == len(values):
+                if first is not None:
+                    columns[name] = first
                 continue
-            blank = self._blanks[name]
-            if isinstance(blank, list):  # as many as there are
+            n_none = values.count(None)
+            if is_tops:  # as many as there are
                 lengths = np.array([len(one or ()) for one in values])
                 cells = np.full((len(rows), len(blank)), blank, _empty(self._named[name], 0).dtype)
                 is_there = np.arange(len(blank)) < lengths[:, None]
                 cells[is_there] = [*chain.from_iterable(one for one in values if one)]
                 columns[name] = cells
                 continue
-            if n_none:
-                values = [blank if one is None else one for one in values]
-            columns[name] = values
-        self.extend(columns)
+            columns[name] = [blank if one is None else one for one in values] if n_none else values
+        self._put(len(rows), columns)
 
     def extend(self, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
         """Add many rows at once from equally long columns; text columns hold str, or, as int32,
@@ -130,14 +135,19 @@ class Table:
         lengths = {len(values) for values in columns.values()}
         if len(lengths) != 1:
             raise ValueError(f"{self.name}: columns of different lengths: {sorted(lengths)}")
-        n = lengths.pop()
+        self._put(lengths.pop(), columns)
+
+    def _put(self, n: int, columns: Mapping[str, Any]) -> None:
+        """Add n rows; a single value is that of all of them."""
         start, stop = self._n, self._n + n
         for name in columns:
             self._array(name)
         if stop > self._ready:
             self._make_ready(stop, columns)
         for name, values in columns.items():
-            if name in self._text_columns and getattr(values, "dtype", None) != np.int32:
+            if isinstance(values, str):
+                values = self._texts.code(values)
+            elif name in self._text_columns and getattr(values, "dtype", None) != np.int32:
                 values = self._texts.codes(values)
             self._arrays[name][start:stop] = values
         self._n = stop

@@ -75,10 +75,14 @@ class TraceWriter:
         self.store.tables[table].append_all(rows, run_id=self.run_id)
 
     def append_rows(
-        self, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+        self,
+        table: str,
+        names: Sequence[str],
+        rows: Sequence[tuple[Any, ...]],
+        others: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """The same with rows as values of these columns."""
-        self.store.tables[table].append_rows(names, rows, run_id=self.run_id)
+        """The same with rows as values of these columns, and other columns as they are."""
+        self.store.tables[table].append_rows(names, rows, others, run_id=self.run_id)
 
     def extend(self, table: str, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
         """Add many rows from columns of equal length, [n] each. Raises ValueError if they differ

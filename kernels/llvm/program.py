@@ -64,20 +64,16 @@ def watched(watch: Callable[[Launch], None]) -> Iterator[None]:
 
 class _Building(threading.local):
     seconds = 0.0
+    """How long this thread has been compiling programs, or reading them from disk, in all."""
 
 
-_building = _Building()
+building = _Building()
 _threads_building: set[int] = set()
 
 
 def n_building() -> int:
     """How many threads compile a program now, or read one from disk."""
     return len(_threads_building)
-
-
-def building_seconds() -> float:
-    """How long this thread has been compiling programs, or reading them from disk, in all."""
-    return _building.seconds
 
 
 class Program:
@@ -94,7 +90,7 @@ class Program:
         finally:
             _threads_building.discard(me)
         self.address = address = self._engine.get_function_address("run")
-        _building.seconds += perf_counter() - begun
+        building.seconds += perf_counter() - begun
         # ctypes takes as long over every argument as over all of them packed
         self._pack = struct.Struct(f"{_HEADER + n_args}q").pack
         types = ctypes.c_char_p, ctypes.c_int32

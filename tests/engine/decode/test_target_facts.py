@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
 
-from engine.decode.target_facts import all_target_facts, target_facts
+from engine.decode.target_facts import TargetFacts, all_target_facts, target_facts
 
 
 def test_target_facts_against_numpy():
@@ -54,5 +56,6 @@ def test_many_questions_are_answered_like_single_ones(n):
         rows = [*range(width), width - 1]
         tokens = [*logits[:width].argmax(1).tolist(), 17 * width]
         asked.append((logits, None, tokens, rows))
-    assert all_target_facts(asked) == [target_facts(one[0], *one[2:]) for one in asked]
-    assert all_target_facts([]) == []
+    alone = [target_facts(one[0], *one[2:]) for one in asked]
+    for values, field in zip(all_target_facts(asked), fields(TargetFacts), strict=True):
+        assert values.tolist() == [x for one in alone for x in getattr(one, field.name)]
