@@ -153,7 +153,7 @@ class ComparisonHeader(QWidget):
 
     def _lay_out(self) -> None:
         line = QHBoxLayout()
-        line.setContentsMargins(2, 0, 0, 0)
+        line.setContentsMargins(0, 0, 0, 0)
         line.setSpacing(4)
         line.addWidget(self.sentence, 1)
         line.addWidget(self.progress)

@@ -272,7 +272,7 @@ class DeltaPlot(RoundPlot):
         """Label the y-axis with as many decades as its height has room for."""
         bottom, top = self.axis.y_range
         gap = (top - bottom) * self.fontMetrics().height() / max(1.0, self.box.height())
-        self.getPlotItem().getAxis("left").setTicks([self.axis.ticks(self._everything, gap)])
+        self.set_ticks("left", self.axis.ticks(self._everything, gap))
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)

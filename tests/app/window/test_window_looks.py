@@ -9,7 +9,15 @@ from collections.abc import Callable
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication, QDialog, QDockWidget, QLabel, QMainWindow, QTabBar
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QApplication,
+    QDialog,
+    QDockWidget,
+    QLabel,
+    QMainWindow,
+    QTabBar,
+)
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
@@ -148,6 +156,20 @@ def test_panels_have_names_keys_and_object_names(window: MainWindow) -> None:
         assert dock.windowTitle() == TITLES[name]
         keys = f"Ctrl+{number}" if number < 10 else ""
         assert window.actions_by_id[f"view.panel_{name}"].shortcut().toString() == keys
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_buttons_of_titles_are_seen_and_say_what_they_do(window: MainWindow, theme: str) -> None:
+    window.set_theme(theme)
+    dock = window.docks["findings"]
+    for floats in (True, False):
+        dock.setFloating(floats)
+        for name in ("float", "close"):
+            button = dock.findChild(QAbstractButton, f"qt_dockwidget_{name}button")
+            assert button.toolTip()
+            image = button.icon().pixmap(16).toImage()
+            drawn = {image.pixelColor(x, y).name() for x in range(16) for y in range(16)}
+            assert window.theme.color("ui.muted").name() in drawn
 
 
 @pytest.mark.shares_window

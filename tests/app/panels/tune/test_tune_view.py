@@ -154,6 +154,9 @@ def test_what_a_small_map_leaves_is_the_drafters(view: TuneView, run: RunRef) ->
     assert view.grid.most_wide - 2 == pytest.approx(last, abs=1)  # cells as large as may be
     assert view.grid.width() < 0.4 * view.width() < view.quality.width()
     assert view.note.height() > 2 * view.note.fontMetrics().height()  # all of it can be read
+    view.resize(1270, 28 * view.fontMetrics().height())  # in the layout Tune of a small screen
+    QApplication.processEvents()
+    assert view.note.height() >= view.note.heightForWidth(view.note.width())
     view.resize(700, 300)
     QApplication.processEvents()
     assert view.grid.width() > 0.9 * view.width()
