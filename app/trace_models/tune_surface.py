@@ -18,7 +18,7 @@ from engine.analysis.what_if.costs import LEAST_TIMES, RoundCosts
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
 from engine.analysis.what_if.simulation import ASSUMPTIONS
-from engine.analysis.what_if.surface import Surface, gain, surface
+from engine.analysis.what_if.surface import LEAST_GAIN, Surface, gain, surface
 from engine.trace.run_ref import RunRef
 
 MOST_ROUNDS = 4000
@@ -154,7 +154,7 @@ def _is_shown(found: TuneSurface) -> bool:
     if found.current is None:
         return not _is_guess(found, best)
     differs = _speed(found, found.current) != _speed(found, best)
-    return differs and found.gain is not None and found.gain[0] > 1
+    return differs and found.gain is not None and found.gain[0] >= LEAST_GAIN
 
 
 def headline(found: TuneSurface) -> str:

@@ -95,6 +95,8 @@ def test_no_setting_is_best_that_is_no_faster_than_the_one_in_effect() -> None:
     assert ", 1.20 to 1.40 times now. Now: n_max 4" in headline(replace(found, gain=(1.2, 1.4)))
     unsure = headline(replace(found, gain=(0.98, 1.4)))
     assert unsure.startswith("No difference shown: n_max ") and "0.98 to 1.40 times" in unsure
+    same = headline(replace(found, gain=(1.004, 1.4)))
+    assert same.startswith("No difference shown: n_max "), "that is written as 1.00"
     assert headline(replace(found, gain=None)).startswith("No verdict, ")
 
 
