@@ -12,6 +12,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QAbstractButton,
     QApplication,
+    QComboBox,
     QDialog,
     QDockWidget,
     QLabel,
@@ -27,7 +28,7 @@ from app.window.docks import LAYOUT_VERSION
 from app.window.layouts import LAYOUTS, TITLES
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
-from tests.support.window_acts import messages, trigger, wait
+from tests.support.window_acts import VIEWS, messages, trigger, wait
 
 
 @pytest.mark.shares_window
@@ -156,6 +157,16 @@ def test_panels_have_names_keys_and_object_names(window: MainWindow) -> None:
         assert dock.windowTitle() == TITLES[name]
         keys = f"Ctrl+{number}" if number < 10 else ""
         assert window.actions_by_id[f"view.panel_{name}"].shortcut().toString() == keys
+
+
+@pytest.mark.shares_window
+def test_every_choice_says_what_it_chooses(window: MainWindow, qtbot: QtBot) -> None:
+    for name in VIEWS:
+        window.docks.reveal(name)
+        qtbot.waitUntil(lambda at=name: window.docks.view(at) is not None)
+    choices = window.findChildren(QComboBox)
+    assert len(choices) > 10
+    assert [box.accessibleName() for box in choices if not box.toolTip()] == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
