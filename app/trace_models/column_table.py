@@ -11,8 +11,11 @@ from app.trace_models.plain_tip import plain_tip
 
 _Index = QModelIndex | QPersistentModelIndex
 _NOWHERE = QModelIndex()
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+_MIDDLE = Qt.AlignmentFlag.AlignVCenter
+_SIDES = Qt.AlignmentFlag.AlignRight | _MIDDLE, Qt.AlignmentFlag.AlignLeft | _MIDDLE
+"""Of figures, and of text."""
+# a painting asks for seven roles of every cell, and each look-up in Qt takes its time
+_ALIGNMENT, _TIP = Qt.ItemDataRole.TextAlignmentRole, Qt.ItemDataRole.ToolTipRole
 
 
 class TableColumn(NamedTuple):
@@ -64,19 +67,15 @@ class ColumnTable(QAbstractTableModel):
         column = self._columns[section]
         if role == Qt.ItemDataRole.DisplayRole:
             return column.title
-        if role == Qt.ItemDataRole.ToolTipRole:
+        if role == _TIP:
             return plain_tip(column.tip)
-        return _side(column) if role == Qt.ItemDataRole.TextAlignmentRole else None
+        return _SIDES[column.is_text] if role == _ALIGNMENT else None
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
             return None
         column = self._columns[index.column()]
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _side(column)
+        if role == _ALIGNMENT:
+            return _SIDES[column.is_text]
         value = self.cell(index.row(), column.name, role)
-        return plain_tip(value) if role == Qt.ItemDataRole.ToolTipRole and value else value
-
-
-def _side(column: TableColumn) -> Qt.AlignmentFlag:
-    return _LEFT if column.is_text else _RIGHT
+        return plain_tip(value) if value and role == _TIP else value

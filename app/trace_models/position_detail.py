@@ -129,6 +129,11 @@ def _measure(lanes: ComparedLanes, run_id: int, name: str, pos: int) -> DetailCe
     return DetailCell(error_text(value))
 
 
+_DISPLAY, _FONT = Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.FontRole
+_FOREGROUND, _ALIGNMENT = Qt.ItemDataRole.ForegroundRole, Qt.ItemDataRole.TextAlignmentRole
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+
+
 class PositionDetail(QAbstractTableModel):
     """`detail_rows` as a table: a column for each lane, tokens and measures as row headers."""
 
@@ -183,20 +188,20 @@ class PositionDetail(QAbstractTableModel):
         if not index.isValid():
             return None
         cell = self.rows[index.row()].cells[index.column()]
-        if role == Qt.ItemDataRole.DisplayRole:
+        if role == _DISPLAY:
             return cell.text
         if role == BAR_ROLE:
             return cell.bar
         if role == BAR_COLOUR_ROLE:
             return self.lane_colours[index.column()]
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-        if role == Qt.ItemDataRole.ForegroundRole:
+        if role == _ALIGNMENT:
+            return _RIGHT
+        if role == _FOREGROUND:
             if cell.differs:
                 return self.differs_colour
             is_muted = cell.text in (NOT_RECORDED, NOT_OBSERVED) or cell.text.startswith(_BELOW)
             return self.muted_colour if is_muted else None
-        if role == Qt.ItemDataRole.FontRole and (cell.best or cell.text == NOT_RECORDED):
+        if role == _FONT and (cell.best or cell.text == NOT_RECORDED):
             font = QFont()
             font.setBold(cell.best)
             font.setItalic(not cell.best)

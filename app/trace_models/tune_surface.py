@@ -16,7 +16,7 @@ from app.trace_models.number_text import significant
 from engine.analysis.run_cost import speed
 from engine.analysis.what_if.recorded import LEAST_TIMES, RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
-from engine.analysis.what_if.surface import ASSUMPTIONS, Surface, gain, surface
+from engine.analysis.what_if.surface import ASSUMPTIONS, LEAST_GAIN, Surface, gain, surface
 from engine.trace.run_ref import RunRef
 
 MOST_ROUNDS = 4000
@@ -152,7 +152,7 @@ def _is_shown(found: TuneSurface) -> bool:
     if found.current is None:
         return not _is_guess(found, best)
     differs = _speed(found, found.current) != _speed(found, best)
-    return differs and found.gain is not None and found.gain[0] > 1
+    return differs and found.gain is not None and found.gain[0] >= LEAST_GAIN
 
 
 def headline(found: TuneSurface) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
 
@@ -205,7 +205,7 @@ _MOST_TICKS = 8
 
 
 class SurvivalChart(RateChart):
-    """A dot for each index that drafts were judged at, its rate above it where there is room."""
+    """A dot for each index that drafts were judged at, its rate next to it where there is room."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(theme, "Survival by index in the draft", "index in draft", parent)
@@ -244,15 +244,23 @@ class SurvivalChart(RateChart):
         painter.setBrush(QBrush(colour))
         for point in points:
             painter.drawEllipse(point, _DOT, _DOT)
-        wide = metrics.horizontalAdvance("0.00 ")
-        if len(rates) > _MOST_LABELLED or wide > self.area.width() / max(1, len(rates)):
+        wide = self.area.width() / max(1, len(rates))
+        if len(rates) > _MOST_LABELLED or metrics.horizontalAdvance("0.00  ") > wide:
             return
         painter.setPen(theme.color("plot.text"))
         for point, (_, rate) in zip(points, rates, strict=True):
-            below = point.y() - metrics.height() - _DOT < self.area.top()
-            top = point.y() + _DOT if below else point.y() - metrics.height() - _DOT
-            box = QRectF(point.x() - wide / 2, top, wide, metrics.height())
-            painter.drawText(box, Qt.AlignmentFlag.AlignCenter, f"{rate:.2f}")
+            painter.drawText(self._label_box(point), Qt.AlignmentFlag.AlignCenter, f"{rate:.2f}")
+
+    def _label_box(self, point: QPointF) -> QRectF:
+        """Where a rate is written. The line never rises: right of a point there is room above it,
+        left of it below."""
+        metrics = self.fontMetrics()
+        box = QRectF(0, 0, metrics.horizontalAdvance("0.00"), metrics.height())
+        if point.y() - box.height() - _DOT < self.area.top():
+            box.moveTopRight(point + QPointF(-1, _DOT))
+        else:
+            box.moveBottomLeft(point + QPointF(1, -_DOT))
+        return box
 
     def _rates(self) -> list[tuple[int, float]]:
         """The indices at which drafts were judged, and how many drafts came there."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
-from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QPalette
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractSpinBox,
@@ -21,6 +21,8 @@ from PySide6.QtWidgets import (
     QSizePolicy,
     QSpinBox,
     QStyle,
+    QStyleOptionComboBox,
+    QStylePainter,
     QToolButton,
     QWidget,
 )
@@ -228,6 +230,24 @@ class NamesChoice(QToolButton):
         super().changeEvent(event)
         if event.type() is QEvent.Type.PaletteChange:
             self._colour()
+
+    def sizeHint(self) -> QSize:
+        text = self.fontMetrics().size(0, self.text()) + QSize(0, 2)
+        kind = QStyle.ContentsType.CT_ComboBox
+        return self.style().sizeFromContents(kind, self._as_box(), text, self)
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        """As the boxes around it."""
+        painter = QStylePainter(self)
+        painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, self._as_box())
+        painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, self._as_box())
+        painter.end()
+
+    def _as_box(self) -> QStyleOptionComboBox:
+        option = QStyleOptionComboBox()
+        option.initFrom(self)
+        option.currentText = self.text()
+        return option
 
     def _colour(self) -> None:
         """Red while an alarming name is chosen: tool buttons paint no foreground role."""

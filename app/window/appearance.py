@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.looks.theme import Theme, apply_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
-from app.window.dock_area import LAYOUTS
+from app.window.dock_area import LAYOUTS, TITLES
 from app.window.panels import Panels
 from engine.trace.run_ref import RunRef
 from engine.trace.token_text import pieces_at
@@ -36,6 +36,8 @@ class Appearance(QObject):
             actions[f"view.layout_{name}"].triggered.connect(
                 lambda _=False, choice=name: self.set_layout(choice)
             )
+        for name in TITLES:
+            docks[name].topLevelChanged.connect(lambda _: docks.draw_buttons(self._theme))
         self._connect_text()
         self._kept = ("", QByteArray())
         self._keeping = QTimer(self)
@@ -118,6 +120,7 @@ class Appearance(QObject):
         assert isinstance(app, QApplication)
         apply_theme(app, self._theme)
         self._actions.draw_icons(self._theme)
+        self._docks.draw_buttons(self._theme)
 
     def _follow_desktop(self) -> None:
         if self._settings.theme == "system":

@@ -150,16 +150,19 @@ class DockShares(QObject):
         if event.type() == QEvent.Type.MouseButtonRelease:
             self._dragged = True  # a separator: nothing else of the window itself takes the mouse
         elif isinstance(event, QResizeEvent):
-            self._on_widened(event.oldSize().width(), event.size().width())
+            dock = self._on_widened(event.oldSize().width(), event.size().width())
             self._on_resized(event.oldSize().height(), event.size().height())
+            if dock is not None:
+                self._lay_out()
+                self._right_given = dock.width()
         return super().eventFilter(watched, event)
 
-    def _on_widened(self, before: int, after: int) -> None:
+    def _on_widened(self, before: int, after: int) -> QDockWidget | None:
         """Docks at the right keep their share too: in a window made small, one from the time when
-        it was large would leave no room for the text."""
+        it was large would leave no room for the text. The one that is to be laid out anew."""
         right = self._in_sight(_RIGHT)
         if before <= 0 or before == after or not right or self._skips:
-            return
+            return None
         dock = next(iter(right.values()))
         if dock.width() != self._right_given:
             self._right_share = dock.width() / before
@@ -167,8 +170,7 @@ class DockShares(QObject):
         docks = [*left, dock]
         widths = [*(one.width() for one in left), round(self._right_share * after)]
         self._window.resizeDocks(docks, widths, Qt.Orientation.Horizontal)
-        self._lay_out()
-        self._right_given = dock.width()
+        return dock
 
     def _lay_out(self) -> None:
         layout = self._window.layout()

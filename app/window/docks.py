@@ -8,8 +8,16 @@ from itertools import pairwise
 
 from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTimer, SignalInstance
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabBar, QTabWidget, QWidget
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QDockWidget,
+    QMainWindow,
+    QTabBar,
+    QTabWidget,
+    QWidget,
+)
 
+from app.looks.theme import Theme, icon
 from app.widgets.build import made
 from app.widgets.fitted_labels import LowPanel
 from app.window.dock_area import (
@@ -65,6 +73,11 @@ def _first_for_keys(view: QWidget) -> QWidget | None:
     return None
 
 
+_BUTTONS = (
+    ("float", "float", "Take the panel out of the window, or put it back"),
+    ("close", "close", "Close the panel"),
+)
+"""In a dock's title: Qt's name, the drawing, and what it does."""
 _TURN_MS = 1
 """At 0 Qt would go on in the same turn."""
 
@@ -102,6 +115,15 @@ class Docks:
         DockLines(window, self._docks.values())
         DockTabs(window)
         self._floats = DockFloats(window, self._docks.values())
+
+    def draw_buttons(self, theme: Theme) -> None:
+        """Tint the buttons in the titles, which Qt draws too dark for a dark ground and again
+        whenever a dock comes out of the window or back, and say what they do."""
+        for dock in self._docks.values():
+            for name, drawing, tip in _BUTTONS:
+                button = dock.findChild(QAbstractButton, f"qt_dockwidget_{name}button")
+                button.setIcon(icon(drawing, theme, "ui.muted"))
+                button.setToolTip(tip)
 
     def __getitem__(self, name: str) -> QDockWidget:
         """A dock by its name, or by that of a view in it."""

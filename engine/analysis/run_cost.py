@@ -188,12 +188,14 @@ def _most(values: np.ndarray) -> int | None:
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
     """Time of one lane's rounds over another's: in all, and the lowest and highest of N_PARTS.
-    more_ms: what it takes longer in a round."""
+    more_ms: what it takes longer in a round. n_rounds: compared; n_left_out: the others."""
 
     ratio: float
     low: float
     high: float
     more_ms: float
+    n_rounds: int
+    n_left_out: int
 
     @property
     def is_shown(self) -> bool:
@@ -203,7 +205,10 @@ class TimeRatio:
     @property
     def spread(self) -> str:
         """The lowest and the highest, in words."""
-        return f"{self.low:.2f} to {self.high:.2f} over {N_PARTS} parts of the rounds"
+        of = "the rounds"
+        if self.n_left_out:
+            of = f"{self.n_rounds:,} rounds, {self.n_left_out:,} that were held up left out"
+        return f"{self.low:.2f} to {self.high:.2f} over {N_PARTS} parts of {of}"
 
 
 def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
@@ -213,10 +218,11 @@ def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
     if not one.round_ms or not other.round_ms:
         return None
     _, mine, theirs = np.intersect1d(one.rounds, other.rounds, return_indices=True)
-    if len(mine) < _LEAST_ROUNDS:
+    n = len(mine)
+    if n < _LEAST_ROUNDS:
         return None
     usual = _is_usual(one)[mine] & _is_usual(other)[theirs]
-    if 2 * usual.sum() > len(mine):
+    if 2 * usual.sum() > n:
         mine, theirs = mine[usual], theirs[usual]
     a, b = one.total_ms[mine], other.total_ms[theirs]
     if not b.sum():
@@ -226,8 +232,8 @@ def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
     if not sums[1].all():
         return None
     ratios = sums[0] / sums[1]
-    more = float((a - b).mean())
-    return TimeRatio(float(a.sum() / b.sum()), float(ratios.min()), float(ratios.max()), more)
+    low, high, more = float(ratios.min()), float(ratios.max()), float((a - b).mean())
+    return TimeRatio(float(a.sum() / b.sum()), low, high, more, len(mine), n - len(mine))
 
 
 def _is_usual(cost: RunCost) -> np.ndarray:

@@ -37,7 +37,7 @@ from engine.trace.token_text import MEANING, display_text, pieces_at
 
 MOST_TOKENS = 500_000
 """Rows of the tokens table that a page holds."""
-_MOST_CANDIDATES = 40_000
+_MOST_CANDIDATES = 16_000
 """Rows of the tokens table up to which a page has the most probable tokens of each."""
 _MOST_SLOTS = 256
 """Snapshot planes of a sequence that a page shows."""

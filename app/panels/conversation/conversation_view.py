@@ -211,7 +211,7 @@ class ConversationView(QWidget):
     # -- building --------------------------------------------------------------------------
 
     def _make(self) -> None:
-        self.choice = made(QComboBox, accessibleName="Conversation")
+        self.choice = made(QComboBox, accessibleName="Conversation", toolTip="Conversation on show")
         self.new = made(QPushButton, "New", toolTip="Begin another conversation with the next turn")
         self.chat = QCheckBox("Chat template")
         self.chat.setToolTip("Put the messages through the model's chat template")

@@ -153,7 +153,7 @@ class ComparisonHeader(QWidget):
 
     def _lay_out(self) -> None:
         line = QHBoxLayout()
-        line.setContentsMargins(2, 0, 0, 0)
+        line.setContentsMargins(0, 0, 0, 0)
         line.setSpacing(4)
         line.addWidget(self.sentence, 1)
         line.addWidget(self.progress)
@@ -215,6 +215,7 @@ class CostTable(ColumnTable):
 
 
 _ICON = 16
+_SEQUENCE = "Sequence that is compared"
 _STEPS = ("go.first_divergence", "go.previous_divergence", "go.next_divergence")
 
 
@@ -225,7 +226,7 @@ class PositionBar(QWidget):
 
     def __init__(self, actions: Actions, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.seq = made(QComboBox, accessibleName="Sequence that is compared")
+        self.seq = made(QComboBox, accessibleName=_SEQUENCE, toolTip=_SEQUENCE)
         self.seq.activated.connect(lambda i: self.seq_chosen.emit(int(self.seq.itemData(i))))
         row = hbox(self.seq, of=self, margins=(0, 0, 0, 0), spacing=4)
         for name in _STEPS:

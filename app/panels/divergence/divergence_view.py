@@ -206,7 +206,8 @@ class DivergenceView(QWidget):
 
     def _lay_out(self) -> None:
         column = vbox(self.header, (self._stack, 1), margins=(0, 0, 0, 0), spacing=4)
-        vbox(ScrollPage(column), of=self, margins=(0, 0, 0, 0))
+        self._page = ScrollPage(column)
+        vbox(self._page, of=self, margins=(0, 0, 0, 0))
 
     def _show_page(self, page: int) -> None:
         """Without lanes no room is kept for them: the page would scroll with nothing on it."""
@@ -298,8 +299,12 @@ class DivergenceView(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._set_low()
-        request = QEvent.Type.LayoutRequest.value
-        QCoreApplication.sendPostedEvents(None, request)  # else all is painted at a height between
+        request, call = QEvent.Type.LayoutRequest.value, QEvent.Type.MetaCall.value
+        # else all is painted at a height between, and again once a scroll bar has come or gone
+        for receiver, kind in ((None, request), (self._page, call), (None, request)):
+            QCoreApplication.sendPostedEvents(receiver, kind)
+        for plot in (self.plots.delta, self.plots.states) if self._parts else ():
+            plot.place_items()
 
     def _set_low(self) -> None:
         low = self.height() < _LOW_LINES * self.fontMetrics().height()

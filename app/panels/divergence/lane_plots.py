@@ -36,6 +36,7 @@ _LINES, _LOW_LINES = (8, 6), (5, 5)
 _SPANS = (16, 128, 512)
 """Positions in sight at first: at least, where their number is not known, at most while they
 come."""
+_MEASURE, _PART = "Measure that is drawn", "Part of the state that is compared"
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
 _NO_PART = "The layers of this model have no such part: choose the other one."
 
@@ -56,10 +57,10 @@ class LanePlots(QSplitter):
         self.delta = DeltaPlot(theme)
         self.states = StateMap(theme)
         self.states.link_x(self.delta)
-        self.measure = made(QComboBox, accessibleName="Measure that is drawn")
+        self.measure = made(QComboBox, accessibleName=_MEASURE, toolTip=_MEASURE)
         self.measure.addItems([metric.title for metric in METRICS])
         self.measure.currentIndexChanged.connect(lambda i: self.delta.set_metric(METRICS[i]))
-        self.part = made(QComboBox, accessibleName="Part of the state that is compared")
+        self.part = made(QComboBox, accessibleName=_PART, toolTip=_PART)
         self.part.addItems(list(PARTS.values()))
         self.part.currentIndexChanged.connect(self._show_part)
         self.legend = SwatchLegend("Error over positions: signs", SWATCHES, theme)
@@ -272,7 +273,7 @@ class DeltaPlot(RoundPlot):
         """Label the y-axis with as many decades as its height has room for."""
         bottom, top = self.axis.y_range
         gap = (top - bottom) * self.fontMetrics().height() / max(1.0, self.box.height())
-        self.getPlotItem().getAxis("left").setTicks([self.axis.ticks(self._everything, gap)])
+        self.set_ticks("left", self.axis.ticks(self._everything, gap))
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)

@@ -188,6 +188,7 @@ _COLUMNS = (
 )
 _TEXT = tuple(column.name for column in _COLUMNS if column.is_text)
 _NAMES = tuple(column.name for column in _COLUMNS if column.name)
+_DISPLAY, _FOREGROUND = Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ForegroundRole
 
 
 class PositionTable(ColumnTable):
@@ -233,13 +234,13 @@ class PositionTable(ColumnTable):
         return self._n
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        if role == Qt.ItemDataRole.DisplayRole:
+        if role == _DISPLAY:
             return self._text(name, row)
+        if role == _FOREGROUND:
+            return self.beyond_colour if self._is_beyond(row) else None
         if role == Qt.ItemDataRole.ToolTipRole:
             value = self._values[name][row] if name not in _TEXT else None
             return f"{value:.9g}" if isinstance(value, float) else None
-        if role == Qt.ItemDataRole.ForegroundRole and self._is_beyond(row):
-            return self.beyond_colour
         return None
 
     def _take_values(self) -> None:

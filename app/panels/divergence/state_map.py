@@ -165,7 +165,7 @@ class StateMap(RoundPlot):
         room = max(1.0, self.box.height() / len(self._layers))
         step = max(1, int(np.ceil(_ROW_LABEL_PIXELS / room)))
         ticks = [(row, str(layer)) for row, layer in enumerate(self._layers) if row % step == 0]
-        self.getPlotItem().getAxis("left").setTicks([ticks])
+        self.set_ticks("left", ticks)
 
     def _tip(self, x: float, y: float) -> str:
         row, pos = round(y), round(x)

@@ -422,6 +422,7 @@ class PromptBox(QWidget):
         self.examples.addItems([prompt.title for prompt in self._examples])
         self.examples.setCurrentIndex(-1)
         self.examples.setAccessibleName("Example prompts")
+        self.examples.setToolTip("Put an example into the prompt on show")
         self.choice = QComboBox()
         self.choice.setAccessibleName("Prompt to edit")
         self.choice.setToolTip("The prompt on show; each is a sequence of its own")

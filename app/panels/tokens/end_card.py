@@ -263,6 +263,8 @@ class EndCard(QFrame):
         has_step = self.end is not None and self.end.next_step is not None
         self.why.setVisible(wide and has_step and not self._low)
         self.figures.setHidden(self._low)
+        # one above the other they are as wide
+        self.step.setMinimumWidth(0 if self._low else self.plain.sizeHint().width())
         self.audit.setHidden(self._low or not self.audit.text())
         one = self._low and self.width() < _BOTH_CHARACTERS * self.fontMetrics().averageCharWidth()
         self.plain.setVisible(self._offers_plain and not (one and has_step))

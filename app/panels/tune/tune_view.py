@@ -33,7 +33,7 @@ _READOUT_FROM, _NOTE_FROM = 14, 16
 """Lines from which on there is room below the map for what is pointed at, and for the note."""
 _MAP_CHARACTERS = 110
 """Width of the map's side, unless its cells take more: the drafter next to it has the rest."""
-_WRAPPED_FROM = 40
+_WRAPPED_FROM = 26
 """Lines from which on there is room for all of the note."""
 _UNLIMITED = 16_777_215
 _SPACING = 3

@@ -40,8 +40,9 @@ _PARTS = ("draft_ms", "verify_ms", "rest_ms")
 _TABLE_SHARE, _PLOT_SHARE = 5, 2
 """Of the width, where all columns are next to the plot; where that is too little, some are left
 out and the plot is below."""
-_NOTE_FROM, _PLOT_FROM = 9, 16
-"""Lines from which on there is room for the note, and for the plot below the table."""
+_NOTE_FROM, _PLOT_FROM, _WRAPPED_FROM = 9, 16, 26
+"""Lines from which on there is room for the note, for the plot below the table, and for all of the
+note."""
 _SPACING, _MARGIN = 3, 8
 _UNLIMITED = 16_777_215
 _LEAST_ROWS = 2
@@ -154,6 +155,7 @@ class WhatIfView(WholeRunView):
         self._parts.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
         self._fit_plot()
         self.note.setVisible(lines >= _NOTE_FROM)
+        self.note.setWordWrap(lines >= _WRAPPED_FROM)
         for name in _PARTS:
             table.setColumnHidden(list(_HEADS).index(name), not wide)
         n_shown = len(_HEADS) - (0 if wide else len(_PARTS))

@@ -203,6 +203,10 @@ class DraftLengthEstimate:
         return self.draft_ms + self.verify_ms + self.rest_ms
 
 
+LEAST_GAIN = 1.005
+"""Below it a gain would be written as none."""
+
+
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """Estimates for n_max 0 … K in order, K being the longest draft recorded.
@@ -233,7 +237,7 @@ class WhatIf:
         """Whether the best is the one that was recorded, or faster beyond the run's own spread."""
         best = self.best
         is_same = best is not None and best.n_max == self.recorded.n_max
-        return is_same or (self.gain is not None and self.gain[0] > 1)
+        return is_same or (self.gain is not None and self.gain[0] >= LEAST_GAIN)
 
 
 def what_if(rounds: RecordedRounds, *, is_whole: bool = True) -> WhatIf | None:

@@ -50,6 +50,7 @@ def test_a_form_begins_with_the_defaults(group: OptionGroup) -> None:
     assert group["most"].text() == "all"
     assert group["way"].itemData(0, Qt.ItemDataRole.ToolTipRole) == "the first"
     assert group["names"].actions_by_name["y"].toolTip() == "a y"
+    assert group["names"].sizeHint().height() == group["way"].sizeHint().height()
     assert group["way"].toolTip() == "--way: a or b"
     assert group["loud"].accessibleName() == "loud"
     assert group.summary == ""

@@ -241,3 +241,6 @@ def test_in_a_wide_window_a_button_stands_by_its_sentence(qtbot: QtBot) -> None:
         assert card.step.geometry().right() < min(width, 900)
         if not low:
             assert card.why.geometry().right() <= card.step.x() <= card.why.geometry().right() + 10
+        if (width, low) == (2200, False):
+            same = "one below the other, as wide"
+            assert card.plain.geometry().right() == card.step.geometry().right(), same

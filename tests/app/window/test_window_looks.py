@@ -9,7 +9,16 @@ from collections.abc import Callable
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication, QDialog, QDockWidget, QLabel, QMainWindow, QTabBar
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QApplication,
+    QComboBox,
+    QDialog,
+    QDockWidget,
+    QLabel,
+    QMainWindow,
+    QTabBar,
+)
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
@@ -19,7 +28,7 @@ from app.window.dock_area import LAYOUTS, TITLES
 from app.window.docks import LAYOUT_VERSION
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
-from tests.support.window_acts import messages, trigger, wait
+from tests.support.window_acts import VIEWS, messages, trigger, wait
 
 
 @pytest.mark.shares_window
@@ -148,6 +157,30 @@ def test_panels_have_names_keys_and_object_names(window: MainWindow) -> None:
         assert dock.windowTitle() == TITLES[name]
         keys = f"Ctrl+{number}" if number < 10 else ""
         assert window.actions_by_id[f"view.panel_{name}"].shortcut().toString() == keys
+
+
+@pytest.mark.shares_window
+def test_every_choice_says_what_it_chooses(window: MainWindow, qtbot: QtBot) -> None:
+    for name in VIEWS:
+        window.docks.reveal(name)
+        qtbot.waitUntil(lambda at=name: window.docks.view(at) is not None)
+    choices = window.findChildren(QComboBox)
+    assert len(choices) > 10
+    assert [box.accessibleName() for box in choices if not box.toolTip()] == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_buttons_of_titles_are_seen_and_say_what_they_do(window: MainWindow, theme: str) -> None:
+    window.set_theme(theme)
+    dock = window.docks["findings"]
+    for floats in (True, False):
+        dock.setFloating(floats)
+        for name in ("float", "close"):
+            button = dock.findChild(QAbstractButton, f"qt_dockwidget_{name}button")
+            assert button.toolTip()
+            image = button.icon().pixmap(16).toImage()
+            drawn = {image.pixelColor(x, y).name() for x in range(16) for y in range(16)}
+            assert window.theme.color("ui.muted").name() in drawn
 
 
 @pytest.mark.shares_window

@@ -444,6 +444,19 @@ def test_a_low_view_fits_without_the_editor(faulty: DivergenceView, qtbot: QtBot
     qtbot.waitUntil(lambda: faulty.plots.delta.height() >= 8 * line)
 
 
+def test_a_scroll_bar_comes_and_goes_within_the_resize(faulty: DivergenceView) -> None:
+    """After the painting everything would be laid out and painted once more."""
+    (area,) = faulty.findChildren(ScrollPage)
+    bar, page = area.verticalScrollBar(), area.widget()
+    seen = set()
+    for height in (1600, 300, 1600):
+        faulty.resize(900, height)
+        assert bar.isVisible() == (bar.maximum() > 0)
+        assert page.width() == area.width() - (bar.width() if bar.isVisible() else 0)
+        seen.add(bar.isVisible())
+    assert seen == {True, False}
+
+
 def test_ranks_stand_in_sight_of_half_a_window(faulty: DivergenceView, qtbot: QtBot) -> None:
     faulty.resize(1280, 545)
     settle(qtbot)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from PySide6.QtCore import QEvent, QPoint
-from PySide6.QtGui import QHelpEvent
+from PySide6.QtGui import QHelpEvent, QPainterPath, QPainterPathStroker
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import Theme
 from app.panels.tune.drafter_view import DrafterView
+from app.widgets.drafter_quality import SurvivalChart
 from app.window.window import MainWindow
+from engine.analysis.acceptance.counts import Survival
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.trace_builder import TraceBuilder
@@ -125,6 +130,24 @@ def test_each_drafter_of_a_chain_can_be_chosen(view: DrafterView) -> None:
     view.choice.activated.emit(2)
     assert "10 drafts" in view.quality.survival_part.figure
     assert view.headline.text() == "draft-simple"
+
+
+@pytest.mark.parametrize("accepted", [(40, 2, 1, 1, 0), (50, 50, 49, 5, 5), (20, 10, 5, 2, 1)])
+def test_rates_are_written_beside_the_line(qtbot: QtBot, accepted: tuple[int, ...]) -> None:
+    chart = SurvivalChart(Theme("dark"))
+    qtbot.addWidget(chart)
+    chart.resize(260, 180)
+    judged = (50, *accepted[:-1])
+    chart.set_survival(Survival(np.array(judged), np.array(accepted)))
+    points = [chart.place(chart._x(i), rate) for i, rate in chart._rates()]
+    line = QPainterPath(points[0])
+    for point in points[1:]:
+        line.lineTo(point)
+    boxes = [chart._label_box(point) for point in points]
+    drawn = QPainterPathStroker().createStroke(line)
+    assert not any(drawn.intersects(box) for box in boxes)
+    assert all(chart.rect().toRectF().contains(box) for box in boxes)
+    assert not any(one.intersects(other) for one, other in pairwise(boxes))
 
 
 def test_out_of_sight_it_neither_reads_nor_draws(window: MainWindow, qtbot: QtBot) -> None:

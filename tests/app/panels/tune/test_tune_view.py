@@ -95,6 +95,8 @@ def test_no_setting_is_best_that_is_no_faster_than_the_one_in_effect() -> None:
     assert ", 1.20 to 1.40 times now. Now: n_max 4" in headline(replace(found, gain=(1.2, 1.4)))
     unsure = headline(replace(found, gain=(0.98, 1.4)))
     assert unsure.startswith("No difference shown: n_max ") and "0.98 to 1.40 times" in unsure
+    same = headline(replace(found, gain=(1.004, 1.4)))
+    assert same.startswith("No difference shown: n_max "), "that is written as 1.00"
     assert headline(replace(found, gain=None)).startswith("No verdict, ")
 
 
@@ -154,6 +156,9 @@ def test_what_a_small_map_leaves_is_the_drafters(view: TuneView, run: RunRef) ->
     assert view.grid.most_wide - 2 == pytest.approx(last, abs=1)  # cells as large as may be
     assert view.grid.width() < 0.4 * view.width() < view.quality.width()
     assert view.note.height() > 2 * view.note.fontMetrics().height()  # all of it can be read
+    view.resize(1270, 28 * view.fontMetrics().height())  # in the layout Tune of a small screen
+    QApplication.processEvents()
+    assert view.note.height() >= view.note.heightForWidth(view.note.width())
     view.resize(700, 300)
     QApplication.processEvents()
     assert view.grid.width() > 0.9 * view.width()
