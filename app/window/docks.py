@@ -121,9 +121,9 @@ class Docks:
         whenever a dock comes out of the window or back, and say what they do."""
         for dock in self._docks.values():
             for name, drawing, tip in _BUTTONS:
-                button = dock.findChild(QAbstractButton, f"qt_dockwidget_{name}button")
-                button.setIcon(icon(drawing, theme, "ui.muted"))
-                button.setToolTip(tip)
+                for button in dock.findChildren(QAbstractButton, f"qt_dockwidget_{name}button"):
+                    button.setIcon(icon(drawing, theme, "ui.muted"))
+                    button.setToolTip(tip)
 
     def __getitem__(self, name: str) -> QDockWidget:
         """A dock by its name, or by that of a view in it."""

@@ -176,7 +176,7 @@ def test_buttons_of_titles_are_seen_and_say_what_they_do(window: MainWindow, the
     for floats in (True, False):
         dock.setFloating(floats)
         for name in ("float", "close"):
-            button = dock.findChild(QAbstractButton, f"qt_dockwidget_{name}button")
+            (button,) = dock.findChildren(QAbstractButton, f"qt_dockwidget_{name}button")
             assert button.toolTip()
             image = button.icon().pixmap(16).toImage()
             drawn = {image.pixelColor(x, y).name() for x in range(16) for y in range(16)}
