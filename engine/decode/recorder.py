@@ -175,8 +175,10 @@ class Recorder:
         elapsed_ms = (now - self._resumed) * 1e3
         self._elapsed_ms += elapsed_ms
         self._resumed = now
-        n = len(rounds)
-        self._last_round = rounds[0].number
+        number, n = rounds[0].number, len(rounds)
+        if self._files:
+            self._files.note(self.facts, number)
+        self._last_round = number
         ubatch_ids, self._round_ubatches = " ".join(map(str, self._round_ubatches)), []
         phases = [clock.phases(round_.seq, n) for round_ in rounds]
         rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
@@ -207,8 +209,6 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        if self._files and self._unanswered:
-            self._files.note(self.facts, self._last_round)
         asked, n = [], 0
         for round_ in self._unanswered:
             if round_.logits is not None:
