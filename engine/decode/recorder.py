@@ -59,6 +59,7 @@ _COLUMNS = {
 """Columns of the rows of each table, in the order in which they are made here; fact: place in the
 facts that are worked out together, -1 without any."""
 
+TopIds = Sequence[Sequence[int]] | np.ndarray
 NewRows = defaultdict[str, list[tuple[Any, ...]]]
 """Rows to be written, by table."""
 
@@ -174,8 +175,10 @@ class Recorder:
         elapsed_ms = (now - self._resumed) * 1e3
         self._elapsed_ms += elapsed_ms
         self._resumed = now
-        n = len(rounds)
-        self._last_round = rounds[0].number
+        number, n = rounds[0].number, len(rounds)
+        if self._files:
+            self._files.note(self.facts, number)
+        self._last_round = number
         ubatch_ids, self._round_ubatches = " ".join(map(str, self._round_ubatches)), []
         phases = [clock.phases(round_.seq, n) for round_ in rounds]
         rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
@@ -206,8 +209,6 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        if self._files and self._unanswered:
-            self._files.note(self.facts, self._last_round)
         asked, n = [], 0
         for round_ in self._unanswered:
             if round_.logits is not None:
@@ -328,7 +329,7 @@ _NO_DRAFT = (None,) * (len(_OF_DRAFT) + 1)
 _NO_TARGET = (*(None,) * len(_OF_TARGET), -1)
 
 
-def _token_rows(round_: Round, top_ids: Sequence[Sequence[int]]) -> Iterator[tuple[Any, ...]]:
+def _token_rows(round_: Round, top_ids: TopIds) -> Iterator[tuple[Any, ...]]:
     """The rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
     are written. Their columns but run_id, round and seq_id. top_ids: a field of TargetFacts."""
     emitted, n_accepted = round_.emitted, round_.n_accepted
@@ -377,9 +378,7 @@ def _of_draft(draft: Draft, i: int) -> tuple[Any, ...]:
     return draft.probs[i], draft.top_ids[i], draft.top_probs[i], sure
 
 
-def _of_target(
-    round_: Round, i: int, logits_row: int, top_ids: Sequence[Sequence[int]]
-) -> tuple[Any, ...]:
+def _of_target(round_: Round, i: int, logits_row: int, top_ids: TopIds) -> tuple[Any, ...]:
     """_OF_TARGET and fact of the i-th examined token, judged or chosen by a row of the logits."""
     assert round_.fact is not None  # worked out before rows are written
     return (
