@@ -222,18 +222,20 @@ class LineRun:
         """Take lines in their order; returns those that cannot be taken."""
         speeds = [one for one in parts if one[0] == "speed"]
         sums = [one for one in parts if one[0] != "speed"]
-        if len(sums) == 1 and len(speeds) <= 1 and len(sums[0][2]) >= _FEW:
+        n = len(sums[0][2]) if sums else 0
+        becomes_sums = self.per > 1 or len(self.requests) + n >= MOST_INTERVALS
+        if len(sums) == 1 and len(speeds) <= 1 and n >= _FEW and becomes_sums:
             return self._take(*sums, *speeds)
-        lines = ((line, i, of) for of in parts for i, line in enumerate(of[2].tolist()))
-        return [line for line, i, of in sorted(lines, key=itemgetter(0)) if not self._takes(of, i)]
+        lines = [
+            (n, one, row)
+            for one in parts
+            for n, row in zip(one[2].tolist(), _rows(one), strict=True)
+        ]
+        lines.sort(key=itemgetter(0))
+        return [n for n, (name, kind, *_), row in lines if not self._takes(name, kind, row)]
 
-    def _takes(self, part: OfShape, i: int) -> bool:
-        """Whether one of some lines is taken."""
-        name, kind, _, columns = part
-        values = (
-            None if one is None else one[i].item() if isinstance(one, np.ndarray) else one[i]
-            for one in columns
-        )
+    def _takes(self, name: str, kind: str, values: tuple[Any, ...]) -> bool:
+        """Whether a line is taken."""
         try:
             return self.says(name, kind, *values)
         except OutOfRangeError:
@@ -262,6 +264,7 @@ class LineRun:
         engines = engines or [self.engine if name == "vllm" else ""] * len(lines)
         labels = list(dict.fromkeys(engines))
         of = np.array(list(map({one: i for i, one in enumerate(labels)}.__getitem__, engines)))
+        rows = _rows(part) if self.per == 1 else []
         is_plain, sums = _plain_lines(name, kind, columns, len(lines))
         bad, i = [], 0
         while i < len(lines):
@@ -269,7 +272,8 @@ class LineRun:
             end = i + int(stops[0]) if len(stops) else len(lines)
             if self.per == 1 or end == i:
                 hear(int(lines[i]))
-                bad += [] if self._takes(part, i) else [int(lines[i])]
+                (row,) = rows[i : i + 1] if rows else _rows(part, i)
+                bad += [] if self._takes(name, kind, row) else [int(lines[i])]
                 i += 1
                 continue
             begin, i = (
@@ -358,6 +362,13 @@ def _plain_lines(
 def _label(name: str, engine: str | None) -> str:
     """How a place names an engine, or a rank of SGLang."""
     return f"{'rank' if name == 'batch' else 'engine'} {engine}" if engine else ""
+
+
+def _rows(part: OfShape, at: int | None = None) -> list[tuple[Any, ...]]:
+    """Values of lines, or of one."""
+    cut = slice(None) if at is None else slice(at, at + 1)
+    columns = (repeat(None) if one is None else one[cut].tolist() for one in part[3])
+    return list(zip(*columns, strict=False))
 
 
 def _listed(column: Any) -> list[str] | None:

@@ -275,3 +275,16 @@ def test_only_cells_in_which_nothing_is_observed_are_filled_and_the_size_tells()
     assert rows[1]["target_top_id"] == [7, 8, *tops[1, 2:].tolist()]
     assert rows[2]["target_top_id"] == [None] * N_TOP
     assert store.size() > before and len(store.tokens) == 3
+
+
+def test_a_column_that_nothing_was_observed_in_takes_no_memory() -> None:
+    table = TraceStore().rounds
+    table.extend({"round": np.arange(5000), "t_ms": np.ones(5000)})
+    early = table.column("draft_ms", 0, 10)
+    assert len(early) == 10 and np.isnan(early).all() and not early.flags.writeable
+    assert table.column("drafter", 4990).tolist() == [0] * 10
+    assert len(table.column("draft_ms", 4000, 9000)) == 1000
+    assert table.n_bytes() == 5000 * 16 and table.row(3)["draft_ms"] is None
+    table.append(round=5000, draft_ms=2.5)
+    assert table.column("draft_ms")[-2:].tolist()[1] == 2.5 and np.isnan(early).all()
+    assert np.isnan(table.column("draft_ms")[:5000]).all() and table.row(5000)["t_ms"] is None
