@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.fits import closest, fitted, of_rounding, place, same, tile
-from engine.conform.mistakes import Log, Played, decays, formulas
+from engine.conform.fits import closest, fitted, of_rounding, place, same, taken, tile
+from engine.conform.mistakes import Log, Played, decays, formulas, layouts
 from engine.conform.reference import VARIANTS, Reference, Row, play, step
 from engine.conform.subject import Kernel
 
@@ -124,7 +124,7 @@ class Situation:
             yield "gate-order", f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
-        yield from self._layouts(self.start)
+        yield from layouts(self.shape, self.start)
 
     def _starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield from self._columns(0)
@@ -136,7 +136,7 @@ class Situation:
         for age in range(1, len(self.before)):
             yield from self._columns(age)
         yield from self._others()
-        yield from self._layouts(commits[-1])
+        yield from layouts(self.shape, commits[-1])
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
         if self.shape.recurrence == "conv":
             yield from self._windows()
@@ -160,25 +160,6 @@ class Situation:
                 passes = self.reference.passes[other][-2:]
                 for state in (states[-1], *(state for one in passes for state in one)):
                     yield "other-sequence", f"a state of sequence {other}", state
-
-    def _layouts(self, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """A state in whose place another head's or its transpose is read or written."""
-        if self.shape.recurrence == "conv":
-            return
-        (n, k, v), per_group = state.shape, self.shape.n_heads // self.shape.n_groups
-        turned = state.transpose(1, 2)
-        yield "wrong-stride", "the transposed state", turned.reshape(n, k, v)
-        yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
-        heads = torch.arange(n)
-        for words, at in (
-            ("its key head", heads // per_group),
-            ("head h % groups", heads % self.shape.n_groups),
-            ("the first head", 0 * heads),
-            ("the next head", heads.roll(-1)),
-            ("the head before", heads.roll(1)),
-            ("the last head first", heads.flip(0)),
-        ):
-            yield "head-mapping", f"the state of {words}", state[at]
 
     def _folds(
         self, also: Sequence[dict[str, torch.Tensor]] = ()
@@ -260,6 +241,8 @@ class Situation:
             gate, *others = _ROW_INPUTS[self.shape.recurrence]
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
+                if at[0] < self.first:  # of the sequence before, or of the first
+                    cause = "other-sequence"
                 what = {"a": "decay", "dt": "decay", "b": "beta"}.get(names[0], names[0])
                 rows = [
                     row | {x: self.batch[min(max(i, 0), len(self.batch) - 1)][x] for x in names}
@@ -414,6 +397,10 @@ class Situation:
             ends = (1, len(self.tokens))  # most are wrong in the first row
             if all(same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
+            if row == 0 and same(
+                seen[0], [wanted[0] + taken(self.shape, self.tokens[0], state - self.start)], bound
+            ):
+                return cause, f"{sentence}, which outputs see alone"
         if found := closest(seen, self._ways(self.start, len(self.tokens), 0, bound), bound):
             return found
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
@@ -470,7 +457,7 @@ class Situation:
                 return "wrong-chunk", words
             return found
         right = states[count - 1]
-        for cause, sentence, state in self._layouts(right):
+        for cause, sentence, state in layouts(self.shape, right):
             if same(seen, [state], bound) and not same(state, [right], bound):
                 return cause, f"{sentence} is written"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
