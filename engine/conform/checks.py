@@ -183,8 +183,8 @@ class Player:
         return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
 
     def elsewhere(self, fault: Fault) -> Fault:
-        """A fault whose cause several mistakes have is told by the first change of its passes, or
-        of its shape, under which they are right."""
+        """A fault that several mistakes have is named by the first change of its passes, or of its
+        shape, under which they are right."""
         shape, n, t = self.shape, self.shape.n_sequences, self.shape.n_tokens
         c, vague = self.kernel.chunk, fault.cause in _VAGUE[:3]
         whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
@@ -263,7 +263,7 @@ class Player:
             words = f"{'verify' if one.drafts else 'decode'} {words}"
             return [fault("wrong-return", words, one.sequences[0], -1, math.inf)]
         seen = outputs.double().cpu()
-        faults = []
+        faults: list[Fault] = []
         situations = {}
         batch = [token(rows, i) for i in range(sum(one.lengths))]
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
