@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.fits import closest, fitted, of_rounding, place, same, tile
-from engine.conform.mistakes import Log, Played, decays, formulas
+from engine.conform.fits import closest, fitted, of_rounding, place, same, taken, tile
+from engine.conform.mistakes import Log, Played, decays, formulas, layouts
 from engine.conform.reference import VARIANTS, Reference, Row, play, step
 from engine.conform.subject import Kernel
 
@@ -41,7 +41,7 @@ CAUSES = {
     "other-sequence-written": "a sequence that was not in the pass has changed",
     "lost-fold": "rows that the log had taken are missing from the state",
     "double-fold": "rows of the log are folded into the state twice",
-    "wrong-wrap": "rows at the end of the log are read or written at another place",
+    "wrong-wrap": "rows of the log are read or written at another place",
     "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
     "gate-of-other-row": "the decay of another row is applied",
     "wrong-gate": "the decay, beta or dt is computed by another formula",
@@ -53,7 +53,7 @@ CAUSES = {
     "wrong-tile": "only some columns of the heads are wrong",
     "wrong-parent": "a row of a tree of drafts follows another row than its parent",
     "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
-    "wrong-stride": "states are stored elsewhere where a pass is shorter than the longest",
+    "wrong-stride": "states are transposed, or stored elsewhere where a pass is short",
     "null-slot-written": "a slot that belongs to no sequence has changed",
     "padding-written": "memory outside of the tensors has changed",
     "signature": "the kernel takes other arguments than in the versions that were tried",
@@ -61,7 +61,7 @@ CAUSES = {
     "unused-memory": "a value comes from memory that was never written",
     "not-repeatable": "the same calls give other bits",
     "bits-depend-on-batch": "a row's bits depend on the rows that come with it",
-    "drift": "stored states lose more precision than plain decoding's",
+    "drift": "states or factors have less precision than plain decoding's",
     "wrong-output": "outputs differ, and no known mistake gives them",
     "wrong-state": "states differ, and no known mistake gives them",
     "crash": "the call raised an error",
@@ -124,7 +124,7 @@ class Situation:
             yield "gate-order", f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
-        yield from self._layouts(self.start)
+        yield from layouts(self.shape, self.start)
 
     def _starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield from self._columns(0)
@@ -136,7 +136,7 @@ class Situation:
         for age in range(1, len(self.before)):
             yield from self._columns(age)
         yield from self._others()
-        yield from self._layouts(commits[-1])
+        yield from layouts(self.shape, commits[-1])
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
         if self.shape.recurrence == "conv":
             yield from self._windows()
@@ -160,25 +160,6 @@ class Situation:
                 passes = self.reference.passes[other][-2:]
                 for state in (states[-1], *(state for one in passes for state in one)):
                     yield "other-sequence", f"a state of sequence {other}", state
-
-    def _layouts(self, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """A state in whose place another head's or its transpose is read or written."""
-        if self.shape.recurrence == "conv":
-            return
-        (n, k, v), per_group = state.shape, self.shape.n_heads // self.shape.n_groups
-        turned = state.transpose(1, 2)
-        yield "wrong-stride", "the transposed state", turned.reshape(n, k, v)
-        yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
-        heads = torch.arange(n)
-        for words, at in (
-            ("its key head", heads // per_group),
-            ("head h % groups", heads % self.shape.n_groups),
-            ("the first head", 0 * heads),
-            ("the next head", heads.roll(-1)),
-            ("the head before", heads.roll(1)),
-            ("the last head first", heads.flip(0)),
-        ):
-            yield "head-mapping", f"the state of {words}", state[at]
 
     def _folds(
         self, also: Sequence[dict[str, torch.Tensor]] = ()
@@ -260,6 +241,8 @@ class Situation:
             gate, *others = _ROW_INPUTS[self.shape.recurrence]
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
+                if at[0] < self.first:  # of the sequence before, or of the first
+                    cause = "other-sequence"
                 what = {"a": "decay", "dt": "decay", "b": "beta"}.get(names[0], names[0])
                 rows = [
                     row | {x: self.batch[min(max(i, 0), len(self.batch) - 1)][x] for x in names}
@@ -398,22 +381,25 @@ class Situation:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if seen.isnan().any():
             first = int(seen.flatten(1).isnan().any(1).nonzero()[0])
-            words = f"NaN in the output of row {first + 1} of {len(seen)}"
-            return self._unnamed("unused-memory", words)
+            return self._unnamed("unused-memory", f"NaN in the output of row {first + 1}")
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
         if 0 < chunk < len(self.tokens):
             part, first = self._chunk(row), row // chunk * chunk
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
-            found = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
-            if found[0] in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
-                return "wrong-chunk", f"from row {row} on, chunks have {chunk} rows; {found[1]}"
-            return found
+            cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
+            if cause in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
+                return "wrong-chunk", f"from row {row} on, chunks have {chunk} rows; {words}"
+            return cause, words
         for cause, sentence, state in self.starts(bound):
             ends = (1, len(self.tokens))  # most are wrong in the first row
             if all(same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
                 return cause, sentence
+            if row == 0 and same(
+                seen[0], [wanted[0] + taken(self.shape, self.tokens[0], state - self.start)], bound
+            ):
+                return cause, f"{sentence}, which outputs see alone"
         if found := closest(seen, self._ways(self.start, len(self.tokens), 0, bound), bound):
             return found
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
@@ -424,8 +410,8 @@ class Situation:
             return "head-mapping", heads
         if words := self._outputs_of(seen, wanted, bound):
             return "other-row", f"row {words}"
-        heads_of = (x.transpose(0, 1) for x in (seen, wanted))
-        if seen.dim() > 2 and (words := self._outputs_of(*heads_of, bound)):
+        of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
+        if of_heads and (words := self._outputs_of(of_heads[0], of_heads[1], bound)):
             return "head-mapping", f"head {words}"
         times = float((seen * wanted).sum() / (wanted * wanted).sum())
         if abs(times) > 1e-9 and abs(times - 1) > 1e-2 and same(seen / times, [wanted], bound):
@@ -464,13 +450,14 @@ class Situation:
         if same(seen, [0 * start], bound):
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
         if 0 < chunk < count:  # the last chunk's outputs are right: so is the state before it
-            found = self._chunk(count - 1).explain_state(seen, (count - 1) % chunk + 1, bound)
-            if found[0] in ("wrong-state", "wrong-gate", "drift"):
-                words = f"state after {count} rows, of which all outputs are right; {found[1]}"
+            part, rest = self._chunk(count - 1), (count - 1) % chunk + 1
+            cause, words = part.explain_state(seen, rest, bound)
+            if cause in ("wrong-state", "wrong-gate", "drift"):
+                words = f"state after {count} rows, of which all outputs are right; {words}"
                 return "wrong-chunk", words
-            return found
+            return cause, words
         right = states[count - 1]
-        for cause, sentence, state in self._layouts(right):
+        for cause, sentence, state in layouts(self.shape, right):
             if same(seen, [state], bound) and not same(state, [right], bound):
                 return cause, f"{sentence} is written"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):

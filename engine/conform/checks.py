@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
 _VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
-_LESS = ("state-not-committed", "state-lost", *_VAGUE)
+_LESS = ("state-not-committed", "other-sequence-written", "state-lost", *_VAGUE)
 # Causes that may be those of a wrong count, or of another sequence's
 _COUNTED = (
     "stale-column",
@@ -182,8 +183,8 @@ class Player:
         return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
 
     def elsewhere(self, fault: Fault) -> Fault:
-        """A fault whose cause several mistakes have is told by the first change of its passes, or
-        of its shape, under which they are right."""
+        """A fault that several mistakes have is named by the first change of its passes, or of its
+        shape, under which they are right."""
         shape, n, t = self.shape, self.shape.n_sequences, self.shape.n_tokens
         c, vague = self.kernel.chunk, fault.cause in _VAGUE[:3]
         whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
@@ -245,10 +246,7 @@ class Player:
         reference: Reference,
     ) -> list[Fault]:
         def fault(cause: str, detail: str, sequence: int, row: int, error: float) -> Fault:
-            return Fault(
-                self.kernel.name, check, cause, detail, self.shape, self.seed, index, sequence, row,
-                error,
-            )  # fmt: skip
+            return self._fault(check, cause, detail, index, sequence, row, error)
 
         ids = (*one.sequences, *(-1 for _ in one.padding))
         rows = source.rows(ids, (*one.lengths, *one.padding), one.parents)
@@ -265,7 +263,7 @@ class Player:
             words = f"{'verify' if one.drafts else 'decode'} {words}"
             return [fault("wrong-return", words, one.sequences[0], -1, math.inf)]
         seen = outputs.double().cpu()
-        faults = []
+        faults: list[Fault] = []
         situations = {}
         batch = [token(rows, i) for i in range(sum(one.lengths))]
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
@@ -319,6 +317,10 @@ class Player:
         reference.accept(one.sequences, one.accepted)
         return faults
 
+    def _fault(self, check: str, cause: str, detail: str, *place: Any) -> Fault:
+        """place: round, sequence, row, error, and whether it is a note."""
+        return Fault(self.kernel.name, check, cause, detail, self.shape, self.seed, *place)
+
     def _unnamed(self, faults: Sequence[Fault]) -> bool:
         """Whether a cause is sought: one that says something is enough."""
         return self.named and all(fault.cause in _LESS for fault in faults)
@@ -348,14 +350,9 @@ class Player:
         if torch.equal(a, b):
             return []
         different = (a != b).flatten(1).any(1).nonzero()
-        row = int(different[0])
-        return [
-            Fault(
-                self.kernel.name, check, cause, f"{len(different)} of {len(a)} rows", self.shape,
-                self.seed, 0, row // self.shape.n_tokens, row % self.shape.n_tokens,
-                float((a - b).abs().max()), note,
-            )
-        ]  # fmt: skip
+        place = divmod(int(different[0]), self.shape.n_tokens)
+        words = f"{len(different)} of {len(a)} rows"
+        return [self._fault(check, cause, words, 0, *place, float((a - b).abs().max()), note)]
 
     def drift(self, rounds: int) -> list[Fault]:
         """Error of bfloat16 states after many rounds, next to plain decoding's own."""
@@ -369,12 +366,7 @@ class Player:
         detail = (
             f"{errors[0]:.2g} of the state after {rounds} rounds, plain decoding {errors[1]:.2g}"
         )
-        return [
-            Fault(
-                self.kernel.name, "drift", "drift", detail, player.shape, self.seed, rounds, 0, -1,
-                errors[0],
-            )
-        ]  # fmt: skip
+        return [player._fault("drift", "drift", detail, rounds, 0, -1, errors[0])]
 
     def _drifted(self, rounds: int, drafts: bool) -> float:
         source, subject, reference = self.start()

@@ -59,11 +59,17 @@ def fitted(
         alike = torch.stack([factor**n for n in powers[: len(parts)]], 1)
         if ((alike - share).abs() * weight <= limit).all():
             head = int((factor - 1).abs().argmax())
-            return (
-                cause,
-                f"{name} of head {head} is {float(factor[head]):.4g} times what it should be",
-            )
+            words = f"{float(factor[head]):.4g} times what it should be"
+            return cause, f"{name} of head {head} is {words}"
     return "wrong-gate", "what is kept, written and taken off have other shares than they should"
+
+
+def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
+    """What a row's output takes of the state before it; of a window nothing."""
+    if shape.recurrence == "conv":
+        return torch.full((1,), torch.nan, dtype=torch.float64)
+    row = terms(shape, row)
+    return (row["read"][:, :, None] * row["decay"] * state).sum(1)
 
 
 def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:

@@ -85,16 +85,14 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             right | {"decay": g.view(shape.n_heads, -1, 1)},
         ),
     ]
-    betas = {"beta is doubled": 2 * beta, "beta is applied twice": beta * beta}
+    what = "dt" if mamba else "beta"
+    betas = {f"{what} is left out of what is written": torch.ones_like(beta)}
     if not mamba:
         betas["the sigmoid of beta is left out"] = row["b"][:, None]
-    what = "dt" if mamba else "beta"
-    betas[f"{what} is left out of what is written"] = torch.ones_like(beta)
     made += [("wrong-gate", words, right | {"beta": other}) for words, other in betas.items()]
     inputs = {"v is left out": {"value": 0 * right["value"]}}
     if mamba:
         inputs["B and C are exchanged"] = {"key": read, "read": key}
-        inputs["D is left out"] = {"skip": 0 * right["skip"]}
         inputs["D is added without x"] = {"skip": row["D"][:, None].expand_as(row["x"])}
     else:
         scale = shape.d_k**-0.5
@@ -111,12 +109,28 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             "q and k are not normalized": {"key": k, "read": q * scale},
             "k is divided by the length of q": {"key": k / of_q},
             "q is divided by the length of k": {"read": q / of_k * scale},
-            "k is divided by its squared length": {"key": k / of_k**2},
-            "q is divided by its squared length": {"read": q / of_q**2 * scale},
-            "k is divided by the root of its mean square": {"key": key / scale},
         }
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
     return made
+
+
+def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """A state in whose place another head's or its transpose is read or written."""
+    if shape.recurrence == "conv":
+        return
+    n, k, v = state.shape
+    yield "wrong-stride", "the transposed state", state.transpose(1, 2).reshape(n, k, v)
+    yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
+    heads = torch.arange(n)
+    for words, at in (
+        ("its key head", heads // (n // shape.n_groups)),
+        ("head h % groups", heads % shape.n_groups),
+        ("the first head", 0 * heads),
+        ("the next head", heads.roll(-1)),
+        ("the head before", heads.roll(1)),
+        ("the last head first", heads.flip(0)),
+    ):
+        yield "head-mapping", f"the state of {words}", state[at]
 
 
 Factor = Callable[[int, int], torch.Tensor | float]

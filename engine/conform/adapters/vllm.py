@@ -254,35 +254,21 @@ class _Conv:
 
 
 class _Chunked(Prompts):
-    """chunk_gated_delta_rule_fwd: a prompt in chunks; its states are [heads, d_v, d_k]."""
+    """chunk_gated_delta_rule_fwd, or chunk_kda_fwd: a prompt in chunks; its states are [heads, d_v,
+    d_k]."""
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        module = self.package.module(f"{_FLA}.chunk")
-        o, last = module.chunk_gated_delta_rule_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
-            scale=self.shape.d_k**-0.5,
-            initial_state=first if first is None else first.transpose(-1, -2).contiguous(),
-            output_final_state=True,
-            cu_seqlens=rows.starts,
-        )[1:4:2]
-        return o[0], last.transpose(-1, -2)
-
-
-class _ChunkedKda(Prompts):
-    """chunk_kda_fwd."""
-
-    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        module = self.package.module(f"{_FLA}.kda")
-        o, last = module.chunk_kda_fwd(
-            *(
-                t.unsqueeze(0)
-                for t in (rows.q_normed, rows.k_normed, rows.v.clone(), rows.g, rows.beta)
-            ),
+        kda = self.shape.recurrence == "kda"
+        module = self.package.module(f"{_FLA}.{'kda' if kda else 'chunk'}")
+        made = getattr(module, "chunk_kda_fwd" if kda else "chunk_gated_delta_rule_fwd")(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed)),
+            *(t.unsqueeze(0) for t in (rows.v.clone(), rows.g, rows.beta)),
             scale=self.shape.d_k**-0.5,
             initial_state=first if first is None else first.transpose(-1, -2).contiguous(),
             output_final_state=True,
             cu_seqlens=rows.starts,
         )
+        o, last = made if kda else made[1:4:2]
         return o[0], last.transpose(-1, -2)
 
 
@@ -324,7 +310,7 @@ ENGINE = Engine(
         Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(
-            "chunk_kda", ("kda",), _ChunkedKda, grouped=False, square=True, dtypes=_F32, chunk=64
+            "chunk_kda", ("kda",), _Chunked, grouped=False, square=True, dtypes=_F32, chunk=64
         ),
     ),
     language="vllm.triton_utils",
