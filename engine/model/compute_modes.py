@@ -4,7 +4,7 @@ file is mapped; torch is not needed for it."""
 from __future__ import annotations
 
 COMPUTE_MODES = {
-    "auto": "what is fast there; for small models with exact weights",
+    "auto": "what is fast there; for small models with exact weights, but not on AVX2 alone",
     "f32": "the reference",
     "bf16": "weights and activations in bfloat16, summed in f32",
     "int8": "8 bits for both, with a scale per row",

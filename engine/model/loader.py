@@ -45,9 +45,10 @@ def resolve_compute(
     """The compute mode meant by `name` for a model of `n_params` parameters in these GGML types.
 
     "auto" is, if any of the types can stay in its blocks, "q8" on a CUDA device and on a processor
-    that multiplies integers through LLVM, but for a small model "blocks", whose weights are exact;
-    else f32 for a small model on the processor, bf16 on a CUDA device and where the processor
-    multiplies it in hardware, and f32 elsewhere.
+    that multiplies integers through LLVM, but for a small model "blocks", whose weights are exact,
+    unless the processor has AVX2 alone, where they are slower for every number of rows; else f32
+    for a small model on the processor, bf16 on a CUDA device and where the processor multiplies it
+    in hardware, and f32 elsewhere.
     Raises OptionError for an unknown name, and for int8 on a CUDA device.
     """
     if name not in COMPUTE_MODES:
@@ -63,7 +64,8 @@ def resolve_compute(
         return name
     is_small = n_params < SMALL_MODEL
     quick = "blocks" if on_cuda or uses_llvm() else None
-    if quick and not is_small and (on_cuda or has_feature("avx2")):
+    exact_is_quick = is_small and (on_cuda or has_feature("avx512f"))
+    if quick and not exact_is_quick and (on_cuda or has_feature("avx2")):
         quick = "q8"
     if quick and any(stays_in_blocks(type, quick, device) for type in types):
         return quick

@@ -98,6 +98,16 @@ def test_auto(monkeypatch):
     assert resolve_compute("auto", 600_000_000) == "f32"
 
 
+@pytest.mark.parametrize("features", [{"avx2"}, {"avx2", "avx512f"}])
+def test_auto_with_quantised_weights(monkeypatch, features):
+    monkeypatch.setattr(loader, "has_feature", features.__contains__)
+    monkeypatch.setattr(loader, "uses_llvm", lambda: True)
+    monkeypatch.setattr(loader, "stays_in_blocks", lambda type, mode, device: type == "Q8_0")
+    assert resolve_compute("auto", 600_000_000, types=["Q8_0", "F32"]) == "q8"
+    small = "blocks" if "avx512f" in features else "q8"
+    assert resolve_compute("auto", 9_000_000, types=["Q8_0", "F32"]) == small
+
+
 def test_auto_on_a_gpu():
     there, large = torch.device("cuda:0"), 600_000_000
     assert resolve_compute("auto", large, there, ["Q4_K", "F32"]) == "q8"
