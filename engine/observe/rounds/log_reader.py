@@ -161,7 +161,7 @@ class LogReader(LogServers):
             self._say_others(block, others, before, placed, i)
             self._lines.last = self._stream_before(block, known, i, placed)
             self._lines.number = before + i
-            self._place(block.line(i), unknown.get(shapes[at]))
+            bad, shape = self._place(block.line(i), unknown.get(shapes[at])), shapes[at]
             while self._is_waiting and i + 1 < block.n_lines:
                 i += 1
                 self._place(block.line(i), None)
@@ -170,6 +170,10 @@ class LogReader(LogServers):
                 n_learned = self._lines.n_learned
             placed = i
             at = bisect_right(todo, i, at)
+            while bad is not None and at < len(todo) and shapes[at] == shape:
+                bad.n_unread += 1  # no JSON either
+                placed = todo[at]
+                at += 1
         self._say_others(block, others, before, placed, block.n_lines)
         self._lines.last = self._stream_before(block, known, block.n_lines, placed)
         self._lines.number = before + block.n_lines
@@ -369,8 +373,9 @@ class LogReader(LogServers):
                 return block.stream(one, at, self._lines.source)
         return self._lines.last
 
-    def _place(self, line: str, shape: bytes | None = None) -> None:
-        """A line by itself; how it was read is kept for others of its shape."""
+    def _place(self, line: str, shape: bytes | None = None) -> ServerLog | None:
+        """A line by itself; how it was read is kept for others of its shape. The log that it is of
+        if it should be JSON and is not."""
         n, by_stream = 0, self._by_stream
         for stream, number, time, message, is_head in self._lines.placed(line):
             n += 1
@@ -382,9 +387,11 @@ class LogReader(LogServers):
                 self._waiting.add(stream)
             else:
                 self._waiting.discard(stream)
+        if n == 1 and message is None:
+            return server
         reading = None
         if shape is None or len(shape) > LONGEST_SHAPE or shape in self._readings:
-            return
+            return None
         if n == 0 and self._others is not None and self._others.last_read is not None:
             reading = self._other_reading(line, *self._others.last_read)
         elif n == 1 and server is after and message is not None and after.last_read is not None:
@@ -393,6 +400,7 @@ class LogReader(LogServers):
             if len(self._readings) >= MOST_SHAPES:
                 self._forget()
             self._readings[shape] = self._kinds.setdefault(reading.key, reading)
+        return None
 
     def _other_reading(self, line: str, saying: Saying, said: str, source: str) -> Reading | None:
         """How lines of another engine's shape are read."""

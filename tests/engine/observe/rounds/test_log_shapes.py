@@ -14,6 +14,7 @@ from engine.observe.files.log_run import fill_log
 from engine.observe.rounds import log_reader
 from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_shapes import Block, shape_of
+from engine.observe.rounds.server_log import ServerLog
 from engine.trace.store import TraceStore
 from tests.bench.logs import KINDS
 from tests.support.captures import load
@@ -237,10 +238,10 @@ def test_lines_that_differ_in_the_text_of_a_token_are_read_by_columns(
     n_placed = 0
     place = LogReader._place
 
-    def counted(self: LogReader, line: str, shape: bytes | None = None) -> None:
+    def counted(self: LogReader, line: str, shape: bytes | None = None) -> ServerLog | None:
         nonlocal n_placed
         n_placed += 1
-        place(self, line, shape)
+        return place(self, line, shape)
 
     monkeypatch.setattr(LogReader, "_place", counted)
     found = facts(text)
@@ -253,3 +254,23 @@ def test_what_a_model_writes_is_not_an_entry() -> None:
     line = '0.01.000.001 D srv    operator(): http: streamed chunk: data: {{"content":"{}"}}\n'
     for n in (1, 200):
         assert not facts(line.format(sums) * n)
+
+
+def test_lines_that_are_no_json_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"log": line}) for line in text_of("default", 3000).splitlines()]
+    for i in range(1500, 2000, 100):
+        lines[i:i] = ["x", "y 12", *["x"] * 30, '{"log":', *["y 7"] * 20]
+    text = "\n".join([*lines, ""])
+    n_placed = 0
+    place = LogReader._place
+
+    def counted(self: LogReader, line: str, shape: bytes | None = None) -> ServerLog | None:
+        nonlocal n_placed
+        n_placed += line in ("x", "y 7")
+        return place(self, line, shape)
+
+    found = facts(text)
+    assert repr(found) == repr(by_line(monkeypatch, facts, text))
+    monkeypatch.setattr(LogReader, "_place", counted)
+    facts(text)
+    assert n_placed == 15
