@@ -149,7 +149,7 @@ def _pair(
                 judged.append(side.name)
                 causes += filter(None, [LookedUp(side, options, cancelled).cause()])
     causes += filter(None, [settings_cause(a, b)])
-    if len(judged) < 2:
+    if len(judged) < 2 and not (a.draws or b.draws):  # drawn ones differ by chance
         by_ids = list(draft_causes(a, b, contexts))
         causes += [one for one in by_ids if not any(one.stage == known.stage for known in causes)]
     elif not a.looks_up:  # the lengths of look-ups are of what they find
