@@ -173,6 +173,7 @@ class Situation:
             rows = [*(row for commit in taken[kept:] for row in commit), *also]
             if not logs or len(rows) <= self.kernel.ring + 1:
                 logs.append(Log(self.shape, commits[kept], rows))
+                yield from logs[-1].overwritten([*map(len, taken[kept:]), len(also)])
         if not logs:
             return
         yield from logs[-1].cursors(self.kernel.ring)
@@ -410,9 +411,8 @@ class Situation:
         if words := tile(seen, wanted, bound):
             return "wrong-tile", words
         if not self.parents:
-            states = [self.start, *self._played(self.start, self.tokens[:row])[1]]
-            shape, token = self.shape, self.tokens[row]
-            if shares := fitted(shape, states[-1], token, seen[row], bound, False):
+            state = [self.start, *self._played(self.start, self.tokens[:row])[1]][-1]
+            if shares := fitted(self.shape, state, self.tokens[row], seen[row], bound, False):
                 return shares
         if words := of_rounding(seen, wanted):
             return "drift", words

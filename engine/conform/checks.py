@@ -223,7 +223,7 @@ class Player:
                 "the size of a head is a power of two", Pass.same, replace(shape, **whole),
             ),
         )  # fmt: skip
-        if vague and self.kernel.ring and fault.round:
+        if (vague or fault.cause == "wrong-tile") and self.kernel.ring and fault.round:
             words = f"{fault.detail}; right while the log holds no rows"
             return replace(fault, cause="wrong-wrap", detail=words)
         for (cause, may_be), words, changed, other in ways:

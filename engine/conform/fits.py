@@ -60,6 +60,9 @@ def fitted(
         if ((alike - share).abs() * weight <= limit).all():
             head = int((factor - 1).abs().argmax())
             words = f"{float(factor[head]):.4g} times what it should be"
+            for root in (shape.d_k**0.5, shape.d_k**-0.5) if not last else ():
+                if ((factor / root - 1).abs() < 1e-3).all():
+                    return "wrong-scale", f"{name} is {words}: the scale of outputs alone"
             return cause, f"{name} of head {head} is {words}"
     return "wrong-gate", "what is kept, written and taken off have other shares than they should"
 

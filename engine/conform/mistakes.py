@@ -85,10 +85,14 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             right | {"decay": g.view(shape.n_heads, -1, 1)},
         ),
     ]
+    if shape.recurrence == "kda" and shape.d_k == shape.d_v:
+        along = right | {"decay": right["decay"].transpose(1, 2)}
+        made.append(("wrong-gate", "the decay of a channel is applied along v", along))
     what = "dt" if mamba else "beta"
     betas = {f"{what} is left out of what is written": torch.ones_like(beta)}
     if not mamba:
         betas["the sigmoid of beta is left out"] = row["b"][:, None]
+        betas["beta is applied twice"] = beta**2
     made += [("wrong-gate", words, right | {"beta": other}) for words, other in betas.items()]
     inputs = {"v is left out": {"value": 0 * right["value"]}}
     if mamba:
@@ -315,6 +319,15 @@ class Log:
                     rows = [*range(i - ring, i), i - ring, *range(i + 1, n)]
                     words = f"row {i + 1} was overwritten in a log of {ring}"
                     yield "wrong-wrap", words, self.folded(i - ring, rows, stored)
+
+    def overwritten(self, lengths: Sequence[int]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same where passes of these lengths each wrote their rows from the first place on."""
+        held: dict[int, int] = {}
+        for i, n in enumerate(lengths):
+            held |= {place: sum(lengths[:i]) + place for place in range(n)}
+        words = "each pass wrote its rows over the oldest ones of the log"
+        for stored in (True, False):
+            yield "wrong-wrap", words, self.folded(0, list(held.values()), stored)
 
     def stretches(
         self, ring: int, first: int, rejected: Sequence[Row]

@@ -10,10 +10,12 @@ import torch
 from torch.nn.functional import softplus
 
 from engine.conform.adapters import own
-from engine.conform.cases import Shape
+from engine.conform.cases import Shape, Source
 from engine.conform.checks import Fault, Player, check
+from engine.conform.mistakes import Log
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
+from engine.conform.reference import play, token
 from engine.conform.subject import Kernel
 
 PACKAGE = Package("kernels", Path("."), "")
@@ -307,6 +309,43 @@ class ReadBase(own._Slots):
         return out
 
 
+class Unscaled(own._Slots):
+    """Outputs read what the pass wrote without the scale."""
+
+    def _run(self, parts, read, write):
+        before = self.pool[read].clone()
+        out = super()._run(parts, read, write)
+        each = self.shape.n_heads // self.shape.n_groups
+        for i, p in enumerate(parts):
+            for t, g in enumerate(p.g.cumsum(0)):
+                wrote = self.pool[write[i].flip(0)[t]] - g.exp().view(len(g), -1, 1) * before[i]
+                q = p.q_normed[t].repeat_interleave(each, 0)[:, :, None]
+                out[i, t] += (q * wrote).sum(1) * (1 - self.shape.d_k**-0.5)
+        return out
+
+
+class AlongValues(own._Slots):
+    """The decay of a channel is applied along v."""
+
+    def _run(self, parts, read, write):
+        out = super()._run(parts, read, write)
+        each = self.shape.n_heads // self.shape.n_groups
+        for i, p in enumerate(parts):
+            state = self.kept[read[i]]
+            for t, plane in enumerate(write[i].flip(0)):
+                q, k = (x[t].repeat_interleave(each, 0) for x in (p.q_normed, p.k_normed))
+                state = p.g[t].exp()[:, None] * state
+                value = p.beta[t][:, None] * (p.v[t] - (k[:, :, None] * state).sum(1))
+                state = state + k[:, :, None] * value[:, None]
+                self.pool[plane] = state
+                out[i, t] = (q[:, :, None] * state).sum(1) * self.shape.d_k**-0.5
+        return out
+
+    def verify(self, rows):
+        self.kept = self.pool.clone()
+        return super().verify(rows)
+
+
 class FirstDecay(own._Slots):
     """What is kept of the state before a pass has the decay of the first sequence's rows."""
 
@@ -348,6 +387,13 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
         (ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
         (ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
+        (
+            Unscaled,
+            "gdn",
+            "wrong-scale",
+            "2.828 times what it should be: the scale of outputs alone",
+        ),
+        (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
         (FirstDecay, "kda", "other-sequence", "up to row 1 of the pass, not 4"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
@@ -373,6 +419,16 @@ def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):
 def test_a_count_of_another_sequence_is_told():
     fault = first(ByPlace, "gdn", "subsets")
     assert "right where" in fault.detail
+
+
+def test_passes_that_write_over_the_oldest_rows_of_a_log_wrap_wrongly():
+    source = Source(SHAPES["gdn"], 1)
+    rows = source.rows([0], [3])
+    rows = [token(rows, i) for i in range(3)]
+    log = Log(SHAPES["gdn"], source.state().double(), rows)
+    seen = [state for cause, _, state in log.overwritten([2, 1]) if cause == "wrong-wrap"]
+    right = play(SHAPES["gdn"], log.states[0], [rows[2], rows[1]])[1][-1]
+    assert any(torch.allclose(state, right) for state in seen)
 
 
 def test_rows_that_a_log_folds_twice_are_named():
