@@ -275,7 +275,7 @@ class Situation:
         )
         views: Iterable[tuple[str, str, Played]] = ()
         if count <= max(_MOST_ROWS, self.kernel.chunk) and not self.parents:
-            views = decays(self.shape, state, self.tokens[:count])
+            views = decays(self.shape, state, self.tokens[:count], bool(of))
         for cause, sentence, played in chain(ways, views, self._carried(state, count)):
             if not same(part(played), [right], bound / 4):
                 yield cause, sentence, part(played)

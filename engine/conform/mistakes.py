@@ -20,6 +20,7 @@ _VIEWS = {
     "outputs and corrections": (0, 1),
     "outputs, corrections and states": (0, 1, 2),
 }
+_MOST_ROWS = 8
 _EARLIER = "what earlier rows wrote"
 _START = "the state before them"
 Played = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -122,7 +123,9 @@ def strides(
     shape: Shape, batch: Sequence[Row], first: int, tokens: Sequence[Row]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows where one input of row r of a sequence, whose rows begin at `first`
-    of the batch, is read r * s values on for a wrong stride s."""
+    of the batch, is read r * s values on for a wrong stride s; a few rows show it."""
+    if len(tokens) > _MOST_ROWS:
+        return
     heads, groups = shape.n_heads, shape.n_groups
     sizes = {n * d for n in (1, groups, heads) for d in (1, shape.d_k, shape.d_v)}
     made = [terms(shape, row) for row in batch]
@@ -215,10 +218,11 @@ def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, str, tuple[bo
 
 
 def decays(
-    shape: Shape, state: torch.Tensor, rows: Sequence[Row]
+    shape: Shape, state: torch.Tensor, rows: Sequence[Row], last: bool
 ) -> Iterator[tuple[str, str, Played]]:
-    """Cause, sentence, outputs and states of a few rows where a part of the recurrence sees the
-    state before the rows, or what rows wrote, with another decay or beta than it should."""
+    """Cause, sentence and outputs of a few rows, or (last) their last state in place of them, where
+    a part of the recurrence sees the state before the rows, or what rows wrote, with another decay
+    or beta than it should."""
     if shape.recurrence == "conv":
         return
     rows = [terms(shape, row) for row in rows]
@@ -227,6 +231,7 @@ def decays(
         (cause, f"{who} see {words}", views, sides, factor)
         for cause, words, sides, factor in wrong
         for who, views in _VIEWS.items()
+        if not last or 1 not in views or 2 in views
     ]
     if shape.recurrence != "mamba2":
         betas = [row["beta"][:, :, None] for row in rows]
@@ -248,16 +253,19 @@ def decays(
             [factor if view in views and side in sides else right for side in (True, False)]
             for view in range(3)
         ]
-        yield cause, sentence, _viewed(shape, state, rows, pairs)
+        yield cause, sentence, _viewed(shape, state, rows, pairs, last)
 
 
 def _viewed(
-    shape: Shape, state: torch.Tensor, rows: Sequence[Row], pairs: Sequence[Sequence[Factor]]
+    shape: Shape,
+    state: torch.Tensor,
+    rows: Sequence[Row],
+    pairs: Sequence[Sequence[Factor]],
+    last: bool,
 ) -> Played:
-    """Outputs and states of rows; pairs: how corrections, outputs and kept states see the state
-    before, and what rows wrote."""
+    """Outputs of rows, or the last state alone; pairs: how corrections, outputs and kept states see
+    the state before, and what rows wrote."""
     outputs: list[torch.Tensor] = []
-    states: list[torch.Tensor] = []
     writes: list[torch.Tensor] = []
 
     def seen(view: int, i: int) -> torch.Tensor:
@@ -269,9 +277,9 @@ def _viewed(
 
     for i, row in enumerate(rows):
         writes.append(row["key"][:, :, None] * correction(shape, seen(0, i), row)[:, None, :])
-        outputs.append((row["read"][:, :, None] * seen(1, i)).sum(1) + row["skip"])
-        states.append(seen(2, i))
-    return outputs, states
+        if not last:
+            outputs.append((row["read"][:, :, None] * seen(1, i)).sum(1) + row["skip"])
+    return outputs, [seen(2, len(rows) - 1)] if last else []
 
 
 class Log:
