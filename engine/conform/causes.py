@@ -1,5 +1,4 @@
-"""Causes of a wrong output or state: what the reference gives under each known mistake, compared
-with what the kernel gave."""
+"""Causes of a wrong output or state: known mistakes under which the reference gives the same."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.fits import closest, fitted, of_rounding, place, same, taken, tile
-from engine.conform.mistakes import Log, Played, decays, formulas, layouts
+from engine.conform.fits import closest, exchanged, fitted, of_rounding, place, same, taken, tile
+from engine.conform.mistakes import Log, Played, decays, formulas, layouts, strides
 from engine.conform.reference import VARIANTS, Reference, Row, play, step
 from engine.conform.subject import Kernel
 
@@ -37,7 +36,7 @@ CAUSES = {
     "window-not-rolled-back": "the window of the convolution still holds rejected inputs",
     "state-not-committed": "the pass left no trace: the state before it is read",
     "state-lost": "an empty state is read",
-    "other-sequence": "the state of another sequence is read",
+    "other-sequence": "the state, an input or a decay of another sequence is read",
     "other-sequence-written": "a sequence that was not in the pass has changed",
     "lost-fold": "rows that the log had taken are missing from the state",
     "double-fold": "rows of the log are folded into the state twice",
@@ -49,7 +48,7 @@ CAUSES = {
     "wrong-term": "an input is left out or exchanged, or taps are in another order",
     "other-row": "a row's input or output is that of another row",
     "head-mapping": "heads read the input of another head",
-    "wrong-scale": "outputs are the right ones times a constant",
+    "wrong-scale": "outputs, or a part of them, are the right ones times a constant",
     "wrong-tile": "only some columns of the heads are wrong",
     "wrong-parent": "a row of a tree of drafts follows another row than its parent",
     "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
@@ -120,8 +119,8 @@ class Situation:
         for state in (torch.zeros_like(self.start), *self.earlier[::-1]):
             yield "wrong-chunk", "the state of the chunk before is lost", state
         log = Log(self.shape, self.earlier[-1], self.before_chunk)
-        for words, state in log.decays():
-            yield "gate-order", f"{words}, the chunk's", state
+        for cause, words, state in log.decays():
+            yield cause, f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
         yield from layouts(self.shape, self.start)
@@ -174,17 +173,18 @@ class Situation:
             rows = [*(row for commit in taken[kept:] for row in commit), *also]
             if not logs or len(rows) <= self.kernel.ring + 1:
                 logs.append(Log(self.shape, commits[kept], rows))
+                yield from logs[-1].overwritten([*map(len, taken[kept:]), len(also)])
         if not logs:
             return
         yield from logs[-1].cursors(self.kernel.ring)
         for log in logs:
-            for words, state in log.decays():
-                yield "gate-order", f"{words}, {len(log.rows)} rows of the log", state
+            for cause, words, state in log.decays():
+                yield cause, f"{words}, {len(log.rows)} rows of the log", state
         oldest, rows = logs[-1], logs[-1].rows
         for end in range(len(rows) - 1, max(0, len(rows) - self.kernel.ring), -1):
             log = Log(self.shape, oldest.states[0], rows[:end])
-            for words, state in log.decays(rows[end:]):
-                yield "gate-order", f"{words}, {len(rows) - end} rows ago", state
+            for cause, words, state in log.decays(rows[end:]):
+                yield cause, f"{words}, {len(rows) - end} rows ago", state
         rejected = [] if also else self.reference.rows[self.sequence][-2][self.accepted :]
         first = sum(map(len, taken)) + len(also) - len(rows)
         yield from oldest.stretches(self.kernel.ring, first, rejected)
@@ -250,7 +250,8 @@ class Situation:
                 ]
                 what = "all inputs" if len(names) > 1 else what
                 yield cause, f"{what} of {words}", rows, ""
-        for cause, words, rows in formulas(self.shape, tokens):
+        wrong = strides(self.shape, self.batch, self.first, tokens)
+        for cause, words, rows in chain(formulas(self.shape, tokens), wrong):
             yield cause, words, rows, ""
 
     def _played(
@@ -274,31 +275,31 @@ class Situation:
         )
         views: Iterable[tuple[str, str, Played]] = ()
         if count <= max(_MOST_ROWS, self.kernel.chunk) and not self.parents:
-            views = decays(self.shape, state, self.tokens[:count])
-        carried = (("gate-order", *way) for way in self._carried(state, count))
-        for cause, sentence, played in chain(ways, views, carried):
+            views = decays(self.shape, state, self.tokens[:count], bool(of))
+        for cause, sentence, played in chain(ways, views, self._carried(state, count)):
             if not same(part(played), [right], bound / 4):
                 yield cause, sentence, part(played)
         if of and self.shape.recurrence != "conv" and count <= max(_MOST_ROWS, self.kernel.chunk):
             log = Log(self.shape, state, self.tokens[:count])
-            yield from (("gate-order", *fold) for fold in log.decays())
+            yield from log.decays()
             yield from log.formulas()
+            yield from log.kept_with(self.batch, self.first)
             for i in range(count) if count > 1 else ():
                 rows = self.tokens[:i] + self.tokens[i + 1 : count]
                 words = f"row {i + 1} of {count} accepted is missing"
                 yield "lost-fold", words, self._played(state, rows)[1][-1]
 
-    def _carried(self, state: torch.Tensor, count: int) -> Iterator[tuple[str, Played]]:
+    def _carried(self, state: torch.Tensor, count: int) -> Iterator[tuple[str, str, Played]]:
         """Ways in which the state is folded with other decays after one of the rows."""
         if count > _MOST_ROWS or self.parents or self.shape.recurrence == "conv":
             return
         for end in range(1, count):
             log = Log(self.shape, state, self.tokens[:end])
             before = self._played(state, self.tokens[:end])
-            for words, after in log.decays():
+            for cause, words, after in log.decays():
                 outputs, states = self._played(after, self.tokens[end:count])
                 sentence = f"{words}, after row {end} of {count}"
-                yield sentence, ([*before[0], *outputs], [*before[1][:-1], after, *states])
+                yield cause, sentence, ([*before[0], *outputs], [*before[1][:-1], after, *states])
 
     def _folded_within(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
@@ -348,18 +349,6 @@ class Situation:
                 return f"value head {head} reads {', '.join(words)}"
         return ""
 
-    def _outputs_of(self, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-        """The first row, or head, that has another one's output, where every one has some one's;
-        else ""."""
-        words = ""
-        for i, row in enumerate(seen):
-            has = [j for j, other in enumerate(wanted) if same(row, [other], bound)]
-            if not has:
-                return ""
-            if i not in has and not words:
-                words = f"{i} has the output of {has[0]}"
-        return words
-
     def _parents(self, seen: torch.Tensor, bound: float) -> str:
         """Of a tree, a row whose output is right after another row than its parent, where all
         outputs can be had from some row, or from the state before the pass (-1); else empty."""
@@ -408,10 +397,10 @@ class Situation:
             return "wrong-parent", parents
         if heads := self._heads(seen, self.tokens, bound, last=False):
             return "head-mapping", heads
-        if words := self._outputs_of(seen, wanted, bound):
+        if words := exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
-        if of_heads and (words := self._outputs_of(of_heads[0], of_heads[1], bound)):
+        if of_heads and (words := exchanged(of_heads[0], of_heads[1], bound)):
             return "head-mapping", f"head {words}"
         times = float((seen * wanted).sum() / (wanted * wanted).sum())
         if abs(times) > 1e-9 and abs(times - 1) > 1e-2 and same(seen / times, [wanted], bound):
@@ -422,9 +411,8 @@ class Situation:
         if words := tile(seen, wanted, bound):
             return "wrong-tile", words
         if not self.parents:
-            states = [self.start, *self._played(self.start, self.tokens[:row])[1]]
-            shape, token = self.shape, self.tokens[row]
-            if shares := fitted(shape, states[-1], token, seen[row], bound, False):
+            state = [self.start, *self._played(self.start, self.tokens[:row])[1]][-1]
+            if shares := fitted(self.shape, state, self.tokens[row], seen[row], bound, False):
                 return shares
         if words := of_rounding(seen, wanted):
             return "drift", words
@@ -491,6 +479,18 @@ class Situation:
                 return None
             at.append(found)
         return self._window(at, len(known), accepted + count)
+
+    def explain_still(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
+        """Cause and sentence for the changed state of a sequence that was not in the pass."""
+        if seen.isnan().any():
+            return "unused-memory", "NaN in a state that was not in the pass"
+        last = self.reference.committed[self.sequence][:-1][-1:]
+        before = (("stale-column", "state before its last pass", state) for state in last)
+        for cause, words, state in chain(self._columns(0), before, self._others()):
+            if same(seen, [state], bound):
+                cause = "other-sequence-written" if cause == "other-sequence" else "stale-column"
+                return cause, f"{words}, though it is not in this pass"
+        return "other-sequence-written", place(seen, self.start, bound)
 
     def _unnamed(self, cause: str, words: str) -> tuple[str, str]:
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])

@@ -38,6 +38,8 @@ _COUNTED = (
     "state-lost",
     "unused-memory",
 )
+# Causes that those of another sequence may look like
+_OF_OTHERS = ("gate-order", "gate-of-other-row", "wrong-gate", "wrong-chunk", "other-row")
 # Causes that a short last chunk may have
 _OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
 Changed = Callable[[Pass], Iterator[Pass]]
@@ -187,17 +189,24 @@ class Player:
         shape, under which they are right."""
         shape, n, t = self.shape, self.shape.n_sequences, self.shape.n_tokens
         c, vague = self.kernel.chunk, fault.cause in _VAGUE[:3]
+        stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
+        of_length = (*_WRITTEN, "other-sequence")
+        log = self.kernel.ring or self.kernel.log
         whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
         one = fault.sequence
-        others = "other-sequence", n > 1 and (vague or fault.cause in _COUNTED)
+        others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
         ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
             (
                 ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
                 "all prompts have whole chunks", lambda p: p.chunked(c), shape,
             ),
             (
-                ("wrong-stride", fault.cause in (*_WRITTEN, "other-sequence")),
+                ("wrong-stride", not c and (stale or vague or fault.cause in of_length)),
                 f"every pass has {t} rows", lambda p: p.full(t), shape,
+            ),
+            (
+                ("lost-fold" if log else "stale-column", stale or vague),
+                "the count is set to 1 by a step without drafts", Pass.counted, shape,
             ),
             (others, "no other sequence is in its passes", lambda p: p.only(one), shape),
             (others, "all sequences are in its passes", lambda p: p.whole(n), shape),
@@ -214,27 +223,30 @@ class Player:
                 "the size of a head is a power of two", Pass.same, replace(shape, **whole),
             ),
         )  # fmt: skip
-        if vague and self.kernel.ring and fault.round:
+        if (vague or fault.cause == "wrong-tile") and self.kernel.ring and fault.round:
             words = f"{fault.detail}; right while the log holds no rows"
             return replace(fault, cause="wrong-wrap", detail=words)
         for (cause, may_be), words, changed, other in ways:
             if may_be and not self._wrong_with(fault, changed, other):
-                known = fault.cause in ("stale-column", "window-not-rolled-back")
+                if cause == "other-sequence" and stale and fault.cause != "state-not-committed":
+                    cause = fault.cause
                 words = f"{fault.detail}; right where {words}".lstrip("; ")
-                return replace(fault, cause=fault.cause if known else cause, detail=words)
+                return replace(fault, cause=cause, detail=words)
         return fault
 
     def _wrong_with(self, fault: Fault, changed: Changed, shape: Shape) -> bool:
-        """Whether a check's passes, up to that of its fault, are wrong where they are changed."""
-        wrong = False
-        dice = random.Random(f"{fault.check} {self.seed}")
-        player = Player(self.kernel, self.package, shape, self.seed, self.device, named=False)
-        for empty in (False, True) if fault.check == "prompts" else (False,):
-            started = player.start(empty)
-            script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
-            played = (p for one in islice(script, fault.round + 1) for p in changed(one))
-            wrong |= any(player._pass(fault.check, i, p, *started) for i, p in enumerate(played))
-        return wrong
+        """Whether a check's passes, up to some after that of its fault, are wrong where they are
+        changed; of two seeds, as few values may be right by chance."""
+        for seed in (self.seed, self.seed + 1):
+            dice = random.Random(f"{fault.check} {self.seed}")
+            player = Player(self.kernel, self.package, shape, seed, self.device, named=False)
+            for empty in (False, True) if fault.check == "prompts" else (False,):
+                started = player.start(empty)
+                script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
+                played = (p for one in islice(script, fault.round + 3) for p in changed(one))
+                if any(player._pass(fault.check, i, p, *started) for i, p in enumerate(played)):
+                    return True
+        return False
 
     def _pass(
         self,
@@ -286,7 +298,7 @@ class Player:
                 each = _each(seen[part], wanted[part])
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
-        if one.drafts:
+        if one.drafts or one.reset:
             subject.accept(one.sequences, one.accepted)
         if faults:
             return faults
@@ -312,8 +324,11 @@ class Player:
         for sequence, first in still.items():
             after = _copy(subject.state(sequence))
             if first is not None and after is not None and not torch.equal(first, after):
+                past = reference.passes[sequence]
+                idle = Situation(self.kernel, reference, sequence, [], past, kept[sequence])
+                cause, words = idle.explain_still(after, self.bound)
                 error = float((first - after).abs().max())
-                faults.append(fault("other-sequence-written", "", sequence, -1, error))
+                faults.append(fault(cause, words, sequence, -1, error))
         reference.accept(one.sequences, one.accepted)
         return faults
 

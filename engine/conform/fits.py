@@ -60,6 +60,9 @@ def fitted(
         if ((alike - share).abs() * weight <= limit).all():
             head = int((factor - 1).abs().argmax())
             words = f"{float(factor[head]):.4g} times what it should be"
+            for root in (shape.d_k**0.5, shape.d_k**-0.5) if not last else ():
+                if ((factor / root - 1).abs() < 1e-3).all():
+                    return "wrong-scale", f"{name} is {words}: the scale of outputs alone"
             return cause, f"{name} of head {head} is {words}"
     return "wrong-gate", "what is kept, written and taken off have other shares than they should"
 
@@ -92,9 +95,20 @@ def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
         at = rest.nonzero().flatten().tolist()
         shown = "all" if len(at) == len(rest) else ", ".join(str(i) for i in at[:8])
         words.append(f"{shown} of {len(rest)}")
-    return (
-        "no known mistake gives this; wrong are " + " and ".join(words) + " of its first dimensions"
-    )
+    return "wrong are " + " and ".join(words) + " of its first dimensions"
+
+
+def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """The first row, or head, that has another one's output, where every one has some one's; else
+    ""."""
+    words = ""
+    for i, row in enumerate(seen):
+        has = [j for j, other in enumerate(wanted) if same(row, [other], bound)]
+        if not has:
+            return ""
+        if i not in has and not words:
+            words = f"{i} has the output of {has[0]}"
+    return words
 
 
 def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:

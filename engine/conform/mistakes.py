@@ -20,6 +20,7 @@ _VIEWS = {
     "outputs and corrections": (0, 1),
     "outputs, corrections and states": (0, 1, 2),
 }
+_MOST_ROWS = 8
 _EARLIER = "what earlier rows wrote"
 _START = "the state before them"
 Played = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -85,10 +86,14 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             right | {"decay": g.view(shape.n_heads, -1, 1)},
         ),
     ]
+    if shape.recurrence == "kda" and shape.d_k == shape.d_v:
+        along = right | {"decay": right["decay"].transpose(1, 2)}
+        made.append(("wrong-gate", "the decay of a channel is applied along v", along))
     what = "dt" if mamba else "beta"
     betas = {f"{what} is left out of what is written": torch.ones_like(beta)}
     if not mamba:
         betas["the sigmoid of beta is left out"] = row["b"][:, None]
+        betas["beta is applied twice"] = beta**2
     made += [("wrong-gate", words, right | {"beta": other}) for words, other in betas.items()]
     inputs = {"v is left out": {"value": 0 * right["value"]}}
     if mamba:
@@ -114,6 +119,39 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     return made
 
 
+def strides(
+    shape: Shape, batch: Sequence[Row], first: int, tokens: Sequence[Row]
+) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows where one input of row r of a sequence, whose rows begin at `first`
+    of the batch, is read r * s values on for a wrong stride s; a few rows show it."""
+    if len(tokens) > _MOST_ROWS:
+        return
+    heads, groups = shape.n_heads, shape.n_groups
+    sizes = {n * d for n in (1, groups, heads) for d in (1, shape.d_k, shape.d_v)}
+    made = [terms(shape, row) for row in batch]
+    each = {"q": heads // groups, "k": heads // groups}
+    for name, key in (
+        *((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C")),
+        *(("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key")),
+    ):
+        if name not in batch[0]:
+            continue
+        repeated = 1 if name == key else each.get(name, 1)
+        held = torch.stack([row[key][::repeated] for row in made])
+        size = held[0].numel()
+        for s in sorted(sizes - {size}):
+            starts = [first * size + r * s for r in range(len(tokens))]
+            if starts[-1] + size > held.numel():
+                continue
+            rows = []
+            for row, start in zip(tokens, starts, strict=True):
+                part = held.flatten()[start : start + size].view(held[0].shape)
+                part = part.repeat_interleave(repeated, 0)
+                rows.append((row if name == key else terms(shape, row)) | {key: part})
+            cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
+            yield cause, f"{name} of row r is read {s} r values on, not {size} r", rows
+
+
 def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
     """A state in whose place another head's or its transpose is read or written."""
     if shape.recurrence == "conv":
@@ -136,10 +174,10 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch
 Factor = Callable[[int, int], torch.Tensor | float]
 
 
-def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, tuple[bool, ...], Factor]]]:
+def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, str, tuple[bool, ...], Factor]]]:
     """How much of what row j wrote row i sees (j = -1: of the state before the rows); and wrong
-    ways, each with its sentence and whether it is about the state before, what rows wrote, or
-    both."""
+    ways, each with its cause, its sentence and whether it is about the state before, what rows
+    wrote, or both."""
     up = [torch.ones_like(rows[0]["decay"])]
     for row in rows:
         up.append(up[-1] * row["decay"])
@@ -150,8 +188,11 @@ def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, tuple[bool, .
     def short(i: int, j: int) -> torch.Tensor | float:
         return up[i] / up[j + 1] if j < i else 1.0
 
-    start, earlier = (True,), (False,)
-    return right, [
+    def base(power: float) -> Factor:
+        return lambda i, j: right(i, j) ** power
+
+    start, earlier, both = (True,), (False,), (True, False)
+    orders = [
         (f"{_START} without its decay", start, lambda i, j: 1.0),
         (f"{_START} without the last row's decay", start, short),
         (f"nothing of {_START}", start, lambda i, j: 0.0),
@@ -159,23 +200,38 @@ def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, tuple[bool, .
         (f"{_EARLIER} with its own row's decay too", earlier, lambda i, j: up[i + 1] / up[j]),
         (f"{_EARLIER} without the last row's decay", earlier, short),
         (f"nothing of {_EARLIER}", earlier, lambda i, j: float(j == i)),
-        (f"{_START} and {_EARLIER} without the last row's decay", (True, False), short),
+        (f"{_START} and {_EARLIER} without the last row's decay", both, short),
     ]  # fmt: skip
+    bases = [
+        (f"{words} with {wrong} in its decay", sides, base(power))
+        for wrong, power in (("2 for e", math.log(2)), ("e for 2", 1 / math.log(2)))
+        for words, sides in (
+            (_START, start),
+            (_EARLIER, earlier),
+            (f"{_START} and {_EARLIER}", both),
+        )
+    ]
+    return right, [
+        *(("gate-order", *way) for way in orders),
+        *(("wrong-gate", *way) for way in bases),
+    ]
 
 
 def decays(
-    shape: Shape, state: torch.Tensor, rows: Sequence[Row]
+    shape: Shape, state: torch.Tensor, rows: Sequence[Row], last: bool
 ) -> Iterator[tuple[str, str, Played]]:
-    """Cause, sentence, outputs and states of a few rows where a part of the recurrence sees the
-    state before the rows, or what rows wrote, with another decay or beta than it should."""
+    """Cause, sentence and outputs of a few rows, or (last) their last state in place of them, where
+    a part of the recurrence sees the state before the rows, or what rows wrote, with another decay
+    or beta than it should."""
     if shape.recurrence == "conv":
         return
     rows = [terms(shape, row) for row in rows]
     right, wrong = _factors(rows)
     ways = [
-        ("gate-order", f"{who} see {words}", views, sides, factor)
-        for words, sides, factor in wrong
+        (cause, f"{who} see {words}", views, sides, factor)
+        for cause, words, sides, factor in wrong
         for who, views in _VIEWS.items()
+        if not last or 1 not in views or 2 in views
     ]
     if shape.recurrence != "mamba2":
         betas = [row["beta"][:, :, None] for row in rows]
@@ -197,16 +253,19 @@ def decays(
             [factor if view in views and side in sides else right for side in (True, False)]
             for view in range(3)
         ]
-        yield cause, sentence, _viewed(shape, state, rows, pairs)
+        yield cause, sentence, _viewed(shape, state, rows, pairs, last)
 
 
 def _viewed(
-    shape: Shape, state: torch.Tensor, rows: Sequence[Row], pairs: Sequence[Sequence[Factor]]
+    shape: Shape,
+    state: torch.Tensor,
+    rows: Sequence[Row],
+    pairs: Sequence[Sequence[Factor]],
+    last: bool,
 ) -> Played:
-    """Outputs and states of rows; pairs: how corrections, outputs and kept states see the state
-    before, and what rows wrote."""
+    """Outputs of rows, or the last state alone; pairs: how corrections, outputs and kept states see
+    the state before, and what rows wrote."""
     outputs: list[torch.Tensor] = []
-    states: list[torch.Tensor] = []
     writes: list[torch.Tensor] = []
 
     def seen(view: int, i: int) -> torch.Tensor:
@@ -218,9 +277,9 @@ def _viewed(
 
     for i, row in enumerate(rows):
         writes.append(row["key"][:, :, None] * correction(shape, seen(0, i), row)[:, None, :])
-        outputs.append((row["read"][:, :, None] * seen(1, i)).sum(1) + row["skip"])
-        states.append(seen(2, i))
-    return outputs, states
+        if not last:
+            outputs.append((row["read"][:, :, None] * seen(1, i)).sum(1) + row["skip"])
+    return outputs, [seen(2, len(rows) - 1)] if last else []
 
 
 class Log:
@@ -269,6 +328,15 @@ class Log:
                     words = f"row {i + 1} was overwritten in a log of {ring}"
                     yield "wrong-wrap", words, self.folded(i - ring, rows, stored)
 
+    def overwritten(self, lengths: Sequence[int]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same where passes of these lengths each wrote their rows from the first place on."""
+        held: dict[int, int] = {}
+        for i, n in enumerate(lengths):
+            held |= {place: sum(lengths[:i]) + place for place in range(n)}
+        words = "each pass wrote its rows over the oldest ones of the log"
+        for stored in (True, False):
+            yield "wrong-wrap", words, self.folded(0, list(held.values()), stored)
+
     def stretches(
         self, ring: int, first: int, rejected: Sequence[Row]
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -293,18 +361,31 @@ class Log:
                         )
                         yield "double-fold" if twice else "wrong-wrap", words, state
 
-    def decays(self, after: Sequence[Row] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-        """Sentence and last state where the decays of what is folded are others, and right rows
-        come after."""
+    def decays(self, after: Sequence[Row] = ()) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and last state where the decays of what is folded are others, and right
+        rows come after."""
         last = len(self.rows) - 1
         right, wrong = _factors(self.rows)
-        for words, sides, factor in wrong:
+        for cause, words, sides, factor in wrong:
             state = torch.zeros_like(self.states[0])
             for j, part in enumerate((self.states[0], *self.writes), -1):
                 state = state + (factor if (j < 0) in sides else right)(last, j) * part
             for row in after:
                 state = step(self.shape, state, row)[1]
-            yield f"the fold takes {words}", state
+            yield cause, f"the fold takes {words}", state
+
+    def kept_with(
+        self, batch: Sequence[Row], first: int
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and last state where the state before is kept with the decay of as many
+        rows up to another one of the pass, where these rows are the batch's from `first` on."""
+        n, each = len(self.rows), [terms(self.shape, row)["decay"] for row in batch]
+        own, last = torch.stack(each[first : first + n]).prod(0), first + n - 1
+        for end in (end for end in range(len(each)) if end != last):
+            other = torch.stack(each[max(0, end + 1 - n) : end + 1]).prod(0)
+            cause = "gate-of-other-row" if end >= first else "other-sequence"
+            words = f"the state before is kept with the decay up to row {end} of the pass"
+            yield cause, f"{words}, not {last}", self.states[-1] + (other - own) * self.states[0]
 
     def formulas(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,

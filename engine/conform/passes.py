@@ -20,6 +20,7 @@ class Pass:
     drafts: bool = True
     parents: tuple[tuple[int, ...], ...] = ()
     padding: tuple[int, ...] = ()  # rows of sequences that the engine adds to fill the batch
+    reset: bool = False  # a step without drafts is committed by a count too, of one row
 
     def only(self, sequence: int) -> Iterator[Pass]:
         """The pass of this sequence alone, if it is in it."""
@@ -31,6 +32,10 @@ class Pass:
     def full(self, t: int) -> Iterator[Pass]:
         """The pass with t rows of every sequence, where it has drafts."""
         yield replace(self, lengths=(t,) * len(self.lengths)) if self.drafts else self
+
+    def counted(self) -> Iterator[Pass]:
+        """The pass with its count set anew, where it has no drafts."""
+        yield replace(self, reset=not self.drafts)
 
     def chunked(self, size: int) -> Iterator[Pass]:
         """The prompts of the pass with whole chunks."""

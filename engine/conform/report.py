@@ -20,7 +20,7 @@ def lines(outcomes: Sequence[Outcome], target: str) -> Iterator[str]:
     yield " " * width + "".join(f"{name:>11}" for name in CHECKS)
     for label, row in _table(outcomes):
         yield f"{label:<{width}}" + "".join(f"{_WORDS[cell]:>11}" for cell in row)
-    yield from _missing(outcomes)
+    yield from _remarks(outcomes)
     for fault in _faults(outcomes):
         yield ""
         yield from paragraph(fault)
@@ -38,7 +38,7 @@ def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) ->
     where = "on CUDA" if device == "cuda" else "in Triton's interpreter or on the CPU"
     rows = [[label, *(_WORDS[cell] for cell in row)] for label, row in _table(outcomes)]
     parts: list[Part] = [ReportTable(["kernel", *CHECKS], rows)] if rows else []
-    parts += [Remark(line) for line in _missing(outcomes)]
+    parts += [Remark(line) for line in _remarks(outcomes)]
     sections = [Section("Checks", parts)]
     for fault in _faults(outcomes):
         first, *rest = paragraph(fault)
@@ -72,10 +72,20 @@ def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.check in CHECKS]
 
 
-def _missing(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Kernels that were not played, and those of which checks name different causes."""
+    named: dict[str, dict[str, list[str]]] = {}
     for outcome in outcomes:
         if outcome.needs:
             yield f"not checked: {_label(outcome)}: {outcome.needs}"
+        for fault in outcome.faults:
+            if not fault.note:
+                causes = named.setdefault(_label(outcome), {})
+                causes.setdefault(fault.cause, []).append(outcome.check)
+    for label, causes in named.items():
+        if len(causes) > 1:
+            each = "; ".join(f"{cause} ({', '.join(seen)})" for cause, seen in causes.items())
+            yield f"not certain: {label}: its checks name different causes: {each}"
 
 
 def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:

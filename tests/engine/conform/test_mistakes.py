@@ -10,10 +10,12 @@ import torch
 from torch.nn.functional import softplus
 
 from engine.conform.adapters import own
-from engine.conform.cases import Shape
+from engine.conform.cases import Shape, Source
 from engine.conform.checks import Fault, Player, check
+from engine.conform.mistakes import Log
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
+from engine.conform.reference import play, token
 from engine.conform.subject import Kernel
 
 PACKAGE = Package("kernels", Path("."), "")
@@ -247,6 +249,117 @@ class ForgetsWithin(own._Log):
         return None
 
 
+class NotReset(own._Slots):
+    """A step without drafts leaves the count of the pass before it."""
+
+    def decode(self, rows):
+        return self.verify(rows)
+
+
+class Refilled(own._Slots):
+    """Counts of all sequences are set to 1 before those of a pass are."""
+
+    def accept(self, sequences, counts):
+        self.live = [0] * len(self.live)
+        super().accept(sequences, counts)
+
+
+class AsIfLongest(own._Slots):
+    """A pass that is shorter than the longest one stores its states where that would."""
+
+    def _run(self, parts, read, write):
+        late = [p for p in self.planes.tolist() if p[0] in write[:, -1]]
+        n = write.shape[1]
+        return super()._run(parts, read, torch.tensor([p[-n:][::-1] for p in late]))
+
+
+def strided(x, stride):
+    return torch.stack([x.flatten()[r * stride :][: x[0].numel()] for r in range(len(x))]).view_as(
+        x
+    )
+
+
+class GateStride(Altered):
+    """Gates of row r are read at r times the number of heads."""
+
+    def change(self, p):
+        p.tensors["g"] = strided(p.g, p.g.shape[1])
+
+
+class ValueStride(Altered):
+    """Values advance by the number of key heads."""
+
+    def change(self, p):
+        p.tensors["v"] = strided(p.v, p.k.shape[1] * p.v.shape[2])
+
+
+class ReadBase(own._Slots):
+    """Outputs read the state before the pass with e for 2 in its decay."""
+
+    def _run(self, parts, read, write):
+        before = self.pool[read].clone()
+        out = super()._run(parts, read, write)
+        each = self.shape.n_heads // self.shape.n_groups
+        for i, p in enumerate(parts):
+            for t, g in enumerate(p.g.cumsum(0)):
+                g = g.view(len(g), -1, 1)
+                more = ((g / 0.6931471805599453).exp() - g.exp()) * before[i]
+                q = p.q_normed[t].repeat_interleave(each, 0)[:, :, None]
+                out[i, t] += (q * more).sum(1) * self.shape.d_k**-0.5
+        return out
+
+
+class Unscaled(own._Slots):
+    """Outputs read what the pass wrote without the scale."""
+
+    def _run(self, parts, read, write):
+        before = self.pool[read].clone()
+        out = super()._run(parts, read, write)
+        each = self.shape.n_heads // self.shape.n_groups
+        for i, p in enumerate(parts):
+            for t, g in enumerate(p.g.cumsum(0)):
+                wrote = self.pool[write[i].flip(0)[t]] - g.exp().view(len(g), -1, 1) * before[i]
+                q = p.q_normed[t].repeat_interleave(each, 0)[:, :, None]
+                out[i, t] += (q * wrote).sum(1) * (1 - self.shape.d_k**-0.5)
+        return out
+
+
+class AlongValues(own._Slots):
+    """The decay of a channel is applied along v."""
+
+    def _run(self, parts, read, write):
+        out = super()._run(parts, read, write)
+        each = self.shape.n_heads // self.shape.n_groups
+        for i, p in enumerate(parts):
+            state = self.kept[read[i]]
+            for t, plane in enumerate(write[i].flip(0)):
+                q, k = (x[t].repeat_interleave(each, 0) for x in (p.q_normed, p.k_normed))
+                state = p.g[t].exp()[:, None] * state
+                value = p.beta[t][:, None] * (p.v[t] - (k[:, :, None] * state).sum(1))
+                state = state + k[:, :, None] * value[:, None]
+                self.pool[plane] = state
+                out[i, t] = (q[:, :, None] * state).sum(1) * self.shape.d_k**-0.5
+        return out
+
+    def verify(self, rows):
+        self.kept = self.pool.clone()
+        return super().verify(rows)
+
+
+class FirstDecay(own._Slots):
+    """What is kept of the state before a pass has the decay of the first sequence's rows."""
+
+    def _run(self, parts, read, write):
+        before = self.pool[read].clone()
+        out = super()._run(parts, read, write)
+        first = parts[0].g.cumsum(0)
+        for i, p in enumerate(parts):
+            for plane, g, other in zip(write[i].flip(0), p.g.cumsum(0), first, strict=True):
+                g, other = (x.exp().view(len(x), -1, 1) for x in (g, other))
+                self.pool[plane] += (other - g) * before[i]
+        return out
+
+
 def first(adapter, recurrence, name="depths", **kernel) -> Fault:
     kernel = Kernel("planted", (recurrence,), adapter, dtypes=("float32",), **kernel)
     shape = SHAPES[recurrence]
@@ -271,6 +384,17 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
         (Undecayed, "kda", "gate-order", "outputs see what earlier rows wrote without its decay"),
         (RawFold, "gdn", "wrong-norm", "in the state alone"),
+        (GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
+        (ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
+        (ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
+        (
+            Unscaled,
+            "gdn",
+            "wrong-scale",
+            "2.828 times what it should be: the scale of outputs alone",
+        ),
+        (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
+        (FirstDecay, "kda", "other-sequence", "up to row 1 of the pass, not 4"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
 )
@@ -279,9 +403,32 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
     assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
 
 
+@pytest.mark.parametrize(
+    ("adapter", "name", "cause", "words"),
+    [
+        (NotReset, "no-drafts", "stale-column", "right where the count is set to 1 by a step"),
+        (Refilled, "subsets", "stale-column", "3 were accepted, though it is not in this pass"),
+        (AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
+    ],
+)
+def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):
+    fault = first(adapter, "gdn", name)
+    assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
+
+
 def test_a_count_of_another_sequence_is_told():
     fault = first(ByPlace, "gdn", "subsets")
     assert "right where" in fault.detail
+
+
+def test_passes_that_write_over_the_oldest_rows_of_a_log_wrap_wrongly():
+    source = Source(SHAPES["gdn"], 1)
+    rows = source.rows([0], [3])
+    rows = [token(rows, i) for i in range(3)]
+    log = Log(SHAPES["gdn"], source.state().double(), rows)
+    seen = [state for cause, _, state in log.overwritten([2, 1]) if cause == "wrong-wrap"]
+    right = play(SHAPES["gdn"], log.states[0], [rows[2], rows[1]])[1][-1]
+    assert any(torch.allclose(state, right) for state in seen)
 
 
 def test_rows_that_a_log_folds_twice_are_named():

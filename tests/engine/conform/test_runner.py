@@ -106,6 +106,15 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
     assert [case.get("name") for case in suite if len(case)] == ["no-drafts"]
 
 
+def test_causes_that_differ_between_checks_are_not_certain(tmp_path):
+    seen = outcomes(tmp_path, "os.abort()", ("no-drafts",))
+    (lost,) = seen[0].faults
+    other = replace(seen[0], check="depths", faults=(replace(lost, cause="drift"),))
+    words = "not certain: adapter conv: its checks name different causes: crash (no-drafts); drift"
+    assert any(words in line for line in report.lines([*seen, other], ""))
+    assert not any("not certain" in line for line in report.lines(seen, ""))
+
+
 def test_a_kernel_that_hangs_costs_its_check(tmp_path):
     seen = outcomes(tmp_path, "time.sleep(600)", ("no-drafts",), limit_s=6.0)
     assert [f.cause for o in seen for f in o.faults] == ["hang"]
