@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.audit.draft_models import Candidates, draft_model
+from engine.audit.draft_models import Candidates, StepwiseModel, draft_model
 from engine.audit.recorded_drafts import (
     CLEAN,
     DraftedText,
@@ -155,8 +155,10 @@ class Redrafter:
         """Whether drafts end where another probability than that of the ten best is below p_min."""
         side, options = self._side, self._side.run.facts.options
         spec = options.spec if options is not None else None
-        if spec is None or not spec.p_min or spec.verify_max is not None or spec.adapt != "none":
+        if spec is None or not spec.p_min or not isinstance(self._model, StepwiseModel):
             return None
+        if spec.verify_max is not None or spec.adapt != "none" or spec.tree:
+            return None  # which end drafts, too
         plain = [RecordedDraft(-1, at, [], [], 0, 0, 0.0) for at in side.plain]
         drafts = sorted([*self._drafts[:_MOST_DRAFTS], *plain], key=lambda draft: draft.pos0)
         wrong: dict[int, list[int]] = {N_CANDIDATES: [], N_BEFORE: []}
