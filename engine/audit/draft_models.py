@@ -104,6 +104,18 @@ class DraftModel(ABC):
             rows = None if entries.rows is None else entries.rows[part].unsqueeze(0)
             self._pass(_ubatch(entries.positions[part], entries.tokens[part], _CONTEXT), rows)
 
+    def write_part(self, entries: Entries, only: str) -> None:
+        """The same in its "attention" or its "states" alone."""
+        recurrent = self._memory.recurrent
+        if recurrent is None or not entries.tokens:
+            return
+        save = recurrent.save(_CONTEXT)
+        self.write(entries)
+        if only == "attention":
+            recurrent.restore(_CONTEXT, save)
+        else:
+            self._memory.attention.seq_rm(_CONTEXT, entries.positions[0])
+
     def clear(self) -> None:
         """Forget the text."""
         self._memory.clear(_CONTEXT)
@@ -157,6 +169,8 @@ class StepwiseModel(DraftModel):
     ids: torch.Tensor | None = None
     handed_on: Callable[[torch.Tensor], torch.Tensor] | None = None
     """What a step makes of its row [1, n_row] for the next one, None to leave it as it is."""
+    fed: Callable[[int], int] | None = None
+    """The same of its token."""
 
     @property
     def drafted_ids(self) -> torch.Tensor | None:
@@ -188,6 +202,8 @@ class StepwiseModel(DraftModel):
                 first + i * self._stride,
                 next(iter(found[-1])) if tokens is None else tokens[i],
             )
+            if self.fed is not None:
+                token = self.fed(token)
             written.append(token)
             own += [] if row is None else [row]
         rows = torch.cat(own[: n - 1]) if len(own) > 1 else None
@@ -290,11 +306,12 @@ class BlockModel(DraftModel):
 
     mask: token of the rows that are to be filled, -1 for the newest token. n_block: rows of a
     block. first: the row that the first drafted token is taken from. anchored: it begins with the
-    newest token. apart: positions from one row to the next.
+    newest token. apart: positions from one row to the next. walks: a selector goes on from the
+    token that was chosen, not from its row's best candidate.
     """
 
     has_newest = False
-    anchored, apart = True, 1
+    anchored, apart, walks = True, 1, True
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
@@ -367,7 +384,7 @@ class BlockModel(DraftModel):
             at = np.flatnonzero(own == token)
             if len(found) == n or not at.size:
                 break
-            before = int(at[0])
+            before = int(at[0]) if self.walks else 0
         return found
 
 

@@ -184,6 +184,9 @@ class Deviation:
     them. forgets: memory is emptied before every draft; frozen: nothing is written after the
     prompt. drops: the first token of every draft is left out, -1: the newest one put before it.
     best: a step goes on from the best token of the one before, whatever was drafted.
+    late: what a round decoded is written one round later. early: the first token is taken from the
+    row before the newest one, where a pass has several. only: of a memory with states, the kept
+    drafted entries stay in its "attention" or its "states" alone.
     after: it happens only where the draft before ended so,
     one of OUTCOMES, empty = always. other: another text is "instead" of the beginning, "before"
     this one, "next to" it in the same positions, leaves a "gap", or there are its "rows".
@@ -216,6 +219,9 @@ class Deviation:
     frozen: bool = False
     drops: int = 0
     best: bool = False
+    late: bool = False
+    early: bool = False
+    only: str = ""
     after: str = ""
     other: str = ""
 
@@ -289,6 +295,19 @@ OF_ENGINES = (
     Deviation(AHEAD, "the first token of each draft is dropped: one token ahead", drops=1),
     Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
     Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),
+    Deviation(BEHIND, "what a round decoded comes into its memory one round late", late=True),
+    Deviation(
+        BEHIND,
+        "first tokens are of the row before the newest one, where a pass has several",
+        early=True,
+    ),
+    *(
+        Deviation(
+            KEPT, f"a rollback leaves {what} in its {only}, nowhere else", n_kept=n, only=only
+        )
+        for only in ("attention", "states")
+        for n, what in ((1, "the first rejected token"), (64, "rejected tokens"))
+    ),
     Deviation(BEHIND, "it has not seen what was decoded after the prompt", frozen=True),
     *DEVIATIONS,
 )
@@ -360,10 +379,13 @@ class Replay:
         self._other, self._offset = other, 0
         self._apart, self._left = distance or shares_apart, left or {}
         self._last: RecordedDraft | None = None
+        self._end = 0
 
     def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
         """Distances by round, until their sum is more than `most`."""
         self._model.clear()
+        at = self._text.drafts.index(drafts[0]) if self._deviation.late else 0
+        self._end = self._text.drafts[at - 1].pos0 - self._model.ahead if at else 0
         n_written, found, self._last = self._other_text(), {}, None
         for draft in drafts:
             found[draft.round], n_written = self._draft(draft, n_written)
@@ -386,11 +408,20 @@ class Replay:
             del places[-2]
         if how.frozen:
             places = [p for p in places[:-1] if p + model.ahead < self._text.starts[0]] + [end]
+        if how.late:
+            places, self._end = [*range(n_written, min(self._end, end)), end], end
         if how.forgets:
             model.clear()
         entries = self._text.entries(model, places, how, draft.pos0)
         moved = entries.moved(self._offset - how.closes)
-        model.write(moved.part(0, len(places) - 1))
+        before: list[Candidates] = []
+        if how.early and len(places) > 1:
+            model.write(moved.part(0, len(places) - 2))
+            one_before = moved.part(len(places) - 2, len(places) - 1)
+            before = model.draft(one_before, places[-1], None, 1)
+            model.write(one_before)
+        else:
+            model.write(moved.part(0, len(places) - 1))
         newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
         newest = newest.moved(how.place)
         if how.newest:
@@ -416,7 +447,8 @@ class Replay:
         )
         if how.drops:
             rows = rows[1:] if how.drops > 0 else [{self._text.tokens[draft.pos0]: 0.0}, *rows]
-        n_true = model.n_true(draft.n_accepted, n_drafted)
+        rows[: len(before)] = before
+        n_true = 0 if how.late else model.n_true(draft.n_accepted, n_drafted)
         if how.own or (how.drops and n_true):
             n_true = 1 + how.own * min(draft.n_accepted, n_drafted - 1)
         if not model.reads_rows and (how.round_shift or how.takes_back):
@@ -424,7 +456,10 @@ class Replay:
         n = end + n_true
         if not in_place and n_true:
             model.write(newest)
-            model.write(model.left.part(0, n_true - 1 + (then.n_kept or 0)))
+            n_whole = n_true - 1 + (0 if then.only else then.n_kept or 0)
+            model.write(model.left.part(0, n_whole))
+            if then.only:
+                model.write_part(model.left.part(n_whole, n_whole + (then.n_kept or 0)), then.only)
         elif then.n_kept:
             model.cut(n + then.n_kept)
         self._offset += how.drift
@@ -432,7 +467,7 @@ class Replay:
         n += then.undecoded and draft.n_accepted == n_drafted
         if model.can_cut and then.n_kept == 0:
             model.cut(draft.pos0 if not n_true else n)
-        return self._apart(draft, rows), n
+        return self._apart(draft, rows), n_written + len(places) - 1 if how.late else n
 
     def _other_text(self) -> int:
         """Write what memory has of another text; positions below which it is in the place of this

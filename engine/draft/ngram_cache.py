@@ -199,6 +199,7 @@ class NgramCache(NgramDrafter):
 
     name = "ngram-cache"
     n_max = 8
+    longest = N_LONGEST
 
     def __init__(self, static: LookupCache | None, dynamic: LookupCache | None) -> None:
         super().__init__()
@@ -236,7 +237,7 @@ class NgramCache(NgramDrafter):
     def _next(self, context: dict[tuple[int, ...], Counts], tail: list[int]) -> int | None:
         static = self._static(tuple(tail[-N_STATIC:])) or {}
         for find, floor in ((context.get, LAX), (self._dynamic, STRICT)):
-            token = most_likely(find, tail, static, floor)
+            token = most_likely(find, tail[-self.longest :], static, floor)
             if token is not None:
                 return token
         return most_frequent(static)

@@ -15,6 +15,7 @@ class NgramSimple(NgramDrafter):
     followed earlier matches too, the latest first."""
 
     name = "ngram-simple"
+    find = staticmethod(History.find_last)
 
     def __init__(self, sizes: NgramSizes, tree: Sequence[int] = ()) -> None:
         super().__init__()
@@ -25,7 +26,7 @@ class NgramSimple(NgramDrafter):
         if length <= n + m + 1:
             return nothing("too-short-history")
         pattern = [*history.part(length - n + 1), last]
-        match = history.find_last(pattern, 1, length - n - 1)  # position 0 means no match
+        match = self.find(history, pattern, 1, length - n - 1)  # position 0 means no match
         if match < 0:
             return nothing("no-match")
         copied = history.part(match + n, match + n + m)

@@ -438,7 +438,8 @@ def without_tops(run: RunRef) -> None:
     """A run as a log without candidates has it."""
     tokens = run.store.tokens
     for name in ("draft_top_id", "draft_top_p", "draft_p", "draft_conf"):
-        array = tokens._arrays[name]
+        if (array := tokens._arrays.get(name)) is None:
+            continue  # a look-up has none
         array[: len(tokens)] = MISSING if name.endswith("_id") else float("nan")
 
 

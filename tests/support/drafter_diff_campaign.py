@@ -33,6 +33,7 @@ from tests.support.drafter_bugs import Bug, without_rejected, without_tops
 from tests.support.golden_drafters import TARGETS, drafter_file, there
 from tests.support.golden_files import golden_file
 from tests.support.more_drafter_bugs import MORE_BUGS
+from tests.support.placed_drafter_bugs import PLACED_BUGS
 
 _GOLDEN = {
     "dflash": ("dflash-a-mrope", "draft-dflash"),
@@ -46,7 +47,7 @@ _TRIES, _LEAST_APART = 6, 5
 _TYPES = {"mtp": "draft-mtp", "simple": "draft-simple", "eagle3": "draft-eagle3"} | {
     name: name for name in ("ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "suffix")
 }
-BUGS = FIRST_BUGS | MORE_BUGS
+BUGS = FIRST_BUGS | MORE_BUGS | PLACED_BUGS
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import RecordedDraft
@@ -17,7 +18,8 @@ draft."""
 N_BEFORE = 64
 """Tokens that candidates may depend on, as llama.cpp's penalties do."""
 _SHOWS_SHIFT = 0.8
-_PENALTIES, _BIASES = (1.1, 1.3), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_PENALTIES, _REACHES = (1.1, 1.2, 1.35, 1.5, 1.8, 2.2), (N_BEFORE, 24)
+_BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
 def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
@@ -44,9 +46,9 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         about = f"the candidate of rank {rank + 1} is drafted, not the best one"
         yield about, partial(_from_rank, rank)
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
-    for factor in _PENALTIES:
-        about = f"candidates are penalised for being in the text, by about {factor:g}"
-        yield about, partial(_penalised, factor)
+    for factor, n in product(_PENALTIES, _REACHES):
+        about = f"candidates in the last {n} tokens are penalised, by about {factor:g}"
+        yield about, partial(_penalised, factor, n)
     about = f"no token of the last {N_BEFORE} is drafted"
     yield about, lambda row, text: _without({*text}, row, text)
 
@@ -126,9 +128,9 @@ def _only(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candida
     return {token: value for token, value in row.items() if token in tokens}
 
 
-def _penalised(factor: float, row: Candidates, text: Sequence[int]) -> Candidates:
+def _penalised(factor: float, n: int, row: Candidates, text: Sequence[int]) -> Candidates:
     """As llama.cpp's repeat penalty."""
-    seen = {*text}
+    seen = {*text[-n:]}
     found = {
         token: value if token not in seen else value / factor if value > 0 else value * factor
         for token, value in row.items()

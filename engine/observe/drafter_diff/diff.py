@@ -11,19 +11,17 @@ import numpy as np
 from engine.analysis.acceptance.counts import fisher_less
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
+from engine.observe.drafter_diff.outcome_causes import counting_cause, rule_cause, sampler_cause
 from engine.observe.drafter_diff.records import (
     ROWS,
     Cause,
     Counts,
     Missing,
-    counting_cause,
     draft_causes,
     length_causes,
     n_equal,
     prompt_cause,
-    rule_cause,
     same_contexts,
-    sampler_cause,
     settings_cause,
 )
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, paired, sides_of
@@ -125,7 +123,7 @@ def _pair(
             from engine.observe.drafter_diff.redraft import Redrafter
 
             redrafter = Redrafter(session, side, cancelled)
-            other = None if identity.verdict == SAME else redrafter.other_model
+            other = None if identity.verdict == SAME else redrafter.choices.other_model
             if other is not None and not is_observed(side.run.facts):
                 raise UnsupportedModelError(*other)
             if other is not None:
@@ -136,7 +134,10 @@ def _pair(
             seen = None if rows is None else redrafter.rows_cause(rows)
             if seen is not None and found is not None and found.stage == ROWS:
                 found, seen = replace(found, about=seen.about, place=seen.place), None
-            rules = redrafter.lossy_rule(), redrafter.stale_choice()
+            if found is None:
+                found = redrafter.ends_cause()
+            choices = redrafter.choices
+            rules = choices.lossy_rule(), choices.stale_choice(), choices.greedy_rule()
             causes += filter(None, (seen, found, *rules))
     for side, partner in ((a, b), (b, a)):
         if side.looks_up and side.prompt is not None:

@@ -4,7 +4,7 @@ rightly and then with one known mistake after the other. No model is needed."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 from engine.audit.lookups import SHOWINGS, Showing
 from engine.audit.recorded_drafts import BEHIND, RecordedDraft
 from engine.draft.drafter import DraftRequest
+from engine.draft.ngram_cache import N_LONGEST
+from engine.draft.ngram_drafter import History
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
 from engine.gguf.binary import check_cancelled, never
@@ -38,6 +40,20 @@ _SHOWINGS = (
     Showing(BEHIND, "it sees what was decoded one round later", late=True),
     Showing(BEHIND, "it does not learn what was accepted of its drafts", deaf=True),
 )
+
+
+def _earliest(history: History, ngram: Sequence[int], low: int, high: int) -> int:
+    return next(iter(history.find_all(ngram, low, high)), -1)
+
+
+_WORKINGS: dict[str, dict[str, Any]] = {
+    "it copies what follows the earliest match, not the latest": {"find": _earliest},
+    **{
+        f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}": {"longest": n}
+        for n in range(1, N_LONGEST)
+    },
+}
+"""What a drafter does otherwise: attributes in place of its own."""
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
 _NO_ROWS = TargetRows(torch.empty(0))
@@ -63,10 +79,11 @@ class LookedUp:
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
         tries = chain(
             ((STATE, one.about, one, None) for one in _SHOWINGS),
+            ((stage, about, Showing(), None) for about, stage in self._workings()),
             ((CANDIDATES, about, Showing(), own) for about, own in self._other_settings()),
         )
         for its_stage, about, showing, options in tries:
-            left = len(_apart(self._made(showing, options)))
+            left = len(_apart(self._made(showing, options, _WORKINGS.get(about, {}))))
             if left < least:
                 stage, found, least = its_stage, f"{about[0].upper()}{about[1:]}.", left
             if not least:
@@ -81,6 +98,12 @@ class LookedUp:
         size = f"{len(wrong)} of {len(made)} drafts are not those of {self._name}"
         counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
         return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
+
+    def _workings(self) -> Iterator[tuple[str, str]]:
+        kind = {"ngram-simple": "find", "ngram-cache": "longest"}.get(self._name)
+        for about, working in _WORKINGS.items():
+            if kind in working:
+                yield about, STATE if kind == "find" else CANDIDATES
 
     def _other_settings(self) -> Iterator[tuple[str, Any]]:
         """Options of the drafter with one number changed, and what that is."""
@@ -130,7 +153,9 @@ class LookedUp:
             accepted += self._side.n_confirmed(draft) or 0
         return accepted, drafted
 
-    def _made(self, how: Showing, options: Any = None) -> list[_Made]:
+    def _made(
+        self, how: Showing, options: Any = None, working: Mapping[str, Any] | None = None
+    ) -> list[_Made]:
         """Drafts of rounds as recorded and made again, as far as rounds follow each other.
         options: of the drafter, None for its own."""
         side, text = self._side, self._side.text[:LONGEST_TEXT]
@@ -144,6 +169,8 @@ class LookedUp:
         lent = LentMemories()
         inputs = DrafterInputs(target, None, options, 1, len(text), own.n_ubatch, False, None, lent)
         drafter = spec.make(inputs)
+        for name, value in (working or {}).items():
+            setattr(drafter, name, value)
         before = side.n_prompt if how.no_prompt else 0
         drafter.begin(0, text[before : side.n_prompt])
         found: list[_Made] = []

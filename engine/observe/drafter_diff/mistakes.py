@@ -111,7 +111,9 @@ class Mistakes:
             model = self._model
             if (after and which) or (deviation.is_of_rows and not model.reads_rows):
                 continue
-            if not model.has_newest and (deviation.own or deviation.drops):
+            if not model.has_newest and (deviation.own or deviation.drops or deviation.early):
+                continue
+            if model.can_cut if deviation.only else deviation.late and not model.can_cut:
                 continue
             moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
@@ -156,8 +158,12 @@ class Mistakes:
     def _of_some_rows(self) -> Iterator[Guess]:
         """Rows that are wrong in some places alone."""
         rows, n = self._target.rows, len(self._text.tokens)
-        if self._text.table is None:
+        if (table := self._text.table) is None:
             return
+        for size in (s for s in _SIZES if 1 < s < self._text.starts[0]):
+            moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
+            about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
+            yield self._of_table(about, table[moved])
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
             "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
@@ -237,12 +243,16 @@ class Mistakes:
                 yield self._with(BLOCK, about, **{name: partial(_nothing, part)})
         if own.get("selector") is not None:
             yield self._with(BLOCK, "its selector is left out", selector=None)
+            about = "its walk takes the best candidate for the one chosen before every row"
+            guess = self._guess(CANDIDATES, about, part=self._model)
+            yield replace(guess, changed={"walks": False})
         if (markov := own.get("_markov")) is not None:
             about = "its chain over a block is left out"
             yield self._with(BLOCK, about, _markov=_no_chain)
             assert isinstance(self._model, BlockModel)
             about = "every row of its chain goes on from the newest token, not from the one before"
-            yield self._with(BLOCK, about, _markov=partial(_one_link, markov, self._model.first))
+            linked = partial(_one_link, markov, self._model.first)
+            yield self._with(CANDIDATES, about, _markov=linked)
 
     def _with(self, stage: str, about: str, **core: Any) -> Guess:
         return replace(self._guess(stage, about), part=self._model.core, changed=core)
@@ -251,6 +261,11 @@ class Mistakes:
         """What one step of a draft hands on to the next one."""
         if not isinstance(self._model, StepwiseModel) or not self._model.reads_rows:
             return
+        if (ids := self._model.ids) is not None:
+            row_of = {token: i for i, token in enumerate(ids.tolist())}
+            about = "the token that a step hands on is not mapped to the target's id (d2t)"
+            guess = self._guess(CANDIDATES, about, part=self._model)
+            yield replace(guess, changed={"fed": lambda token: row_of.get(token, token)})
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.audit.draft_models import Candidates, candidates, draft_model
+from engine.audit.draft_models import Candidates, StepwiseModel, draft_model
 from engine.audit.recorded_drafts import (
     CLEAN,
     DraftedText,
@@ -36,20 +36,16 @@ from engine.model.families import FAMILIES
 from engine.model.mtp_file import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
 from engine.observe.drafter_diff.mistakes import Guess, Mistakes
-from engine.observe.drafter_diff.records import (
-    CANDIDATES,
-    FEW,
-    ROWS,
-    RULE,
-    Cause,
-    Counts,
-    Missing,
-    place_of,
-)
+from engine.observe.drafter_diff.records import CANDIDATES, FEW, ROWS, Cause, Counts, place_of
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
-from engine.observe.drafter_diff.target_rows import PASS, TextRows, what_rows_are
+from engine.observe.drafter_diff.target_choices import TargetChoices
+from engine.observe.drafter_diff.target_rows import TextRows, what_rows_are
 from engine.observe.drafter_diff.wrong_drafts import (
+    EXACT_TIE,
+    SHARES_TIE,
+    TIE,
     Ranks,
+    as_drawn,
     first_step,
     gap,
     is_clear,
@@ -66,15 +62,9 @@ _MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED, _MOST_VERIFIED = 96, 48, 32, 64
 _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
 """Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
 a rejection, and of all where no mistake, or one that gives a part of anything, explains them."""
-_TIE, _EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
-"""How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
-in all; of runs of this engine in modes that round alike, less."""
 _EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
-_LEAST_OWN, _NEAR_OWN, _FEW_OWN = 0.8, 0.95, 8
-"""Of the target's own tokens, those that have to be its choice, or of all, those that have to be
-among its best, for the text to be this model's; and how many have to be known."""
 _EXPLAINS, _EXPLAINS_VAGUE, _EXPLAINS_MOST = 0.34, 0.1, 0.7
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause; one that
 gives a part of anything may leave less, and the most likely one of all more."""
@@ -96,7 +86,7 @@ class Redrafter:
         self.drafter = drafter_for(session, side)
         facts = side.run.facts
         is_exact = not is_observed(facts) and {facts.compute, session.compute} <= {*_EXACT}
-        self._tie = _EXACT_TIE if is_exact else _TIE
+        self._tie = EXACT_TIE if is_exact else TIE
         self._share = _SHARE if is_exact else _SHARE_ROUNDED
         drafts = side.drafts
         if len(side.drafters) > 1:
@@ -125,7 +115,7 @@ class Redrafter:
         table = self._model.table(self._target.rows)
         self._text = DraftedText(side.seq_id, side.text, starts, table, self._drafts)
         self._mistakes = Mistakes(session, self._model, self._text, self._target, n_ctx, side.shown)
-        self._chosen = self._target_choices()
+        self.choices = TargetChoices(session, side, self._target.rows.hidden, self._share)
 
     def _padded(self, draft: RecordedDraft) -> RecordedDraft | None:
         """A draft with a stand-in for the token that was rejected where its id is not known: the
@@ -142,34 +132,6 @@ class Redrafter:
             tokens.append(text[at])
             self._stood_in.add(draft.round)
         return draft._replace(tokens=tokens)
-
-    def _target_choices(self) -> list[bool]:
-        """Of each emitted token, whether the target may have chosen it: at temperature 0 the most
-        probable one but for rounding, else one of the most probable."""
-        side, n = self._side, self._side.n_prompt
-        is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
-        found: list[bool] = []
-        n_near = 0
-        for start in range(n - 1, len(side.text) - 1, PASS):
-            stop = min(start + PASS, len(side.text) - 1)
-            rows = candidates(self._session.model.logits_of(self._target.rows.hidden[start:stop]))
-            for row, token in zip(rows, side.text[start + 1 : stop + 1], strict=True):
-                n_near += token in [*row][:N_CANDIDATES]
-                found.append(not gap(row, token, _TIE)[1] if is_greedy else token in row)
-        self._is_near = n_near >= _NEAR_OWN * len(found)
-        return found
-
-    @property
-    def other_model(self) -> Missing | None:
-        """What to say where the text is not the target's; None where it may be."""
-        _, own = self._own_tokens()
-        if len(own) - sum(own) < FEW or sum(own) >= _LEAST_OWN * len(own) or self._is_near:
-            return None
-        return Missing(
-            f"The text of {self._side.name} is not this model's: {sum(own)} of {len(own)} of the "
-            "target's own tokens are its choice.",
-            "Give the file that it was made with.",
-        )
 
     def rows_cause(self, handed: np.ndarray) -> Cause | None:
         """Whether the rows that were handed over, float32 [n, n_embd], are other ones than the
@@ -188,65 +150,38 @@ class Redrafter:
         size = f"{len(wrong)} of {len(own)} rows"
         return Cause(ROWS, self._side.name, about, f"position {wrong[0]}", size)
 
-    def stale_choice(self) -> Cause | None:
-        """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
-        after, others = self._own_tokens()
-        wrong = [place for place, chosen in after.items() if not chosen]
-        n_else = len(others) - others.count(True)
-        if n_else >= max(FEW, self._share * len(others)) and self._is_near:
-            about = (
-                "The target's own tokens are often not its choice, but another of its best: its "
-                "sampler is set otherwise than is recorded."
-            )
-            place = f"position {self._side.n_prompt + self._chosen.index(False)}"
-            size = f"{n_else} of {len(others)} tokens, neither drafted nor after a rejection"
-            return Cause(RULE, self._side.name, about, place, size)
-        if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
+    @torch.inference_mode()
+    def ends_cause(self) -> Cause | None:
+        """Whether drafts end where another probability than that of the ten best is below p_min."""
+        side, options = self._side, self._side.run.facts.options
+        spec = options.spec if options is not None else None
+        if spec is None or not spec.p_min or not isinstance(self._model, StepwiseModel):
+            return None
+        if spec.verify_max is not None or spec.adapt != "none" or spec.tree:
+            return None  # which end drafts, too
+        plain = [RecordedDraft(-1, at, [], [], 0, 0, 0.0) for at in side.plain]
+        drafts = sorted([*self._drafts[:_MOST_DRAFTS], *plain], key=lambda draft: draft.pos0)
+        wrong: dict[int, list[int]] = {N_CANDIDATES: [], N_BEFORE: []}
+        self._model.clear()
+        n, n_ends, last = 0, 0, len(side.text) - spec.n_max - 2
+        for draft in (one for one in drafts if side.n_prompt <= one.pos0 < last):
+            check_cancelled(self._cancelled)
+            length = len(draft.tokens)
+            rows, n = self._right(draft, n, [*draft.tokens, 0], min(length + 1, spec.n_max))
+            n_ends += 1
+            for among, found in wrong.items():
+                shares = [_best_share(row, among) for row in rows]
+                ends = [share < spec.p_min - SHARES_TIE for share in shares[:length]]
+                goes_on = length < len(shares) and shares[length] > spec.p_min + SHARES_TIE
+                found += [draft.pos0] * (any(ends) or goes_on)
+        usual, other = wrong.values()
+        if len(usual) < FEW or len(other) > _EXPLAINS * len(usual):
             return None
         about = (
-            "Tokens after a rejection are not the target's choice: its logits are those of another "
-            "row, or its sampler was not set back."
+            "p_min is compared with the probability over the whole vocabulary, not the ten best."
         )
-        place = f"position {self._side.n_prompt + wrong[0]}"
-        size = f"{len(wrong)} of {len(after)} rejections"
-        return Cause(RULE, self._side.name, about, place, size)
-
-    def _own_tokens(self) -> tuple[dict[int, bool], list[bool]]:
-        """Of the tokens that were not drafted, whether the target may have chosen them: those after
-        a rejection, by place, and the others, with accepted ones where they are few; all as others
-        where these are few, too."""
-        drafted, drafts, n = self._accepted_places(), self._side.drafts, self._side.n_prompt
-        rejected = {d.pos0 + 1 + d.n_accepted - n for d in drafts if d.n_accepted < d.n_drafted}
-        own = {i: chosen for i, chosen in enumerate(self._chosen) if i not in drafted}
-        after = {i: chosen for i, chosen in own.items() if i in rejected}
-        others = [chosen for i, chosen in own.items() if i not in rejected]
-        if len(others) < _FEW_OWN:
-            others += [chosen for i, chosen in enumerate(self._chosen) if i in drafted]
-        return (after, others) if len(others) >= _FEW_OWN else ({}, [*own.values()])
-
-    def lossy_rule(self) -> Cause | None:
-        """Whether drafted tokens were accepted that the target does not choose."""
-        drafted = self._accepted_places()
-        places = sorted(i for i in drafted if i < len(self._chosen))
-        wrong = [i for i in places if not self._chosen[i]]
-        if len(wrong) < FEW or len(wrong) < _SHARE * len(places):
-            return None
-        pos = self._side.n_prompt + wrong[0]
-        drafts = self._side.drafts
-        first = next(d for d in drafts if d.pos0 < pos <= d.pos0 + d.n_accepted)
-        accepted, n_drafted = self._side.counts
-        about = "Drafted tokens are accepted that the target does not choose: a lossy rule."
-        place = f"round {first.round} at position {pos}"
-        size = f"{len(wrong)} of {len(places)} accepted tokens"
-        counts = (accepted, n_drafted), (accepted - len(wrong), n_drafted)
-        return Cause(RULE, self._side.name, about, place, size, *counts)
-
-    def _accepted_places(self) -> set[int]:
-        """Indices of emitted tokens that were drafted."""
-        n = self._side.n_prompt
-        return {
-            draft.pos0 + 1 + i - n for draft in self._side.drafts for i in range(draft.n_accepted)
-        }
+        size = f"{len(usual)} of {n_ends} drafts end otherwise, {len(other)} if it is so"
+        return Cause(CANDIDATES, side.name, about, f"position {usual[0]}", size)
 
     # -- right drafts --------------------------------------------------------------------------
 
@@ -263,7 +198,7 @@ class Redrafter:
         first, window = wrong[0], self._window(wrong)
         clean = Replay(self._model, self._text, CLEAN, distance=self._apart(None)).of(window)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
-        is_sure = is_many or self._tie is _EXACT_TIE
+        is_sure = is_many or self._tie is EXACT_TIE
         n_wrong = sum(clean.values())
         guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
         if guess is None and not (is_sure and n_wrong):
@@ -307,6 +242,7 @@ class Redrafter:
         are known by how much these differ."""
 
         def apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
+            own = rows
             if change is not None:
                 known = [*self._side.text[max(0, draft.pos0 + 1 - N_BEFORE) : draft.pos0 + 1]]
                 rows = [
@@ -324,8 +260,13 @@ class Redrafter:
                     found += is_apart
                 elif best == draft.tokens[i] and is_clear(row, self._tie):
                     found += 1  # it would have drafted the token that was not drafted
-            if change is None and any(len(top) > 1 for top in draft.tops):
-                found += max(0.0, shares_apart(draft, rows) - _ROUNDED)
+            both = zip(own, draft.tokens, strict=False)
+            acts = change is not None and any(
+                not row or gap(row, t, self._tie)[1] for row, t in both
+            )
+            if not acts and any(len(top) > 1 for top in draft.tops):
+                shares = [shares_apart(draft, one) for one in (own, rows) if all(one)]
+                found += max(0.0, min(shares, default=0.0) - _ROUNDED)
             return found
 
         return apart
@@ -416,13 +357,35 @@ class Redrafter:
             ):
                 second, likely = (guess, found), total
         is_choice = second[0] is None or second[0].stage == CANDIDATES
-        if best is None and is_choice and vague and len(window) >= _SHOWS_DRAWN:
+        sampled = self._drafts[:_MOST_DRAFTS]
+        may_be_drawn = not shape_of(sampled, wrong, self._ranks)  # it would show everywhere
+        if best is None and is_choice and may_be_drawn and vague and len(window) >= _SHOWS_DRAWN:
             for drawn in self._mistakes.drawn():
-                apart = self._apart(drawn.change)
-                found = Replay(drawn.model, drawn.text, drawn.deviation, distance=apart).of(window)
-                if sum(found.values()) < _EXPLAINS_VAGUE * clean:
-                    return drawn, found
+                found, picks = self._picks(drawn, window)
+                is_near = sum(found.values()) < _EXPLAINS_VAGUE * clean
+                if is_near and (seen := as_drawn(picks)):
+                    return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
         return (best, left) if best else second
+
+    def _picks(
+        self, guess: Guess, window: _Drafts
+    ) -> tuple[dict[int, float], list[tuple[Candidates, int]]]:
+        """What is left between, by round, and rows with the tokens that were drafted from them."""
+        picks: list[tuple[Candidates, int]] = []
+        apart = self._apart(guess.change)
+
+        def picked(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
+            known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]
+            both = zip(rows, known, strict=False)
+            picks.extend(pair for pair in both if pair[1] in [*pair[0]][:N_CANDIDATES])
+            return apart(draft, rows)
+
+        return Replay(guess.model, self._text, guess.deviation, distance=picked).of(window), picks
+
+
+def _best_share(row: Candidates, among: int) -> float:
+    logits = np.array([*row.values()][:among])
+    return float(1 / np.exp(logits - logits[0]).sum())
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:

@@ -3,8 +3,11 @@ stage that this points to."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
+
+import numpy as np
 
 from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
@@ -19,6 +22,14 @@ _AS_CLEAR, _NEAR = 0.6, 0.9
 the second, of what it is where drafts are right; share of them that is among the best."""
 _SHOWS = 5
 """Right drafts that show that a mistake needs something that they have not."""
+
+TIE, EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
+"""How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
+in all; of runs of this engine in modes that round alike, less."""
+SHARES_TIE = 0.02
+"""How far apart two probabilities are alike but for rounding."""
+_TEMPS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
+_MOST_SIGMAS, _LEAST_SIGMA = 2.5, 0.5
 
 
 def gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, float]:
@@ -58,6 +69,32 @@ def _wrong_steps(ranks: Ranks, draft: RecordedDraft) -> list[int]:
 def first_step(wrong: Sequence[RecordedDraft], ranks: Ranks) -> int:
     """The first token that is wrong in any of these drafts, from 0."""
     return min((step for draft in wrong for step in _wrong_steps(ranks, draft)), default=0)
+
+
+def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
+    """What shows that tokens were drawn from the ten best of their rows: as many of them best,
+    second and further down as a temperature makes likely. Empty where none does."""
+    logits = np.array([[*row.values()][:N_CANDIDATES] for row, _ in picks])
+    ranks = np.array([[*row].index(token) for row, token in picks])
+    found = []
+    for temp in _TEMPS:
+        probs = np.exp((logits - logits[:, :1]) / temp)
+        probs /= probs.sum(1, keepdims=True)
+        logs = np.log(probs)
+        means = (probs * logs).sum(1)
+        spread = math.sqrt(float((probs * np.square(logs - means[:, None])).sum()))
+        worst = abs(float((logs[range(len(ranks)), ranks] - means).sum())) / max(spread, 1e-9)
+        for group in (slice(0, 1), slice(1, 2), slice(2, 4)):
+            share = probs[:, group].sum(1)
+            n = int(((ranks >= group.start) & (ranks < group.stop)).sum())
+            sigma = max(math.sqrt(float((share * (1 - share)).sum())), _LEAST_SIGMA)
+            worst = max(worst, abs(n - float(share.sum())) / sigma)
+        found.append((worst, temp, round(float(probs[:, 0].sum()))))
+    worst, temp, n_first = min(found)
+    if worst > _MOST_SIGMAS:
+        return ""
+    n = int((ranks == 0).sum())
+    return f"{n} of {len(ranks)} are the best ones, where {temp:g} makes {n_first} likely"
 
 
 def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:

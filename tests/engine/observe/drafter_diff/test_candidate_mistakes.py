@@ -21,11 +21,14 @@ def test_ranks_and_penalties() -> None:
     assert [_best(f"rank {n}", []) for n in (2, 3, 4)] == [3, 5, 9]
     assert _best("twice in a row", [7]) == 3 and _best("twice in a row", [7, 1]) == 7
     assert _best("no token of the last", [7, 3, 1]) == 5
-    assert _best("by about 1.1", [7]) == 7
-    assert _best("by about 1.3", [7]) == 7 and _best("by about 1.3", [3]) == 7
-    (change,) = (change for words, change in of_choice() if "1.3" in words)
+    weaker = "last {} tokens are penalised, by about {}"
+    assert _best(weaker.format(64, 1.1), [7]) == 7
+    assert _best(weaker.format(64, 1.35), [7]) == 3 and _best(weaker.format(64, 1.35), [3]) == 7
+    assert _best(weaker.format(64, 1.5), [7, *[1] * 30]) == 3
+    assert _best(weaker.format(24, 1.5), [7, *[1] * 30]) == 7
+    (change,) = (change for words, change in of_choice() if weaker.format(64, 1.35) in words)
     assert list(change(_ROW, [3, 9])) == [7, 5, 3, 9]
-    assert change(_ROW, [9])[9] == -1.3
+    assert change(_ROW, [9])[9] == -1.35
 
 
 def test_wrong_maps_of_ids() -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from engine.draft import ngram_cache
+from engine.draft.model_drafter import ModelDrafter
 from engine.errors import OptionError, UnsupportedModelError
 from engine.observe.drafter_diff.diff import drafter_diff
 from engine.observe.drafter_diff.sides import sides_of
@@ -55,6 +60,21 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
     assert played.right and played.says_which, str(played)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "half rolled back",
+        "row before the newest",
+        "earliest match",
+        "short n-grams",
+        "judged counts",
+    ],
+)
+def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:
+    played = play_planted(name, 3)
+    assert played.right and played.says_which, str(played)
+
+
 @pytest.mark.parametrize("name", ["n_max", "no first token", "never the last"])
 def test_some_are_seen_without_a_model(name: str) -> None:
     played = play_planted(name, 3, blind=True)
@@ -67,6 +87,51 @@ def test_runs_without_a_mistake_are_not_accused(blind: bool) -> None:
     assert played.right, str(played)
     (pair,) = played.found.pairs
     assert pair.n_contexts > 5
+
+
+def test_look_ups_of_fewer_tokens_are_named() -> None:
+    likely, target, runs = ngram_cache.most_likely, opened("mtp"), []
+    head = "def area(w, h):\n    return w * h\n\n"
+    prompt = target.prompt(f"{head}def cost(w, h):\n    return w * h * 2\n\ndef area(w, h):\n")
+    options = replace(options_of(220, "ngram-cache"), ignore_eos=True)
+    for n in (4, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            cut = partial(_of_the_last, likely, n)
+            patch.setattr(ngram_cache, "most_likely", cut)
+            run = decode(target, [prompt], options)
+        runs.append(RunRef(run.trace, run.run_id))
+    first = drafter_diff(*runs, target).first
+    assert first is not None and (first.stage, first.side) == ("candidates", "B")
+    assert "n-grams of no more than 2 tokens" in first.about
+
+
+def _of_the_last(likely: Any, n: int, find: Any, tail: Any, *more: Any) -> Any:
+    return likely(find, tail[-n:], *more)
+
+
+def test_p_min_of_all_tokens_is_named() -> None:
+    """The confidence of a token is its probability among all, not among the ten best."""
+    target, runs = opened("mtp"), []
+    for step in (ModelDrafter._step, _of_all_tokens):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ModelDrafter, "_step", step)
+            options = options_of(120, "draft-mtp")
+            spec = replace(options.spec, p_min=0.8, n_max=5)
+            prompt = target.prompt("There was a small dog who lived in a")
+            run = decode(target, [prompt], replace(options, spec=spec))
+        runs.append(RunRef(run.trace, run.run_id))
+    first = drafter_diff(*runs, target).first
+    assert first is not None and (first.stage, first.side) == ("candidates", "B")
+    assert "probability over the whole vocabulary" in first.about
+
+
+def _of_all_tokens(self: Any, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
+    made = _STEP(self, requests, logits, of)
+    total = torch.logsumexp(logits, -1, keepdim=True)
+    return made._replace(probs=(made.values - total).exp())
+
+
+_STEP = ModelDrafter._step
 
 
 def test_runs_that_have_only_sums_are_refused() -> None:

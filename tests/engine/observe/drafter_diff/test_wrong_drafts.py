@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.observe.drafter_diff.wrong_drafts import (
     Ranks,
+    as_drawn,
     gap,
     is_clear,
     ranked,
@@ -31,6 +33,19 @@ def test_a_token_is_wrong_where_a_better_one_is_clear_of_it() -> None:
     assert ranked(_ROW, 3, _TIE)[0] == 0
     assert ranked(_ROW, 5, _TIE) == (2, pytest.approx(0.1 / 4))
     assert ranked(_ROW, 8, _TIE)[0] == 4
+
+
+def test_tokens_are_drawn_where_their_ranks_are_as_likely_as_their_probabilities_say() -> None:
+    random = np.random.default_rng(4)
+    rows = [dict(enumerate(np.sort(random.normal(0, 3, 10))[::-1].tolist())) for _ in range(60)]
+    probs = [np.exp([*row.values()]) / np.exp([*row.values()]).sum() for row in rows]
+    drawn = [int(random.choice(10, p=one)) for one in probs]
+    found = as_drawn(list(zip(rows, drawn, strict=True)))
+    assert f"{drawn.count(0)} of 60 are the best ones" in found
+    for rank in (0, 1):
+        assert not as_drawn([(row, rank) for row in rows])
+    anyhow = random.integers(0, 10, 60).tolist()
+    assert not as_drawn(list(zip(rows, anyhow, strict=True)))
 
 
 @pytest.mark.parametrize(

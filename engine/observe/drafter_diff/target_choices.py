@@ -1,0 +1,147 @@
+"""Tokens that the target emitted, judged by its own distributions: another model's text, a lossy or
+a greedy rule, a sampler that is not set back."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+import torch
+
+from engine.audit.draft_models import candidates
+from engine.draft.model_drafter import N_CANDIDATES
+from engine.observe.drafter_diff.records import FEW, RULE, Cause, Missing, place_of
+from engine.observe.drafter_diff.sides import DraftSide
+from engine.observe.drafter_diff.target_rows import PASS
+from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE, TIE, gap
+from engine.observe.rescoring.request_sampler import EmittedJudge, NotJudgedError, request_sampling
+from engine.session import Session
+
+_SHARE, _SHARE_AFTER, _LEAST_LIKELY = 0.05, 0.25, -6.0
+"""Share of accepted tokens, and of those after a rejection, that have to be wrong; logarithm of a
+chance."""
+_LEAST_OWN, _NEAR_OWN, _FEW_OWN = 0.8, 0.95, 8
+"""Of the target's own tokens, those that have to be its choice, or of all, those that have to be
+among its best, for the text to be this model's; and how many have to be known."""
+
+
+class TargetChoices:
+    """Of each emitted token of a side, whether the target may have chosen it: at temperature 0 the
+    most probable one but for rounding, else one of the most probable. hidden: the target's rows of
+    the text, f32 [n, 1, n_embd] or [n, n_embd]. share: of tokens that have to be wrong."""
+
+    def __init__(
+        self, session: Session, side: DraftSide, hidden: torch.Tensor, share: float
+    ) -> None:
+        self._side, self._share, n = side, share, side.n_prompt
+        is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
+        found: list[bool] = []
+        n_near, judge, self._shares = 0, None, list[tuple[float, float]]()
+        with suppress(NotJudgedError):
+            more = session.tokenizer.eog_ids, session.config.n_vocab
+            sampling = request_sampling(side.asked.settings, *more)
+            if not is_greedy and side.rule is not None and side.rule.is_lossless:
+                judge = EmittedJudge(sampling, side.text[:n])
+        for start in range(n - 1, len(side.text) - 1, PASS):
+            stop = min(start + PASS, len(side.text) - 1)
+            logits, tokens = (
+                session.model.logits_of(hidden[start:stop]),
+                side.text[start + 1 : stop + 1],
+            )
+            if judge is not None:
+                drawn = judge.distributions(logits, tokens, range(len(tokens)))
+                both = zip(drawn, tokens, strict=True)
+                self._shares += [(one.of(token), float(one.probs.max())) for one, token in both]
+            for row, token in zip(candidates(logits), tokens, strict=True):
+                n_near += token in [*row][:N_CANDIDATES]
+                found.append(not gap(row, token, TIE)[1] if is_greedy else token in row)
+        self._is_near = n_near >= _NEAR_OWN * len(found)
+        self._chosen = found
+
+    @property
+    def other_model(self) -> Missing | None:
+        """What to say where the text is not the target's; None where it may be."""
+        _, own = self._own_tokens()
+        if len(own) - sum(own) < FEW or sum(own) >= _LEAST_OWN * len(own) or self._is_near:
+            return None
+        return Missing(
+            f"The text of {self._side.name} is not this model's: {sum(own)} of {len(own)} of the "
+            "target's own tokens are its choice.",
+            "Give the file that it was made with.",
+        )
+
+    def stale_choice(self) -> Cause | None:
+        """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
+        after, others = self._own_tokens()
+        wrong = [place for place, chosen in after.items() if not chosen]
+        n_else = len(others) - others.count(True)
+        if n_else >= max(FEW, self._share * len(others)) and self._is_near:
+            about = (
+                "The target's own tokens are often not its choice, but another of its best: its "
+                "sampler is set otherwise than is recorded."
+            )
+            place = f"position {self._side.n_prompt + self._chosen.index(False)}"
+            size = f"{n_else} of {len(others)} tokens, neither drafted nor after a rejection"
+            return Cause(RULE, self._side.name, about, place, size)
+        if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
+            return None
+        about = (
+            "Tokens after a rejection are not the target's choice: its logits are those of another "
+            "row, or its sampler was not set back."
+        )
+        place = f"position {self._side.n_prompt + wrong[0]}"
+        size = f"{len(wrong)} of {len(after)} rejections"
+        return Cause(RULE, self._side.name, about, place, size)
+
+    def _own_tokens(self) -> tuple[dict[int, bool], list[bool]]:
+        """Of the tokens that were not drafted, whether the target may have chosen them: those after
+        a rejection, by place, and the others, with accepted ones where they are few; all as others
+        where these are few, too."""
+        drafted, drafts, n = self._accepted_places(), self._side.drafts, self._side.n_prompt
+        rejected = {d.pos0 + 1 + d.n_accepted - n for d in drafts if d.n_accepted < d.n_drafted}
+        own = {i: chosen for i, chosen in enumerate(self._chosen) if i not in drafted}
+        after = {i: chosen for i, chosen in own.items() if i in rejected}
+        others = [chosen for i, chosen in own.items() if i not in rejected]
+        if len(others) < _FEW_OWN:
+            others += [chosen for i, chosen in enumerate(self._chosen) if i in drafted]
+        return (after, others) if len(others) >= _FEW_OWN else ({}, [*own.values()])
+
+    def lossy_rule(self) -> Cause | None:
+        """Whether drafted tokens were accepted that the target does not choose."""
+        drafted = self._accepted_places()
+        places = sorted(i for i in drafted if i < len(self._chosen))
+        wrong = [i for i in places if not self._chosen[i]]
+        if len(wrong) < FEW or len(wrong) < _SHARE * len(places):
+            return None
+        pos = self._side.n_prompt + wrong[0]
+        drafts = self._side.drafts
+        first = next(d for d in drafts if d.pos0 < pos <= d.pos0 + d.n_accepted)
+        accepted, n_drafted = self._side.counts
+        about = "Drafted tokens are accepted that the target does not choose: a lossy rule."
+        place = f"round {first.round} at position {pos}"
+        size = f"{len(wrong)} of {len(places)} accepted tokens"
+        counts = (accepted, n_drafted), (accepted - len(wrong), n_drafted)
+        return Cause(RULE, self._side.name, about, place, size, *counts)
+
+    def greedy_rule(self) -> Cause | None:
+        """Whether at a temperature all tokens of rounds with drafts are the target's best."""
+        n, drafts = self._side.n_prompt, self._side.drafts
+        judged = [(d.pos0 + 1 - n, min(d.n_accepted + 1, d.n_drafted)) for d in drafts]
+        places = {start + i for start, k in judged for i in range(k)}
+        shares = [self._shares[i] for i in sorted(places) if 0 <= i < len(self._shares)]
+        likely = sum(math.log(best) for _, best in shares)
+        if likely > _LEAST_LIKELY or any(share < best - SHARES_TIE for share, best in shares):
+            return None
+        about = (
+            "At a temperature drafted tokens are accepted where they are the target's most "
+            "probable ones: none is judged by a draw."
+        )
+        size = f"{len(shares)} of {len(shares)} tokens, by chance once in e^{-likely:.0f}"
+        return Cause(RULE, self._side.name, about, place_of(drafts[0]), size)
+
+    def _accepted_places(self) -> set[int]:
+        """Indices of emitted tokens that were drafted."""
+        n = self._side.n_prompt
+        return {
+            draft.pos0 + 1 + i - n for draft in self._side.drafts for i in range(draft.n_accepted)
+        }

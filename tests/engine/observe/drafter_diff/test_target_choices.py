@@ -1,0 +1,46 @@
+"""A rule that accepts by the most probable token at a temperature is named, and one that draws is
+not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.decode import acceptance
+from engine.observe.drafter_diff.diff import drafter_diff
+from engine.options import SamplerOptions
+from engine.trace.run_ref import RunRef
+from tests.support.drafter_diff_campaign import opened
+from tests.support.golden_runs import decode, options_of
+
+
+def _greedily(draft: Any, rows: Any, sampler: Any, end_tokens: Any) -> list[int]:
+    accepted: list[int] = []
+    for i, drafted in enumerate(draft.tokens):
+        row = rows(i)
+        accepted.append(int(row.ids[int(row.probs.argmax())]))
+        sampler.accept(accepted[-1])
+        if accepted[-1] != drafted:
+            return accepted
+    return acceptance.with_bonus(accepted, rows, sampler)
+
+
+def _run(seed: int) -> RunRef:
+    target = opened("mtp")
+    sampler = SamplerOptions(temp=0.9, seed=seed)
+    options = replace(options_of(96, "draft-mtp"), sampler=sampler)
+    run = decode(target, [target.prompt("There was a small dog who lived in a")], options)
+    return RunRef(run.trace, run.run_id)
+
+
+def test_greedy_acceptance_at_a_temperature_is_named() -> None:
+    right = _run(11)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(acceptance.RULES, "match", _greedily)
+        wrong = _run(11)
+    first = drafter_diff(right, wrong, opened("mtp")).first
+    assert first is not None and (first.stage, first.side) == ("acceptance rule", "B")
+    assert "At a temperature" in first.about and "by chance once in e^" in first.size
+    assert drafter_diff(right, _run(12), opened("mtp")).first is None

@@ -1,0 +1,122 @@
+"""Mistakes of drafters tied to a place or to one part of a memory, as those in drafter_bugs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.draft import draft_simple, ngram_simple
+from engine.draft.block_drafter import BlockDrafter
+from engine.draft.draft_eagle3 import DraftEagle3
+from engine.draft.draft_simple import DraftSimple
+from engine.draft.ngram_drafter import History
+from engine.model.drafters.dflash_heads import Selector
+from engine.session import Session
+from engine.trace.run_ref import RunRef
+from tests.support.drafter_bugs import Bug, Patch
+
+
+def _late(patch: Patch, session: Session) -> None:
+    """Rows of a round are injected after the block of the next one."""
+    inject, draft = BlockDrafter._inject, BlockDrafter.draft
+
+    def drafting(self: BlockDrafter, requests: Any) -> Any:
+        self._inject = lambda seqs: None  # type: ignore[method-assign]
+        found = draft(self, requests)
+        del self._inject
+        inject(self, [request.seq for request in requests])
+        return found
+
+    patch.setattr(BlockDrafter, "draft", drafting)
+
+
+def _half_rolled_back(patch: Patch, session: Session) -> None:
+    observe = DraftSimple.observe
+
+    def keeping(self: DraftSimple, seq: int, pos0: int, tokens: Any, rows: Any) -> None:
+        memory = self._memory
+        remove = memory.seq_rm
+
+        def half(seq: int, p0: int, p1: int = -1) -> bool:
+            assert memory.recurrent is not None
+            return memory.recurrent.seq_rm(seq, p0) and memory.attention.seq_rm(seq, p0 + 1)
+
+        memory.seq_rm = half  # type: ignore[method-assign]
+        try:
+            observe(self, seq, pos0, tokens, rows)
+        finally:
+            memory.seq_rm = remove  # type: ignore[method-assign]
+
+    patch.setattr(DraftSimple, "observe", keeping)
+
+
+def _row_before(patch: Patch, session: Session) -> None:
+    span = draft_simple.Span
+
+    def before(seq: int, pos0: int, tokens: Any, outputs: Any) -> Any:
+        return span(seq, pos0, tokens, [max(0, at - 1) for at in outputs])
+
+    patch.setattr(draft_simple, "Span", before)
+
+
+def _penalised(patch: Patch, session: Session) -> None:
+    step = DraftSimple._step
+
+    def weaker(self: DraftSimple, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
+        logits = logits.clone()
+        for row, request in zip(logits, requests, strict=True):
+            recent = [*self._progress[request.seq].tokens[-24:], request.last]
+            row[recent] = torch.where(row[recent] > 0, row[recent] / 1.7, row[recent] * 1.7)
+        return step(self, requests, logits, of)
+
+    patch.setattr(DraftSimple, "_step", weaker)
+
+
+def _unmapped_step(patch: Patch, session: Session) -> None:
+    onward = DraftEagle3._next
+
+    def unmapped(self: Any, requests: Any, n: int, tokens: torch.Tensor, rows: Any) -> Any:
+        tokens = (self._vocabulary.ids[None] == tokens[:, None]).int().argmax(1)
+        return onward(self, requests, n, tokens, rows)
+
+    patch.setattr(DraftEagle3, "_next", unmapped)
+
+
+def _first_walk(patch: Patch, session: Session) -> None:
+    lattice = Selector.lattice
+
+    def first(self: Any, *args: Any, **more: Any) -> Any:
+        ids, scores = lattice(self, *args, **more)
+        return ids, scores[:, :, :1].expand_as(scores)
+
+    patch.setattr(Selector, "lattice", first)
+
+
+def _earliest(patch: Patch, session: Session) -> None:
+    class Other(History):
+        def find_last(self, ngram: Any, low: int, high: int) -> int:
+            return next(iter(self.find_all(ngram, low, high)), -1)
+
+    patch.setattr(ngram_simple.NgramSimple, "find", staticmethod(Other.find_last))
+
+
+def _judged(run: RunRef) -> None:
+    rounds = run.store.rounds
+    accepted, drafted = (
+        rounds._arrays[f"num_{name}_tokens"][: len(rounds)] for name in ("accepted_draft", "draft")
+    )
+    partial = (accepted >= 0) & (drafted > accepted)
+    drafted[partial] = accepted[partial] + 1
+
+
+PLACED_BUGS: dict[str, Bug] = {
+    "a round late": Bug("drafter state", "one round late", ("dflash",), _late),
+    "half rolled back": Bug("drafter state", "in its attention", ("simple",), _half_rolled_back),
+    "row before the newest": Bug("drafter state", "before the newest", ("simple",), _row_before),
+    "penalised": Bug("candidates", "penalised", ("simple",), _penalised),
+    "not mapped in steps": Bug("candidates", "not mapped", ("eagle3-d2t",), _unmapped_step),
+    "walk from the first": Bug("candidates", "walk", ("dflash2",), _first_walk),
+    "earliest match": Bug("drafter state", "earliest match", ("ngram-simple",), _earliest),
+    "judged counts": Bug("counting", "what was judged", ("mtp", "simple"), edit=_judged),
+}
