@@ -236,8 +236,9 @@ class Player:
 
     def _wrong_with(self, fault: Fault, changed: Changed, shape: Shape) -> bool:
         """Whether a check's passes, up to some after that of its fault, are wrong where they are
-        changed; of two seeds, as few values may be right by chance."""
-        for seed in (self.seed, self.seed + 1):
+        changed; of two seeds, as few values may be right by chance (of prompts, which take long, of
+        one)."""
+        for seed in range(self.seed, self.seed + (1 if self.kernel.chunk else 2)):
             dice = random.Random(f"{fault.check} {self.seed}")
             player = Player(self.kernel, self.package, shape, seed, self.device, named=False)
             for empty in (False, True) if fault.check == "prompts" else (False,):
