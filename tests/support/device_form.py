@@ -93,7 +93,9 @@ def host_form(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(hybrid, "graphs_for", lambda device: StepGraphs(_never, 64))
         patch.setattr(
-            StepGraphs, "run", lambda self, inputs, arguments, compute, _: compute(*arguments)
+            StepGraphs,
+            "run",
+            lambda self, inputs, arguments, compute, *_, **__: compute(*arguments),
         )
         patch.setattr(hybrid.HybridMemory, "takes_parts", lambda self, n_tokens: False)
         yield

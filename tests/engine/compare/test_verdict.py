@@ -181,8 +181,8 @@ def test_a_fork_is_the_first_token_that_is_not_the_references() -> None:
     trace = TraceStore()
     run = described(trace, "ring,free", [0, 0, 0, 1e-12, 1e-12], "policy", lane_free=True)
     for i, expected in enumerate([5, 6, 7, 8, 9]):
-        trace.divergence._arrays["token_id"][i] = expected
-        trace.divergence._arrays["top2_gap"][i] = i / 8
+        trace.divergence._array("token_id")[i] = expected
+        trace.divergence._array("top2_gap")[i] = i / 8
     for i, token in enumerate([5, 6, 7, 3, 4]):
         trace.tokens.append(
             run_id=run, round=0, seq_id=0, pos=10 + i, kind="target", token_id=token
@@ -227,9 +227,9 @@ def test_a_fork_is_judged_by_its_gap_and_by_its_logits(gap, said, temp, verdict)
     run = described(trace, "ring,free", [0.0, 0.0], "policy", lane_free=True, options=options)
     forks = [{"seq_id": 0, "pos": 10, **said}] if isinstance(said, dict) else said
     trace.runs[run]["lane_forks"] = forks
-    trace.divergence._arrays["top2_gap"][len(trace.divergence) - 2] = gap
-    trace.divergence._arrays["token_id"][len(trace.divergence) - 2] = 5
-    trace.divergence._arrays["token_id"][len(trace.divergence) - 1] = 6
+    trace.divergence._array("top2_gap")[len(trace.divergence) - 2] = gap
+    trace.divergence._array("token_id")[len(trace.divergence) - 2] = 5
+    trace.divergence._array("token_id")[len(trace.divergence) - 1] = 6
     trace.tokens.append(run_id=run, round=0, seq_id=0, pos=10, kind="target", token_id=7)
     found = judge_lanes(trace, [run])[0]
     assert (found.verdict, found.fork.explained) == (verdict, verdict == "forked")
@@ -242,7 +242,7 @@ def test_cells_that_differ_are_no_noise() -> None:
     described(trace, "noise", [1e-3, 1e-3], "noise")
     run = described(trace, "checkpoint", [1e-3, 1e-3, 1e-3, 1e-3], "policy")
     assert judge_lanes(trace, [run])[0].verdict == "within"
-    trace.divergence._arrays["cells_differ"][len(trace.divergence) - 1] = 2
+    trace.divergence._array("cells_differ")[len(trace.divergence) - 1] = 2
     found = judge_lanes(trace, [run])[0]
     assert (found.verdict, found.first_round, found.first_pos) == ("suspect", 1, 13)
 

@@ -212,7 +212,7 @@ def test_int8_is_refused_on_cuda():
 )
 @pytest.mark.parametrize("llvm", [True, False])
 def test_auto_on_the_processor(monkeypatch, bf16, n_params, types, mode, llvm):
-    features = {"avx2", "avx512bf16"} if bf16 else {"avx2"}
+    features = {"avx2", "avx512f", "avx512bf16"} if bf16 else {"avx2"}
     monkeypatch.setattr(loader, "has_feature", features.__contains__)
     monkeypatch.setattr(loader, "uses_llvm", lambda: llvm)
     if mode in ("q8", "blocks") and not llvm:

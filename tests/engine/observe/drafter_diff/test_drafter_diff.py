@@ -61,14 +61,7 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "half rolled back",
-        "row before the newest",
-        "earliest match",
-        "short n-grams",
-        "judged counts",
-    ],
+    "name", ["half rolled back", "row before the newest", "earliest match", "judged counts"]
 )
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:
     played = play_planted(name, 3)
