@@ -130,8 +130,8 @@ def _read_settings(case: Case, folder: Path) -> None:
     path.write_bytes(_altered(case, _settings()))
     QSettings.setPath(ini, user, str(settings_folder))
     settings = Settings()
-    for name in vars(Settings):
-        if isinstance(getattr(Settings, name), property):
+    for name in list(vars(Settings)):
+        if hasattr(vars(Settings)[name], "__set__"):
             getattr(settings, name)
     settings.layout("stream"), settings.folder("export")
     assert settings.note.isprintable() and len(settings.note) < 600, settings.note
