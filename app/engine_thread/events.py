@@ -183,21 +183,15 @@ class ServerRunRequest:
 
 
 @dataclass(frozen=True)
-class ChatWrap:
-    """Wrap each text as a user's message in the model's chat template; kwargs: its variables."""
-
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class RunRequest:
     """The prompts and options of a run: one sequence for each text. fork: where it goes on from
     another run, whose prompts are meant then. of: the run whose prompts are meant else, None = the
-    texts."""
+    texts. chat: variables of the model's chat template, in which each text is wrapped as a user's
+    message; None: it is continued as it is."""
 
     texts: tuple[str, ...]
     options: RunOptions
-    chat: ChatWrap | None = None
+    chat: dict[str, Any] | None = None
     fork: Fork | None = None
     of: RunRef | None = None
 
@@ -213,7 +207,7 @@ class TurnRequest:
     parent: int | None
     text: str
     options: RunOptions
-    chat: ChatWrap | None = None
+    chat: dict[str, Any] | None = None
     cache: CacheOptions = field(default_factory=CacheOptions)
     before: tuple[Message, ...] = ()
 
@@ -230,7 +224,7 @@ class CompareRequest:
     options: RunOptions
     lanes: tuple[LaneSpec, ...]
     draft_accept: tuple[int, ...] = ()
-    chat: ChatWrap | None = None
+    chat: dict[str, Any] | None = None
     llama_library: Path | None = None
 
 

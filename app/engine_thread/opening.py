@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
-    ChatWrap,
     CompareRequest,
     Decoding,
     DraftFile,
@@ -190,9 +189,9 @@ class LocalSession:
         if self._cache is None or self._cache.options != request.cache:
             self._cache = PromptCache(request.cache)
             self._held.clear()
-        values = request.chat.kwargs if request.chat else None
+        values = request.chat
         rendering = Rendering(
-            self.engine_session, is_chat=request.chat is not None, template_values=values
+            self.engine_session, is_chat=values is not None, template_values=values
         )
         how = repr(values)
         key = id(trace), -1 if request.conversation is None else request.conversation, how
@@ -284,7 +283,7 @@ class DecodingLanes:
         self._comparison.stop()
 
 
-def make_prompt(session: Session, text: str, chat: ChatWrap | None) -> Prompt:
+def make_prompt(session: Session, text: str, chat: dict[str, Any] | None) -> Prompt:
     """Tokenise a text, in the chat template if asked for.
 
     Raises OptionError for a model without one, ChatTemplateError where the template fails.
@@ -293,4 +292,4 @@ def make_prompt(session: Session, text: str, chat: ChatWrap | None) -> Prompt:
         return session.prompt(text)
     if session.chat is None:
         raise OptionError("The model has no chat template.", "Switch the chat template off.")
-    return session.prompt(session.chat.render([{"role": "user", "content": text}], **chat.kwargs))
+    return session.prompt(session.chat.render([{"role": "user", "content": text}], **chat))

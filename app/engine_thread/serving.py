@@ -110,9 +110,8 @@ class ServedSession:
         from engine.observe.server.server_run import ServerRun
 
         try:
-            chat = request.chat.kwargs if request.chat is not None else None
             requests = [
-                request_for(self._client, self.facts, text, request.options, chat=chat)
+                request_for(self._client, self.facts, text, request.options, chat=request.chat)
                 for text in request.texts
             ]
         except CancelledError:

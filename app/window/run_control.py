@@ -10,7 +10,6 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer
 
 from app.engine_thread.events import (
-    ChatWrap,
     CompareRequest,
     GateRequest,
     OpenRequest,
@@ -282,7 +281,7 @@ class RunControl:
                 "This conversation goes on as a new one of the model in use.",
                 "All that was said before is part of its first turn.",
             )
-        chat = (panel.chat() or ChatWrap()) if is_chat else None
+        chat = (panel.chat() or {}) if is_chat else None
         cache = view.cache_options()
         turn = TurnRequest(conversation, parent, text, panel.options(), chat, cache, tuple(before))
         self._bridge.ask(StartTurn(turn))

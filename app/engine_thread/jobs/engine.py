@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
-    ChatWrap,
     Decoding,
     LanesRequest,
     OpenedFiles,
@@ -163,7 +162,7 @@ class StartRun(DecodingJob):
         texts: Sequence[str],
         options: RunOptions,
         rounds: int | None = None,
-        chat: ChatWrap | None = None,
+        chat: dict[str, Any] | None = None,
         of: RunRef | None = None,
         fork: Fork | None = None,
     ) -> None:
@@ -180,7 +179,7 @@ class StartRun(DecodingJob):
         facts = worker.store.runs[run.run_id]
         facts.update(worker.more_facts)
         if self._asked.chat is not None:
-            facts.chat = json.dumps(self._asked.chat.kwargs)
+            facts.chat = json.dumps(self._asked.chat)
         return run
 
 

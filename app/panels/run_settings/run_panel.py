@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.engine_thread.events import ChatWrap, OpenedFiles
+from app.engine_thread.events import OpenedFiles
 from app.widgets.build import made, vbox
 from app.widgets.fields import WheelGuard, add_row, choice, new_form, text, whole
 from app.widgets.fitted_labels import ScrollPage
@@ -80,8 +80,8 @@ class RunPanel(QWidget):
     def texts(self) -> list[str]:
         return self.prompts.texts()
 
-    def chat(self) -> ChatWrap | None:
-        """How the prompts are wrapped. Raises OptionError."""
+    def chat(self) -> dict[str, Any] | None:
+        """See RunRequest.chat. Raises OptionError."""
         return self.prompts.chat()
 
     def options(self) -> RunOptions:
@@ -347,13 +347,14 @@ class PromptBox(QWidget):
     def texts(self) -> list[str]:
         return [text for text in self._texts for _ in range(self.copies.value())]
 
-    def chat(self) -> ChatWrap | None:
-        """How to wrap the texts. Raises OptionError for variables that are no JSON object."""
+    def chat(self) -> dict[str, Any] | None:
+        """Variables of the chat template that wraps the texts, None without it. Raises OptionError
+        where they are no JSON object."""
         if not self.chat_box.isChecked():
             return None
         written = self.chat_kwargs.text().strip()
         if not written:
-            return ChatWrap()
+            return {}
         try:
             values = json.loads(written)
         except (ValueError, RecursionError):
@@ -363,7 +364,7 @@ class PromptBox(QWidget):
                 "The chat template's variables are no JSON object.",
                 'Write them like {"enable_thinking": false}.',
             )
-        return ChatWrap(values)
+        return values
 
     def entries(self) -> dict[str, Any]:
         """The contents of the box, for `put_entries`."""

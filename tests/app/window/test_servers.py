@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import ChatWrap, State
+from app.engine_thread.events import State
 from app.engine_thread.jobs.engine import StartRun
 from app.engine_thread.jobs.files import ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
@@ -190,7 +190,7 @@ def test_stop_waits_for_no_chat_template(
 ) -> None:
     connect(qtbot, at_servers, server.url)
     server.script("/apply-template", Raw(lambda: []))
-    at_servers.bridge.ask(StartRun(["hi"], RunOptions(), chat=ChatWrap()))
+    at_servers.bridge.ask(StartRun(["hi"], RunOptions(), chat={}))
     until(qtbot, lambda: bool(server.of("/apply-template")))
     trigger(at_servers, "run.stop")
     until(qtbot, lambda: at_servers.bridge.state is State.READY)

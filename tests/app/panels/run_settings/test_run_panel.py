@@ -13,7 +13,7 @@ from PySide6.QtGui import QPalette, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import ChatWrap, DraftFile, OpenedFiles
+from app.engine_thread.events import DraftFile, OpenedFiles
 from app.looks.theme import Theme, apply_theme
 from app.panels.run_settings.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes
@@ -294,7 +294,7 @@ def test_several_prompts_are_several_sequences(panel: RunPanel) -> None:
 def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
     assert panel.chat() is None
     panel.prompts.chat_box.setChecked(True)
-    assert panel.chat() == ChatWrap()
+    assert panel.chat() == {}
     assert panel.prompts.chat_kwargs.isVisible()
     for wrong in ("{", "[1]", "true", '{"a": }', "[" * 5000):
         panel.prompts.chat_kwargs.setText(wrong)
@@ -303,7 +303,7 @@ def test_chat_template_variables_are_judged_in_place(panel: RunPanel) -> None:
     panel.prompts.chat_kwargs.setText('{"enable_thinking": false}')
     assert panel.problem == ""
     assert not panel.message.isVisible()
-    assert panel.chat() == ChatWrap({"enable_thinking": False})
+    assert panel.chat() == {"enable_thinking": False}
 
 
 # -- options beyond the first lines --------------------------------------------------------
@@ -513,7 +513,7 @@ def test_what_stood_in_the_form_comes_back_but_no_fault(panel: RunPanel, qtbot: 
     options = other.options()
     assert (options.rollback, options.sampler.temp, options.faults) == ("ring", 0.5, ())
     assert options.spec.types == ("ngram-simple",)
-    assert other.chat() == ChatWrap()
+    assert other.chat() == {}
 
 
 def test_a_grammar_is_chosen_in_a_dialog_and_labels_say_what_fields_do(
