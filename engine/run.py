@@ -14,7 +14,7 @@ from engine.analysis.findings.check import record_findings
 from engine.decode.held_sequences import CachedRun, PromptCache
 from engine.decode.scheduler import RoundObserver, Scheduler
 from engine.errors import DeviceLostError, NonFiniteError, OptionError, OutOfMemoryError
-from engine.gguf.model_files import ModelFiles
+from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.machine.device import free_unused, meaning_of
 from engine.memory.reuse import LentMemories

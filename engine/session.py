@@ -25,7 +25,7 @@ from engine.fork import Fork, LaterParts, Stage, followers_of, kept_of_target, l
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
-from engine.gguf.model_files import ModelFiles
+from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.machine.device import CPU, check_room, meaning_of, read
 from engine.machine.graphs import graphs_are_on

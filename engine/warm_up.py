@@ -28,7 +28,7 @@ from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
 from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
-from engine.gguf.model_files import ModelFiles
+from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.machine.device import check_room, resolve_device
 from engine.machine.host_memory import give_back_freed_memory

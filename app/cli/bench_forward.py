@@ -13,7 +13,7 @@ from app.cli.output import print_report
 from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
-from engine.gguf.model_files import ModelFiles
+from engine.gguf.part_file import ModelFiles
 from engine.model.info import describe
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.decode.target_facts import all_target_facts
-from engine.gguf.model_files import ModelFiles
+from engine.gguf.part_file import ModelFiles
 from engine.machine.clock import run_clock
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, N_TOP, PHASES

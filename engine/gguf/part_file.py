@@ -1,10 +1,11 @@
-"""One file of a model: bytes that are read or mapped, and what becomes of the file on its disk."""
+"""Files of a model: bytes that are read or mapped, and what becomes of a file on its disk."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -251,3 +252,41 @@ def _guard(mapping: _Mapping) -> None:
         # the mapping ends with its last view, perhaps long after the file was closed
         mapping.guard = finalize(mapping, _handler.forget, number)
         mapping.guard.atexit = False
+
+
+CHANGES = "file_changes"
+"""Fact of a run: what became of its model files, a list of objects. file: name. change: WRITTEN or
+REPLACED. mapped: whether weights in use were the file's own. round: in which it was found, None
+for before the first and after the last one; after: the last round before."""
+
+
+class ModelFiles:
+    """The files of an open model and of what drafts for it, watched while it is in use. parts: every
+    file, those of drafters too."""
+
+    def __init__(self, parts: Iterable[PartFile] = ()) -> None:
+        self.parts = list(parts)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether weights in use are the files' own, and not copies."""
+        return any(part.is_mapped for part in self.parts)
+
+    @property
+    def changed(self) -> bool:
+        """Whether any of the files on the disk is another one by now, or was written to."""
+        return any(part.change() for part in self.parts)
+
+    def check(self) -> None:
+        """Raises ModelFileError where weights in use are not those that were opened."""
+        for part in self.parts:
+            part.check()
+
+    def note(self, facts: dict[str, Any], round_: int | None, after: int | None = None) -> None:
+        """Add to the facts of a run what has become of the files, once for each."""
+        for part in self.parts:
+            if change := part.change():
+                known = facts.setdefault(CHANGES, [])
+                found = {"file": part.path.name, "change": change, "mapped": part.is_mapped}
+                if not any(found.items() <= one.items() for one in known):
+                    known.append({**found, "round": round_, "after": after})

@@ -254,7 +254,7 @@ class GrammarErrorFacts(Struct, frozen=True):
 
 
 class FileChangeFacts(Struct, frozen=True):
-    """What has become of a model file, see engine.gguf.model_files."""
+    """What has become of a model file, see engine.gguf.part_file."""
 
     file: str = ""
     change: str = ""

@@ -78,7 +78,7 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
         ),
         "a change of a file is noticed after the last round alone": (
             "filechange",
-            around("engine.gguf.model_files:ModelFiles.note", _in_the_end),
+            around("engine.gguf.part_file:ModelFiles.note", _in_the_end),
         ),
         "a bus error of a mapped file is not caught": (
             "filechange",

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from gguf import GGUFValueType, GGUFWriter
 
-from engine.gguf.directory import TensorInfo
+from engine.gguf.directory import TensorInfo, tensor_type
 from engine.gguf.file import GgufFile
 from engine.gguf.metadata import TypedMetadata
-from engine.gguf.tensor_types import tensor_type
 from engine.model.config import ModelConfig
 from engine.model.drafters.dflash_config import ARCHITECTURE as DFLASH
 from engine.model.drafters.dflash_config import MARKOV, SELECTOR, read_dflash

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError
+from engine.gguf.directory import tensor_type
 from engine.gguf.file import GgufFile
-from engine.gguf.tensor_types import tensor_type
 from tests.support.counted_calls import calls_of
 from tests.support.gguf_refusal import refusal
 from tests.support.gguf_writer import Tensor, write

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from engine.gguf.model_files import CHANGES
+from engine.gguf.part_file import CHANGES
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.trace.reopen import open_trace
