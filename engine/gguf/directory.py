@@ -288,8 +288,8 @@ _NEW, _OLD, _OF_IK, _OF_PRISM, _UNKNOWN = _REMEDIES
 
 
 class TensorType(NamedTuple):
-    """A type by the number that a file gives it: of the gguf package, of a newer or older llama.cpp,
-    or of a fork, which is named and cannot be decoded here.
+    """A type by the number that a file gives it: of the gguf package, a newer or older llama.cpp,
+    or a fork, which is named and cannot be decoded here.
 
     name: as ggml's. block: elements of a block, of n_bytes; 1 and 0 where that is not known.
     owner: what writes it, empty for a type of the gguf package.

@@ -261,7 +261,7 @@ for before the first and after the last one; after: the last round before."""
 
 
 class ModelFiles:
-    """The files of an open model and of what drafts for it, watched while it is in use. parts: every
+    """The files of an open model and of what drafts for it, watched while in use. parts: every
     file, those of drafters too."""
 
     def __init__(self, parts: Iterable[PartFile] = ()) -> None:
