@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
 
 from engine.errors import OptionError
 from engine.experiments.bench.request import (
@@ -56,14 +56,38 @@ if TYPE_CHECKING:
 SUITE_KIND = "draftscope bench suite"
 SUITE_VERSION = 1
 _MOST_BYTES = 64 << 20
-AGGREGATE_FIELDS = (
-    "n_requests",
-    "total_predicted",
-    "total_draft",
-    "total_draft_accepted",
-    "aggregate_accept_rate",
-    "wall_s_total",
-)
+
+
+class _Aggregate(TypedDict):
+    n_requests: float
+    total_predicted: float
+    total_draft: float
+    total_draft_accepted: float
+    aggregate_accept_rate: float | None
+    wall_s_total: float
+
+
+class _Row(TypedDict):
+    name: str
+    predicted_per_second: float
+    accept_rate: float | None
+
+
+class _Compared(TypedDict):
+    name: str
+    aggregate: _Aggregate
+    rows: list[_Row]
+
+
+class _SuiteJson(TypedDict):
+    """What a comparison needs of the JSON of a suite."""
+
+    kind: Literal["draftscope bench suite"]
+    version: Literal[1]
+    configurations: list[_Compared]
+
+
+AGGREGATE_FIELDS = tuple(get_type_hints(_Aggregate))
 
 Measured = dict[tuple[str, str, int], RequestResult]
 """Requests by configuration, prompt and number of the repetition, from 0."""
@@ -268,34 +292,12 @@ def _pair(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     return {"a_name": a["name"], "b_name": b["name"], "aggregate": fields, "prompts": prompts}
 
 
-def _check_configuration(one: dict[str, Any]) -> None:
-    """Raises KeyError or TypeError where something that a comparison needs is not there."""
-    _require(one["name"], str)
-    for name in AGGREGATE_FIELDS:
-        _require(one["aggregate"][name], int, float, none=name == "aggregate_accept_rate")
-    for row in one["rows"]:
-        _require(row["name"], str)
-        _require(row["predicted_per_second"], int, float)
-        _require(row["accept_rate"], int, float, none=True)
-
-
-def _require(value: object, *kinds: type, none: bool = False) -> None:
-    if isinstance(value, bool) or not (isinstance(value, kinds) or (none and value is None)):
-        raise TypeError
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         result = parse_json(user_text(path, _MOST_BYTES))
     except JsonError as error:
         raise _unusable(path, f" ({error})") from error
-    try:
-        if (result["kind"], result["version"]) != (SUITE_KIND, SUITE_VERSION):
-            raise _unusable(path)
-        for one in result["configurations"]:
-            _check_configuration(one)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _unusable(path) from error
+    strictly(_SuiteJson, result, lambda place, what: _unusable(path))
     return dict(result)
 
 
@@ -313,8 +315,9 @@ class PromptSuite:
     """Measures named prompts; `done` holds what is finished, also after an interruption.
 
     The first configuration must be Configuration.plain. repeats: requests of each kind, of which
-    the one with the median time counts. measured: requests that are not done again. Raises
-    OptionError for two configurations of one name, and what Session.context raises for a prompt.
+    the one with the median time counts. Requests that are in `measured` already are not done again.
+    Raises OptionError for two configurations of one name, and what Session.context raises for a
+    prompt.
     """
 
     def __init__(
@@ -324,7 +327,6 @@ class PromptSuite:
         configurations: Sequence[Configuration],
         *,
         repeats: int = 1,
-        measured: Measured | None = None,
     ) -> None:
         names = [configuration.name for configuration in configurations]
         if names[:1] != [PLAIN]:
@@ -336,7 +338,7 @@ class PromptSuite:
         session.context([prompt for _, prompt in prompts], configurations[0].options)
         self.prompts, self.configurations = list(prompts), list(configurations)
         self._session, self._repeats = session, repeats
-        self.measured: Measured = dict(measured or {})
+        self.measured: Measured = {}
 
     @property
     def n_requests(self) -> int:

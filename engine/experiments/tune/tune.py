@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from engine.analysis.what_if.rules import FIXED
+from engine.environment import environment
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import PLAIN, Configuration, round_costs
@@ -37,7 +38,6 @@ from engine.experiments.tune.confirm import Confirmed, confirm
 from engine.experiments.tune.lengths import DraftSetting, drafting
 from engine.experiments.tune.record import TuneRecording, record
 from engine.machine.device import device_name
-from engine.machine.environment import environment
 from engine.machine.host_memory import wait_for_huge_pages
 from engine.options import Prompt, RunOptions
 from engine.trace.typed_json import strict_json
@@ -185,7 +185,7 @@ def _data(
             for one in found
             if one.rule == FIXED.name
         ],
-        "rules": [_estimate(one) for one in best_of_rules(found)],
+        "rules": [strict_json(asdict(one)) for one in best_of_rules(found)],
         "by_position": by_position(of_drafter[shown.drafter], shown.n_max),
         "by_category": strict_json(by_category(of_drafter[shown.drafter], shown, plan.prompts)),
         "pareto": pareto(found, session.info, plan.base),
@@ -211,20 +211,6 @@ def _confirmed(
         "undo_bytes": 0 if estimate is None else undo_bytes(session.info, options),
         "costs": None if estimate is None else strict_json(round_costs(one.runs, plain.runs)),
     }
-
-
-def _estimate(one: Estimate) -> dict[str, Any]:
-    found: dict[str, Any] = strict_json(
-        {
-            "drafter": one.drafter,
-            "rule": one.rule,
-            "setting": dict(one.setting),
-            "tokens_per_second": one.tokens_per_second,
-            "acceptance": one.acceptance,
-            "runs_here": one.runs_here,
-        }
-    )
-    return found
 
 
 def _plain_estimate(recordings: Sequence[TuneRecording]) -> float | None:
