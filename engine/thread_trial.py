@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 from engine.batch import Span
+from engine.environment import version
 from engine.errors import OptionError
 from engine.files import written_whole
 from engine.memory.hybrid import HybridMemory
 from engine.model import threads
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
-from engine.version import version
 from kernels.cache_folder import cache_folder
 from kernels.processor import processor_name, target
 

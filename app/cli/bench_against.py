@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     has_head = _has_head(args, target)
     session = open_session(args, target)
+    from engine.environment import environment
     from engine.experiments.bench.against_llama_cpp import Against, memory_copy_rate, pass_works
     from engine.experiments.bench.llama_programs import SpeculativeWork
-    from engine.machine.environment import environment
     from engine.machine.host_memory import wait_for_huge_pages
 
     wait_for_huge_pages()

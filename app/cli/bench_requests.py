@@ -177,8 +177,8 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
 
     prompts: the set's name.
     """
+    from engine.environment import environment
     from engine.machine.device import device_name
-    from engine.machine.environment import environment
 
     return {
         "model": session.identity,

@@ -45,7 +45,7 @@ from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.errors import OptionError
 from engine.options import RunOptions
-from engine.options.idle_faults import notes_on
+from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
 from engine.report.compare import (
     LANE_HEADS,
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     check_report(args)
     session = open_session(args, target, drafts)
     from engine.compare.comparison import Comparison, start_comparison
-    from engine.machine.environment import environment
+    from engine.environment import environment
 
     if scenario and not scenario.lanes:
         return _run_scenario(args, session, scenario)
@@ -222,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario) -> int:
     """A scenario without lanes: its sequences and what was found."""
     from engine.compare.comparison import start_run
-    from engine.machine.environment import environment
+    from engine.environment import environment
 
     job = start_run(session, scenario)
     decode(job, job.step, args.trace, session.content)

@@ -15,7 +15,7 @@ from keyword import iskeyword
 from typing import Any, NoReturn
 
 from app.cli.output import print_line, tell
-from engine.version import version
+from engine.environment import version
 
 SUBCOMMANDS = {
     "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         prompts = [make_prompt(session, args, source) for source in args.sources]
     from engine.audit.run_audit import audit_of
-    from engine.machine.environment import environment
+    from engine.environment import environment
     from engine.report.run import run_report
 
     audit = None if fork else audit_of(session, prompts, options, asked=args.audit)

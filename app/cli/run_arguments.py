@@ -21,7 +21,7 @@ from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.option_fields import PlacedOption, build, grouped, options_in
 from engine.options import CacheOptions, RunOptions
-from engine.options.idle_faults import notes_on
+from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
 from engine.trace.records import GHOST_KINDS
 

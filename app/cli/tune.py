@@ -374,8 +374,8 @@ def check_simulator(
     tell: Callable[[str], None],
 ) -> None:
     """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
+    from engine.environment import environment
     from engine.experiments.tune.checks import simulator_error
-    from engine.machine.environment import environment
 
     data: dict[str, Any] = {
         "kind": "draftscope simulator check",

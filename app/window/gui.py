@@ -20,7 +20,7 @@ from app.window.window import MainWindow
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import memory_scripts
 from engine.compare.scenario import Scenario, scenarios
-from engine.version import version
+from engine.environment import version
 from resources import MEMORY_SCRIPTS, SCENARIOS
 
 _LATEST_MS = 500

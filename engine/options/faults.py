@@ -1,8 +1,16 @@
-"""Bugs of the field that can be switched on, to learn what they do."""
+"""Bugs of the field that can be switched on, to learn what they do, and why one cannot act: which
+settings it needs, and whether a run has them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.draft.registry import DRAFTERS
+
+if TYPE_CHECKING:
+    from engine.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +89,122 @@ LANE_FAULTS = {
 
 MEMORY_FAULTS = {name: fault for name, fault in LANE_FAULTS.items() if not fault.in_sampler}
 """Those of them that act in lanes which are given their tokens, too."""
+
+
+def why_idle(
+    fault: str,
+    options: RunOptions,
+    n_draft: int | None = None,
+    *,
+    is_led: bool = False,
+    has_cache: bool = False,
+) -> str:
+    """Why a fault cannot act in a run of a hybrid model with these options, and what to change;
+    empty if it can.
+
+    n_draft: tokens of the longest draft; None = what the drafters of the options may make.
+    is_led: its tokens are those of another lane. has_cache: it goes on from what another one left.
+    """
+    if FAULTS[fault].in_cache:
+        return _why_nothing_is_taken_up(fault, options, has_cache=has_cache)
+    if n_draft is None:
+        n_draft, n_snapshots = options.spec.longest, options.snapshots
+    else:
+        n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
+    if not n_draft:
+        return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
+    if drafter := FAULTS[fault].drafter:
+        return _why_drafts_are_right(fault, drafter, options.spec.types)
+    n_pass = min(options.n_ubatch, options.n_batch)
+    if FAULTS[fault].in_sampler and is_led:
+        return "a lane that is given its tokens has no sampler; let it choose (`free`)"
+    if fault in ("stale-logits", "sampler-not-restored"):
+        return ""
+    if fault == "keep-stale-kv":
+        return _why_nothing_is_restored(options, n_draft, n_snapshots, n_pass)
+    policies = FAULTS[fault].policies
+    if fault == "bf16-snapshots" and n_draft > n_snapshots:
+        return ""  # a checkpoint is restored
+    if options.rollback not in policies:
+        return f"--rollback {options.rollback} does not work that way; {_choose(policies)}"
+    if not n_snapshots:
+        return "no snapshots are kept, so every rollback restores a checkpoint; raise --n-rs-seq"
+    if fault == "stale-plane" and not _may_be_stale(options, n_draft, n_snapshots, n_pass):
+        least = min(n_draft, n_snapshots)
+        return (
+            "every verify batch writes all the planes that its rollback may read; lower -ub to "
+            f"{least} or less"
+        )
+    elsewhere = ("stale-plane", "bf16-snapshots")  # a checkpoint is restored then
+    if options.rollback == "planes" and n_pass == 1 and fault not in elsewhere:
+        return "a pass of one token leaves no plane to roll back to; raise -ub"
+    return ""
+
+
+def notes_on(
+    options: RunOptions,
+    n_draft: int | None = None,
+    *,
+    is_led: bool = False,
+    has_cache: bool = False,
+) -> list[str]:
+    """A sentence for each fault of these options that cannot act; see `why_idle`."""
+    found = (
+        (f, why_idle(f, options, n_draft, is_led=is_led, has_cache=has_cache))
+        for f in options.faults
+    )
+    return [f"Fault {fault} cannot act: {why}." for fault, why in found if why]
+
+
+def _why_nothing_is_taken_up(fault: str, options: RunOptions, *, has_cache: bool) -> str:
+    spec = FAULTS[fault]
+    if not has_cache:
+        return "a run on its own takes up nothing; hold a conversation (--turns)"
+    if spec.drafter and spec.drafter not in options.spec.types:
+        return f"{spec.drafter} does not draft; add it to --spec-type"
+    if spec.policies and options.rollback not in spec.policies:
+        return f"--rollback {options.rollback} does not work that way; {_choose(spec.policies)}"
+    if spec.policies and not options.snapshots:
+        return "no snapshots are kept, so no prompt rolls the state back; raise --n-rs-seq"
+    return ""
+
+
+def _why_drafts_are_right(fault: str, drafter: str, types: Sequence[str]) -> str:
+    if drafter not in types:
+        return f"{drafter} does not draft; add it to --spec-type"
+    before = list(DRAFTERS)[: list(DRAFTERS).index(drafter)]
+    if fault == "eagle3-stale-row" and not set(before) & set(types):
+        return (
+            f"{drafter} drafts in every round and removes the token itself; add a drafter that is "
+            "asked before it, such as ngram-mod"
+        )
+    return ""
+
+
+def _choose(policies: Sequence[str]) -> str:
+    *others, last = policies
+    return f"choose {', '.join(others)} or {last}" if others else f"choose {last}"
+
+
+def _why_nothing_is_restored(
+    options: RunOptions, n_draft: int, n_snapshots: int, n_pass: int
+) -> str:
+    if options.rollback == "checkpoint" or n_draft > n_snapshots:
+        return ""
+    if options.rollback == "planes" and _may_be_stale(options, n_draft, n_snapshots, n_pass):
+        return ""  # what the fault stale-plane would read is restored
+    return (
+        f"no draft is longer than the snapshots reach (n_rs_seq {n_snapshots}), so no checkpoint "
+        f"is ever restored; lower --n-rs-seq to {n_draft - 1} or choose --rollback checkpoint"
+    )
+
+
+def _may_be_stale(options: RunOptions, n_draft: int, n_snapshots: int, n_pass: int) -> bool:
+    """Whether the last pass of a verify batch may write fewer planes than a rollback may undo.
+
+    A batch of one token more than a pass holds leaves a last pass of one token; the equal split
+    keeps as many tokens together as snapshots reach, as far as a pass holds them.
+    """
+    if options.split == "seq":
+        return n_draft >= n_pass
+    return min(n_draft, n_snapshots) >= n_pass

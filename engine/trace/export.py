@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.environment import version
 from engine.errors import Cancelled, TraceFileError
 from engine.files import PART, synced, written_whole
 from engine.progress import ReportProgress
@@ -29,7 +30,6 @@ from engine.trace.replacing import check_room, recover, replacing
 from engine.trace.store import Table, TextPool, TraceStore
 from engine.trace.timings import summary
 from engine.trace.typed_json import strict_json
-from engine.version import version
 from kernels.processor import processor_name
 
 SESSION_FILE = "session.json"

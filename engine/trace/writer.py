@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from msgspec import to_builtins
 
+from engine.environment import version
 from engine.trace.facts import SourceFacts
 from engine.trace.records import COLUMN_STATES, TABLES
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
-from engine.version import version
 
 FAILED = "failed"
 """The stop of a sequence whose run ended with an error."""

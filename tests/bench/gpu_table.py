@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from engine.environment import environment
 from engine.errors import OptionError
 from engine.machine.device import device_name, resolve_device
-from engine.machine.environment import environment
 from tests.support.gpu_cells import CELLS, models
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -39,7 +39,7 @@ from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
 from engine.compare.llama_library import missing
 from engine.errors import OptionError
 from engine.options import LANE_FAULTS, ROLLBACK_POLICIES, RunOptions
-from engine.options.idle_faults import notes_on
+from engine.options.faults import notes_on
 from engine.trace.records import NOISE, PEER, REFERENCE
 
 _BAR_CHARACTERS = 16

@@ -43,7 +43,7 @@ from engine.memory.policies import POLICIES
 from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_CHOICES
 from engine.option_fields import PlacedOption, build, options_in
 from engine.options import RunOptions
-from engine.options.idle_faults import notes_on
+from engine.options.faults import notes_on
 from resources import demo_prompts
 
 _SERVER_NOTE = "What is greyed the server was started with: a request cannot change it."

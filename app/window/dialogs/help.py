@@ -49,8 +49,7 @@ from PySide6.QtWidgets import (
 from app.actions.actions import SPECS, Actions
 from app.engine_thread.events import OpenedFiles
 from app.widgets.build import hbox, made, vbox
-from engine.machine.environment import processor_name
-from engine.version import version
+from engine.environment import processor_name, version
 from resources import help_page, help_topics
 
 _CONTEXT = 30

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from engine.environment import version
 from engine.errors import OptionError
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import DEVICE, SweepJob
 from engine.experiments.sweep.sweep import TraceOf, own_folder, pack_trace
-from engine.version import version
 
 _LOOK_S = 2.0
 _ATTEMPTS = 3

@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.analysis.findings.check import recorded
 from engine.draft.registry import DRAFTERS
+from engine.environment import machine
 from engine.errors import DraftscopeError, OptionError, TraceFileError
 from engine.experiments.bench.request import measured, run_to_end, shorter
 from engine.experiments.results.table import FIGURES
@@ -17,7 +18,6 @@ from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import CHAT, COMPUTE, DEVICE, REPEAT, THREADS, SweepJob
 from engine.gguf.file import GgufFile
 from engine.machine.device import device_name, resolve_device
-from engine.machine.environment import machine
 from engine.machine.host_memory import wait_for_huge_pages
 from engine.model.drafters.kinds import drafter_of
 from engine.model.mtp_file import DRAFT_MTP

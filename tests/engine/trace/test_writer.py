@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from engine.environment import version
 from engine.trace.facts import RunFacts, SourceFacts
 from engine.trace.store import TraceStore
 from engine.trace.writer import FAILED, TraceWriter, this_engine
-from engine.version import version
 
 SERVER = SourceFacts("llama-server", "b9999")
 

@@ -11,7 +11,7 @@ import pytest
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.options import LANE_FAULTS, RunOptions, SpecOptions
-from engine.options.idle_faults import notes_on, why_idle
+from engine.options.faults import notes_on, why_idle
 from tests.support.comparisons import finish, verdicts
 from tests.support.golden_runs import MTP_MODELS, options_of, prompt_of, session
 

@@ -1,14 +1,27 @@
-"""The software and the machine that a measurement was made on."""
+"""The software and the machine that something was made on: for `--version`, traces and reports."""
 
 from __future__ import annotations
 
 import os
 import platform
+import tomllib
 from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from engine.version import version
 from kernels.processor import processor_name as processor_name
+
+
+@cache
+def version() -> str:
+    """The version that is installed; that of pyproject.toml in a checkout that is not."""
+    try:
+        return metadata.version("draftscope")
+    except metadata.PackageNotFoundError:
+        project = Path(__file__).resolve().parent.parent / "pyproject.toml"
+        return str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"])
 
 
 def environment() -> dict[str, Any]:
