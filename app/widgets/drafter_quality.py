@@ -25,7 +25,6 @@ from engine.analysis.draft_quality import (
     LEAVES,
     DraftQuality,
     DraftReader,
-    WidthCost,
     by_drafter,
     width_cost,
 )
@@ -185,9 +184,9 @@ class _TreeTable(QWidget):
 def _cost_texts(tree: TreeEstimate) -> tuple[str, str]:
     """The cost of its pass and its speed, where a pass as wide was timed."""
     cost, speed = tree.pass_cost, tree.speed
-    if cost is None or speed is None or not cost.is_measured:
+    if cost is None or speed is None or not cost[1]:
         return NOT_OBSERVED, NOT_OBSERVED
-    return f"{cost.ratio:.2f}×", f"{100 * (speed - 1):+.1f} %"
+    return f"{cost[0]:.2f}×", f"{100 * (speed - 1):+.1f} %"
 
 
 def _trust(quality: DraftQuality) -> str:
@@ -349,12 +348,13 @@ UNNAMED = "unnamed"
 
 @dataclass(frozen=True, slots=True)
 class TreeEstimate:
-    """A tree of n_leaves against the recorded chain. pass_cost: of its verify pass; speed: tokens
-    per second over those of the chain. Both None where the passes of the run do not tell."""
+    """A tree of n_leaves against the recorded chain. pass_cost: of its verify pass, see width_cost;
+    speed: tokens per second over those of the chain. Both None where the passes of the run do not
+    tell."""
 
     n_leaves: int
     tokens_per_step: float
-    pass_cost: WidthCost | None
+    pass_cost: tuple[float, bool] | None
     speed: float | None
 
 
@@ -400,7 +400,7 @@ class DrafterFacts:
                 ms = sums.width_ms / sums.width_n
                 cost = width_cost(sums.widths, ms, sums.width_n, mean_width, tree.n_more)
             if cost is not None:
-                longer = 1 + (cost.ratio - 1) * verify_ms / step_ms
+                longer = 1 + (cost[0] - 1) * verify_ms / step_ms
                 speed = tree.tokens_per_step / now / longer
             estimates.append(TreeEstimate(tree.n_leaves, tree.tokens_per_step, cost, speed))
         return estimates

@@ -285,19 +285,12 @@ def tree_gains(ranks: np.ndarray, n_steps: int, n_accepted: int) -> list[TreeGai
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class WidthCost:
-    """How many times as long a wider pass takes. is_measured: passes as wide were recorded, or some
-    on both sides of it; else it is a guess from how the cost grew with the width so far."""
-
-    ratio: float
-    is_measured: bool
-
-
 def width_cost(
     widths: np.ndarray, ms: np.ndarray, n: np.ndarray, width: float, n_more: int
-) -> WidthCost | None:
-    """A pass over width + n_more tokens against one over width.
+) -> tuple[float, bool] | None:
+    """How many times as long a pass over width + n_more tokens takes as one over width, and whether
+    passes as wide were recorded, or some on both sides of it; else it is a guess from how the cost
+    grew with the width so far.
 
     widths, ascending, ms and n, [k] each: the mean time of n passes. Between widths a straight
     line, beyond the last one the slope of all of them (least squares), and never less than the
@@ -315,7 +308,7 @@ def width_cost(
             return None
         slope = float((n * off * ms).sum() / (n * off * off).sum())
         then = max(then, now) + max(slope, 0.0) * float(wider - widths[-1])
-    return WidthCost(then / now, is_measured) if now > 0 else None
+    return (then / now, is_measured) if now > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class RequestFacts(Struct, frozen=True):
     messages: Lenient[list[dict[str, Any]]] = []
     settings: Lenient[dict[str, Any]] = {}
     generation_settings: Lenient[dict[str, Any]] = {}
+    slot: Lenient[Count | None] = None
 
 
 class ServerFacts(Struct, frozen=True):

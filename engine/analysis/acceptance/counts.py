@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.trace.facts import RunFacts
+from engine.trace.facts import RequestFacts, RunFacts
 from engine.trace.records import MISSING
 from engine.trace.run_columns import RunColumns
 
@@ -199,11 +199,9 @@ def draft_counts(
 
     is_later: rounds after the prompt, bool [n]. drafters: the run's, for rounds that name none.
     """
-    requests = [
-        one for one in facts.pick("requests").values() for one in one or () if isinstance(one, dict)
-    ]
-    ids, texts = list(map(_seq_ids, requests)), list(map(_setting, requests))
-    slots = dict(_slots(facts, requests, ids))
+    requests = facts.requests or []
+    ids, texts = [one.seq_ids for one in requests], list(map(_setting, requests))
+    slots = dict(_slots(facts, requests))
     names = ", ".join(drafters)
     settings = {seq: text for text, mine in zip(texts, ids, strict=True) for seq in mine}
     known = {text: i for i, text in enumerate(dict.fromkeys(settings.values()))}
@@ -233,7 +231,7 @@ def draft_counts(
         )
     with_rounds = set(_ids(rounds["seq_id"][judged]).tolist())
     sums = [
-        (one.get("told"), next(iter(mine), None), known.get(text, 0), _longest(one))
+        (one.told, next(iter(mine), None), known.get(text, 0), _longest(one))
         for one, mine, text in zip(requests, ids, texts, strict=True)
         if with_rounds.isdisjoint(mine)
     ]
@@ -244,7 +242,7 @@ def draft_counts(
 
 def _of_sums(
     drafter: str,
-    requests: list[tuple[Any, int | None, int, int]],
+    requests: list[tuple[dict[str, Any], int | None, int, int]],
     slots: Mapping[int, int],
     unit: str,
 ) -> DraftCounts | None:
@@ -253,7 +251,7 @@ def _of_sums(
     rows: list[tuple[int, ...]] = []
     came, passes = [], []
     for number, (told, seq, setting, longest) in enumerate(requests):
-        if not isinstance(told, dict) or not (drafted := _count(told, *_DRAFTED)):
+        if not (drafted := _count(told, *_DRAFTED)):
             continue
         accepted = min(_count(told, *_ACCEPTED) or 0, drafted)
         per_pos = _list(told, "num_accepted_tokens_per_pos")
@@ -310,34 +308,25 @@ def _least_offered(drafted: int, steps: int, n_pos: int) -> list[int]:
     ]
 
 
-def _slots(
-    facts: RunFacts, requests: list[dict[str, Any]], ids: list[list[int]]
-) -> Iterator[tuple[int, int]]:
+def _slots(facts: RunFacts, requests: list[RequestFacts]) -> Iterator[tuple[int, int]]:
     """The slot of each sequence, as far as known."""
     for record in facts.prompt_reuse or ():
         yield record.seq_id, record.slot
-    for one, mine in zip(requests, ids, strict=True):
-        if isinstance(slot := one.get("slot"), int) and not isinstance(slot, bool) and slot >= 0:
-            for seq in mine:
-                yield seq, slot
+    for one in requests:
+        if one.slot is not None:
+            yield from ((seq, one.slot) for seq in one.seq_ids)
 
 
-def _setting(request: dict[str, Any]) -> str:
+def _setting(request: RequestFacts) -> str:
     """What acceptance depends on in a request's settings."""
-    for name in ("generation_settings", "settings"):
-        if isinstance(one := request.get(name), dict) and "temperature" in one:
+    for one in (request.generation_settings, request.settings):
+        if "temperature" in one:
             return str(one["temperature"])[:20]
     return ""
 
 
-def _seq_ids(request: dict[str, Any]) -> list[int]:
-    ids = request.get("seq_ids")
-    return [one for one in ids if isinstance(one, int)] if isinstance(ids, list) else []
-
-
-def _longest(request: dict[str, Any]) -> int:
-    settings = request.get("generation_settings")
-    n_max = settings.get("speculative.n_max") if isinstance(settings, dict) else None
+def _longest(request: RequestFacts) -> int:
+    n_max = request.generation_settings.get("speculative.n_max")
     return n_max if isinstance(n_max, int) and n_max > 0 else _LONGEST_USUAL
 
 
