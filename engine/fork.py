@@ -321,9 +321,10 @@ def fork_lines(run: RunRef) -> Iterator[str]:
     yield f"fork of {parent} before round {fork.round}; {fork.rebuilt}"
     for name, one in (("parent", parent), ("fork", run)):
         yield f"  {name} from there: {_rest(one, fork.round)}"
-    texts = [_Text.of(one) for one in (parent, run)]
-    for seq_id in sorted(set(texts[0].by_seq) | set(texts[1].by_seq)):
-        yield f"  sequence {seq_id}: {texts[0].parting(texts[1], seq_id)}"
+    before, after = _text(parent), _text(run)
+    for seq_id in sorted(before.keys() | after.keys()):
+        apart = _parting(before.get(seq_id, {}), after.get(seq_id, {}))
+        yield f"  sequence {seq_id}: {apart}"
 
 
 def _rest(run: RunRef, start: int) -> str:
@@ -342,36 +343,25 @@ def _rest(run: RunRef, start: int) -> str:
     return f"{total('num_emitted')} tokens in {n_rounds} rounds{rate}{each}"
 
 
-@dataclass(frozen=True)
-class _Text:
+def _text(run: RunRef) -> dict[int, dict[int, int]]:
     """What a run put out: per sequence its tokens by position."""
-
-    by_seq: dict[int, dict[int, int]]
-
-    @classmethod
-    def of(cls, run: RunRef) -> _Text:
-        tokens = RunColumns(run.store, "tokens", run.run_id)
-        chosen = tokens.is_text("kind", *EMITTED_KINDS)
-        return cls(
-            {
-                seq_id: dict(
-                    zip(
-                        tokens["pos"][rows].tolist(), tokens["token_id"][rows].tolist(), strict=True
-                    )
-                )
-                for seq_id, rows in tokens.by_sequence(chosen)
-            }
+    tokens = RunColumns(run.store, "tokens", run.run_id)
+    return {
+        seq_id: dict(
+            zip(tokens["pos"][rows].tolist(), tokens["token_id"][rows].tolist(), strict=True)
         )
+        for seq_id, rows in tokens.by_sequence(tokens.is_text("kind", *EMITTED_KINDS))
+    }
 
-    def parting(self, other: _Text, seq_id: int) -> str:
-        """Where two texts part, in words."""
-        mine, theirs = self.by_seq.get(seq_id, {}), other.by_seq.get(seq_id, {})
-        for pos in sorted(set(mine) & set(theirs)):
-            if mine[pos] != theirs[pos]:
-                return f"the texts part at position {pos}"
-        if len(mine) == len(theirs):
-            return "the same text"
-        return f"the same text for {min(len(mine), len(theirs))} tokens, then one ends"
+
+def _parting(mine: dict[int, int], theirs: dict[int, int]) -> str:
+    """Where two texts part, in words."""
+    for pos in sorted(set(mine) & set(theirs)):
+        if mine[pos] != theirs[pos]:
+            return f"the texts part at position {pos}"
+    if len(mine) == len(theirs):
+        return "the same text"
+    return f"the same text for {min(len(mine), len(theirs))} tokens, then one ends"
 
 
 def later_parts(

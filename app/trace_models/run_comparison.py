@@ -12,7 +12,7 @@ from app.trace_models.run_facts import run_names
 from engine.analysis.run_cost import RunCost
 from engine.size_text import size_text
 from engine.trace.records import EMITTED_KINDS, PHASES
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_columns import RunColumns, rows_by_sequence
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from engine.trace.token_text import line_text, pieces_at
@@ -176,14 +176,5 @@ def _token_at(text: _Text, first: int, offset: int) -> int:
 
 def _texts(run: RunRef, kinds: tuple[str, ...]) -> dict[int, _Text]:
     """A run's tokens of these kinds, by sequence."""
-    store, table = run.store, run.store.tokens
-    n = len(table)
-    codes = [store.text_pool.find(kind) for kind in kinds]
-    mine = (table.column("run_id", 0, n) == run.run_id) & np.isin(table.column("kind", 0, n), codes)
-    rows = np.flatnonzero(mine)
-    seq_ids = table.column("seq_id", 0, n)[rows]
-    return {
-        seq_id: _Text(found, pieces_at(store, found))
-        for seq_id in np.unique(seq_ids).tolist()
-        for found in [rows[seq_ids == seq_id]]
-    }
+    rows = rows_by_sequence(run.store, run.run_id, kinds)
+    return {seq_id: _Text(found, pieces_at(run.store, found)) for seq_id, found in rows.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -113,3 +113,13 @@ def places_of(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     order = np.argsort(keys, kind="stable")
     at = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
     return np.where(keys[at] == wanted, at, -1)
+
+
+def rows_by_sequence(store: TraceStore, run_id: int, kinds: Sequence[str]) -> dict[int, np.ndarray]:
+    """The rows of `tokens` of these kinds, int64 [n] in order, for every sequence that has any."""
+    table, n = store.tokens, len(store.tokens)
+    codes = [store.text_pool.find(kind) for kind in kinds]
+    mine = table.column("run_id", 0, n) == run_id
+    rows = np.flatnonzero(mine & np.isin(table.column("kind", 0, n), codes))
+    seq_ids = table.column("seq_id", 0, n)[rows]
+    return {seq_id: rows[seq_ids == seq_id] for seq_id in np.unique(seq_ids).tolist()}

@@ -20,8 +20,8 @@ from engine.trace.store import TraceStore
 
 
 class ReadTrace(SideJob):
-    """Read a trace and show it, or offer to if something else has come on show since. It is listed
-    until it is closed."""
+    """Read a trace, or what another engine wrote as one, and show it, or offer to if something else
+    has come on show since. It is listed until it is closed."""
 
     has_progress = True
     read: TraceStore | None = None
@@ -41,7 +41,11 @@ class ReadTrace(SideJob):
     def run(self, progress: ReportProgress) -> None:
         progress(0, 1, "reading the trace")
         if self._folder.is_file():
-            self.read = _imported(self._folder)
+            from engine.observe.files.importing import import_file
+
+            store = TraceStore()
+            import_file(store, self._folder)
+            self.read = store
         else:
             self.read = open_trace(self._folder, progress=progress, cancelled=self.cancelled.is_set)
 
@@ -67,15 +71,6 @@ class ReadRows(ReadTrace):
 
     def take(self, status: EngineStatus, read: TraceStore) -> None:
         status.take_rows(self._store, read)
-
-
-def _imported(file: Path) -> TraceStore:
-    """What another engine wrote as a trace, with what the rules find in it."""
-    from engine.observe.files.importing import import_file
-
-    store = TraceStore()
-    import_file(store, file)
-    return store
 
 
 class ExportTrace(SideJob):

@@ -11,8 +11,9 @@ from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.observe.rescoring.texts import Asked, asked_of, rows_by_sequence
+from engine.observe.rescoring.texts import Asked, asked_of
 from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.run_columns import rows_by_sequence
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:

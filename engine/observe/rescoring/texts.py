@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from engine.errors import DraftscopeError
 from engine.trace.facts import RequestFacts, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.run_columns import rows_by_sequence
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -74,16 +75,6 @@ class RescoredText:
 
 
 _NO_ROWS = np.zeros(0, np.int64)
-
-
-def rows_by_sequence(store: TraceStore, run_id: int, kinds: Sequence[str]) -> dict[int, np.ndarray]:
-    """The rows of `tokens` of these kinds, int64 [n] in order, for every sequence that has any."""
-    table, n = store.tokens, len(store.tokens)
-    codes = [store.text_pool.find(kind) for kind in kinds]
-    mine = table.column("run_id", 0, n) == run_id
-    rows = np.flatnonzero(mine & np.isin(table.column("kind", 0, n), codes))
-    seq_ids = table.column("seq_id", 0, n)[rows]
-    return {seq_id: rows[seq_ids == seq_id] for seq_id in np.unique(seq_ids).tolist()}
 
 
 class TextReader:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.observe.rescoring.request_sampler import NotJudgedError, request_sampling
-from engine.observe.rescoring.texts import Asked, asked_of, rows_by_sequence
+from engine.observe.rescoring.texts import Asked, asked_of
 from engine.sampling.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
+from engine.trace.run_columns import rows_by_sequence
 from engine.trace.run_ref import RunRef, same_model
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
