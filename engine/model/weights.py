@@ -8,8 +8,7 @@ from itertools import groupby, pairwise, tee
 
 import torch
 
-from engine.gguf.reader import TensorReader
-from engine.gguf.stored_rows import StoredRows
+from engine.gguf.reader import StoredRows, TensorReader
 from engine.machine.device import CPU
 from engine.model.parts import Shapes
 from kernels.linear import (

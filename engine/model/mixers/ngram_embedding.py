@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from engine.gguf.stored_rows import StoredRows
+from engine.gguf.reader import StoredRows
 from engine.model.config import ModelConfig
 from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
