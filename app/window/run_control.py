@@ -253,7 +253,9 @@ class RunControl:
         where = f"{run_name(fork.parent)}, sequence {fork.seq_id}, before round {fork.round}"
         if fork.n_kept is not None:
             where = f"{run_name(fork.parent)}, sequence {fork.seq_id}, after position {place.pos}"
-        dialog = ForkDialog(where, self._window)
+        panel = self._panels.run_panel
+        dialog = ForkDialog(where, fork, panel.options, self._window)
+        panel.options_changed.connect(dialog.tell)
         dialog.chosen.connect(partial(self._fork, fork))
         dialog.show()
 

@@ -298,8 +298,8 @@ def test_by_the_menu_of_the_list(window: MainWindow, store: TraceStore) -> None:
         menu.close()
         return found
 
-    assert not entries(1)["Overlay with this run"].isEnabled(), "the run on show"
-    over = entries(2)["Overlay with this run"]
+    assert not entries(1)["Overlay with This Run"].isEnabled(), "the run on show"
+    over = entries(2)["Overlay with This Run"]
     assert not entries(2)["No Overlay"].isEnabled()
     over.trigger()
     assert window.feed.overlay is not None and window.feed.overlay.run.run_id == 2

@@ -144,7 +144,7 @@ def test_figures_are_in_sight_in_a_small_window(window: MainWindow, store: Trace
     window.docks.reveal("runs")
     QApplication.processEvents()
     table, model = window.runs.table, window.runs.model
-    for name in ("acceptance", "speed", "started"):
+    for name in ("acceptance", "speed", "seconds"):
         column = model.column_of(name)
         right = table.columnViewportPosition(column) + table.columnWidth(column)
         assert right <= table.viewport().width(), name
