@@ -23,8 +23,8 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance_of, timings_of, with_told
 
 if TYPE_CHECKING:
-    from engine.options import RunOptions
     from engine.observe.rounds.observed_run import ServerFacts
+    from engine.options import RunOptions
 
 
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
@@ -189,11 +189,7 @@ def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
         started_at(facts),
         numbers.tokens,
         numbers.acceptance,
-        *(
-            (None, None)
-            if facts.lane is not None
-            else (numbers.tokens_per_second, numbers.seconds)
-        ),
+        *((None, None) if facts.lane is not None else (numbers.tokens_per_second, numbers.seconds)),
         _stop(stops, facts.lane_error or facts.error or ""),
         run_marks(facts),
         stops is not None,
@@ -213,7 +209,7 @@ def _drafter(run: RunRef) -> str:
     known = fork.parent in run.store.runs
     changes = other_options(run.sibling(fork.parent).facts.options, facts.options) if known else []
     changes += [] if fork.token is None else ["another token"]
-    return f"from round {fork.round}" + (f": {', '.join(changes)}" if changes else f", {drafters}")
+    return f"round {fork.round}" + (f": {', '.join(changes)}" if changes else f", {drafters}")
 
 
 def other_options(before: RunOptions | None, after: RunOptions | None) -> list[str]:

@@ -46,7 +46,7 @@ from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {
     "run": 11,
-    "drafter": 20,
+    "drafter": 22,
     "acceptance": 6,
     "speed": 6,
     "seconds": 0,

@@ -31,7 +31,7 @@ from app.saved.settings import Settings
 from app.trace_models.number_text import probability_text
 from app.trace_models.run_facts import other_options
 from app.widgets.build import hbox, made, vbox, words
-from app.widgets.fields import add_row, new_form, text
+from app.widgets.fields import add_row, new_form, text, whole
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
@@ -334,4 +334,8 @@ def _other_tokens(fork: Fork) -> list[str]:
         return []
     newest = out[: fork.n_kept][-1]
     others = [one for one in alternatives(newest) if one.token_id != newest["token_id"]]
-    return [f"{a.token_id} {step.text(a.token_id)} · p {probability_text(a.p)}" for a in others]
+    return [
+        f"{one.token_id} “{step.text(one.token_id)}”"
+        + ("" if one.p is None else f" · p {probability_text(one.p)}")
+        for one in others
+    ]
