@@ -129,7 +129,7 @@ def _run(run: RunRef, pieces: _Pieces, has_candidates: bool) -> dict[str, Any]:
         "drafters": "" if facts.lane or not facts.options else ", ".join(facts.options.spec.types),
         "model": name_of(facts),
         "lane": facts.lane,
-        "headline": headline(summary(store, run_id)),
+        "headline": headline(summary(store, run_id), has_speed=not facts.lane),
         "settings": known,
         "rounds": _columns(rounds, "rounds"),
         "drafts": _columns(drafts, "drafts"),

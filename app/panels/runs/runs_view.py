@@ -58,7 +58,7 @@ _CHARACTERS = {
     "tokens": 7,
     "stop": 12,
 }
-_SAMPLES = {"policy": "checkpoint", "started": "Mmm 00", "seconds": "00.0 s"}
+_SAMPLES = {"policy": "checkpoint", "started": "Mmm 00", "seconds": "00.0 s", "speed": "0,000"}
 _PAD = 12
 _GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
 """Columns with texts that may be longer: their share of the room that is left in a wide view, and
