@@ -315,7 +315,7 @@ class ForkDialog(QDialog):
         self._go.setEnabled(not problem)
 
     def _token(self) -> int | None:
-        """-1 for none, None for what is no token."""
+        """-1 for none, None for other words."""
         word = next(iter(self.token.currentText().split()), _NO_TOKEN)
         known = word.isascii() and word.isdecimal() and int(word) <= _MOST
         return int(word) if known else -1 if word == _NO_TOKEN else None
