@@ -125,10 +125,13 @@ class Docks:
         self._draw_buttons()
 
     def _draw_buttons(self, *_: object) -> None:
-        for dock in self._docks.values() if self._theme else ():
+        theme = self._theme
+        if theme is None:
+            return
+        for dock in self._docks.values():
             for name, drawing, tip in _BUTTONS:
                 for button in dock.findChildren(QAbstractButton, f"qt_dockwidget_{name}button"):
-                    button.setIcon(icon(drawing, self._theme, "ui.muted"))
+                    button.setIcon(icon(drawing, theme, "ui.muted"))
                     button.setToolTip(tip)
 
     def __getitem__(self, name: str) -> QDockWidget:
