@@ -248,7 +248,8 @@ class RunControl:
         try:
             fork = _fork_at(place)
         except DraftscopeError as error:
-            self._panels.banners.add("warning", error.message, error.remedy)
+            message = error.message.replace(str(place.run), run_name(place.run))
+            self._panels.banners.add("warning", message, error.remedy)
             return
         where = f"{run_name(fork.parent)}, sequence {fork.seq_id}, before round {fork.round}"
         if fork.n_kept is not None:
