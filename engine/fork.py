@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from engine.memory.hybrid import HybridMemory
     from engine.sampling.grammar import Grammar
 
-_REMEDY = "Fork a run of this program, with the model and the --compute that it had."
+_REMEDY = "Fork a run of this program, with the model and compute mode that it had."
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from engine.errors import OptionError
@@ -129,6 +130,10 @@ class PlacedOption:
     kind: type
     default: Any
 
+    def value(self, options: Any) -> Any:
+        """What it is in these options, of the outermost dataclass."""
+        return reduce(getattr, self.path, options)
+
     @property
     def field(self) -> str:
         """The last name of the path."""
@@ -172,19 +177,14 @@ def grouped(kind: type, *groups: str) -> list[PlacedOption]:
 def check(options: Any) -> None:
     """Raise OptionError for the first value that is not allowed, in parts too."""
     for one in options_in(type(options)):
-        value = options
-        for name in one.path:
-            value = getattr(value, name)
-        one.option.check(value)
+        one.option.check(one.value(options))
 
 
 def differing(options: Any) -> Iterator[tuple[PlacedOption, Any]]:
     """Options that differ from their defaults, with their values; what is not a value of an option
     is left out."""
     for one in options_in(type(options)) if options else ():
-        value: Any = options
-        for name in one.path:
-            value = getattr(value, name)
+        value = one.value(options)
         if value is None or value == one.default:
             continue
         try:

@@ -39,12 +39,13 @@ PROGRESS_PERIOD = 0.05
 
 
 class State(enum.Enum):
-    """What the engine is doing, as far as the window needs to know. AUDITING: a run has all its
-    tokens and is compared with plain decoding, which ends for whatever is asked for next."""
+    """What the engine is doing, as far as the window needs to know. LOADING: it takes a model, or
+    measures one. AUDITING: a run has all its tokens and is compared with plain decoding, which ends
+    for whatever is asked for next."""
 
     EMPTY = "no model"
     INSPECTED = "not loaded"
-    LOADING = "loading"
+    LOADING = "busy"
     READY = "ready"
     RUNNING = "running"
     PAUSED = "paused"

@@ -64,6 +64,10 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
     QToolTip.setPalette(palette)
 
 
+OVERLAY_ROLES = ("plot.overlay", "ui.text", "lane.third")
+"""Colours of the runs that lie over the one on show, the latest first."""
+
+
 def icon(name: str, theme: Theme, role: str = "ui.icon") -> QIcon:
     """The drawing resources/icons/<name>.svg in the colour of a role, dimmed when disabled."""
     return _icon(name, theme.roles[role], theme.roles["ui.disabled"])

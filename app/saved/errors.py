@@ -199,7 +199,9 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
     model = facts.model
     known = {"model", "options", "environment", "summary", FACT, *_OF_OTHERS}
     machine = facts.environment or environment
-    figures = facts.summary or summary(store, run_id)
+    figures = dict(facts.summary or summary(store, run_id))
+    if facts.lane:  # lanes share their drafts and have no speed of their own
+        figures = {name: one for name, one in figures.items() if "per_second" not in name}
     parts = [
         _headline(figures, machine),
         "### Environment",

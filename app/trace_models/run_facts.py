@@ -13,6 +13,7 @@ import numpy as np
 
 from app.trace_models.number_text import significant
 from app.trace_models.run_notes import notes_of, number_of, prompt_text, run_name, started_at
+from engine.option_fields import options_in
 from engine.size_text import size_text
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
@@ -23,6 +24,7 @@ from engine.trace.timings import acceptance_of, timings_of, with_told
 
 if TYPE_CHECKING:
     from engine.observe.rounds.observed_run import ServerFacts
+    from engine.options import RunOptions
 
 
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
@@ -31,8 +33,9 @@ _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
 @dataclass(frozen=True, slots=True)
 class LiveNumbers:
     """None is not observed. tokens_per_step: 1 + accepted / steps. path: of the last round that
-    had something to roll back. tokens_per_second: None of a lane, too: its rounds are timed without
-    the drafting, which is done once for all lanes of a comparison."""
+    had something to roll back. seconds: of its rounds, the prompts' included, without pauses. That
+    and tokens_per_second are None of a lane, too: its rounds are timed without the drafting, which
+    is done once for all lanes of a comparison."""
 
     rounds: int = 0
     tokens: int | None = 0
@@ -40,6 +43,7 @@ class LiveNumbers:
     tokens_per_second: float | None = None
     tokens_per_step: float | None = None
     path: str | None = None
+    seconds: float | None = None
 
     @classmethod
     def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
@@ -50,7 +54,7 @@ class LiveNumbers:
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
         if store.runs[run_id].lane is not None:
-            told = replace(told, tokens_per_second=None)
+            told = replace(told, tokens_per_second=None, seconds=None)
         return replace(
             told, rounds=int(rounds[-1]) + 1 if len(rounds) else 0, path=_last_path(store, of_run)
         )
@@ -60,8 +64,9 @@ class LiveNumbers:
         """The figures of a summary (engine.trace.timings); of a file's whatever is a number."""
         found = summary if isinstance(summary, dict) else {}
         known = {k: v for k, v in found.items() if isinstance(v, int | float)}
-        tokens = known.get("predicted_n")
+        tokens, ms = known.get("predicted_n"), known.get("predicted_ms")
         return cls(
+            seconds=(ms + known.get("prompt_ms", 0.0)) / 1e3 if ms else None,
             tokens=None if tokens is None else int(tokens),
             acceptance=known.get("draft_acceptance_rate"),
             tokens_per_second=known.get("predicted_per_second") or None,
@@ -115,6 +120,7 @@ class RunRow:
     tokens: int | None
     acceptance: float | None
     tokens_per_second: float | None
+    seconds: float | None
     stop: str
     marks: tuple[str, ...]
     ended: bool
@@ -177,13 +183,13 @@ def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
         notes.starred,
         notes.prompt or ("" if on_disk else prompt_text(run)),
         run_title(facts),
-        _drafter(facts),
+        _drafter(run),
         options.rollback if options else "",
         options.spec.n_max if options else None,
         started_at(facts),
         numbers.tokens,
         numbers.acceptance,
-        None if facts.lane is not None else numbers.tokens_per_second,
+        *((None, None) if facts.lane is not None else (numbers.tokens_per_second, numbers.seconds)),
         _stop(stops, facts.lane_error or facts.error or ""),
         run_marks(facts),
         stops is not None,
@@ -191,12 +197,39 @@ def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
     )
 
 
-def _drafter(facts: RunFacts) -> str:
-    """The lane of a comparison, else what drafts; of another engine its name too."""
+def _drafter(run: RunRef) -> str:
+    """The lane of a comparison, of a fork what it does otherwise, else what drafts; of another
+    engine its name too."""
+    facts, fork = run.facts, run.facts.fork
     if facts.lane or not is_ours(facts):
         return run_title(facts)
     drafters = ", ".join(facts.options.spec.types if facts.options else ()) or "no drafter"
-    return f"from round {facts.fork.round}, {drafters}" if facts.fork else drafters
+    if fork is None:
+        return drafters
+    known = fork.parent in run.store.runs
+    changes = other_options(run.sibling(fork.parent).facts.options, facts.options) if known else []
+    changes += [] if fork.token is None else ["another token"]
+    return f"round {fork.round}" + (f": {', '.join(changes)}" if changes else f", {drafters}")
+
+
+def other_options(before: RunOptions | None, after: RunOptions | None) -> list[str]:
+    """The options of `after` that `before` has otherwise: "n_max 6"."""
+    if before is None or after is None:
+        return []
+    found = []
+    for one in options_in(type(after)):
+        value = one.value(after)
+        if value != one.value(before):
+            row = one.option.row
+            name = (row.short or row.label) if row else one.field
+            found.append(f"{name} {_option_text(value)}")
+    return found
+
+
+def _option_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def engine_name(facts: RunFacts) -> str:

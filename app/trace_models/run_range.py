@@ -55,8 +55,12 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
     found = {
         "rounds": f"{len(cost.rounds):,}",
         "tokens": f"{emitted:,}",
-        "accepted": f"{n_accepted:,} of {n_drafted:,}  {share}",
-        "by position": _rates(rates),
+        "accepted": f"{n_accepted:,} of {n_drafted:,}",
+        "acceptance": share,
+        **{
+            f"  position {i}": NOT_OBSERVED if rate is None else f"{rate:.2f}"
+            for i, rate in enumerate(rates[:_MOST_RATES])
+        },
         "tokens a round": significant(emitted / n_rows if n_rows else None),
         "ms a round": significant(cost.per_round()),
     }
@@ -64,16 +68,12 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
     undone = [n for n in (cost.n_restores, cost.n_removed, cost.n_refused) if n is not None]
     deepest = int(depth.max(initial=0))
     found |= {
-        "rollbacks": f"{sum(undone):,}, deepest {deepest}" if undone else NOT_OBSERVED,
+        "rollbacks": f"{sum(undone):,}" if undone else NOT_OBSERVED,
+        "  deepest": f"{deepest}" if undone else NOT_OBSERVED,
         "restores": whole_text(cost.n_restores),
-        "tokens replayed": whole_text(cost.n_replayed),
+        "replayed": whole_text(cost.n_replayed),
         "passes": whole_text(cost.n_passes),
         "bytes moved": size_or_none(cost.bytes_moved),
         "bytes written": size_or_none(cost.bytes_written),
     }
     return found
-
-
-def _rates(rates: list[float | None]) -> str:
-    shown = (NOT_OBSERVED if rate is None else f"{rate:.2f}" for rate in rates[:_MOST_RATES])
-    return "  ".join((*shown, *("…" for _ in rates[_MOST_RATES:][:1])))

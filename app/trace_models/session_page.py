@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from app.trace_models.compared_lanes import lanes_of
+from app.trace_models.run_notes import run_name
 from engine.errors import OptionError
 from engine.files import written_whole
 from engine.report.session_data import SHOWN_STATES, ring_images, session_data
@@ -35,6 +37,8 @@ _LANES = 8
 _HEIGHT = 150
 _WIDEST = 8192
 """Rounds of one image: browsers draw none that is much wider."""
+_COUNTED = ("tokens", "slot")
+"""What there are no parts of."""
 _PATHS = ("seq_rm", "restore", "restore_depth", "refused")
 
 
@@ -54,6 +58,9 @@ def session_page(runs: Sequence[RunRef], title: str, shown: RunRef | None = None
     runs = [run for run in runs if RunColumns(run.store, "rounds", run.run_id).n] or runs
     plots, bokeh = _plots(runs)
     data = session_data(runs) | {"title": title, "shown": shown.run_id if shown else None}
+    for run, told in zip(runs, data["runs"], strict=True):
+        told["name"] = " · ".join(filter(None, (run_name(run), told["drafters"])))
+        told["comparison"] = next((lane.run_id for lane in lanes_of(run)), None)
     script = (SESSION_PAGE / "page.js").read_text(encoding="utf-8")
     style = (SESSION_PAGE / "page.css").read_text(encoding="utf-8")
     body = (SESSION_PAGE / "page.html").read_text(encoding="utf-8")
@@ -132,6 +139,8 @@ def _plots(runs: Sequence[RunRef]) -> tuple[dict[str, Any], str]:
             **options,
         )
         made.xaxis.ticker = BasicTicker(min_interval=1)
+        if unit in _COUNTED:
+            made.yaxis.ticker = BasicTicker(min_interval=1)
         made.toolbar.logo = None
         made.toolbar.autohide = True
         made.add_layout(
@@ -159,7 +168,7 @@ def _plots(runs: Sequence[RunRef]) -> tuple[dict[str, Any], str]:
         depth.vbar("x", 1.0, "depth", source=source, name=f"path-{path}", line_color=None)
     limit = ColumnDataSource({"x": [], "limit": []}, name="limit")
     depth.step("x", "limit", source=limit, mode="center", name="plot-limit", line_dash="dashed")
-    ring, n_states = plot("ring", "plane"), len(SHOWN_STATES) + 1
+    ring, n_states = plot("ring", "slot"), len(SHOWN_STATES) + 1
     colours = LinearColorMapper(palette=["#000000"] * n_states, low=-0.5, high=n_states - 0.5)
     for run in runs:
         for seq_id, first, image in ring_images(run):

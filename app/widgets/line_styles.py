@@ -4,12 +4,13 @@ on a casing for a second run; and samples of them for legends."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pyqtgraph as pg
 from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen, QPolygon
 
-from app.looks.theme import Theme
+from app.looks.theme import OVERLAY_ROLES, Theme
 from app.trace_models.compared_lanes import ComparedLanes
 
 _ROLES = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -43,29 +44,29 @@ def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0
     return pen
 
 
-ROLE = "plot.overlay"
 DASHES = (5.0, 3.0)
 DOTS = (1.5, 2.5)
-FURTHER = (9.0, 2.0, 1.5, 2.0), (3.0, 6.0)
-"""Dashes of more runs."""
+OVERLAYS = tuple(zip(OVERLAY_ROLES, (DASHES, (9.0, 2.0, 1.5, 2.0), (3.0, 2.0)), strict=True))
+"""Colour role and dashes of each run that lies over the one on show."""
 _CASING = 3.0
 _ABOVE_BARS = 10
 
 
 def overlay_pen(colour: QColor, dashes: Sequence[float] = DASHES) -> QPen:
-    """The dashed pen of the second run, one pixel wide."""
+    """The dashed pen of another run, one pixel wide."""
     pen = plot_pen(colour)
     pen.setDashPattern(list(dashes))
     return pen
 
 
 class OverlayLine(pg.PlotCurveItem):
-    """A line of the second run, above bars and below the cursor. cased: whether it is parted from
-    bars below; lines below would be lost under a casing."""
+    """A line of another run, above bars and below the cursor. style: role and dashes. cased:
+    whether it is parted from bars below; lines below would be lost under a casing."""
 
-    def __init__(self, dashes: Sequence[float] = DASHES, *, cased: bool = True) -> None:
+    def __init__(self, style: tuple[str, Sequence[float]], *, cased: bool = True) -> None:
         super().__init__()
-        self._dashes, self._cased = dashes, cased
+        self._role, self._dashes = style
+        self._cased = cased
         self.setZValue(_ABOVE_BARS)
 
     def follow(self, theme: Theme) -> None:
@@ -76,10 +77,11 @@ class OverlayLine(pg.PlotCurveItem):
     def _recolour(self) -> None:
         if self._cased:
             self.setShadowPen(plot_pen(self._theme.color("plot.background"), _CASING))
-        self.setPen(overlay_pen(self._theme.color(ROLE), self._dashes))
+        self.setPen(overlay_pen(self._theme.color(self._role), self._dashes))
 
 
-def overlay_sample(dashes: Sequence[float]) -> Callable[[QPainter, QRect, QColor], None]:
+@cache
+def overlay_sample(dashes: tuple[float, ...]) -> Callable[[QPainter, QRect, QColor], None]:
     """A function that paints a line with these dashes into a legend."""
 
     def draw(painter: QPainter, box: QRect, colour: QColor) -> None:
@@ -89,10 +91,6 @@ def overlay_sample(dashes: Sequence[float]) -> Callable[[QPainter, QRect, QColor
         painter.drawLine(box.left(), box.center().y(), box.right(), box.center().y())
 
     return draw
-
-
-draw_overlay, draw_overlay_dots = overlay_sample(DASHES), overlay_sample(DOTS)
-draw_further = tuple(map(overlay_sample, FURTHER))
 
 
 def draw_bar(painter: QPainter, box: QRect, colour: QColor) -> None:

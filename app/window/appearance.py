@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.looks.theme import Theme, apply_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
-from app.window.dock_area import LAYOUTS, TITLES
+from app.window.dock_area import LAYOUTS
 from app.window.panels import Panels
 from engine.trace.run_ref import RunRef
 from engine.trace.token_text import pieces_at
@@ -36,8 +36,6 @@ class Appearance(QObject):
             actions[f"view.layout_{name}"].triggered.connect(
                 lambda _=False, choice=name: self.set_layout(choice)
             )
-        for name in TITLES:
-            docks[name].topLevelChanged.connect(lambda _: docks.draw_buttons(self._theme))
         self._connect_text()
         self._kept = ("", QByteArray())
         self._keeping = QTimer(self)

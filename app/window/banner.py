@@ -85,9 +85,9 @@ class Banner(QFrame):
         self._body = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._body.setSpacing(6)
         self._body.addWidget(self.text, 1)
+        self._body.addStretch()
         self._body.addLayout(self._offers)
         self._body.setAlignment(self._offers, Qt.AlignmentFlag.AlignRight)
-        self._body.addStretch()
         row = hbox(self._icon, (self._body, 1), of=self, margins=(10, 5, 5, 5), spacing=8)
         for tool in (self.details, self._close):
             tool.setFocusPolicy(Qt.FocusPolicy.StrongFocus)

@@ -87,6 +87,7 @@ class Docks:
 
     def __init__(self, window: QMainWindow) -> None:
         self.window = window
+        self._theme: Theme | None = None
         self._docks: dict[str, QDockWidget] = {}
         self._notes: dict[str, TitleNote] = {}
         self._pages: dict[str, Pages] = {}
@@ -102,6 +103,7 @@ class Docks:
         for name, title in TITLES.items():
             dock = made(QDockWidget, title, window, objectName=f"dock.{name}")
             self._docks[name] = dock
+            dock.topLevelChanged.connect(self._draw_buttons)
             self._notes[name] = TitleNote(dock)
             if name in PAGES:
                 pages = self._pages[name] = Pages(PAGES[name])
@@ -117,8 +119,15 @@ class Docks:
         self._floats = DockFloats(window, self._docks.values())
 
     def draw_buttons(self, theme: Theme) -> None:
-        """Tint the buttons in the titles, which Qt draws too dark for a dark ground and again
-        whenever a dock comes out of the window or back, and say what they do."""
+        """Tint the buttons in the titles and say what they do. Qt draws its own, too dark for a
+        dark ground, whenever a dock leaves the window or comes back, or a layout is restored."""
+        self._theme = theme
+        self._draw_buttons()
+
+    def _draw_buttons(self, *_: object) -> None:
+        theme = self._theme
+        if theme is None:
+            return
         for dock in self._docks.values():
             for name, drawing, tip in _BUTTONS:
                 for button in dock.findChildren(QAbstractButton, f"qt_dockwidget_{name}button"):
@@ -238,6 +247,7 @@ class Docks:
         finally:
             self._moves = False
             self._making.start()
+            self._draw_buttons()
 
     def _take_places(self, name: str, saved: QByteArray | None) -> bool:
         layout = LAYOUTS[name]

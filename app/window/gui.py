@@ -117,10 +117,14 @@ def run_window(
 
 YOUNG_MS = 1_000
 FULL_MS = 20_000
+_MANY_MODULES = 100
+"""As many new ones come with libraries for plots and decoding."""
 
 
 class Collector(QObject):
     """Collects young objects often and all objects seldom, on the window's thread, until `stop`.
+    What is there once libraries have been imported is left out of later collections of all: it
+    would take a window of 600 rounds 50 ms each time.
 
     A cyclic collection that happens to run on the engine's thread may destroy Qt objects there,
     which Qt does not allow. So automatic collection is off and timers collect here instead.
@@ -129,10 +133,11 @@ class Collector(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._timers = []
-        for generation, period in ((1, YOUNG_MS), (2, FULL_MS)):
+        self._n_modules = 0
+        for collect, period in ((lambda: gc.collect(1), YOUNG_MS), (self._collect_all, FULL_MS)):
             timer = QTimer(self)
             timer.setInterval(period)
-            timer.timeout.connect(lambda g=generation: gc.collect(g))
+            timer.timeout.connect(collect)
             self._timers.append(timer)
 
     def start(self) -> None:
@@ -145,4 +150,11 @@ class Collector(QObject):
         """Give it back."""
         for timer in self._timers:
             timer.stop()
+        gc.unfreeze()
         gc.enable()
+
+    def _collect_all(self) -> None:
+        gc.collect()
+        if len(sys.modules) >= self._n_modules + _MANY_MODULES:
+            self._n_modules = len(sys.modules)
+            gc.freeze()

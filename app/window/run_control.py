@@ -247,12 +247,15 @@ class RunControl:
         try:
             fork = _fork_at(place)
         except DraftscopeError as error:
-            self._panels.banners.add("warning", error.message, error.remedy)
+            message = error.message.replace(str(place.run), run_name(place.run))
+            self._panels.banners.add("warning", message, error.remedy)
             return
         where = f"{run_name(fork.parent)}, sequence {fork.seq_id}, before round {fork.round}"
         if fork.n_kept is not None:
             where = f"{run_name(fork.parent)}, sequence {fork.seq_id}, after position {place.pos}"
-        dialog = ForkDialog(where, self._window)
+        panel = self._panels.run_panel
+        dialog = ForkDialog(where, fork, panel.options, self._window)
+        panel.options_changed.connect(dialog.tell)
         dialog.chosen.connect(partial(self._fork, fork))
         dialog.show()
 

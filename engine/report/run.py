@@ -36,10 +36,11 @@ _POSITIONS = 8
 """Of a draft, shown in a line."""
 
 
-def headline(totals: Mapping[str, Any]) -> str:
-    """Figures of a run in one line, as far as they are known."""
+def headline(totals: Mapping[str, Any], *, has_speed: bool = True) -> str:
+    """Figures of a run in one line, as far as they are known. has_speed: lanes share their drafts
+    and have none of their own."""
     line = f"{totals['predicted_n']} tokens"
-    if totals["predicted_per_second"]:
+    if totals["predicted_per_second"] and has_speed:
         line += f", {totals['predicted_per_second']:.1f} tokens/s"
     if totals.get("draft_n"):
         line += f"; {totals['draft_n_accepted']} of {totals['draft_n']} drafted tokens accepted"

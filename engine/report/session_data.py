@@ -126,10 +126,10 @@ def _run(run: RunRef, pieces: _Pieces, has_candidates: bool) -> dict[str, Any]:
     }
     return {
         "id": run_id,
-        "name": _name(run),
+        "drafters": "" if facts.lane or not facts.options else ", ".join(facts.options.spec.types),
         "model": name_of(facts),
         "lane": facts.lane,
-        "headline": headline(summary(store, run_id)),
+        "headline": headline(summary(store, run_id), has_speed=not facts.lane),
         "settings": known,
         "rounds": _columns(rounds, "rounds"),
         "drafts": _columns(drafts, "drafts"),
@@ -138,16 +138,6 @@ def _run(run: RunRef, pieces: _Pieces, has_candidates: bool) -> dict[str, Any]:
         "divergence": _divergence(run),
         "findings": [_finding(one) for one in recorded(store) if one.run_id == run_id],
     }
-
-
-def _name(run: RunRef) -> str:
-    facts = run.facts
-    if facts.lane:
-        return f"lane {facts.lane}"
-    drafters = ", ".join(facts.options.spec.types) if facts.options else ""
-    return " · ".join(
-        filter(None, (facts.library.name if facts.library else "", str(run), drafters))
-    )
 
 
 def _finding(one: Finding) -> dict[str, Any]:

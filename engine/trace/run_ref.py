@@ -31,6 +31,19 @@ class RunRef:
         """Whether the run has come to its end; the trace keeps that fact for last."""
         return "stops" in self.facts
 
+    @property
+    def forced(self) -> list[tuple[int, int, int]]:
+        """Tokens that this fork, or one that it comes of, was given in the place of the newest:
+        sequence, round, id."""
+        run, found = self, []
+        while (fork := run.facts.fork) is not None:
+            if fork.token is not None:
+                found.append((fork.seq_id, fork.round - 1, fork.token))
+            if fork.parent not in self.store.runs or fork.parent >= run.run_id:
+                break  # a fork comes later than the run that it goes on from
+            run = self.sibling(fork.parent)
+        return found
+
     def sibling(self, run_id: int) -> RunRef:
         """Another run of the same trace."""
         return RunRef(self.store, run_id)

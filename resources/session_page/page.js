@@ -172,9 +172,14 @@ function nextRejection(by) {
   if (found !== undefined) choose(round(found), found);
 }
 
+function comparedLanes() { // of the comparison that the run on show is in
+  const {comparison} = state.run;
+  return data.runs.filter((run) => run.divergence && comparison !== null && run.comparison === comparison);
+}
+
 function places() { // of all lanes that are beyond their bounds
-  const found = [];
-  for (const run of data.runs) {
+  const found = [], lanes = comparedLanes();
+  for (const run of lanes.length ? lanes : data.runs) {
     const there = run.divergence;
     if (!there) continue;
     const seqs = expanded(there.seq_id, there.n), rounds = expanded(there.round, there.n);
@@ -285,7 +290,7 @@ function listFindings() {
 }
 
 function listLanes() {
-  const lanes = data.runs.filter((run) => run.divergence);
+  const lanes = comparedLanes();
   $("lanes").replaceChildren();
   if (!lanes.length) return;
   $("lanes").append(row(["lane", "verdict", "band", "first divergence"], true));
@@ -313,6 +318,8 @@ function showRun(run) {
   }));
   select.parentElement.hidden = seqs.length < 2;
   listFindings();
+  listLanes();
+  show("divergence", comparedLanes().length);
   showSequence(seqs.length ? seqs[0] : 0);
 }
 
@@ -424,13 +431,15 @@ function fillPlots() {
   source("drafts", "drafts data").data = drafted;
   for (const [path, values] of depth) source("depth", `depth ${path}`).data = values;
   source("depth", "limit").data = limit;
-  setRange(plots.acceptance.y_range, 0, 1);
+  setRange(plots.acceptance.y_range, 0, 1.05);
   setRange(plots.drafts.y_range, 0, 1.05 * drafted.drafted.reduce((a, b) => Math.max(a, b), 1));
   const deepest = [limit.limit, ...[...depth.values()].map((one) => one.depth)].flat();
   setRange(plots.depth.y_range, 0, 1.1 * deepest.reduce((a, b) => Math.max(a, b), 1));
   show("acceptance", x.length);
   show("drafts", x.length);
-  show("depth", limit.x.length || [...depth.values()].some((one) => one.x.length));
+  const taken = PATHS.filter((path) => depth.get(path).x.length);
+  legend("depth", [...taken.map((path) => [path, `path-${path}`]), ["n_rs_seq", "plot-limit"]]);
+  show("depth", limit.x.length || taken.length);
   fillRing(run);
   fillDivergence();
 }
@@ -479,12 +488,12 @@ function fillRing(run) {
   show("ring", there);
   for (const one of plots.ring.renderers) one.visible = one.name === `ring-${run.id}-${state.seq}`;
   if (!there) return;
-  setRange(plots.ring.y_range, -0.5, there.planes - 0.5);
+  setRange(plots.ring.y_range, there.planes - 0.5, -0.5); // the first on top, as in the window
   legend("ring", there.states.map((name) => [name, `slot-${name}`]));
 }
 
 function fillDivergence() {
-  const lanes = data.runs.filter((run) => run.divergence).slice(0, LANES.length);
+  const lanes = comparedLanes().slice(0, LANES.length);
   show("divergence", lanes.length);
   let first = Infinity, last = -Infinity, low = Infinity, high = 0, bound = null;
   const entries = [];
@@ -616,8 +625,6 @@ function start() {
   }
   legend("acceptance", [[`last ${WINDOW} steps`, "accepted-line"], ["so far", "plot-text"]]);
   legend("drafts", [["accepted", "accepted-line"], ["drafted", "rejected-tint"]]);
-  legend("depth", [...PATHS.map((path) => [path, `path-${path}`]), ["n_rs_seq", "plot-limit"]]);
-  listLanes();
   const asked = Object.fromEntries([...location.hash.matchAll(/(run|seq|round)=(\d{1,9})/g)].map((one) => [one[1], Number(one[2])]));
   const run = data.runs.find((one) => one.id === (asked.run ?? data.shown)) || data.runs.find((one) => one.divergence) || data.runs[0];
   if (!run) return;

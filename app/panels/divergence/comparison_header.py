@@ -140,7 +140,9 @@ class ComparisonHeader(QWidget):
             self.cost_model.show_costs([cost for cost in costs.values() if cost.round_ms])
             self._fit_costs()
         self._fit()
-        text = cost_sentence(list(costs.values()), run_id)
+        every = list(costs.values())  # of a lane that is not timed there is nothing to say
+        told = (cost_sentence(every, one) for one in (run_id, *costs))
+        text = next(filter(None, told), "")
         self.cost.setText(text)
         self.cost.setVisible(bool(text))
 

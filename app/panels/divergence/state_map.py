@@ -254,7 +254,7 @@ _LEAST, _MOST = -30, 30
 _MOST_LABELS = 6
 
 
-_SIGN_ROW = 0.6
+_SIGN_ROW = 0.9
 """Height of a row of signs, where the distance from the lowest decade to the line "exact" is 1."""
 
 

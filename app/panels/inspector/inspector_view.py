@@ -398,7 +398,7 @@ class RangeTable(ColumnTable):
         figures = [range_figures(one) for one in ranges]
         self.heads = ["", *(one.title for one in ranges)]
         columns = [TableColumn(str(i), head, head, not i) for i, head in enumerate(self.heads)]
-        cells = ((label, *(one[label] for one in figures)) for label in figures[0])
+        cells = [(label, *(one.get(label, "") for one in figures)) for label in figures[-1]]
         self.show_rows([one for one in cells if set(one[1:]) - {NOT_OBSERVED, ""}], columns)
 
     def cell(self, row: int, name: str, role: int) -> Any:
@@ -425,7 +425,9 @@ class RangeView(QWidget):
         self.model = RangeTable(self)
         self.table = plain_table(self.model, "Figures of the range and of the whole run")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
-        self.table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setStretchLastSection(True)
         self.keep = _button("&Keep", "Keep this range, to compare the next one with it")
         self.keep.setCheckable(True)
         self.zoom = _button("&Zoom", "Bring the range into sight in the plots (F)")

@@ -20,14 +20,11 @@ from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import (
     DOTS,
-    FURTHER,
-    ROLE,
+    OVERLAYS,
     OverlayLine,
     draw_bar,
     draw_dashes,
-    draw_further,
-    draw_overlay,
-    draw_overlay_dots,
+    overlay_sample,
     plot_pen,
 )
 from app.widgets.plot_surface import draw_nothing
@@ -75,8 +72,9 @@ class AcceptanceView(OverlaidView):
         self._windowed, self._lifetime = pg.PlotCurveItem(), pg.PlotCurveItem()
         for curve in (self._lifetime, self._windowed):
             self.plot.addItem(curve, ignoreBounds=True)
-        self._lines_over = OverlayLine(cased=False), OverlayLine(DOTS, cased=False)
-        self._lines_further = tuple(OverlayLine(dashes, cased=False) for dashes in FURTHER)
+        first, *further = (OverlayLine(style, cased=False) for style in OVERLAYS)
+        self._lines_over = first, OverlayLine((OVERLAYS[0][0], DOTS), cased=False)
+        self._lines_further = further
         for line in (*self._lines_over, *self._lines_further):
             self.plot.addItem(line, ignoreBounds=True)
             line.follow(theme)
@@ -166,29 +164,20 @@ class AcceptanceView(OverlaidView):
         self.rates.set_overlay(None)
 
     def _overlay_swatches(self, overlay: RunOverlay) -> list[Swatch]:
-        name = overlay.name
-        over = f"of {name}, over those of {run_name(overlay.over)}"
-        return [
+        found = [
             Swatch(
-                f"{name}, last {WINDOW}",
-                ROLE,
-                f"Accepted / drafted over the last {WINDOW} steps {over}; "
-                "by index in the draft, its marks are hollow",
-                draw_overlay,
-            ),
-            Swatch(
-                f"{name}, lifetime", ROLE, f"Accepted / drafted so far {over}", draw_overlay_dots
-            ),
-            *(
-                Swatch(
-                    f"{one.name}, last {WINDOW}",
-                    ROLE,
-                    f"Accepted / drafted over the last {WINDOW} steps of {one.name}",
-                    draw,
-                )
-                for one, draw in zip(overlay.every[1:], draw_further, strict=False)
-            ),
+                f"{one.name}, last {WINDOW}",
+                role,
+                f"Accepted / drafted over the last {WINDOW} steps of {one.name}",
+                overlay_sample(dashes),
+            )
+            for one, (role, dashes) in zip(overlay.every, OVERLAYS, strict=False)
         ]
+        over = f"of {overlay.name}, over those of {run_name(overlay.over)}"
+        tip = f"Accepted / drafted so far {over}; by index in the draft, its marks are hollow"
+        lifetime = f"{overlay.name}, lifetime"
+        found.insert(1, Swatch(lifetime, OVERLAYS[0][0], tip, overlay_sample(DOTS)))
+        return found
 
     def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
         return _rates_words(self._read_over(overlay), round_)

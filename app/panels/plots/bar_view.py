@@ -17,7 +17,7 @@ from app.panels.plots.round_view import RoundView
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import FURTHER, ROLE, OverlayLine, draw_further, draw_overlay, plot_pen
+from app.widgets.line_styles import OVERLAYS, OverlayLine, overlay_sample, plot_pen
 
 
 class OverlaidView(RoundView):
@@ -101,8 +101,7 @@ class BarView(OverlaidView):
 
     def __init__(self, theme: Theme, *args: Any) -> None:
         super().__init__(theme, *args)
-        self._line = OverlayLine()
-        self._lines = (self._line, *map(OverlayLine, FURTHER))
+        self._lines = tuple(map(OverlayLine, OVERLAYS))
         for line in self._lines:
             self.plot.addItem(line, ignoreBounds=True)
             line.follow(theme)
@@ -151,13 +150,9 @@ class BarView(OverlaidView):
         return float(values[~prompt].max(initial=0.0))
 
     def _overlay_swatches(self, overlay: RunOverlay) -> Sequence[Swatch]:
-        further = zip(overlay.every[1:], draw_further, strict=False)
         return [
-            Swatch(overlay.name, ROLE, f"{self.overlay_tip} of {overlay.name}", draw_overlay),
-            *(
-                Swatch(one.name, ROLE, f"{self.overlay_tip} of {one.name}", draw)
-                for one, draw in further
-            ),
+            Swatch(one.name, role, f"{self.overlay_tip} of {one.name}", overlay_sample(dashes))
+            for one, (role, dashes) in zip(overlay.every, OVERLAYS, strict=False)
         ]
 
     def _clear_overlay(self) -> None:

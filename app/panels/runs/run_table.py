@@ -10,7 +10,7 @@ from typing import Any
 from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QFont
 
-from app.looks.theme import Theme, icon
+from app.looks.theme import OVERLAY_ROLES, Theme, icon
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.number_text import NOT_OBSERVED, significant
@@ -169,8 +169,9 @@ _COLUMNS = (
         "tok/s",
         "Tokens generated a second, prompts left out; lanes share their drafts and have none",
     ),
-    TableColumn("started", "started", "When the run began: today the time, else the day", True),
+    TableColumn("seconds", "time", "Time of its rounds, the prompts' included, without pauses"),
     TableColumn("star", "★", "Starred runs; a click puts a star or takes it off", True),
+    TableColumn("started", "started", "When the run began: today the time, else the day", True),
     TableColumn("prompt", "prompt", "How the first prompt begins", True),
     TableColumn("policy", "rollback", "Rollback policy of a run that drafts", True),
     TableColumn("n_max", "n_max", "Longest draft"),
@@ -336,7 +337,7 @@ class RunTable(ColumnTable):
     def _recolour(self) -> None:
         theme = self._theme
         self._shown_icon = icon("run", theme, "ui.accent")
-        self._overlaid_icon = icon("overlay", theme, "plot.overlay")
+        self._overlaid_icons = [icon("overlay", theme, role) for role in OVERLAY_ROLES]
         self.layoutChanged.emit()
 
     def n_rows(self) -> int:
@@ -372,7 +373,8 @@ class RunTable(ColumnTable):
         if role == Qt.ItemDataRole.DecorationRole and name == "run":
             if line.row.run == self.shown:
                 return self._shown_icon
-            return self._overlaid_icon if line.row.run in self._overlaid else None
+            icons = dict(zip(self._overlaid, self._overlaid_icons, strict=False))
+            return icons.get(line.row.run)
         if role == Qt.ItemDataRole.FontRole and line.row.run == self.shown:
             return _bold()
         if role == Qt.ItemDataRole.ForegroundRole:
@@ -409,6 +411,7 @@ def _text(row: RunRow, name: str) -> str:
         "tokens": NOT_OBSERVED if row.tokens is None else f"{row.tokens:,}",
         "acceptance": significant(row.acceptance),
         "speed": significant(row.tokens_per_second),
+        "seconds": NOT_OBSERVED if row.seconds is None else _seconds(row.seconds),
         "started": "" if row.started is None else _when(row.started),
         "stop": row.stop,
         "marks": ", ".join(row.marks),
@@ -421,6 +424,10 @@ def _tip(row: RunRow, name: str) -> str:
     if name == "run":
         return f"{called(row)}: {row.run} of its trace"
     return _text(row, name)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.{1 if seconds < 100 else 0}f} s"
 
 
 def _when(started: datetime) -> str:

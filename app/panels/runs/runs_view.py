@@ -46,18 +46,19 @@ from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {
     "run": 11,
-    "drafter": 18,
+    "drafter": 22,
     "acceptance": 6,
     "speed": 6,
-    "started": 0,
+    "seconds": 0,
     "star": 3,
+    "started": 0,
     "prompt": 20,
     "policy": 10,
     "n_max": 7,
     "tokens": 7,
     "stop": 12,
 }
-_SAMPLES = {"policy": "checkpoint", "started": "Mmm 00"}
+_SAMPLES = {"policy": "checkpoint", "started": "Mmm 00", "seconds": "00.0 s", "speed": "0,000"}
 _PAD = 12
 _GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
 """Columns with texts that may be longer: their share of the room that is left in a wide view, and
@@ -299,20 +300,20 @@ class RunsView(QStackedWidget):
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.addAction("Show in all views", lambda: self._show(index))
+        menu.addAction("Show in All Views", lambda: self._show(index))
         again = menu.addAction("Run Again with These Settings", lambda: self.again_asked.emit(run))
         again.setEnabled(self.can_repeat(run))
         menu.addAction("Export Run…", lambda: self.export_asked.emit(run))
         menu.addSeparator()
         over = menu.addAction(
-            self._lay_over.icon(), "Overlay with this run", lambda: self.overlay_asked.emit(run)
+            self._lay_over.icon(), "Overlay with This Run", lambda: self.overlay_asked.emit(run)
         )
         over.setEnabled(self.model.can_overlay(run) and run != self.model.overlaid)
         menu.addAction(self._lay_off)
         menu.addSeparator()
         starred = notes_of(run.facts).starred
         menu.addAction("Rename…", lambda: self.table.edit(index.siblingAtColumn(0)))
-        word = "Take the star off" if starred else "Star"
+        word = "Take the Star Off" if starred else "Star"
         menu.addAction(word, lambda: self.star_asked.emit(run, not starred))
         menu.addSeparator()
         menu.addAction("Delete", lambda: self.delete_asked.emit([run]))
@@ -320,7 +321,7 @@ class RunsView(QStackedWidget):
         listed = [row.run for row in self.model.rows if row.model == group]
         if len(listed) > 1:
             menu.addAction(
-                f"Delete all {len(listed):,} runs of {group}".replace("&", "&&"),
+                f"Delete All {len(listed):,} Runs of {group}".replace("&", "&&"),
                 lambda: self.delete_asked.emit(listed),
             )
         menu.popup(self.table.viewport().mapToGlobal(where))

@@ -365,7 +365,7 @@ class TokensView(QStackedWidget):
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        text = f"End sequence {stream.seq_id}"
+        text = f"End Sequence {stream.seq_id}"
         end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
         end.setObjectName("tokens.end_sequence")
         end.setEnabled(stream.run == self.cancellable)

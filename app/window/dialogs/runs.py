@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -24,12 +25,19 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.panels.inspector.step_facts import read_step
+from app.panels.inspector.step_table import alternatives
 from app.saved.settings import Settings
+from app.trace_models.number_text import probability_text
+from app.trace_models.run_facts import other_options
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fields import add_row, new_form, text, whole
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
+from engine.fork import Fork
+from engine.options import RunOptions
+from engine.trace.records import EMITTED_KINDS
 
 LOOPBACK = "127.0.0.1"
 _ABOUT = (
@@ -213,7 +221,6 @@ class ScenarioDialog(QDialog):
         self.about = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         self.play = buttons.addButton("&Play", QDialogButtonBox.ButtonRole.AcceptRole)
-        self.play.setDefault(True)
         buttons.accepted.connect(self._play)
         buttons.rejected.connect(self.reject)
         self.list.currentItemChanged.connect(lambda *_: self._tell())
@@ -221,6 +228,7 @@ class ScenarioDialog(QDialog):
         for action in actions:
             action.enabledChanged.connect(self._tell)
         vbox((self.list, 1), self.about, buttons, of=self)
+        self.play.setDefault(True)  # in the dialog by now: before, Return would close it
         metrics = self.fontMetrics()
         wanted = _CHARACTERS * metrics.averageCharWidth(), _LINES * metrics.height()
         self.resize(*(min(pair) for pair in zip(wanted, parent.size().toTuple(), strict=True)))
@@ -254,34 +262,80 @@ _FORKS = (
     "The status line says which."
 )
 _MOST = 2**31 - 1
+_NO_TOKEN = "none"
 
 
 class ForkDialog(QDialog):
-    """Does not block the window. place: in words. `chosen` gives whether the options of Run
-    Settings are meant, else the run's own, and a token that takes the place of the newest one,
-    below 0 for none."""
+    """Does not block the window. place: in words. options: those of Run Settings now; raises
+    OptionError. `chosen` gives whether these are meant, else the run's own, and a token that takes
+    the place of the newest one, below 0 for none."""
 
     chosen = Signal(bool, int)
 
-    def __init__(self, place: str, parent: QWidget) -> None:
+    def __init__(
+        self, place: str, fork: Fork, options: Callable[[], RunOptions], parent: QWidget
+    ) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Continue from here")
-        where, about = words(f"From {place}."), words(_FORKS)
+        self.setWindowTitle("Continue from Here")
+        self._before, self._now = fork.options, options
+        where, about = words(f"From {place}."), words(_FORKS, muted=True)
         self.options = QComboBox()
         self.options.addItems(_OPTIONS)
-        self.token = whole(-1, _MOST, -1, "none")
+        self.token = made(QComboBox, editable=True)
+        self.token.addItems([_NO_TOKEN, *_other_tokens(fork)])
+        self.changes = words()
         form = new_form()
         tip = "Drafters, n_max, p_min, policy, faults, sampler and seed that it goes on with"
         add_row(form, "&Options", self.options, tip)
-        tip = "Id of a token that takes the place of the newest one that stays"
+        tip = "Id of a token that takes the place of the newest one that stays; the likeliest ones"
         add_row(form, "Another &token", self.token, tip)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
-        buttons.addButton("&Continue", QDialogButtonBox.ButtonRole.AcceptRole).setDefault(True)
+        self._go = buttons.addButton("&Continue", QDialogButtonBox.ButtonRole.AcceptRole)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        vbox(where, form, about, buttons, of=self)
+        self.options.currentIndexChanged.connect(self.tell)
+        self.token.currentTextChanged.connect(self.tell)
+        vbox(where, form, self.changes, about, buttons, of=self)
+        self._go.setDefault(True)  # in the dialog by now: before, Return would cancel
+        self.tell()
+
+    def tell(self, *_: object) -> None:
+        """Say what the fork does otherwise."""
+        token = self._token()
+        problem = "" if token is not None else f"A token is an id from 0 to {_MOST}, or none."
+        try:
+            now = self._now() if self.options.currentIndex() == 0 else self._before
+        except OptionError as error:
+            now, problem = self._before, problem or str(error)
+        changes = other_options(self._before, replace(now, parallel=self._before.parallel))
+        changes += [f"token {token}"] if token not in (None, -1) else []
+        told = f"Changed: {', '.join(changes)}." if changes else "Nothing is changed."
+        self.changes.setText(problem or told)
+        self._go.setEnabled(not problem)
+
+    def _token(self) -> int | None:
+        """-1 for none, None for other words."""
+        word = next(iter(self.token.currentText().split()), _NO_TOKEN)
+        known = word.isascii() and word.isdecimal() and int(word) <= _MOST
+        return int(word) if known else -1 if word == _NO_TOKEN else None
 
     def accept(self) -> None:
-        self.chosen.emit(self.options.currentIndex() == 0, self.token.value())
+        token = self._token()
+        self.chosen.emit(self.options.currentIndex() == 0, -1 if token is None else token)
         super().accept()
+
+
+def _other_tokens(fork: Fork) -> list[str]:
+    """What the newest token that stays could have been, the target's likeliest first."""
+    step = read_step(fork.parent, fork.seq_id, fork.round - 1)
+    out = [one for one in step.tokens if one["kind"] in EMITTED_KINDS] if step else []
+    if step is None or not out[: fork.n_kept]:
+        return []
+    newest = out[: fork.n_kept][-1]
+    others = [one for one in alternatives(newest) if one.token_id != newest["token_id"]]
+    return [
+        f"{one.token_id} “{step.text(one.token_id)}”"
+        + ("" if one.p is None else f" · p {probability_text(one.p)}")
+        for one in others
+    ]

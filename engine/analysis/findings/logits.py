@@ -22,7 +22,7 @@ from engine.analysis.verdict import failed_checks, first_row
 from engine.options import RunOptions, SamplerOptions
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_columns import round_keys
-from engine.trace.run_ref import same_model
+from engine.trace.run_ref import RunRef, same_model
 
 _KNOWN = ("temp", "top_k", "top_p", "min_p", "seed")
 _ROUNDING = 1e-3
@@ -160,6 +160,9 @@ def _impossible(run: ExaminedRun) -> np.ndarray:
     if run.option("replay") == "verify":  # chosen from a replay's logits, recorded are the first
         replayed = run.rounds["round"][run.rounds["replay_index"] > 0]
         known &= ~np.isin(tokens["round"], replayed)
+    for place in RunRef(run.trace, run.run_id).forced:
+        named = zip(("seq_id", "round", "token_id"), place, strict=True)
+        known &= ~np.logical_and.reduce([tokens[name] == value for name, value in named])
     rows = np.flatnonzero(known)
     p, rank = tokens["target_p"][rows], tokens["target_rank"][rows]
     top_id, top_p = tokens["target_top_id"][rows], tokens["target_top_p"][rows]

@@ -23,9 +23,10 @@ from engine.trace.run_columns import rows_by_sequence
 from engine.trace.run_ref import RunRef, same_model
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
+FORCED = "forced"
 """Verdicts on two texts. near tie: they part where noise turns the two tokens. drawn: at a
 temperature both can be drawn, which says nothing. different: one of the tokens is not the target's.
-unknown: nothing tells how far apart the two tokens are."""
+unknown: nothing tells how far apart the two tokens are. forced: a fork was given one of them."""
 
 _MOST_TOKENS = 2**31
 _SHOWN = 24
@@ -77,7 +78,7 @@ class Triage:
     @property
     def verdict(self) -> str:
         """The worst of all pairs; unknown without any."""
-        order = (DIFFERENT, UNKNOWN, DRAWN, NEAR_TIE, SAME)
+        order = (DIFFERENT, UNKNOWN, DRAWN, NEAR_TIE, FORCED, SAME)
         found = {pair.verdict for pair in self.pairs}
         return next((verdict for verdict in order if verdict in found), UNKNOWN)
 
@@ -103,7 +104,7 @@ class _Side:
 
     def __init__(self, run: RunRef) -> None:
         self.store, self.run_id = run.store, run.run_id
-        self._tokens, self._facts = run.store.tokens, run.facts
+        self._tokens, self._facts, self._forced = run.store.tokens, run.facts, run.forced
         self._emitted = rows_by_sequence(self.store, run.run_id, EMITTED_KINDS)
         self._prompts = rows_by_sequence(self.store, run.run_id, ("prompt",))
         self._texts = {
@@ -121,6 +122,10 @@ class _Side:
     def rows(self, seq_id: int) -> list[dict[str, Any]]:
         """Rows of `tokens` of what was emitted, in order."""
         return [self._tokens.row(row) for row in self._emitted[seq_id].tolist()]
+
+    def is_forced(self, row: dict[str, Any]) -> bool:
+        """Whether a token was given to a fork."""
+        return (row["seq_id"], row["round"], row["token_id"]) in self._forced
 
     def has_tokens(self, seq_id: int) -> bool:
         """Whether more than a text is known."""
@@ -324,6 +329,8 @@ def _parted(
         if right[i] is None and sampler and _is_argmax(sampler):
             right[i] = None if noise is None or short is None else short <= noise
     verdict, reason = _verdict(samplers, right, gap, noise)
+    if a.is_forced(row_a) or b.is_forced(row_b):
+        verdict, reason = FORCED, "A fork was given its token."
     if a.has_other_model(b):
         verdict, reason = UNKNOWN, "The models differ, and so may what they say."
     return TextPair(

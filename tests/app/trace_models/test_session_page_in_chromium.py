@@ -134,6 +134,19 @@ def test_a_link_and_a_divergence_lead_to_their_round(opened: Opened) -> None:
     assert page.locator("#where").text_content()
 
 
+def test_lanes_are_those_of_the_comparison_on_show(opened: Opened) -> None:
+    store = faulty_comparison().store
+    builder = TraceBuilder(store)
+    builder.prompt(["a"])
+    builder.draft(["b"], "c", ["d"])
+    page = opened(store, place="#run=4&seq=0")
+    assert page.locator("#run option:checked").text_content().startswith("run 4")
+    assert not page.locator("#card-divergence").is_visible()
+    page.locator("#run").select_option(label="run 0, checkpoint")
+    assert page.locator("#card-divergence").is_visible()
+    assert page.locator("#lanes tr.goes").count() == 3
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_readers_theme_and_the_other_one(opened: Opened, scheme: str) -> None:
     page = opened(sample_trace(rounds=8).store, scheme=scheme)

@@ -20,6 +20,7 @@ from app.window.dialogs.files import ExportDialog
 from app.window.dialogs.runs import ForkDialog
 from app.window.dock_area import LAYOUTS, TITLES
 from app.window.window import MainWindow
+from engine.observe.rescoring.triage import triage
 from engine.trace.records import EMITTED_KINDS
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 from tests.support.window_acts import enabled, messages, settle
@@ -219,9 +220,15 @@ def test_a_run_goes_on_from_a_token_with_other_options(
     window.feed.move_cursor(Position(parent, 0, round_, pos))
     window.actions_by_id["run.fork"].trigger()
     (dialog,) = window.findChildren(ForkDialog)
+    assert dialog.changes.text() == "Nothing is changed."
+    assert len({dialog.token.itemText(i).split()[0] for i in range(dialog.token.count())}) > 4
     window.run_panel.rollback.setCurrentText("ring")
-    dialog.token.setValue(100)
-    dialog.accept()
+    dialog.token.setEditText("x")
+    qtbot.keyClick(dialog, Qt.Key.Key_Return)
+    assert dialog.isVisible() and dialog.changes.text().startswith("A token is an id")
+    dialog.token.setEditText("100")
+    assert dialog.changes.text() == "Changed: rollback ring, token 100."
+    qtbot.keyClick(dialog, Qt.Key.Key_Return)
     with qtbot.waitSignal(window.bridge.run_ended, timeout=60_000):
         pass
     run = window.feed.run
@@ -229,6 +236,7 @@ def test_a_run_goes_on_from_a_token_with_other_options(
     assert run.facts.fork is not None and run.facts.fork.token == 100
     assert run.facts.options is not None and run.facts.options.rollback == "ring"
     assert window.feed.overlay is not None and window.feed.overlay.run == parent
+    assert triage(parent, run).verdict == "forced"
     ids = tokens.column("token_id")
     mine = np.isin(tokens.texts("kind"), EMITTED_KINDS) & (tokens.column("run_id") == 1)
     found = dict(zip(tokens.column("pos")[mine].tolist(), ids[mine].tolist(), strict=True))
@@ -236,4 +244,4 @@ def test_a_run_goes_on_from_a_token_with_other_options(
     assert all(found[int(tokens.column("pos")[i])] == ids[i] for i in out[:40])
     said = f"fork of run 0 at round {run.facts.fork.round}, restored checkpoint of"
     qtbot.waitUntil(lambda: said in window.status.texts["going"])
-    assert run_row(run).drafter.startswith("from round ") and "draft-mtp" in run_row(run).drafter
+    assert run_row(run).drafter == f"round {run.facts.fork.round}: rollback ring, another token"

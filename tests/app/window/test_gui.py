@@ -58,3 +58,16 @@ def test_automatic_collection_is_off_only_meanwhile(running: Collector) -> None:
     assert not gc.isenabled()
     running.stop()
     assert gc.isenabled()
+
+
+def test_what_was_imported_is_looked_through_once(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gui, "FULL_MS", 10)
+    collector = Collector()
+    collector.start()
+    qtbot.waitUntil(lambda: gc.get_freeze_count() > 0)
+    later = weakref.ref(Loop())
+    qtbot.waitUntil(lambda: later() is None)
+    collector.stop()
+    assert gc.get_freeze_count() == 0

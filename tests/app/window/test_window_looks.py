@@ -173,8 +173,10 @@ def test_every_choice_says_what_it_chooses(window: MainWindow, qtbot: QtBot) -> 
 def test_buttons_of_titles_are_seen_and_say_what_they_do(window: MainWindow, theme: str) -> None:
     window.set_theme(theme)
     dock = window.docks["findings"]
-    for floats in (True, False):
-        dock.setFloating(floats)
+    layouts = [window.actions_by_id[f"view.layout_{name}"] for name in ("divergence", "stream")]
+    restored = [action.trigger for action in layouts * 2]
+    for change in (lambda: dock.setFloating(True), lambda: dock.setFloating(False), *restored):
+        change()
         for name in ("float", "close"):
             (button,) = dock.findChildren(QAbstractButton, f"qt_dockwidget_{name}button")
             assert button.toolTip()

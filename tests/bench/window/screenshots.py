@@ -137,6 +137,8 @@ def _bring_to(state: str, window: MainWindow) -> None:
         assert bridge.live is not None
         window.feed.move_cursor(Position(bridge.live, 0, _PAUSE_ROUNDS - 4, None))
         window.actions_by_id["go.inspect"].trigger()
+        settle(_SETTLE)  # the plots have all rounds
+        window.actions_by_id["plot.show_all"].trigger()
     settle(_SETTLE)
 
 

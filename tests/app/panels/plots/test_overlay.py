@@ -88,7 +88,7 @@ def ends(store: TraceStore, unit: str, run_id: int, n_rounds: int) -> list[float
 def line(window: MainWindow, name: str) -> tuple[np.ndarray, np.ndarray]:
     view = window.plots[name]
     assert isinstance(view, BarView)
-    x, y = view._line.getData()
+    x, y = view._lines[0].getData()
     return (np.zeros(0), np.zeros(0)) if x is None else (x, y)
 
 
@@ -108,7 +108,7 @@ def ids(overlay: RunOverlay | None) -> tuple[int, int]:
 def n_over(view: OverlaidView) -> int:
     """Points that are drawn of a second run."""
     if isinstance(view, BarView):
-        lines = [view._line]
+        lines = [view._lines[0]]
     else:
         assert isinstance(view, AcceptanceView)
         lines = [*view._lines_over, *view.rates.curves_over.values()]
@@ -298,8 +298,8 @@ def test_by_the_menu_of_the_list(window: MainWindow, store: TraceStore) -> None:
         menu.close()
         return found
 
-    assert not entries(1)["Overlay with this run"].isEnabled(), "the run on show"
-    over = entries(2)["Overlay with this run"]
+    assert not entries(1)["Overlay with This Run"].isEnabled(), "the run on show"
+    over = entries(2)["Overlay with This Run"]
     assert not entries(2)["No Overlay"].isEnabled()
     over.trigger()
     assert window.feed.overlay is not None and window.feed.overlay.run.run_id == 2

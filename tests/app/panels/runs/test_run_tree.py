@@ -103,7 +103,7 @@ def test_forks_are_below_the_run_that_they_go_on_from(
     begin(store, fork={"parent": 5, "round": 1})
     window.runs.refresh_numbers()
     plain, whole = (0, "no drafter"), (0, "compare planes, checkpoint")
-    forks = [(1, "from round 1, no drafter"), (2, "from round 2, no drafter")]
+    forks = [(1, "round 1, no drafter"), (2, "round 2, no drafter")]
     assert lines(window) == [plain, *forks, whole, plain, forks[0]]
     assert window.runs.model.index(2, 0).data().strip() == "7"
     press(qtbot, window, Qt.Key.Key_Left)
@@ -144,7 +144,7 @@ def test_figures_are_in_sight_in_a_small_window(window: MainWindow, store: Trace
     window.docks.reveal("runs")
     QApplication.processEvents()
     table, model = window.runs.table, window.runs.model
-    for name in ("acceptance", "speed", "started"):
+    for name in ("acceptance", "speed", "seconds"):
         column = model.column_of(name)
         right = table.columnViewportPosition(column) + table.columnWidth(column)
         assert right <= table.viewport().width(), name

@@ -332,6 +332,8 @@ def test_a_replacement_that_is_not_the_targets(sampler, facts, rank, p, fires) -
         ({"temp": 0.8, "top_k": 0, "min_p": 0.0}, {}, False),
         ({}, {"lane": "planes"}, False),
         ({}, {"lane": "planes,free", "lane_free": True}, True),
+        ({}, {"fork": {"parent": 0, "round": 3, "token": 9}}, True),
+        ({}, {"fork": {"parent": 0, "round": 4, "token": 9}}, False),
     ],
 )
 def test_a_token_that_the_target_cannot_have_chosen(kind, sampler, facts, fires) -> None:
