@@ -272,12 +272,11 @@ class Weights:
             first = tensors[0]
             whole = (sum(map(len, tensors)), *first.shape[1:])
             return replace(parts[0], data=first.as_strided(whole, first.stride()))
-        joined = replace(parts[0], data=torch.cat(tensors))
-        for name in {part.name for part in parts if part.name}:
-            n_rows = sum(len(part.data) for part in parts if part.name == name)
-            if n_rows == self._shapes[name][0]:  # of others, rows are still in use
-                self._reader.release(name)
-        return joined
+        joined, names = torch.cat(tensors), {part.name for part in parts}
+        # of others, rows are still in use
+        if all(names) and len(joined) == sum(self._shapes[name][0] for name in names):
+            joined = self._reader.settle(names, joined)
+        return replace(parts[0], data=joined)
 
     def _pack(self, rows: MatrixRows, mode: str) -> PackedWeight:
         if rows.type is not None:

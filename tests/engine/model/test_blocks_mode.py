@@ -90,8 +90,9 @@ class _Reader:
     def take_blocks(self, name, shape):
         return self.blocks[name].unflatten(0, shape[:-1])
 
-    def release(self, name):
-        self.released.append(name)
+    def settle(self, names, joined):
+        self.released.extend(names)
+        return joined
 
     def take_each(self, name, shape):
         for blocks in self.take_blocks(name, shape):
