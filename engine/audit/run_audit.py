@@ -59,7 +59,7 @@ _SHARE_OF_TEXT = 0.6
 _LEAST_PART = 8
 """Tokens after the prompt that the first pass decodes again, and those of a further pass at
 least."""
-_SAMPLES, _FEW_SAMPLES = 12, 4
+_SAMPLES, _FEW_SAMPLES = 12, 2
 """Rounds whose states are copied, in a whole audit and within that time."""
 _LOGITS_BYTES = 32 << 20
 _FEW_ROWS = 2

@@ -46,7 +46,7 @@ class PrivateCopy:
             self._thread.start()
 
     def has(self, start: int, stop: int, seconds: float) -> bool | None:
-        """Whether these bytes are there; None where that is not known after so many seconds. What
+        """Whether these bytes are there; None where that is not known within these seconds. What
         will never be, after an error too, is to be read by who wants it."""
         if not any(first <= start and stop <= last for first, last in self._spans):
             return False
