@@ -131,23 +131,28 @@ class TensorReader:
 
     def settle(self, names: Collection[str], joined: torch.Tensor) -> torch.Tensor:
         """A rearranged copy of all rows of tensors of `take_blocks`, which are not used any more:
-        put where they lie in the copied file, or their memory is given back."""
+        put where they lie in the copied file if they are neighbours there."""
         infos = sorted((self._file.tensors[name] for name in names), key=attrgetter("offset"))
         first, last = infos[0], infos[-1]
         part = self._parts.get((first.part, self._mapped))
-        if part is None or any(info.part != first.part for info in infos):
-            return joined
-        place = part.data[first.offset : last.offset + last.n_bytes]
-        is_whole = len(place) == sum(info.n_bytes for info in infos)
-        if is_whole and not self._mapped and place.data_ptr() % _ALIGNED == 0:
-            self._settled.update(names)
-            return place.view(joined.shape).copy_(joined)
-        for info in infos if hasattr(mmap, "MADV_DONTNEED") else ():
+        if part and not self._mapped and all(info.part == first.part for info in infos):
+            place = part.data[first.offset : last.offset + last.n_bytes]
+            is_whole = len(place) == sum(info.n_bytes for info in infos)
+            if is_whole and place.data_ptr() % _ALIGNED == 0:
+                self._settled.update(names)
+                return place.view(joined.shape).copy_(joined)
+        return joined
+
+    def release(self, names: Collection[str]) -> None:
+        """Give back the memory of tensors of `take_blocks` that have been copied, but not of those
+        that a copy was put in place of."""
+        for info in (self._file.tensors[name] for name in names if name not in self._settled):
             start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
             stop = (info.offset + info.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-            if start < stop:
+            part = self._parts.get((info.part, self._mapped))
+            if part and start < stop and hasattr(mmap, "MADV_DONTNEED"):
+                self._settled.add(info.name)
                 part.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
-        return joined
 
     def rows(self, name: str, shape: tuple[int, ...]) -> StoredRows:
         """A table of which rows are asked for; the first one is decoded to see that it can be.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, tee
@@ -262,8 +263,17 @@ class Weights:
 
     def _beside(self, rows: Sequence[MatrixRows], mode: str) -> PackedWeight:
         """Rows one below the other, neighbours of one type as one matrix."""
-        groups = groupby(rows, lambda part: (part.type, part.rounding))
-        return stack_weights([self._pack(self._joined(list(group)), mode) for _, group in groups])
+        joined, copied = [], Counter[str]()
+        for _, group in groupby(rows, lambda part: (part.type, part.rounding)):
+            parts = list(group)
+            joined.append(self._joined(parts))
+            if not _in_one_piece([part.data for part in parts]):
+                for part in parts:
+                    copied[part.name] += len(part.data)
+        # also those whose rows went into matrices of unlike types
+        whole = [name for name, n in copied.items() if name and n == self._shapes[name][0]]
+        self._reader.release(whole)
+        return stack_weights([self._pack(one, mode) for one in joined])
 
     def _joined(self, parts: Sequence[MatrixRows]) -> MatrixRows:
         """Rows of one type below each other: where they are if they lie so, else copied once."""
@@ -273,7 +283,6 @@ class Weights:
             whole = (sum(map(len, tensors)), *first.shape[1:])
             return replace(parts[0], data=first.as_strided(whole, first.stride()))
         joined, names = torch.cat(tensors), {part.name for part in parts}
-        # of others, rows are still in use
         if all(names) and len(joined) == sum(self._shapes[name][0] for name in names):
             joined = self._reader.settle(names, joined)
         return replace(parts[0], data=joined)

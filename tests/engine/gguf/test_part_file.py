@@ -99,6 +99,7 @@ def test_released_memory_is_given_back(path: Path, mapped: bool) -> None:
         assert before >= 2 * NUMBERS.nbytes >> 10
         joined = torch.cat([c, a])
         assert reader.settle(["c", "a"], joined) is joined  # what is between them is in use
+        reader.release(["c", "a"])
         assert resident(a.data_ptr()) <= before - 2 * (NUMBERS.nbytes - 2 * mmap.PAGESIZE >> 10)
         if mapped:  # the file's pages come back
             assert torch.equal(a, BYTES)
@@ -110,6 +111,7 @@ def test_neighbours_that_were_joined_lie_where_they_were_read(path: Path) -> Non
         a, b = (reader.take_blocks(name, NUMBERS.shape) for name in "ab")
         joined = torch.cat([b[1:], a, b[:1]])
         settled = reader.settle(["a", "b"], joined)
+        reader.release(["a", "b"])
         again = reader.take_blocks("a", NUMBERS.shape)
     assert settled.data_ptr() == a.data_ptr() and torch.equal(settled, joined)
     assert torch.equal(again, BYTES)
