@@ -38,7 +38,7 @@ from kernels.processor import halves_512_bits, reads_ahead_into_second_cache, vn
 ROWS, MOST = 8, 16
 """More rows of x than the first are multiplied in two parts, weight row by weight row: what is read
 from memory once is taken apart twice. Up to the second that is faster than panels: weights that are
-in no cache took 1.03 to 1.5 times less for 9 to 16 (Intel Xeon, with AVX2 alone and with VNNI)."""
+in no cache took 1.02 to 1.7 times less for 9 to 16 (Intel Xeon, with AVX2 alone and with VNNI)."""
 # weight rows that a thread takes at a time
 CHUNK = 256
 # bytes, in the nearest cache; the CPU's own prefetching starts anew with every row
