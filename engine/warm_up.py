@@ -53,7 +53,7 @@ from engine.trace.run_ref import same_model
 from kernels.dispatch import uses_llvm
 from kernels.llvm.program import Launch, watched
 
-WIDTHS = (16, 1, 2, 3, 4)
+WIDTHS = (17, 1, 2, 3, 4)
 """A prompt, and what plain decoding and drafts of up to three tokens take."""
 
 _N_RS_SEQ = max(WIDTHS[1:]) - 1

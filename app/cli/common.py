@@ -17,7 +17,7 @@ from app.cli.output import is_terminal, note, show_below, show_progress
 from engine.errors import ApiKeyError, OptionError
 from engine.files import check_writable, decoded, unreadable, user_text
 from engine.garbage import collections_wait
-from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO
+from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO, copies_blocks
 from engine.progress import ReportProgress
 from engine.size_text import size_text
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
@@ -192,6 +192,8 @@ def open_session(
     by_mtp = drafts_by_mtp(getattr(args, "spec_type", None) or ())
     with collections_wait():
         files = check_files(target, drafts, by_mtp=by_mtp)
+        if copies_blocks(args.compute, args.device, args.mmap, files[0].n_bytes):
+            files[0].read_ahead()  # meanwhile
         from engine.session import Session
         from engine.thread_trial import choose_threads
 

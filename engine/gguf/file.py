@@ -7,6 +7,7 @@ import hashlib
 import mmap
 import re
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -98,6 +99,20 @@ class GgufFile(TypedMetadata):
         if self._is_closed:
             raise ValueError(f"{self.path.name} is closed")
         self.files[info.part].read(info.offset + start, into.data)
+
+    def read_ahead(self) -> None:
+        """Begin to copy the tensors that are stored in blocks, in the background, for the reader
+        that copies them to where they lie in the file (engine.gguf.reader)."""
+        for number, file in enumerate(self.files):
+            spans: list[tuple[int, int]] = []
+            mine = (one for one in self.tensors.values() if one.part == number)
+            for one in sorted(mine, key=attrgetter("offset")):
+                if one.type.block > 1:
+                    stop = one.offset + one.n_bytes
+                    start = spans.pop()[0] if spans and spans[-1][1] == one.offset else one.offset
+                    spans.append((start, stop))
+            if spans:
+                file.read_ahead(spans)
 
     def mapped(self, part: int) -> mmap.mmap:
         """A whole part as PartFile.mapped gives it. Raises ValueError after `close`."""

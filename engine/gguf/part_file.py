@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 
 from engine.errors import ModelFileError
+from engine.gguf.private_copy import PrivateCopy
 
 DAMAGED = "The file is incomplete or damaged: download or copy it again."
 WRITTEN, REPLACED = "written", "replaced"
@@ -77,7 +79,8 @@ class PartFile:
         self.stamp: Final = FileStamp.of(self._opened)
         self.n_bytes: Final = self.stamp.size
         self._map: _Mapping | None = None
-        self._is_written = False
+        self._ahead: PrivateCopy | None = None
+        self._is_written = self._is_copied = False
         if not self.n_bytes:
             self.close()
             raise ModelFileError(path, "byte 0", "the file is empty", DAMAGED)
@@ -123,8 +126,24 @@ class PartFile:
             _guard(self._map)
         return self._map
 
+    def read_ahead(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Begin to fill what `copy` gives with these bytes, from and to, rising; once."""
+        if self._ahead is None:
+            with suppress(OSError):  # no memory: who wants it says so
+                self._ahead = PrivateCopy(self.n_bytes)
+                self._ahead.fill(self._file.fileno(), spans)
+
+    def copy(self) -> PrivateCopy:
+        """Memory for a copy of it, for one reader; what was read ahead is there for the first one.
+        Raises OSError."""
+        ahead, self._is_copied = None if self._is_copied else self._ahead, True
+        return ahead or PrivateCopy(self.n_bytes)
+
     def close(self) -> None:
         """Close it, unless mapped bytes are in use."""
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._ahead = None
         if self._map is not None:
             try:
                 self._map.close()

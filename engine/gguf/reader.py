@@ -4,9 +4,9 @@ cancel."""
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -18,15 +18,16 @@ from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile, TensorInfo
 from engine.gguf.metadata import REMEDY
 from engine.gguf.part_file import check_mapped
+from engine.gguf.private_copy import PrivateCopy
 from engine.progress import ReportProgress
 from kernels.linear.dequant import decodes_on_gpu, dequantise
 from kernels.rows import take_rows
 
 # bytes, as GGUF aligns tensors unless a file says otherwise
 _ALIGNED = 32
-_HUGE = 2 << 20
-_STEP = 64 << 20
-"""Bytes of a tensor that are copied between two looks at whether loading is cancelled."""
+_STEP, _LOOK_S = 64 << 20, 0.1
+"""Bytes of a tensor that are copied, and seconds that they are waited for, between two looks at
+whether loading is cancelled."""
 
 _Read = Callable[[TensorInfo, slice, int], torch.Tensor]
 
@@ -71,6 +72,8 @@ class TensorReader:
         self._mapped, self._in_place = mapped, in_place
         self._tables_mapped = tables_mapped or mapped
         self._parts: dict[tuple[int, bool], _Part] = {}
+        self._copies: dict[int, PrivateCopy] = {}
+        self._settled: set[str] = set()
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of this name."""
@@ -126,14 +129,30 @@ class TensorReader:
         (tensor,) = self._pieces(name, shape, 1, "reading", read)
         return tensor.reshape(*shape[:-1], -1)
 
-    def release(self, name: str) -> None:
-        """Give back the memory of a tensor of `take_blocks` that has been copied."""
-        info = self._file.tensors[name]
-        start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (info.offset + info.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        part = self._parts.get((info.part, self._mapped))
-        if part and start < stop and hasattr(mmap, "MADV_DONTNEED"):
-            part.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+    def settle(self, names: Collection[str], joined: torch.Tensor) -> torch.Tensor:
+        """A rearranged copy of all rows of tensors of `take_blocks`, which are not used any more:
+        put where they lie in the copied file if they are neighbours there."""
+        infos = sorted((self._file.tensors[name] for name in names), key=attrgetter("offset"))
+        first, last = infos[0], infos[-1]
+        part = self._parts.get((first.part, self._mapped))
+        if part and not self._mapped and all(info.part == first.part for info in infos):
+            place = part.data[first.offset : last.offset + last.n_bytes]
+            is_whole = len(place) == sum(info.n_bytes for info in infos)
+            if is_whole and place.data_ptr() % _ALIGNED == 0:
+                self._settled.update(names)
+                return place.view(joined.shape).copy_(joined)
+        return joined
+
+    def release(self, names: Collection[str]) -> None:
+        """Give back the memory of tensors of `take_blocks` that have been copied, but not of those
+        that a copy was put in place of."""
+        for info in (self._file.tensors[name] for name in names if name not in self._settled):
+            start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+            stop = (info.offset + info.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            part = self._parts.get((info.part, self._mapped))
+            if part and start < stop and hasattr(mmap, "MADV_DONTNEED"):
+                self._settled.add(info.name)
+                part.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> StoredRows:
         """A table of which rows are asked for; the first one is decoded to see that it can be.
@@ -222,8 +241,9 @@ class TensorReader:
         return self._place(info, mapped=True)
 
     def _copied(self, info: TensorInfo) -> torch.Tensor:
+        is_placed = self._in_place and info.name not in self._settled
         try:
-            if self._in_place:
+            if is_placed:
                 tensor = self._place(info, mapped=False)
                 into = tensor.numpy()
             else:
@@ -231,6 +251,15 @@ class TensorReader:
                 tensor = torch.from_numpy(into)
         except (MemoryError, OSError) as error:
             raise _no_memory(info, info.n_bytes) from error
+        copy = self._copies.get(info.part) if is_placed else None
+        while (
+            copy
+            and (there := copy.has(info.offset, info.offset + info.n_bytes, _LOOK_S)) is not False
+        ):
+            if there:
+                return tensor
+            if self._cancelled():
+                raise Cancelled
         for start in range(0, info.n_bytes, _STEP):
             if start and self._cancelled():
                 raise Cancelled
@@ -244,7 +273,8 @@ class TensorReader:
             if mapped:
                 memory = self._file.mapped(info.part)
             else:
-                memory = _private_memory(self._file.files[info.part].n_bytes)
+                copy = self._copies[info.part] = self._file.files[info.part].copy()
+                memory = copy.memory
             self._parts[key] = _Part(memory, _as_tensor(memory))
         return self._parts[key].data[info.offset : info.offset + info.n_bytes]
 
@@ -270,20 +300,6 @@ def _no_memory(info: TensorInfo, n_bytes: int) -> OutOfMemoryError:
         f"{n_bytes / 2**20:.0f} MiB.",
         "Close other programs, or use a smaller model.",
     )
-
-
-def _private_memory(n_bytes: int) -> mmap.mmap:
-    """Memory of this process's own, none of it in use yet, on huge pages where there are some: they
-    take as long to fill, and products read them faster (engine.machine.host_memory). Raises
-    OSError."""
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-        return mmap.mmap(-1, n_bytes)
-    n_bytes = -(-n_bytes // _HUGE) * _HUGE  # Linux begins such memory at the start of a huge page
-    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _as_tensor(memory: mmap.mmap) -> torch.Tensor:

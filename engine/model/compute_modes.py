@@ -3,6 +3,10 @@ file is mapped; torch is not needed for it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from engine.machine.host_memory import fits_in_memory
+
 COMPUTE_MODES = {
     "auto": "what is fast there; for small models with exact weights, but not on AVX2 alone",
     "f32": "the reference",
@@ -21,3 +25,14 @@ MMAP_ABOUT = (
 MMAP_AUTO = "copied where memory has room for the file"
 MMAP_CHOICES = {"auto": (None, MMAP_AUTO), "no": (False, "copied"), "yes": (True, "mapped")}
 """Names for a form: the value that engine.session.Session.open takes, and what it means."""
+
+# of NVIDIA and AMD, and of either under Windows
+_GPUS = "/dev/nvidiactl", "/dev/kfd", "/dev/dxg"
+
+
+def copies_blocks(compute: str, device: str, mmap: bool | None, n_bytes: int) -> bool:
+    """Whether a file's blocks will, as far as can be known before torch is there, be copied into
+    memory as they are: see engine.model.loader.resolve_compute and reader_for."""
+    on_cpu = device == "cpu" or (device == "auto" and not any(Path(one).exists() for one in _GPUS))
+    in_blocks = on_cpu and compute in ("auto", "q8", "blocks")
+    return in_blocks and not mmap and (mmap is False or fits_in_memory(n_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, tee
@@ -261,8 +262,17 @@ class Weights:
 
     def _beside(self, rows: Sequence[MatrixRows], mode: str) -> PackedWeight:
         """Rows one below the other, neighbours of one type as one matrix."""
-        groups = groupby(rows, lambda part: (part.type, part.rounding))
-        return stack_weights([self._pack(self._joined(list(group)), mode) for _, group in groups])
+        joined, copied = [], Counter[str]()
+        for _, group in groupby(rows, lambda part: (part.type, part.rounding)):
+            parts = list(group)
+            joined.append(self._joined(parts))
+            if not _in_one_piece([part.data for part in parts]):
+                for part in parts:
+                    copied[part.name] += len(part.data)
+        # also those whose rows went into matrices of unlike types
+        whole = [name for name, n in copied.items() if name and n == self._shapes[name][0]]
+        self._reader.release(whole)
+        return stack_weights([self._pack(one, mode) for one in joined])
 
     def _joined(self, parts: Sequence[MatrixRows]) -> MatrixRows:
         """Rows of one type below each other: where they are if they lie so, else copied once."""
@@ -271,12 +281,10 @@ class Weights:
             first = tensors[0]
             whole = (sum(map(len, tensors)), *first.shape[1:])
             return replace(parts[0], data=first.as_strided(whole, first.stride()))
-        joined = replace(parts[0], data=torch.cat(tensors))
-        for name in {part.name for part in parts if part.name}:
-            n_rows = sum(len(part.data) for part in parts if part.name == name)
-            if n_rows == self._shapes[name][0]:  # of others, rows are still in use
-                self._reader.release(name)
-        return joined
+        joined, names = torch.cat(tensors), {part.name for part in parts}
+        if all(names) and len(joined) == sum(self._shapes[name][0] for name in names):
+            joined = self._reader.settle(names, joined)
+        return replace(parts[0], data=joined)
 
     def _pack(self, rows: MatrixRows, mode: str) -> PackedWeight:
         if rows.type is not None:

@@ -31,7 +31,7 @@ def test_widths_that_run_through_trunk_and_head(
 
         monkeypatch.setattr(part, "forward", spy)
     warm_up(model, is_plain=is_plain)
-    parts = [("trunk", 16), ("trunk", 1)]
+    parts = [("trunk", WIDTHS[0]), ("trunk", 1)]
     if not is_plain:
         parts = [(name, n) for n in WIDTHS for name in ("trunk", "head")]
     assert seen == [(name, n, n) for name, n in parts]

@@ -17,7 +17,7 @@ from kernels.linear.integer_blocks.panel_products_with_llvm import (
     write_starts,
 )
 from kernels.linear.integer_blocks.panel_weights_with_llvm import WeightRows, pack, write_panel
-from kernels.linear.integer_blocks.rows_with_llvm import ROWS, multiply_rows
+from kernels.linear.integer_blocks.rows_with_llvm import MOST, multiply_rows
 from kernels.llvm import F32, Code, Program, Value, vector
 from kernels.llvm.values import I8
 from kernels.processor import vnni_bits
@@ -30,19 +30,13 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
     to = y.view(n_rows, n_out)
-    if n_rows > (TWICE_WITH_MINIMUMS if type in WITH_MINIMUMS else TWICE):
+    if n_rows > MOST:
         multiply_panels(rows, blocks, type, to)
     elif n_rows:
-        half = n_rows if n_rows <= ROWS else -(-n_rows // 2)
-        for part, results in zip(rows.split(half), to.split(half), strict=True):
-            multiply_rows(part, blocks, type, results)
+        multiply_rows(rows, blocks, type, to)
     return y
 
 
-# rows that are fastest in two parts, so that weights are taken apart twice but without panels: an
-# Intel Xeon took 1.06 to 1.33 times less for 9 and 1.1 times less for 10 without minimums
-TWICE, TWICE_WITH_MINIMUMS = ROWS + 2, ROWS + 1
-WITH_MINIMUMS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 # rows whose results stay in the cache while the stretches of a panel go by
 CACHED = 256
 

@@ -7,6 +7,7 @@ import mmap
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,15 +91,91 @@ def test_released_memory_is_given_back(path: Path, mapped: bool) -> None:
                 return next(int(each.split()[1]) for each in lines if each.startswith("Rss:"))
         raise AssertionError("nothing is there")
 
-    with GgufFile.open(path) as file:
+    tensors = [Tensor.of(name, NUMBERS) for name in "abc"]
+    with GgufFile.open(write(path.with_name("y.gguf"), (), tensors)) as file:
         reader = TensorReader(file, mapped=mapped)
-        a = reader.take_blocks("a", NUMBERS.shape)
+        a, _, c = (reader.take_blocks(name, NUMBERS.shape) for name in "abc")
         before = resident(a.data_ptr())
-        assert before >= NUMBERS.nbytes >> 10
-        reader.release("a")
-        assert resident(a.data_ptr()) <= before - (NUMBERS.nbytes - 2 * mmap.PAGESIZE >> 10)
+        assert before >= 2 * NUMBERS.nbytes >> 10
+        joined = torch.cat([c, a])
+        assert reader.settle(["c", "a"], joined) is joined  # what is between them is in use
+        reader.release(["c", "a"])
+        assert resident(a.data_ptr()) <= before - 2 * (NUMBERS.nbytes - 2 * mmap.PAGESIZE >> 10)
         if mapped:  # the file's pages come back
             assert torch.equal(a, BYTES)
+
+
+def test_neighbours_that_were_joined_lie_where_they_were_read(path: Path) -> None:
+    with GgufFile.open(path) as file:
+        reader = TensorReader(file)
+        a, b = (reader.take_blocks(name, NUMBERS.shape) for name in "ab")
+        joined = torch.cat([b[1:], a, b[:1]])
+        settled = reader.settle(["a", "b"], joined)
+        reader.release(["a", "b"])
+        again = reader.take_blocks("a", NUMBERS.shape)
+    assert settled.data_ptr() == a.data_ptr() and torch.equal(settled, joined)
+    assert torch.equal(again, BYTES)
+
+
+# what is read ahead
+
+
+@pytest.fixture
+def stored(path: Path) -> Path:
+    tensors = [Tensor.of("a", NUMBERS, "Q8_0"), Tensor.of("c", NUMBERS)]
+    return write(path, (), [*tensors, Tensor.of("b", -NUMBERS, "Q8_0")])
+
+
+def test_what_is_stored_in_blocks_is_read_once_ahead_of_its_use(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.gguf.private_copy._AT_ONCE", 1000)
+    read: list[str] = []
+    really = GgufFile.read
+    with GgufFile.open(stored) as file:
+        wanted = [torch.from_numpy(file.raw(name)) for name in "acb"]
+        file.read_ahead()
+        file.read_ahead()
+        monkeypatch.setattr(
+            GgufFile,
+            "read",
+            lambda self, name, *rest: read.append(name) or really(self, name, *rest),
+        )
+        first, second = TensorReader(file), TensorReader(file)
+        for reader in first, second:
+            for name, one in zip("acb", wanted, strict=True):
+                assert torch.equal(reader.take_blocks(name, NUMBERS.shape).flatten(), one)
+    assert read == ["c", "a", "c", "b"]  # the second reader has memory of its own
+
+
+@pytest.mark.parametrize("size", [0.0, 0.6])
+def test_a_file_cut_short_while_it_is_read_ahead_is_refused(stored: Path, size: float) -> None:
+    file = GgufFile.open(stored)
+    os.truncate(stored, int(size * stored.stat().st_size))
+    file.read_ahead()
+    with pytest.raises(ModelFileError, match="has changed while it was being read"):
+        TensorReader(file).take_blocks("b", NUMBERS.shape)
+    file.close()
+
+
+def test_waiting_for_what_is_read_ahead_is_cancelled(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def late(file: int, into: list[memoryview], offset: int) -> int:
+        goes_on.wait()
+        return 0
+
+    monkeypatch.setattr("os.preadv", late)
+    monkeypatch.setattr("engine.gguf.reader._LOOK_S", 0.0)
+    answers = iter([False, False, True])
+    with GgufFile.open(stored) as file:
+        file.read_ahead()
+        with pytest.raises(Cancelled):
+            TensorReader(file, cancelled=lambda: next(answers)).take_blocks("b", NUMBERS.shape)
+        goes_on.set()
+    assert not list(answers)
 
 
 # what becomes of the file

@@ -90,8 +90,11 @@ class _Reader:
     def take_blocks(self, name, shape):
         return self.blocks[name].unflatten(0, shape[:-1])
 
-    def release(self, name):
-        self.released.append(name)
+    def settle(self, names, joined):
+        return joined
+
+    def release(self, names):
+        self.released.extend(names)
 
     def take_each(self, name, shape):
         for blocks in self.take_blocks(name, shape):
@@ -134,6 +137,19 @@ def test_rows_are_copied_only_where_they_do_not_lie_together():
     assert torch.equal(linear(x, turned), linear(x, together).roll(32, 1))
     one = weights.project("a").packed.data.bytes
     assert one.data_ptr() == whole.data_ptr() and len(one) == 32
+
+
+def test_a_tensor_is_given_back_once_all_of_its_rows_are_copied():
+    reader = _Reader({"a": (32, 64)})
+    weights = Weights(reader, {"a": (32, 64)}, "blocks")
+    first, second, third, last = weights.rows("a").rearranged(lambda data: data.split(8))
+    between = MatrixRows(torch.randn(8, 64))
+    weights.stack([first, third])
+    weights.stack([first, third, between, second])
+    weights.stack([last, first, between, second, third])  # these two lie where they were read
+    assert not reader.released
+    weights.stack([first, third, between, second, last])
+    assert reader.released == ["a"]
 
 
 @pytest.mark.parametrize("fused", [False, True])
