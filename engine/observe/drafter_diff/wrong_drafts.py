@@ -37,16 +37,17 @@ def gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, flo
     best, value = next(iter(row.items()))
     if token == best:
         return best, 0.0
-    return best, float(value - row.get(token, float("-inf")) > _least(row, tie))
+    return best, float(value - row.get(token, float("-inf")) > least(row, tie))
 
 
 def is_clear(row: Candidates, tie: tuple[float, float]) -> bool:
     """Whether the best token is clear of the second."""
     best, *second = list(row.values())[:2]
-    return not second or best - second[0] > _least(row, tie)
+    return not second or best - second[0] > least(row, tie)
 
 
-def _least(row: Candidates, tie: tuple[float, float]) -> float:
+def least(row: Candidates, tie: tuple[float, float]) -> float:
+    """What a better logit has to be apart by."""
     return min(tie[0] * _spread(row), tie[1])
 
 
@@ -74,6 +75,8 @@ def first_step(wrong: Sequence[RecordedDraft], ranks: Ranks) -> int:
 def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
     """What shows that tokens were drawn from the ten best of their rows: as many of them best,
     second and further down as a temperature makes likely. Empty where none does."""
+    if any(len(row) < N_CANDIDATES for row, _ in picks):
+        return ""  # of so few candidates any choice looks drawn
     logits = np.array([[*row.values()][:N_CANDIDATES] for row, _ in picks])
     ranks = np.array([[*row].index(token) for row, token in picks])
     found = []
