@@ -86,7 +86,10 @@ class LookedUp:
             ((CANDIDATES, *one[:1], Showing(), None, one[1]) for one in self._other_numbers()),
         )
         for its_stage, about, showing, options, working in tries:
-            left = len(_apart(self._made(showing, options, working)))
+            try:
+                left = len(_apart(self._made(showing, options, working)))
+            except (ArithmeticError, LookupError, ValueError):
+                continue  # it cannot work so
             if left < least:
                 stage, found, least = its_stage, f"{about[0].upper()}{about[1:]}.", left
             if not least:

@@ -223,7 +223,11 @@ class Mistakes:
             yield self._with(CANDIDATES, about, _markov=linked)
 
     def of_parts(self) -> Iterator[Guess]:
-        """The same, of each of its parts, and of rows that it makes of the target's with them."""
+        """The same, of each of its parts, and of rows that it makes of the target's with them; and
+        any number of tokens that it has not seen."""
+        for size in (n for n in range(1, self._text.starts[0]) if n not in _SIZES):
+            unseen = Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
+            yield self._guess(STATE, unseen.about, deviation=unseen)
         parts = list(part_changes(self._model.core))
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
@@ -251,6 +255,10 @@ class Mistakes:
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
         }
+        output = vars(self._model.core).get("_output")
+        if (norm := getattr(output, "norm", None)) is not None:
+            changes["normed by its final norm (again)"] = output.hidden
+            changes["taken before its final norm"] = partial(torch.div, other=norm)
         for factor in FACTORS:
             changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():

@@ -33,7 +33,9 @@ _BASES = (10.0, 0.1, 100.0, 0.01, 50.0, 0.02)
 _STRETCHES = (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
 _FACTORS = (0.5, 2.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0), 0.0)
 _NORMS = ("rms_norm", "rms_norm_rows", "head_norm", "layer_norm", "norm_and_rope")
-_OPTIONAL = "_sinks _value_factors _out_scale _factors _embedding_factors _post_norms _convs _scale"
+_OPTIONAL = (
+    "_sinks _value_factors _out_scale _factors _embedding_factors _post_norms _convs _scale _ids"
+)
 _OF_ROWS = ("fuse", "context", "feature", "hnorm")
 _MOST_ALONE = 4
 """Layers that are changed one by one, too."""
@@ -229,6 +231,9 @@ def _scales(found: Sequence[_Site]) -> Iterator[PartChange]:
     for factor in _FACTORS:
         about = f"its attention has {factor:.3g} times the scale, or about that"
         yield PartChange(BLOCK, about, tuple(_functions(found, ("attend",), _scaled, factor)))
+    for which, about in _SEEN.items():
+        changes = tuple(_functions(found, ("attend",), _seeing, which))
+        yield PartChange(BLOCK, f"rows of a block {about}", changes, ["draft"])
     for site in found:
         tables = [getattr(owner, site.name) for owner in site.owners]
         if site.name != "_embedding" or not all(map(callable, tables)):
@@ -239,6 +244,34 @@ def _scales(found: Sequence[_Site]) -> Iterator[PartChange]:
             about = f"embeddings of its tokens are {factor:.3g} times what they should be"
             changed = partial(_times, table, factor)
             yield PartChange(BLOCK, about, ((owner, site.name, changed),), [*PHASES])
+
+
+_SEEN = {
+    "alone": "do not see each other",
+    "block": "do not see the context, each other alone",
+    "first": "see the first of them and the context, not each other",
+}
+
+
+def _seeing(
+    own: Callable[..., torch.Tensor],
+    which: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    """Attention of a pass whose own cells are the last ones."""
+    n = q.shape[1]
+    mask = mask.clone()
+    if which == "block":
+        mask[..., : mask.shape[-1] - n] = False
+    else:
+        inside = torch.eye(n, dtype=torch.bool, device=mask.device)
+        inside[:, 0] |= which == "first"
+        mask[..., mask.shape[-1] - n :] &= inside
+    return own(q, k, v, mask, **options)
 
 
 def _scaled(
@@ -260,7 +293,11 @@ def _left_out(found: Sequence[_Site]) -> Iterator[PartChange]:
                 none = [None] * len(value) if isinstance(value, list) else None
                 if none != value:
                     changes = tuple((owner, name, none) for owner in owners)
-                    yield PartChange(BLOCK, f"its {words} is left out", changes, ["", "draft"])
+                    about = f"its {words} is left out"
+                    if name == "_ids":
+                        about = f"ids are not mapped to the target's (d2t) in {words.split()[-1]}"
+                    stage = CANDIDATES if name == "_ids" else BLOCK
+                    yield PartChange(stage, about, changes, ["", "draft"])
             elif isinstance(site.owners[0], ResidualBlock) and name in ("_mixer", "_ffn"):
                 changes = tuple((owner, name, None) for owner in owners)
                 yield PartChange(BLOCK, f"its {words} adds nothing", changes)

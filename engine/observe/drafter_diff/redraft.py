@@ -75,10 +75,13 @@ _EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
 _EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE, _EXPLAINS_MOST = 0.34, 0.3, 0.1, 0.7
-_LEAST_RIGHT = 0.2
+_LEAST_RIGHT = 0.3
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause; one of the
 many of a module's parts and one that gives a part of anything may leave less, and the most likely
 one of all more, if it gives this share of the drafts."""
+_SHOWN_FIRST, _NEAR_FIRST, _NEAR = 4, 0.5, 0.03
+"""Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
+mistake leaves that is so near that no part is tried."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
 _TINY, _NOTHING = 1e-30, 1e-9
@@ -138,6 +141,8 @@ class Redrafter:
             not 0 <= t < self._session.config.n_vocab for t in tokens
         ):
             return None
+        if len(tokens) < draft.n_drafted and self._side.knows_all:
+            return draft._replace(n_drafted=len(tokens))
         if len(tokens) < draft.n_drafted:
             if len(tokens) != draft.n_accepted or at >= len(text) - 1:
                 return draft if tokens else None
@@ -351,7 +356,9 @@ class Redrafter:
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
         likely = _EXPLAINS_MOST * clean * sure
         second: tuple[Guess | None, dict[int, float]] = None, left
-        is_late = first_step(wrong, self._ranks) > 0
+        is_late, first = first_step(wrong, self._ranks) > 0, wrong[:_SHOWN_FIRST]
+        right = Replay(self._model, self._text, CLEAN, distance=self._apart(None))
+        of_first = sum(right.of(first).values())
         at = self._drafts.index(window[0])
         more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above)
@@ -366,6 +373,10 @@ class Redrafter:
             replay = Replay(*what, distance=apart, left=guess.left)
             may_be_second = best is None and share == _EXPLAINS
             with guess.applied():
+                if share == _EXPLAINS_PART and (
+                    most < _NEAR * clean or sum(replay.of(first).values()) > _NEAR_FIRST * of_first
+                ):
+                    continue
                 found = replay.of(window, max(most, likely) if may_be_second else most)
                 total = sum(found.values())
                 if total <= _NOTHING and len(more) > len(window) == len(found):

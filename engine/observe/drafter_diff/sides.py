@@ -14,6 +14,7 @@ from engine.errors import OptionError
 from engine.observe.rescoring.texts import Asked, asked_of, rows_by_sequence
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_ref import RunRef
+from engine.trace.writer import this_engine
 
 if TYPE_CHECKING:
     from engine.session import Session
@@ -53,6 +54,13 @@ class DraftSide:
     def has_ids(self) -> bool:
         """Whether any drafted token is known."""
         return any(draft.tokens for draft in self.drafts)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether all drafted tokens are recorded, as this engine does."""
+        source = self.run.facts.source
+        has_rejected = any(len(draft.tokens) > draft.n_accepted for draft in self.drafts)
+        return has_rejected and (source is None or source.engine == this_engine().engine)
 
     @property
     def looks_up(self) -> bool:

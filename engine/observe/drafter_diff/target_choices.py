@@ -37,14 +37,14 @@ class TargetChoices:
         self._side, self._share, n = side, share, side.n_prompt
         is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
         found: list[bool] = []
-        n_near, judge, self._shares = 0, None, list[tuple[float, float]]()
+        n_near, judges, self._shares = 0, list[EmittedJudge](), list[tuple[float, float]]()
         drafted = {d.pos0 + 1 + i - n: t for d in side.drafts for i, t in enumerate(d.tokens)}
         self._of_drafted: dict[int, float] = {}
         with suppress(NotJudgedError):
             more = session.tokenizer.eog_ids, session.config.n_vocab
             sampling = request_sampling(side.asked.settings, *more)
             if is_greedy or (side.rule is not None and side.rule.is_lossless):
-                judge = EmittedJudge(sampling, side.text[:n])
+                judges = [EmittedJudge(sampling, side.text[:n]) for _ in range(2)]
         for start in range(n - 1, len(side.text) - 1, PASS):
             stop = min(start + PASS, len(side.text) - 1)
             logits, tokens = (
@@ -52,17 +52,17 @@ class TargetChoices:
                 side.text[start + 1 : stop + 1],
             )
             rows, short = candidates(logits), [0.0] * len(tokens)
-            if judge is not None and is_greedy:
-                short = judge.shortfalls(logits, tokens)
-            elif judge is not None:
-                drawn = judge.distributions(logits, tokens, range(len(tokens)))
+            if judges:
+                short = judges[0].shortfalls(logits, tokens)
+            if judges and not is_greedy:
+                drawn = judges[1].distributions(logits, tokens, range(len(tokens)))
                 for at, (one, token) in enumerate(zip(drawn, tokens, strict=True), start + 1 - n):
                     self._shares.append((one.of(token), float(one.probs.max())))
                     if at in drafted:
                         self._of_drafted[at] = one.of(drafted[at])
             for row, token, lack in zip(rows, tokens, short, strict=True):
                 n_near += token in [*row][:N_CANDIDATES]
-                if is_greedy and judge is not None:
+                if judges:
                     found.append(lack <= least(row, TIE))
                 else:
                     found.append(not gap(row, token, TIE)[1] if is_greedy else token in row)

@@ -29,7 +29,7 @@ in all; of runs of this engine in modes that round alike, less."""
 SHARES_TIE = 0.02
 """How far apart two probabilities are alike but for rounding."""
 _TEMPS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
-_MOST_SIGMAS, _LEAST_SIGMA = 2.5, 0.5
+_MOST_SIGMAS, _LEAST_SIGMA = 1.8, 0.5
 
 
 def gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, float]:
@@ -60,6 +60,8 @@ def ranked(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, 
     """See Ranks."""
     ids, values, spread = [*row], [*row.values()], _spread(row)
     rank = (ids.index(token) if token in row else len(row)) if gap(row, token, tie)[1] else 0
+    if rank and len(ids) < N_CANDIDATES:
+        rank = N_CANDIDATES  # of so few any is near
     return rank, (values[0] - values[1]) / spread if spread > 0 else 1.0
 
 
