@@ -13,7 +13,7 @@ from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
 from engine.observe.drafter_diff.records import FEW
 from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE
 
-_EXPLAINS, _FITTED = 0.34, 0.25
+_EXPLAINS, _FITTED = 0.34, 1.5
 _FLOORS = [round(0.05 * i, 2) for i in range(20)]
 
 
@@ -50,7 +50,7 @@ def ends_words(
         return None
     left = [(len(_wrong(rule, drafts, numbers)), rule) for rule in _rules(usual, p_min, n_min)]
     # a fitted bound says less than another number does
-    n, rule = min(left, key=lambda pair: pair[0] + _FITTED * len(wrong) * pair[1].is_fitted)
+    n, rule = min(left, key=lambda pair: pair[0] + _FITTED * pair[1].is_fitted)
     return (rule.about, wrong, n) if n <= _EXPLAINS * len(wrong) else None
 
 
@@ -77,7 +77,7 @@ def _rules(usual: str, p_min: float, n_min: int) -> Iterator[_Rule]:
             if abs(floor - p_min) > SHARES_TIE:
                 about = f"Drafts end as with a p_min of about {floor:g}, not {p_min:g}."
                 yield _Rule(about, usual, floor, n_min, True)
-    for least in (n for n in range(max(0, n_min - 2), n_min + 3) if n != n_min):
+    for least in (n for n in range(max(0, n_min - 2), n_min + 5) if n != n_min):
         about = f"Drafts are thrown away as with an n_min of {least}, not {n_min}."
         yield _Rule(about, usual, p_min, least, True)
 

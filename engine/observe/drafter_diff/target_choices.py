@@ -4,8 +4,10 @@ a greedy rule, a sampler that is not set back."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy as np
 import torch
 
 from engine.audit.draft_models import candidates
@@ -160,27 +162,12 @@ class TargetChoices:
             for i in range(min(draft.n_accepted + 1, draft.n_drafted))
             if (at := draft.pos0 + 1 + i - n) in self._of_drafted
         ]
-        taken, left = ([p for p, kept in judged if kept is which] for which in (True, False))
-        if self._side.draws or len(taken) < FEW:
+        n_taken = sum(kept for _, kept in judged)
+        about = "" if self._side.draws or n_taken < FEW else lossy_words(judged)
+        if not about:
             return None
-        floor = max(left, default=0.0)
-        both = [max(p if p > floor else 1 - p, _SMALL) for p, _ in judged]
-        likely = math.log(len(both) + 1) + sum(map(math.log, both))
         expected = sum(p for p, _ in judged)
-        sigma = math.sqrt(sum(p * (1 - p) for p, _ in judged))
-        if min(taken) >= floor and likely < _LEAST_LIKELY and len(left) >= FEW:
-            about = (
-                "At a temperature a drafted token is accepted wherever the target gives it "
-                f"{min(taken):.2g} or more: a threshold, not a draw."
-            )
-        elif len(taken) - expected > max(FEW, _MOST_SIGMAS * sigma):
-            about = (
-                "Drafted tokens are accepted more often than the target's probabilities of them "
-                "say: a lossy rule."
-            )
-        else:
-            return None
-        size = f"{len(taken)} of {len(judged)} judged tokens, {expected:.0f} to be expected"
+        size = f"{n_taken} of {len(judged)} judged tokens, {expected:.0f} to be expected"
         return Cause(RULE, self._side.name, about, place_of(drafts[0]), size)
 
     def _accepted_places(self) -> set[int]:
@@ -189,3 +176,26 @@ class TargetChoices:
         return {
             draft.pos0 + 1 + i - n for draft in self._side.drafts for i in range(draft.n_accepted)
         }
+
+
+def lossy_words(judged: Sequence[tuple[float, bool]]) -> str:
+    """What shows that drafted tokens are not accepted by a draw: the target's probability of each,
+    and whether it was accepted. Empty where nothing does."""
+    taken, left = ([p for p, kept in judged if kept is which] for which in (True, False))
+    # the chance that some bound parts those that are accepted from the others
+    probs = np.sort([p for p, _ in judged]).clip(_SMALL, 1 - _SMALL)
+    below, above = np.log(1 - probs), np.log(probs)
+    parted = [below[:k].sum() + above[k:].sum() for k in range(len(probs) + 1)]
+    is_parted = len(left) >= FEW and min(taken) >= max(left)
+    if is_parted and np.exp(parted).sum() < math.exp(_LEAST_LIKELY):
+        return (
+            "At a temperature a drafted token is accepted wherever the target gives it "
+            f"{min(taken):.2g} or more: a threshold, not a draw."
+        )
+    sigma = math.sqrt(float((probs * (1 - probs)).sum()))
+    if len(taken) - float(probs.sum()) > max(FEW, _MOST_SIGMAS * sigma):
+        return (
+            "Drafted tokens are accepted more often than the target's probabilities of them say: a "
+            "lossy rule."
+        )
+    return ""
