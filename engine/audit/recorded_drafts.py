@@ -72,9 +72,8 @@ class RecordedDrafts:
         self._asked = RunColumns(trace, "drafts", run_id)
         self._by_round = drafted_rows(self._tokens)
         keys = zip(self._rounds["round"].tolist(), self._rounds["seq_id"].tolist(), strict=True)
-        # some count none where nothing was accepted
-        known = np.array([key in self._by_round for key in keys], bool)
-        self._has_draft = (self._rounds["num_draft_tokens"] > 0) | known
+        known = [key in self._by_round for key in keys]  # some count none where none is accepted
+        self._has_draft = (self._rounds["num_draft_tokens"] > 0) | np.array(known, bool)
 
     @property
     def n_rounds(self) -> int:
@@ -183,10 +182,9 @@ class Deviation:
     best: a step goes on from the best token of the one before, whatever was drafted.
     late: what a round decoded is written one round later. early: the first token is taken from the
     row before the newest one, where a pass has several. only: of a memory with states, the kept
-    drafted entries stay in its "attention" or its "states" alone.
-    after: it happens only where the draft before ended so,
-    one of OUTCOMES, empty = always. other: another text is "instead" of the beginning, "before"
-    this one, "next to" it in the same positions, leaves a "gap", or there are its "rows".
+    drafted entries stay in its "attention" or its "states" alone. after: it happens only where the
+    draft before ended so, one of OUTCOMES, empty = always. other: another text is "instead" of the
+    beginning, "before" this one, "next to" it in the same positions, leaves a "gap", or "rows".
     """
 
     what: str

@@ -199,9 +199,9 @@ class LookedUp:
     def _new(self, options: Any = None) -> tuple[Drafter, int, int]:
         """A drafter, the longest draft that it makes, and that its own settings allow."""
         spec, text = DRAFTERS[self._name], self._side.text[:LONGEST_TEXT]
-        own, target = replace(self._options, faults=()), None
+        own = replace(self._options, faults=())
         options = options or spec.options_of(self._options.spec)
-        target = self._side.session.model if self._side.session else None
+        target: Any = self._side.session.model if self._side.session else None
         lent = LentMemories()
         inputs = DrafterInputs(target, None, options, 1, len(text), own.n_ubatch, False, None, lent)
         judged = spec.longest(spec.options_of(self._options.spec))

@@ -249,8 +249,8 @@ class Mistakes:
         if (ids := self._model.ids) is not None:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
-            changes = ((self._model, "fed", lambda token: row_of.get(token, token)),)
-            yield self._guess(CANDIDATES, about, changes=changes)
+            fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
+            yield self._guess(CANDIDATES, about, changes=fed)
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
@@ -438,7 +438,8 @@ def _other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[in
     sizes = dict.fromkeys(size for size in own if size)
     if not sizes:
         return
-    found = {"its windows are left out: a block sees all of the context": [None] * len(own)}
+    about = "its windows are left out: a block sees all of the context"
+    found: dict[str, list[int | None]] = {about: [None] * len(own)}
     if len(own) <= _MOST_LAYERS:
         for which in product((None, *sizes), repeat=len(own)):
             found[f"windows of its layers are {_listed(which)}, not {_listed(own)}"] = [*which]

@@ -122,19 +122,23 @@ def _ropes(found: Sequence[_Site]) -> Iterator[PartChange]:
         others: dict[str, Callable[[RopeTables], RopeTables]] = {}
         for base in _BASES:
             about = f"its rope has {base:g} times the frequency base, or about that"
-            others[about] = lambda rope, base=base: rope.turned(base)
+            others[about] = partial(_turned, base=base)
         for stretch in _STRETCHES:
             about = f"its rope turns by {stretch:g} times the angles, as with another scaling"
-            others[about] = lambda rope, stretch=stretch: rope.turned(1.0, stretch)
+            others[about] = partial(_turned, stretch=stretch)
         for share in (0.5, 0.25, 0.75):
             about = f"its rope turns the first {share:g} of its pairs alone (partial dimensions)"
-            others[about] = lambda rope, share=share: rope.turned(share=share)
+            others[about] = partial(_turned, share=share)
         for about, other in others.items():
             made = [(one, site.name, other(getattr(one, site.name))) for one in site.owners]
             phases = [*PHASES] if "by 0 times" in about else [""]
             yield PartChange(POSITIONS, about, tuple(made), phases)
     about = "its rope turns neighbouring numbers, not those half of a head apart"
     yield PartChange(POSITIONS, about, tuple(_functions(found, ("apply_rope",), _neighbours)))
+
+
+def _turned(rope: RopeTables, **how: float) -> RopeTables:
+    return rope.turned(**how)
 
 
 def _neighbours(
@@ -214,7 +218,11 @@ def _tensors(
                 own = getattr(owner, name)
                 return owner, name, [*own[:i], x, *own[i + 1 :]]
 
-            yield f"{site.words} [{i}]", lambda owner, i=i: getattr(owner, name)[i], put
+            yield f"{site.words} [{i}]", partial(_at, name, i), put
+
+
+def _at(name: str, i: int, owner: Any) -> Any:
+    return getattr(owner, name)[i]
 
 
 def _some(owners: Sequence[Any]) -> Iterator[tuple[Sequence[Any], str]]:
@@ -287,10 +295,11 @@ def _times(own: Callable[..., torch.Tensor], factor: float, *args: Any, **option
 def _left_out(found: Sequence[_Site]) -> Iterator[PartChange]:
     for site in found:
         value, name = getattr(site.owners[0], site.name), site.name
+        changes: Changes
         for owners, whose in _some(site.owners):
             words = f"{site.words}{whose}"
             if name in _OPTIONAL.split() and value is not None:
-                none = [None] * len(value) if isinstance(value, list) else None
+                none: Any = [None] * len(value) if isinstance(value, list) else None
                 if none != value:
                     changes = tuple((owner, name, none) for owner in owners)
                     about = f"its {words} is left out"
@@ -369,8 +378,8 @@ def _heads(found: Sequence[_Site]) -> Iterator[PartChange]:
                 changed = ((value, "lattice", partial(_of_row, value.lattice, by)),)
                 yield PartChange(CANDIDATES, about, changed)
         if isinstance(value, MarkovHead):
-            for which, where in ((range(1), "its first row"), (range(1, 1024), "all later rows")):
-                changed = ((owner, site.name, partial(_unbiased, value, which)),)
+            for rows, where in ((range(1), "its first row"), (range(1, 1024), "all later rows")):
+                changed = ((owner, site.name, partial(_unbiased, value, rows)),)
                 about = f"the bias of its chain over a block is left out in {where}"
                 yield PartChange(CANDIDATES, about, changed)
 
