@@ -1,4 +1,4 @@
-"""Which number is compared with p_min is told by where drafts end."""
+"""Which number is compared with p_min shows in where drafts end."""
 
 from __future__ import annotations
 

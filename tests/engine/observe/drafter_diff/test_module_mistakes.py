@@ -1,4 +1,4 @@
-"""Changes of a module's parts act while they are in force, and leave nothing behind."""
+"""Changes of a module's parts act while they are in force, and are undone after it."""
 
 from __future__ import annotations
 
