@@ -307,11 +307,13 @@ class BlockModel(DraftModel):
     mask: token of the rows that are to be filled, -1 for the newest token. n_block: rows of a
     block. first: the row that the first drafted token is taken from. anchored: it begins with the
     newest token. apart: positions from one row to the next. walks: a selector goes on from the
-    token that was chosen, not from its row's best candidate.
+    token that was chosen, not from its row's best candidate. sure: what a confidence head says of
+    the latest block's tokens.
     """
 
     has_newest = False
     anchored, apart, walks = True, 1, True
+    sure: Sequence[float] = ()
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
@@ -323,12 +325,13 @@ class BlockModel(DraftModel):
         self.orders = _orders(model.config.taps)
         self.config = model.config
 
-    def like(self, n_ctx: int, *, flipped: bool = False, unbound: bool = False) -> BlockModel:
+    def like(
+        self, n_ctx: int, *, flipped: bool = False, windows: Sequence[int | None] | None = None
+    ) -> BlockModel:
         """Another one with a memory for n_ctx tokens; flipped: whose rows see those after them
-        where this one's do not, and the other way round; unbound: without windows."""
+        where this one's do not, and the other way round; windows: of its layers, None = its own."""
         ahead, config = self.config.causal == flipped, self.config
-        if unbound:
-            config = replace(config, windows=(None,) * len(config.windows))
+        config = config if windows is None else replace(config, windows=tuple(windows))
         memory = HybridMemory.for_layers(config.cells(), 2, n_ctx, self.core.device, ahead=ahead)
         return BlockModel(self.core, self._n_max, memory, self._n_ubatch)
 
@@ -358,6 +361,7 @@ class BlockModel(DraftModel):
         block = [last if self.anchored else mask, *[mask] * (m - 1)]
         places = [position + i * self.apart for i in range(m)]
         out = model.block(_ubatch(places, block, seq), self._memory)
+        self.sure = torch.sigmoid(out.confidence[0, self.first :]).tolist()
         if model.selector is None:
             rows = candidates(out.logits[0, self.first :], model.ids)
             if not model.config.markov or tokens is None:

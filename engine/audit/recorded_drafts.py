@@ -16,15 +16,8 @@ from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore
 
-AHEAD, BEHIND, KEPT, SHIFTED, LAYERS, OTHER, DIFFERS = (
-    "ahead",
-    "behind",
-    "rejected-kept",
-    "shifted",
-    "wrong-layers",
-    "other-text",
-    "differs",
-)
+AHEAD, BEHIND, KEPT, SHIFTED = "ahead", "behind", "rejected-kept", "shifted"
+LAYERS, OTHER, DIFFERS = "wrong-layers", "other-text", "differs"
 """What may be wrong with a drafter's state; DIFFERS: no hypothesis gives the recorded drafts."""
 
 JUDGED, NOT_JUDGED = "judged", "not-judged"
@@ -78,6 +71,9 @@ class RecordedDrafts:
         self._tokens = RunColumns(trace, "tokens", run_id)
         self._asked = RunColumns(trace, "drafts", run_id)
         self._by_round = drafted_rows(self._tokens)
+        keys = zip(self._rounds["round"].tolist(), self._rounds["seq_id"].tolist(), strict=True)
+        known = [key in self._by_round for key in keys]  # some count none where none is accepted
+        self._has_draft = (self._rounds["num_draft_tokens"] > 0) | np.array(known, bool)
 
     @property
     def n_rounds(self) -> int:
@@ -93,7 +89,7 @@ class RecordedDrafts:
         rounds that are known by themselves."""
         rounds = self._rounds
         if drafter is None:
-            is_own = (rounds["num_draft_tokens"] > 0) & (rounds["n_merged"] == MISSING)
+            is_own = self._has_draft & (rounds["n_merged"] == MISSING)
             is_own &= (rounds["num_accepted_draft_tokens"] >= 0) & (rounds["pos0"] >= 0)
         else:
             is_own = rounds.is_text("drafter", drafter)
@@ -120,7 +116,7 @@ class RecordedDrafts:
         mine = (self._rounds["seq_id"] == seq) & ~self._rounds.is_prompt
         if plain:
             is_alone = self._rounds["n_merged"] == MISSING
-            mine &= (self._rounds["num_draft_tokens"] == 0) & is_alone
+            mine &= (self._rounds["num_draft_tokens"] == 0) & ~self._has_draft & is_alone
         found: list[int] = self._rounds["pos0"][mine].tolist()
         return found
 
@@ -186,10 +182,9 @@ class Deviation:
     best: a step goes on from the best token of the one before, whatever was drafted.
     late: what a round decoded is written one round later. early: the first token is taken from the
     row before the newest one, where a pass has several. only: of a memory with states, the kept
-    drafted entries stay in its "attention" or its "states" alone.
-    after: it happens only where the draft before ended so,
-    one of OUTCOMES, empty = always. other: another text is "instead" of the beginning, "before"
-    this one, "next to" it in the same positions, leaves a "gap", or there are its "rows".
+    drafted entries stay in its "attention" or its "states" alone. after: it happens only where the
+    draft before ended so, one of OUTCOMES, empty = always. other: another text is "instead" of the
+    beginning, "before" this one, "next to" it in the same positions, leaves a "gap", or "rows".
     """
 
     what: str

@@ -33,12 +33,14 @@ class RopeTables:
             self._inv_freq /= factors.double()
         self._table = torch.empty(0, self._n_rot)
 
-    def turned(self, base: float = 1.0, stretch: float = 1.0) -> RopeTables:
-        """Others whose frequency base, and whose angles, are this many times these."""
+    def turned(self, base: float = 1.0, stretch: float = 1.0, share: float = 1.0) -> RopeTables:
+        """Others whose frequency base, and whose angles, are this many times these; of the pairs
+        only this share turns."""
         made = RopeTables(None, self._device)
         made._n_rot, made._scale = self._n_rot, self._scale
         power = torch.arange(len(self._inv_freq), dtype=torch.float64) * (-2 / max(1, self._n_rot))
         made._inv_freq = self._inv_freq * stretch * base**power
+        made._inv_freq[round(share * len(power)) :] = 0
         return made
 
     def reach(self, highest: int) -> int:

@@ -137,7 +137,8 @@ def _pair(
             if found is None:
                 found = redrafter.ends_cause()
             choices = redrafter.choices
-            rules = choices.lossy_rule(), choices.stale_choice(), choices.greedy_rule()
+            rules = [choices.lossy_rule(), choices.stale_choice(), choices.greedy_rule()]
+            rules += [None if any(rules) else choices.threshold_rule()]
             causes += filter(None, (seen, found, *rules))
     for side, partner in ((a, b), (b, a)):
         if side.looks_up and side.prompt is not None:

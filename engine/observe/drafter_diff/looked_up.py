@@ -3,9 +3,11 @@ rightly and then with one known mistake after the other. No model is needed."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 
 from engine.audit.lookups import SHOWINGS, Showing
 from engine.audit.recorded_drafts import BEHIND, RecordedDraft
-from engine.draft.drafter import DraftRequest
+from engine.draft.drafter import Drafter, DraftRequest
 from engine.draft.ngram_cache import N_LONGEST
 from engine.draft.ngram_drafter import History
 from engine.draft.registry import DRAFTERS
@@ -21,6 +23,7 @@ from engine.draft.spec import DrafterInputs
 from engine.gguf.binary import check_cancelled, never
 from engine.memory.reuse import LentMemories
 from engine.model.taps import TargetRows
+from engine.observe.drafter_diff.module_mistakes import Changes, in_place
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
     FEW,
@@ -46,16 +49,14 @@ def _earliest(history: History, ngram: Sequence[int], low: int, high: int) -> in
     return next(iter(history.find_all(ngram, low, high)), -1)
 
 
-_WORKINGS: dict[str, dict[str, Any]] = {
-    "it copies what follows the earliest match, not the latest": {"find": _earliest},
-    **{
-        f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}": {"longest": n}
-        for n in range(1, N_LONGEST)
-    },
-}
-"""What a drafter does otherwise: attributes in place of its own."""
+def _behind(start: int, history: History, ngram: Sequence[int], low: int, high: int) -> int:
+    return history.find_last(ngram, max(low, start), high)
+
+
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
+_SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
+_ENDLESS = 1 << 40
 _NO_ROWS = TargetRows(torch.empty(0))
 _Made = tuple[RecordedDraft, RecordedDraft]
 """A draft as recorded, and as it is made again; of no tokens where there was none."""
@@ -74,16 +75,21 @@ class LookedUp:
         """Why recorded drafts are not the drafter's own; None where they are."""
         made = self._made(Showing())
         wrong = _apart(made)
-        if len(wrong) < FEW or len(wrong) < _SHARE * len(made):
+        n_drafts = sum(bool(pair[0].tokens or pair[1].tokens) for pair in made)
+        if len(wrong) < FEW or len(wrong) < _SHARE * n_drafts:
             return None
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
         tries = chain(
-            ((STATE, one.about, one, None) for one in _SHOWINGS),
-            ((stage, about, Showing(), None) for about, stage in self._workings()),
-            ((CANDIDATES, about, Showing(), own) for about, own in self._other_settings()),
+            ((STATE, one.about, one, None, ()) for one in _SHOWINGS),
+            ((*working[:2], Showing(), None, working[2]) for working in self._workings()),
+            ((CANDIDATES, about, Showing(), own, ()) for about, own in self._other_settings()),
+            ((CANDIDATES, *one[:1], Showing(), None, one[1]) for one in self._other_numbers()),
         )
-        for its_stage, about, showing, options in tries:
-            left = len(_apart(self._made(showing, options, _WORKINGS.get(about, {}))))
+        for its_stage, about, showing, options, working in tries:
+            try:
+                left = len(_apart(self._made(showing, options, working)))
+            except (ArithmeticError, LookupError, ValueError):
+                continue  # it cannot work so
             if left < least:
                 stage, found, least = its_stage, f"{about[0].upper()}{about[1:]}.", left
             if not least:
@@ -99,11 +105,40 @@ class LookedUp:
         counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
         return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
 
-    def _workings(self) -> Iterator[tuple[str, str]]:
-        kind = {"ngram-simple": "find", "ngram-cache": "longest"}.get(self._name)
-        for about, working in _WORKINGS.items():
-            if kind in working:
-                yield about, STATE if kind == "find" else CANDIDATES
+    def _workings(self) -> Iterator[tuple[str, str, Changes]]:
+        """What a drafter does otherwise: stage, sentence, and attributes in place of its own."""
+        if self._name == "ngram-simple":
+            about = "it copies what follows the earliest match, not the latest"
+            yield STATE, about, ((None, "find", _earliest),)
+            about = "it looks for matches in what was decoded alone, not in the prompt"
+            generated = partial(_behind, self._side.n_prompt)
+            yield STATE, about, ((None, "find", generated),)
+        for n in range(1, N_LONGEST) if self._name == "ngram-cache" else ():
+            about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
+            yield CANDIDATES, about, ((None, "longest", n),)
+
+    def _other_numbers(self) -> Iterator[tuple[str, Changes]]:
+        """Constants of the drafter's working, changed one after the other."""
+        module = sys.modules[type(self._new()[0]).__module__]
+        for name, value in vars(module).items():
+            others: dict[str, Any] = {}
+            if name.isupper() and type(value) in (int, float) and name not in _SIZES:
+                for factor in (0, 0.5, 2, _ENDLESS):
+                    others[f"{factor * value:g}" if factor < _ENDLESS else "no bound"] = type(
+                        value
+                    )(factor * value)
+                others["1"] = 1
+            elif isinstance(value, tuple) and name.isupper() and isinstance(value[0], tuple):
+                others = {
+                    "no least number of observations": tuple((0, share) for _, share in value),
+                    "no least share": tuple((least, 0) for least, _ in value),
+                    "one observation more": tuple((n + 1, share) for n, share in value),
+                    "one observation less": tuple((n - 1, share) for n, share in value),
+                }
+            for what, other in others.items():
+                if other != value:
+                    said = f", not {value:g}" if isinstance(value, int | float) else ""
+                    yield f"it drafts as with {name} of {what}{said}", ((module, name, other),)
 
     def _other_settings(self) -> Iterator[tuple[str, Any]]:
         """Options of the drafter with one number changed, and what that is."""
@@ -153,24 +188,28 @@ class LookedUp:
             accepted += self._side.n_confirmed(draft) or 0
         return accepted, drafted
 
-    def _made(
-        self, how: Showing, options: Any = None, working: Mapping[str, Any] | None = None
-    ) -> list[_Made]:
+    def _made(self, how: Showing, options: Any = None, working: Changes = ()) -> list[_Made]:
         """Drafts of rounds as recorded and made again, as far as rounds follow each other.
-        options: of the drafter, None for its own."""
-        side, text = self._side, self._side.text[:LONGEST_TEXT]
-        recorded = {draft.pos0: draft for draft in side.drafts}
-        spec = DRAFTERS[self._name]
-        options = options or spec.options_of(self._options.spec)
-        longest = spec.longest(options)
-        judged = spec.longest(spec.options_of(self._options.spec))
+        options: of the drafter, None for its own; working: attributes in place of its own, of it
+        where the object is None."""
+        drafter, longest, judged = self._new(options)
+        with in_place([(one or drafter, name, value) for one, name, value in working]):
+            return self._drafted(how, drafter, longest, judged)
+
+    def _new(self, options: Any = None) -> tuple[Drafter, int, int]:
+        """A drafter, the longest draft that it makes, and that its own settings allow."""
+        spec, text = DRAFTERS[self._name], self._side.text[:LONGEST_TEXT]
         own = replace(self._options, faults=())
-        target: Any = side.session.model if side.session else None
+        options = options or spec.options_of(self._options.spec)
+        target: Any = self._side.session.model if self._side.session else None
         lent = LentMemories()
         inputs = DrafterInputs(target, None, options, 1, len(text), own.n_ubatch, False, None, lent)
-        drafter = spec.make(inputs)
-        for name, value in (working or {}).items():
-            setattr(drafter, name, value)
+        judged = spec.longest(spec.options_of(self._options.spec))
+        return spec.make(inputs), spec.longest(options), judged
+
+    def _drafted(self, how: Showing, drafter: Drafter, longest: int, judged: int) -> list[_Made]:
+        side, text = self._side, self._side.text[:LONGEST_TEXT]
+        recorded = {draft.pos0: draft for draft in side.drafts}
         before = side.n_prompt if how.no_prompt else 0
         drafter.begin(0, text[before : side.n_prompt])
         found: list[_Made] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from engine.audit.recorded_drafts import (
     RecordedDraft,
     outcomes,
 )
-from engine.model.rope_tables import RopeTables
 from engine.observe.drafter_diff.candidate_mistakes import (
     Change,
     any_of_ten,
@@ -31,6 +30,7 @@ from engine.observe.drafter_diff.candidate_mistakes import (
     of_choice,
     of_map,
 )
+from engine.observe.drafter_diff.module_mistakes import PHASES, Changes, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
@@ -39,8 +39,7 @@ _Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _GOES_ON = Deviation("", "", best=True)
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
-_BASES = (10.0, 0.1, 100.0, 0.01)
-_FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
+_FARTHEST, _SHOWN_BY, _MOST_FITTING, _MOST_LAYERS = 64, 3, 6, 5
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -48,7 +47,8 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Guess:
     """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
     candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
-    changed: attributes of `part`, which is the model or its core, in place of its own."""
+    changes: what is in place of attributes of the model or its parts; during: the method of the
+    model that they are in force in, empty = always."""
 
     stage: str
     about: str
@@ -57,20 +57,23 @@ class Guess:
     model: DraftModel
     change: Change | None = None
     left: Mapping[int, Entries] = field(default_factory=dict)
-    part: Any = None
-    changed: Mapping[str, Any] = field(default_factory=dict)
+    changes: Changes = ()
+    during: str = ""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """While it is replayed."""
-        own = {name: getattr(self.part, name) for name in self.changed}
-        try:
-            for name, value in self.changed.items():
-                setattr(self.part, name, value)
+        changes = self.changes
+        if self.during:
+            own = getattr(self.model, self.during)
+
+            def within(*args: Any, **options: Any) -> Any:
+                with in_place(self.changes):
+                    return own(*args, **options)
+
+            changes = ((self.model, self.during, within),)
+        with in_place(changes):
             yield
-        finally:
-            for name, value in own.items():
-                setattr(self.part, name, value)
 
 
 class Mistakes:
@@ -198,64 +201,46 @@ class Mistakes:
 
     def _of_module(self) -> Iterator[Guess]:
         """What the drafter's own module reads and how it turns it."""
-        own = vars(self._model.core)
-        rope = own.get("_rope")
-        if isinstance(rope, RopeTables):
-            for base in _BASES:
-                about = f"its rope has {base:g} times the frequency base, or about that"
-                yield self._with(POSITIONS, about, _rope=rope.turned(base))
-            for stretch in (0.0, 0.5, 2.0, 0.25, 4.0):
-                about = f"its rope turns by {stretch:g} times the angles, as with another scaling"
-                yield self._with(POSITIONS, about, _rope=rope.turned(1.0, stretch))
-        norms = {x: y for x, y in own.items() if x.endswith("norm") and torch.is_tensor(y)}
-        for name, weight in norms.items():
-            about = f"the weights of its norm `{name.strip('_')}` are left out"
-            yield self._with(BLOCK, about, **{name: torch.ones_like(weight)})
-        output, config = own.get("_output"), own.get("config")
-        if getattr(output, "norm", None) is not None:
-            about = "the weights of the norm before its head are left out"
-            guess = self._guess(BLOCK, about, part=output)
-            yield replace(guess, changed={"norm": torch.ones_like(output.norm)})
+        own, model = vars(self._model.core), self._model
+        config = own.get("config")
         if (before := getattr(config, "norm_before_residual", None)) is not None:
             about = f"its residual is taken {'before' if before else 'after'} the norm of its rows"
             yield self._with(BLOCK, about, config=replace(config, norm_before_residual=not before))
-        if own.get("_fuse_norm") is not None:
-            with self._with(ROWS, "unnormed", _fuse_norm=None).applied():
-                table = self._model.table(self._target.rows)
-            yield self._of_table("rows are not normed before they are fused", table)
-        for (one, x), (other, y) in pairwise(norms.items()):
-            if x.shape == y.shape:
-                about = f"its norms `{one.strip('_')}` and `{other.strip('_')}` are exchanged"
-                yield self._with(BLOCK, about, **{one: y, other: x})
-        embedding = own.get("_embedding")
-        if embedding is not None and self._model.reads_rows:
-            about = "embeddings of its tokens are zeros"
-            yield self._with(BLOCK, about, _embedding=lambda ids: embedding(ids) * 0)
-        if own.get("_factors") is not None:
-            yield self._with(BLOCK, "embeddings of its tokens are not scaled", _factors=None)
         for name in ("_join", "_attention"):
-            if (joined := own.get(name)) is not None and self._model.reads_rows:
+            if (joined := own.get(name)) is not None and model.reads_rows:
                 about = "token and row are joined the other way round: halves are exchanged"
                 yield self._with(BLOCK, about, **{name: partial(_halves, joined)})
-        for name in ("_attention", "_ffn"):
-            if (part := own.get(name)) is not None:
-                about = f"its {name.strip('_')} adds nothing"
-                yield self._with(BLOCK, about, **{name: partial(_nothing, part)})
         if own.get("selector") is not None:
             yield self._with(BLOCK, "its selector is left out", selector=None)
             about = "its walk takes the best candidate for the one chosen before every row"
-            guess = self._guess(CANDIDATES, about, part=self._model)
-            yield replace(guess, changed={"walks": False})
+            yield replace(self._guess(CANDIDATES, about), changes=((model, "walks", False),))
         if (markov := own.get("_markov")) is not None:
             about = "its chain over a block is left out"
             yield self._with(BLOCK, about, _markov=_no_chain)
-            assert isinstance(self._model, BlockModel)
+            assert isinstance(model, BlockModel)
             about = "every row of its chain goes on from the newest token, not from the one before"
-            linked = partial(_one_link, markov, self._model.first)
+            linked = partial(_one_link, markov, model.first)
             yield self._with(CANDIDATES, about, _markov=linked)
 
+    def of_parts(self) -> Iterator[Guess]:
+        """The same, of each of its parts, and of rows that it makes of the target's with them; and
+        any number of tokens that it has not seen."""
+        for size in (n for n in range(1, self._text.starts[0]) if n not in _SIZES):
+            unseen = Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
+            yield self._guess(STATE, unseen.about, deviation=unseen)
+        parts = list(part_changes(self._model.core))
+        for phase, words in PHASES.items():
+            for one in (one for one in parts if phase in one.phases and one.changes):
+                guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
+                if not phase and self._text.table is not None:
+                    with guess.applied():
+                        table = self._model.table(self._target.rows)
+                    guess = replace(guess, text=replace(self._text, table=table))
+                yield guess
+
     def _with(self, stage: str, about: str, **core: Any) -> Guess:
-        return replace(self._guess(stage, about), part=self._model.core, changed=core)
+        changes = tuple((self._model.core, name, value) for name, value in core.items())
+        return replace(self._guess(stage, about), changes=changes)
 
     def _of_steps(self) -> Iterator[Guess]:
         """What one step of a draft hands on to the next one."""
@@ -264,17 +249,21 @@ class Mistakes:
         if (ids := self._model.ids) is not None:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
-            guess = self._guess(CANDIDATES, about, part=self._model)
-            yield replace(guess, changed={"fed": lambda token: row_of.get(token, token)})
+            fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
+            yield self._guess(CANDIDATES, about, changes=fed)
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
         }
+        output = vars(self._model.core).get("_output")
+        if (norm := getattr(output, "norm", None)) is not None:
+            changes["normed by its final norm (again)"] = output.hidden
+            changes["taken before its final norm"] = partial(torch.div, other=norm)
         for factor in FACTORS:
             changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
-            guess = self._guess(STATE, f"what a step hands on to the next one is {what}")
-            yield replace(guess, part=self._model, changed={"handed_on": change})
+            about = f"what a step hands on to the next one is {what}"
+            yield self._guess(STATE, about, changes=((self._model, "handed_on", change),))
 
     def _of_rejected(self, window: _Drafts) -> Iterator[Guess]:
         table = self._text.table
@@ -336,8 +325,8 @@ class Mistakes:
                 found[f"blocks have {length} rows, not {n}"] = {"n_block": length}
         sees = "rows do not see" if model.config.causal is False else "rows see"
         found[f"block {sees} those after them"] = {"flipped": True}
-        if any(model.config.windows):
-            found["its windows are left out: a block sees all of the context"] = {"unbound": True}
+        for about, windows in _other_windows(model.config.windows):
+            found[about] = {"windows": windows}
         for other in (first + 1, first - 1):
             about = f"tokens are taken from row {other} of a block on, not {first}"
             if other >= 0:
@@ -406,9 +395,9 @@ class Mistakes:
         best = [next(iter(row), -1) for row in rows]
         return best == draft.tokens[: len(best)]
 
-    def _block(self, flipped: bool = False, unbound: bool = False, **changed: Any) -> BlockModel:
+    def _block(self, flipped: bool = False, windows: Any = None, **changed: Any) -> BlockModel:
         assert isinstance(self._model, BlockModel)
-        made = self._model.like(self._n_ctx, flipped=flipped, unbound=unbound)
+        made = self._model.like(self._n_ctx, flipped=flipped, windows=windows)
         for name, value in changed.items():
             setattr(made, name, value)
         return made
@@ -444,6 +433,26 @@ class Mistakes:
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
 
 
+def _other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int | None]]]:
+    """Windows of layers that are not these, and what that is."""
+    sizes = dict.fromkeys(size for size in own if size)
+    if not sizes:
+        return
+    about = "its windows are left out: a block sees all of the context"
+    found: dict[str, list[int | None]] = {about: [None] * len(own)}
+    if len(own) <= _MOST_LAYERS:
+        for which in product((None, *sizes), repeat=len(own)):
+            found[f"windows of its layers are {_listed(which)}, not {_listed(own)}"] = [*which]
+    for by in (1, -1, max(sizes), -(max(sizes) // 2)):
+        moved = [size + by if size else None for size in own]
+        found[f"windows of its layers are {_listed(moved)}, not {_listed(own)}"] = moved
+    yield from ((about, windows) for about, windows in found.items() if windows != [*own])
+
+
+def _listed(windows: Sequence[int | None]) -> str:
+    return ", ".join(str(size or "none") for size in windows)
+
+
 def _where(
     mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 ) -> torch.Tensor:
@@ -453,10 +462,6 @@ def _where(
 def _halves(own: Callable[..., torch.Tensor], x: torch.Tensor, *more: Any, **options: Any) -> Any:
     """What a layer makes of two rows side by side, put in the other order."""
     return own(x.roll(x.shape[-1] // 2, -1), *more, **options)
-
-
-def _nothing(own: Callable[..., torch.Tensor], *args: Any, **options: Any) -> torch.Tensor:
-    return own(*args, **options) * 0
 
 
 def _no_chain(

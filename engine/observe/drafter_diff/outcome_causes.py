@@ -98,10 +98,16 @@ def counting_cause(side: DraftSide) -> Cause | None:
         place = place_of(again[0][1])
         return Cause(COUNTING, side.name, about, place, size, side.counts, mended)
     if beyond := miscounting(side):
-        about = "It counts fewer drafted tokens than its rounds have."
+        more = all(one.n_drafted > len(one.tokens) for one in beyond)
+        about = f"It counts {'more' if more else 'fewer'} drafted tokens than its rounds have."
         if all(one.n_drafted == one.n_accepted + 1 for one in beyond):
             about = "It counts as drafted what was judged: accepted tokens and the first rejected."
-        n_drafted = sum(max(one.n_drafted, len(one.tokens)) for one in side.drafts)
+        elif not any(one.n_drafted or one.n_accepted for one in beyond):
+            about = "It counts no drafted tokens of rounds in which none was accepted."
+        n_drafted = sum(
+            len(one.tokens) if side.knows_all else max(one.n_drafted, len(one.tokens))
+            for one in side.drafts
+        )
         size, mended = f"{len(beyond)} of {len(side.drafts)} rounds", (side.counts[0], n_drafted)
         place = place_of(beyond[0])
         return Cause(COUNTING, side.name, about, place, size, side.counts, mended)

@@ -364,8 +364,13 @@ def length_causes(
 
 
 def miscounting(side: DraftSide) -> list[RecordedDraft]:
-    """Drafts of which more tokens are recorded than counted."""
-    found = [draft for draft in side.drafts if len(draft.tokens) > draft.n_drafted]
+    """Drafts of which more tokens are recorded than counted, or fewer where all are recorded."""
+    found = [
+        draft
+        for draft in side.drafts
+        if len(draft.tokens) > draft.n_drafted
+        or (side.knows_all and len(draft.tokens) < draft.n_drafted)
+    ]
     return found if len(found) >= FEW else []
 
 

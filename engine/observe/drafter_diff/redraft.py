@@ -11,7 +11,7 @@ which rounds, from which token on, and whether wrong tokens were as good as the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, repeat
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.audit.draft_models import Candidates, StepwiseModel, draft_model
+from engine.audit.draft_models import Candidates, draft_model
 from engine.audit.recorded_drafts import (
     CLEAN,
     DraftedText,
@@ -35,14 +35,23 @@ from engine.gguf.binary import check_cancelled, never
 from engine.model.families import FAMILIES
 from engine.model.mtp_file import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
+from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words
 from engine.observe.drafter_diff.mistakes import Guess, Mistakes
-from engine.observe.drafter_diff.records import CANDIDATES, FEW, ROWS, Cause, Counts, place_of
+from engine.observe.drafter_diff.records import (
+    CANDIDATES,
+    FEW,
+    ROWS,
+    STATE,
+    Cause,
+    Counts,
+    n_equal,
+    place_of,
+)
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_choices import TargetChoices
 from engine.observe.drafter_diff.target_rows import TextRows, what_rows_are
 from engine.observe.drafter_diff.wrong_drafts import (
     EXACT_TIE,
-    SHARES_TIE,
     TIE,
     Ranks,
     as_drawn,
@@ -65,12 +74,18 @@ a rejection, and of all where no mistake, or one that gives a part of anything, 
 _EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
-_EXPLAINS, _EXPLAINS_VAGUE, _EXPLAINS_MOST = 0.34, 0.1, 0.7
-"""Of the distance from right drafts, what a mistake may leave to be taken for the cause; one that
-gives a part of anything may leave less, and the most likely one of all more."""
+_EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE, _EXPLAINS_MOST = 0.34, 0.3, 0.1, 0.7
+_LEAST_RIGHT = 0.3
+"""Of the distance from right drafts, what a mistake may leave to be taken for the cause; one of the
+many of a module's parts and one that gives a part of anything may leave less, and the most likely
+one of all more, if it gives this share of the drafts."""
+_SHOWN_FIRST, _NEAR_FIRST, _NEAR = 4, 0.5, 0.03
+"""Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
+mistake leaves that is so near that no part is tried."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
 _TINY, _NOTHING = 1e-30, 1e-9
+_SENT_AGAIN = 0.6
 _SHOWS_DRAWN = 8
 """Drafts that have to be among the ten best each: a few of another model may be by chance."""
 
@@ -126,6 +141,8 @@ class Redrafter:
             not 0 <= t < self._session.config.n_vocab for t in tokens
         ):
             return None
+        if len(tokens) < draft.n_drafted and self._side.knows_all:
+            return draft._replace(n_drafted=len(tokens))
         if len(tokens) < draft.n_drafted:
             if len(tokens) != draft.n_accepted or at >= len(text) - 1:
                 return draft if tokens else None
@@ -152,36 +169,31 @@ class Redrafter:
 
     @torch.inference_mode()
     def ends_cause(self) -> Cause | None:
-        """Whether drafts end where another probability than that of the ten best is below p_min."""
+        """Whether drafts end by another rule than that their probability is below p_min."""
         side, options = self._side, self._side.run.facts.options
         spec = options.spec if options is not None else None
-        if spec is None or not spec.p_min or not isinstance(self._model, StepwiseModel):
+        if spec is None or not (spec.p_min or spec.n_min):
             return None
         if spec.verify_max is not None or spec.adapt != "none" or spec.tree:
             return None  # which end drafts, too
         plain = [RecordedDraft(-1, at, [], [], 0, 0, 0.0) for at in side.plain]
         drafts = sorted([*self._drafts[:_MOST_DRAFTS], *plain], key=lambda draft: draft.pos0)
-        wrong: dict[int, list[int]] = {N_CANDIDATES: [], N_BEFORE: []}
         self._model.clear()
-        n, n_ends, last = 0, 0, len(side.text) - spec.n_max - 2
+        n, found, last = 0, list[DraftEnd](), len(side.text) - spec.n_max - 2
         for draft in (one for one in drafts if side.n_prompt <= one.pos0 < last):
             check_cancelled(self._cancelled)
+            rows, n = self._right(draft, n, None, spec.n_max)
             length = len(draft.tokens)
-            rows, n = self._right(draft, n, [*draft.tokens, 0], min(length + 1, spec.n_max))
-            n_ends += 1
-            for among, found in wrong.items():
-                shares = [_best_share(row, among) for row in rows]
-                ends = [share < spec.p_min - SHARES_TIE for share in shares[:length]]
-                goes_on = length < len(shares) and shares[length] > spec.p_min + SHARES_TIE
-                found += [draft.pos0] * (any(ends) or goes_on)
-        usual, other = wrong.values()
-        if len(usual) < FEW or len(other) > _EXPLAINS * len(usual):
+            if rows and draft.tokens == [next(iter(row)) for row in rows[:length]]:
+                width = min(map(len, rows))
+                logits = np.array([[*row.values()][:width] for row in rows])
+                sure = getattr(self._model, "sure", ())[: len(rows)]
+                found.append(DraftEnd(draft.pos0, length, logits, sure))
+        if (words := ends_words(found, spec.p_min, spec.n_min)) is None:
             return None
-        about = (
-            "p_min is compared with the probability over the whole vocabulary, not the ten best."
-        )
-        size = f"{len(usual)} of {n_ends} drafts end otherwise, {len(other)} if it is so"
-        return Cause(CANDIDATES, side.name, about, f"position {usual[0]}", size)
+        about, wrong, n_left = words
+        size = f"{len(wrong)} of {len(found)} drafts end otherwise, {n_left} if it is so"
+        return Cause(CANDIDATES, side.name, about, f"position {wrong[0]}", size)
 
     # -- right drafts --------------------------------------------------------------------------
 
@@ -200,13 +212,17 @@ class Redrafter:
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
         is_sure = is_many or self._tie is EXACT_TIE
         n_wrong = sum(clean.values())
-        guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
-        if guess is None and not (is_sure and n_wrong):
+        guess, left = None, dict[int, float]()
+        if not (about := self._sent_again(wrong)):
+            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
+        if not about and guess is None and not (is_sure and n_wrong):
             return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
         shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
-        if guess is None:
+        if about:
+            stage = STATE
+        elif guess is None:
             model = self._model
             kinds = model.reads_rows, not model.has_newest
             stage, about = stage_of(wrong, self._ranks, shape, *kinds)
@@ -217,10 +233,24 @@ class Redrafter:
             stage, about = guess.stage, guess.about
             if sum(left.values()) > _EXPLAINS * n_wrong:
                 about = f"Most likely: {about[0].lower()}{about[1:]}"
-            n_right = sum(distance <= _ROUNDED for distance in left.values())
-            size += f"; of {len(window)} made again so, {n_right} are equal"
+            size += f"; of {len(window)} made again so, {_n_right(left)} are equal"
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended)
+
+    def _sent_again(self, wrong: _Drafts) -> str:
+        """What to say where most wrong drafts are a right one of an earlier round; else empty."""
+        drafts, rounds = self._drafts, {draft.round for draft in wrong}
+        at = {draft.round: i for i, draft in enumerate(drafts)}
+        for back, which in ((1, "the round before"), (2, "two rounds before")):
+            n = 0
+            for draft in wrong:
+                first = at[draft.round]
+                while first >= back and n_equal(drafts[first], drafts[first - back]) is None:
+                    first -= back
+                n += drafts[first].round not in rounds
+            if n >= max(FEW, _SENT_AGAIN * len(wrong)):
+                return f"The draft of {which} is sent again: {n} of {len(wrong)} wrong drafts are."
+        return ""
 
     def _window(self, wrong: _Drafts) -> _Drafts:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))
@@ -326,20 +356,28 @@ class Redrafter:
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
         likely = _EXPLAINS_MOST * clean * sure
         second: tuple[Guess | None, dict[int, float]] = None, left
-        is_late = first_step(wrong, self._ranks) > 0
+        is_late, first = first_step(wrong, self._ranks) > 0, wrong[:_SHOWN_FIRST]
+        right = Replay(self._model, self._text, CLEAN, distance=self._apart(None))
+        of_first = sum(right.of(first).values())
         at = self._drafts.index(window[0])
         more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above)
         for guess, share in chain(
             zip(self._mistakes.all(more, wrong), repeat(_EXPLAINS)),
+            zip(self._mistakes.of_parts(), repeat(_EXPLAINS_PART)),
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
             most = min(most, share * clean)
             apart, what = self._apart(guess.change), (guess.model, guess.text, guess.deviation)
             replay = Replay(*what, distance=apart, left=guess.left)
+            may_be_second = best is None and share == _EXPLAINS
             with guess.applied():
-                found = replay.of(window, most if best else max(most, likely))
+                if share == _EXPLAINS_PART and (
+                    most < _NEAR * clean or sum(replay.of(first).values()) > _NEAR_FIRST * of_first
+                ):
+                    continue
+                found = replay.of(window, max(most, likely) if may_be_second else most)
                 total = sum(found.values())
                 if total <= _NOTHING and len(more) > len(window) == len(found):
                     # several may give these few
@@ -353,6 +391,7 @@ class Redrafter:
             elif (
                 total < likely
                 and share == _EXPLAINS
+                and _n_right(found) >= _LEAST_RIGHT * len(found)
                 and not (is_late and guess.stage == CANDIDATES)  # it would show in first tokens
             ):
                 second, likely = (guess, found), total
@@ -383,9 +422,8 @@ class Redrafter:
         return Replay(guess.model, self._text, guess.deviation, distance=picked).of(window), picks
 
 
-def _best_share(row: Candidates, among: int) -> float:
-    logits = np.array([*row.values()][:among])
-    return float(1 / np.exp(logits - logits[0]).sum())
+def _n_right(left: Mapping[int, float]) -> int:
+    return sum(distance <= _ROUNDED for distance in left.values())
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:

@@ -15,6 +15,7 @@ from engine.observe.rescoring.texts import Asked, asked_of
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_columns import rows_by_sequence
 from engine.trace.run_ref import RunRef
+from engine.trace.writer import this_engine
 
 if TYPE_CHECKING:
     from engine.session import Session
@@ -54,6 +55,13 @@ class DraftSide:
     def has_ids(self) -> bool:
         """Whether any drafted token is known."""
         return any(draft.tokens for draft in self.drafts)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether all drafted tokens are recorded, as this engine does."""
+        source = self.run.facts.source
+        has_rejected = any(len(draft.tokens) > draft.n_accepted for draft in self.drafts)
+        return has_rejected and (source is None or source.engine == this_engine().engine)
 
     @property
     def looks_up(self) -> bool:

@@ -4,8 +4,10 @@ a greedy rule, a sampler that is not set back."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy as np
 import torch
 
 from engine.audit.draft_models import candidates
@@ -13,13 +15,14 @@ from engine.draft.model_drafter import N_CANDIDATES
 from engine.observe.drafter_diff.records import FEW, RULE, Cause, Missing, place_of
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.target_rows import PASS
-from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE, TIE, gap
+from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE, TIE, gap, least
 from engine.observe.rescoring.request_sampler import EmittedJudge, NotJudgedError, request_sampling
 from engine.session import Session
 
 _SHARE, _SHARE_AFTER, _LEAST_LIKELY = 0.05, 0.25, -6.0
 """Share of accepted tokens, and of those after a rejection, that have to be wrong; logarithm of a
 chance."""
+_SMALL, _MOST_SIGMAS = 1e-9, 4.0
 _LEAST_OWN, _NEAR_OWN, _FEW_OWN = 0.8, 0.95, 8
 """Of the target's own tokens, those that have to be its choice, or of all, those that have to be
 among its best, for the text to be this model's; and how many have to be known."""
@@ -36,25 +39,35 @@ class TargetChoices:
         self._side, self._share, n = side, share, side.n_prompt
         is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
         found: list[bool] = []
-        n_near, judge, self._shares = 0, None, list[tuple[float, float]]()
+        n_near, judges, self._shares = 0, list[EmittedJudge](), list[tuple[float, float]]()
+        drafted = {d.pos0 + 1 + i - n: t for d in side.drafts for i, t in enumerate(d.tokens)}
+        self._of_drafted: dict[int, float] = {}
         with suppress(NotJudgedError):
             more = session.tokenizer.eog_ids, session.config.n_vocab
             sampling = request_sampling(side.asked.settings, *more)
-            if not is_greedy and side.rule is not None and side.rule.is_lossless:
-                judge = EmittedJudge(sampling, side.text[:n])
+            if is_greedy or (side.rule is not None and side.rule.is_lossless):
+                judges = [EmittedJudge(sampling, side.text[:n]) for _ in range(2)]
         for start in range(n - 1, len(side.text) - 1, PASS):
             stop = min(start + PASS, len(side.text) - 1)
             logits, tokens = (
                 session.model.logits_of(hidden[start:stop]),
                 side.text[start + 1 : stop + 1],
             )
-            if judge is not None:
-                drawn = judge.distributions(logits, tokens, range(len(tokens)))
-                both = zip(drawn, tokens, strict=True)
-                self._shares += [(one.of(token), float(one.probs.max())) for one, token in both]
-            for row, token in zip(candidates(logits), tokens, strict=True):
+            rows, short = candidates(logits), [0.0] * len(tokens)
+            if judges:
+                short = judges[0].shortfalls(logits, tokens)
+            if judges and not is_greedy:
+                drawn = judges[1].distributions(logits, tokens, range(len(tokens)))
+                for at, (one, token) in enumerate(zip(drawn, tokens, strict=True), start + 1 - n):
+                    self._shares.append((one.of(token), float(one.probs.max())))
+                    if at in drafted:
+                        self._of_drafted[at] = one.of(drafted[at])
+            for row, token, lack in zip(rows, tokens, short, strict=True):
                 n_near += token in [*row][:N_CANDIDATES]
-                found.append(not gap(row, token, TIE)[1] if is_greedy else token in row)
+                if judges:
+                    found.append(lack <= least(row, TIE))
+                else:
+                    found.append(not gap(row, token, TIE)[1] if is_greedy else token in row)
         self._is_near = n_near >= _NEAR_OWN * len(found)
         self._chosen = found
 
@@ -139,9 +152,50 @@ class TargetChoices:
         size = f"{len(shares)} of {len(shares)} tokens, by chance once in e^{-likely:.0f}"
         return Cause(RULE, self._side.name, about, place_of(drafts[0]), size)
 
+    def threshold_rule(self) -> Cause | None:
+        """Whether at a temperature drafted tokens are accepted where their probability is above a
+        bound, or anyhow more often than it says. Only of drafts that were not drawn."""
+        n, drafts = self._side.n_prompt, self._side.drafts
+        judged = [
+            (self._of_drafted[at], i < draft.n_accepted)
+            for draft in drafts
+            for i in range(min(draft.n_accepted + 1, draft.n_drafted))
+            if (at := draft.pos0 + 1 + i - n) in self._of_drafted
+        ]
+        n_taken = sum(kept for _, kept in judged)
+        about = "" if self._side.draws or n_taken < FEW else lossy_words(judged)
+        if not about:
+            return None
+        expected = sum(p for p, _ in judged)
+        size = f"{n_taken} of {len(judged)} judged tokens, {expected:.0f} to be expected"
+        return Cause(RULE, self._side.name, about, place_of(drafts[0]), size)
+
     def _accepted_places(self) -> set[int]:
         """Indices of emitted tokens that were drafted."""
         n = self._side.n_prompt
         return {
             draft.pos0 + 1 + i - n for draft in self._side.drafts for i in range(draft.n_accepted)
         }
+
+
+def lossy_words(judged: Sequence[tuple[float, bool]]) -> str:
+    """What shows that drafted tokens are not accepted by a draw: the target's probability of each,
+    and whether it was accepted. Empty where nothing does."""
+    taken, left = ([p for p, kept in judged if kept is which] for which in (True, False))
+    # the chance that some bound parts those that are accepted from the others
+    probs = np.sort([p for p, _ in judged]).clip(_SMALL, 1 - _SMALL)
+    below, above = np.log(1 - probs), np.log(probs)
+    parted = [below[:k].sum() + above[k:].sum() for k in range(len(probs) + 1)]
+    is_parted = len(left) >= FEW and min(taken) >= max(left)
+    if is_parted and np.exp(parted).sum() < math.exp(_LEAST_LIKELY):
+        return (
+            "At a temperature a drafted token is accepted wherever the target gives it "
+            f"{min(taken):.2g} or more: a threshold, not a draw."
+        )
+    sigma = math.sqrt(float((probs * (1 - probs)).sum()))
+    if len(taken) - float(probs.sum()) > max(FEW, _MOST_SIGMAS * sigma):
+        return (
+            "Drafted tokens are accepted more often than the target's probabilities of them say: a "
+            "lossy rule."
+        )
+    return ""

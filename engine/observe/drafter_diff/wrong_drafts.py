@@ -29,7 +29,7 @@ in all; of runs of this engine in modes that round alike, less."""
 SHARES_TIE = 0.02
 """How far apart two probabilities are alike but for rounding."""
 _TEMPS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
-_MOST_SIGMAS, _LEAST_SIGMA = 2.5, 0.5
+_MOST_SIGMAS, _LEAST_SIGMA = 1.8, 0.5
 
 
 def gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, float]:
@@ -37,16 +37,17 @@ def gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, flo
     best, value = next(iter(row.items()))
     if token == best:
         return best, 0.0
-    return best, float(value - row.get(token, float("-inf")) > _least(row, tie))
+    return best, float(value - row.get(token, float("-inf")) > least(row, tie))
 
 
 def is_clear(row: Candidates, tie: tuple[float, float]) -> bool:
     """Whether the best token is clear of the second."""
     best, *second = list(row.values())[:2]
-    return not second or best - second[0] > _least(row, tie)
+    return not second or best - second[0] > least(row, tie)
 
 
-def _least(row: Candidates, tie: tuple[float, float]) -> float:
+def least(row: Candidates, tie: tuple[float, float]) -> float:
+    """What a better logit has to be apart by."""
     return min(tie[0] * _spread(row), tie[1])
 
 
@@ -59,6 +60,8 @@ def ranked(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, 
     """See Ranks."""
     ids, values, spread = [*row], [*row.values()], _spread(row)
     rank = (ids.index(token) if token in row else len(row)) if gap(row, token, tie)[1] else 0
+    if rank and len(ids) < N_CANDIDATES:
+        rank = N_CANDIDATES  # of so few any is near
     return rank, (values[0] - values[1]) / spread if spread > 0 else 1.0
 
 
@@ -74,6 +77,8 @@ def first_step(wrong: Sequence[RecordedDraft], ranks: Ranks) -> int:
 def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
     """What shows that tokens were drawn from the ten best of their rows: as many of them best,
     second and further down as a temperature makes likely. Empty where none does."""
+    if any(len(row) < N_CANDIDATES for row, _ in picks):
+        return ""  # of so few candidates any choice looks drawn
     logits = np.array([[*row.values()][:N_CANDIDATES] for row, _ in picks])
     ranks = np.array([[*row].index(token) for row, token in picks])
     found = []

@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.decode import acceptance
 from engine.observe.drafter_diff.diff import drafter_diff
+from engine.observe.drafter_diff.target_choices import lossy_words
 from engine.options import SamplerOptions
 from engine.trace.run_ref import RunRef
 from tests.support.drafter_diff_campaign import opened
@@ -27,9 +29,9 @@ def _greedily(draft: Any, rows: Any, sampler: Any, end_tokens: Any) -> list[int]
     return acceptance.with_bonus(accepted, rows, sampler)
 
 
-def _run(seed: int) -> RunRef:
+def _run(seed: int, **more: float) -> RunRef:
     target = opened("mtp")
-    sampler = SamplerOptions(temp=0.9, seed=seed)
+    sampler = SamplerOptions(**({"temp": 0.9, "seed": seed} | more))
     options = replace(options_of(96, "draft-mtp"), sampler=sampler)
     run = decode(target, [target.prompt("There was a small dog who lived in a")], options)
     return RunRef(run.trace, run.run_id)
@@ -44,3 +46,18 @@ def test_greedy_acceptance_at_a_temperature_is_named() -> None:
     assert first is not None and (first.stage, first.side) == ("acceptance rule", "B")
     assert "At a temperature" in first.about and "by chance once in e^" in first.size
     assert drafter_diff(right, _run(12), opened("mtp")).first is None
+
+
+def test_penalties_at_temperature_0_are_no_other_rule() -> None:
+    runs = [_run(seed, temp=0.0, repeat_penalty=1.4) for seed in (1, 2)]
+    assert drafter_diff(*runs, opened("mtp")).first is None
+
+
+def test_acceptance_by_a_bound_or_too_often_is_told_from_draws() -> None:
+    random = np.random.default_rng(5)
+    probs = random.uniform(0, 1, 60).tolist()
+    assert "a threshold, not a draw" in lossy_words([(p, p > 0.1) for p in probs])
+    often = [(p, bool(random.random() < p**0.3)) for p in probs]
+    assert "more often" in lossy_words(often)
+    for _ in range(20):
+        assert not lossy_words([(p, bool(random.random() < p)) for p in probs])

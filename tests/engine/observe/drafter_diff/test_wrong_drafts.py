@@ -31,8 +31,10 @@ def test_a_token_is_wrong_where_a_better_one_is_clear_of_it() -> None:
     assert gap(_ROW, 8, _TIE) == (7, 1.0)
     assert not is_clear(_ROW, _TIE) and is_clear({1: 2.0}, _TIE)
     assert ranked(_ROW, 3, _TIE)[0] == 0
-    assert ranked(_ROW, 5, _TIE) == (2, pytest.approx(0.1 / 4))
-    assert ranked(_ROW, 8, _TIE)[0] == 4
+    # of so few candidates none but the best is near
+    assert ranked(_ROW, 5, _TIE) == ranked(_ROW, 8, _TIE) == (10, pytest.approx(0.1 / 4))
+    many = _ROW | {i: -1.0 * i for i in range(20, 30)}
+    assert [ranked(many, token, _TIE)[0] for token in (3, 5, 8)] == [0, 2, 14]
 
 
 def test_tokens_are_drawn_where_their_ranks_are_as_likely_as_their_probabilities_say() -> None:

@@ -1,0 +1,127 @@
+"""Where drafts end: which number of a token is compared with which p_min, and which drafts are too
+short to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.draft.model_drafter import N_CANDIDATES
+from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
+from engine.observe.drafter_diff.records import FEW
+from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE
+
+_EXPLAINS, _FITTED = 0.34, 1.5
+_FLOORS = [round(0.05 * i, 2) for i in range(20)]
+
+
+class DraftEnd(NamedTuple):
+    """A draft as long as it was sent, and the candidates of as many tokens as it might have had:
+    logits f64 [n, k], the best first; sure: what a confidence head says of each, or empty."""
+
+    pos0: int
+    length: int
+    logits: np.ndarray
+    sure: Sequence[float]
+
+
+class _Rule(NamedTuple):
+    """What is compared: `number` of _numbers with p_min."""
+
+    about: str
+    number: str
+    p_min: float
+    n_min: int
+    is_fitted: bool = False
+
+
+def ends_words(
+    drafts: Sequence[DraftEnd], p_min: float, n_min: int
+) -> tuple[str, list[int], int] | None:
+    """The rule by which these drafts end where they do not as they should: a sentence, positions of
+    drafts that end otherwise, and how many would by that rule. None where they end rightly, or no
+    rule gives most of them."""
+    numbers = [_numbers(draft) for draft in drafts]
+    usual = "confidence" if any(draft.sure for draft in drafts) else "share"
+    wrong = _wrong(_Rule("", usual, p_min, n_min), drafts, numbers)
+    if len(wrong) < FEW:
+        return None
+    left = [(len(_wrong(rule, drafts, numbers)), rule) for rule in _rules(usual, p_min, n_min)]
+    # a fitted bound says less than another number does
+    n, rule = min(left, key=lambda pair: pair[0] + _FITTED * pair[1].is_fitted)
+    return (rule.about, wrong, n) if n <= _EXPLAINS * len(wrong) else None
+
+
+def _rules(usual: str, p_min: float, n_min: int) -> Iterator[_Rule]:
+    own = "what the confidence head says" if usual == "confidence" else "the token's probability"
+    others = {
+        "of all": "the probability over the whole vocabulary, not the ten best",
+        "share": f"the token's probability, not {own}",
+        "product": f"the product of all of a draft so far, not {own} alone",
+        "mean": f"the mean of a draft so far, not {own} alone",
+        "before": "that of the token before: a draft ends one token late",
+        "after": "that of the token after: a draft ends one token early",
+        "lead": f"the lead of the best token over the second, not {own}",
+        "of two": "the probability among the two best, not the ten best",
+        "cold": "the probability at a temperature of 0.5",
+        "hot": "the probability at a temperature of 2",
+        "logit": f"{own} before its sigmoid",
+    }
+    if p_min:
+        for number, what in others.items():
+            if number != usual:
+                yield _Rule(f"p_min is compared with {what}.", number, p_min, n_min)
+        for floor in _FLOORS:
+            if abs(floor - p_min) > SHARES_TIE:
+                about = f"Drafts end as with a p_min of about {floor:g}, not {p_min:g}."
+                yield _Rule(about, usual, floor, n_min, True)
+    for least in (n for n in range(max(0, n_min - 2), n_min + 5) if n != n_min):
+        about = f"Drafts are thrown away as with an n_min of {least}, not {n_min}."
+        yield _Rule(about, usual, p_min, least, True)
+
+
+def _numbers(draft: DraftEnd) -> Mapping[str, np.ndarray]:
+    """What may be compared with p_min, of each token, f64 [n]."""
+    shares, of_all = _shares(draft.logits[:, :N_CANDIDATES]), _shares(draft.logits[:, :N_BEFORE])
+    share, sure = shares[:, 0], np.array(draft.sure)
+    own = sure if len(sure) else share
+    found = {
+        "share": share,
+        "of all": of_all[:, 0],
+        "product": np.cumprod(own),
+        "mean": np.cumsum(own) / np.arange(1, len(own) + 1),
+        "before": np.concatenate(([1.0], own[:-1])),
+        "after": np.concatenate((own[1:], own[-1:])),
+        "lead": share - shares[:, 1] if shares.shape[1] > 1 else share,
+        "of two": _shares(draft.logits[:, :2])[:, 0],
+        "cold": _shares(2 * draft.logits[:, :N_CANDIDATES])[:, 0],
+        "hot": _shares(draft.logits[:, :N_CANDIDATES] / 2)[:, 0],
+    }
+    if len(sure):
+        inner = sure.clip(1e-9, 1 - 1e-9)
+        found |= {"confidence": sure, "logit": np.log(inner / (1 - inner))}
+    return found
+
+
+def _shares(logits: np.ndarray) -> np.ndarray:
+    shares: np.ndarray = np.exp(logits - logits[:, :1])
+    return shares / shares.sum(1, keepdims=True)
+
+
+def _wrong(
+    rule: _Rule, drafts: Sequence[DraftEnd], numbers: Sequence[Mapping[str, np.ndarray]]
+) -> list[int]:
+    """Positions of drafts that do not end by a rule, whatever rounding did."""
+    found = []
+    for draft, known in zip(drafts, numbers, strict=True):
+        number = known.get(rule.number)
+        if number is None:
+            return [one.pos0 for one in drafts]
+        below = np.flatnonzero(number < rule.p_min)
+        n = int(below[0]) if len(below) else len(number)
+        is_near = (np.abs(number[: n + 1] - rule.p_min) < SHARES_TIE).any() and rule.p_min > 0
+        if draft.length != (n if n >= rule.n_min else 0) and not is_near:
+            found.append(draft.pos0)
+    return found

@@ -1,0 +1,75 @@
+"""Changes of a module's parts act while they are in force, and are undone after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.batch import UBatch
+from engine.memory.hybrid import HybridMemory
+from engine.model.rope_tables import RopeTables
+from engine.observe.drafter_diff.module_mistakes import in_place, part_changes, sites
+from engine.session import Session
+from kernels.norm import rms_norm
+from tests.support.drafter_diff_campaign import opened
+
+
+@pytest.fixture(scope="module")
+def eagle() -> Session:
+    return opened("eagle3")
+
+
+def _hidden(session: Session) -> torch.Tensor:
+    core: Any = session.drafts["draft-eagle3"].model
+    core = core.model
+    tokens, n = torch.arange(40, 46).numpy()[None], 6
+    memory = HybridMemory.for_layers(core.config.cells(), 1, 32, core.device)
+    memory = HybridMemory(memory.attention, memory.recurrent)
+    ubatch = UBatch(tokens, torch.arange(n).numpy()[None], (0,), torch.arange(0).numpy())
+    features = torch.linspace(-3, 2, n * core.config.n_embd).view(1, n, -1)
+    found: torch.Tensor = core.forward(ubatch, features, memory).hidden
+    return found
+
+
+def test_each_change_acts_and_is_undone(eagle: Session) -> None:
+    core: Any = eagle.drafts["draft-eagle3"].model
+    core, right, acting = core.model, _hidden(eagle), []
+    parts = list(part_changes(core))
+    for one in parts:
+        with in_place(one.changes):
+            acting.append(not torch.equal(_hidden(eagle), right))
+    assert torch.equal(_hidden(eagle), right)
+    said = [one.about for one, acts in zip(parts, acting, strict=True) if acts]
+    # the head's own norm comes after these rows
+    assert [a for a in said if "`ffn_norm` of Eagle3 is left out" in a]
+    assert [a for a in said if "turns neighbouring numbers" in a]
+    assert [a for a in said if "0.5 times the scale" in a]
+    assert [a for a in said if "`token_norm` and `feature_norm` are exchanged" in a]
+    names = {site.name for site in sites(core)}
+    assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
+
+
+def test_a_norm_that_is_left_out_leaves_its_rows(eagle: Session) -> None:
+    core: Any = eagle.drafts["draft-eagle3"].model
+    core = core.model
+    (one,) = (c for c in part_changes(core) if "`feature_norm` of Eagle3 is left out" in c.about)
+    module = __import__("sys").modules[type(core).__module__]
+    x = torch.randn(2, 3, core._feature_norm.shape[0], generator=torch.manual_seed(1))
+    with in_place(one.changes):
+        assert module.rms_norm(x, core._feature_norm, 1e-6) is x
+        other = module.rms_norm(x, core._token_norm, 1e-6)
+    assert torch.equal(other, rms_norm(x, core._token_norm, 1e-6))
+
+
+def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
+    core: Any = eagle.drafts["draft-eagle3"].model
+    rope: RopeTables = core.model._rope
+    half, at = rope.turned(share=0.5), torch.tensor([[0, 7]])
+    for one in (rope, half):
+        one.reach(7)
+    n = half.at(at)[0].shape[-1] // 2
+    for own, other in zip(rope.at(at), half.at(at), strict=True):
+        assert torch.equal(own[..., :n], other[..., :n])
+    assert (half.at(at)[0][..., n:] == 1).all()
