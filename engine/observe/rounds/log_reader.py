@@ -382,15 +382,20 @@ class LogReader(LogServers):
 
     def _say_candidates(self, rows: list[tuple[Any, ...] | None]) -> bool:
         """Take tokens that drafters looked at; whether all are what they seem."""
-        known = [one for one in rows if one is not None]
-        servers = {name: self._by_stream.get(name) for name in {one[0] for one in known}}
-        if len(known) < len(rows) or any(s is None or s.is_waiting for s in servers.values()):
+        mine: dict[str, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            if row is None:
+                return False
+            if (known := mine.get(row[0])) is None:
+                known = mine[row[0]] = []
+            known.append(row)
+        servers = [(self._by_stream.get(name), known) for name, known in mine.items()]
+        if any(one is None or one.is_waiting for one, _ in servers):
             return False
-        for name, server in servers.items():
-            mine = known if len(servers) == 1 else [one for one in known if one[0] == name]
+        for server, known in servers:
             assert server is not None
-            server.has_times |= any(one[1] is not None for one in mine)
-            server.take_candidates([one[2:] for one in mine])
+            server.has_times |= known[0][1] is not None
+            server.take_candidates(known)
         return True
 
     def _stream_before(self, block: Block, known: list[Reading | None], i: int, placed: int) -> str:

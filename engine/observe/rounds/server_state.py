@@ -433,13 +433,15 @@ class ServerState:
     ) -> bool:
         """A token that a drafter looked at, of the slot that the line before names if it does
         not."""
-        self.take_candidates([(number, rank, at, token, p, text)])
+        self.take_candidates([("", None, number, rank, at, token, p, text)])
         return True
 
     def take_candidates(self, rows: list[tuple[Any, ...]]) -> None:
-        """The same of several, each with the values of `on_candidate`."""
-        here = self._current.slot if self._current is not None else -1
-        self._candidates += [(here, *one[1:]) if one[0] is None else one for one in rows]
+        """The same of several: after their server and time the values of `on_candidate`."""
+        if any(one[2] is None for one in rows):
+            here = self._current.slot if self._current is not None else -1
+            rows = [(*one[:2], here, *one[3:]) if one[2] is None else one for one in rows]
+        self._candidates += rows
 
     def _prompt(self, slot: Slot) -> LoggedPrompt:
         """What the log tells of the prompt of a slot's request."""
@@ -474,7 +476,7 @@ class ServerState:
         """Give their slots the drafted tokens since the last time."""
         new, self._candidates = self._candidates, []
         self.n_candidates += len(new)
-        for number, rank, at, token, p, text in new:
+        for _, _, number, rank, at, token, p, text in new:
             slot = self.slots.get(number)
             if slot is not None and rank < 8 and at < LONGEST_DRAFT:
                 if not rank and not at:
