@@ -73,7 +73,7 @@ def test_a_request_without_sums_does_not_hide_those_of_others(cli: Cli, tmp_path
     lines = [
         "prompt eval time =     163.37 ms /    43 tokens (  3.80 ms per token, 263.21 per second)",
         "       eval time =    3002.64 ms /   148 tokens ( 20.29 ms per token,  49.29 per second)",
-        "slot print_timing: id  0 | task 9 | draft acceptance = 0.75 (  90 accepted /  120 generated)",
+        "slot print_timing: id  0 | task 9 | draft acceptance = 0.75 (90 accepted / 120 generated)",
         "slot print_timing: id  0 | task 12 | n_gen =    100, tg =  20.33 t/s, tg_3s =  20.54 t/s",
     ]
     (log := tmp_path / "log").write_text("".join(f'{head}{one}" component=x\n' for one in lines))

@@ -292,7 +292,7 @@ def test_texts_of_digits_and_quotes_are_read_as_line_by_line(
             lines.append(f"{head}spec        draft:  - seq_id {slot}, draft candidate   {kind}, "
                          f"pos   0:   {n % 97} (   0.5{n % 10}) '{text}'")  # fmt: skip
         else:
-            lines.append(f"{head}slot process_toke: id  {slot} | task {slot} | n_gen = {n // 3 + 1}, "
+            lines.append(f"{head}slot process_toke: id  {slot} | task {slot} | n_gen = {n // 3}, "
                          f"n_remaining = 9, next token:   {n % 97} '{text}'")  # fmt: skip
         lines += [f"{head}que  yield_to_que: done yielding to queue"] * (n % 2)
     text = "\n".join(lines) + "\n"
