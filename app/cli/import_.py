@@ -101,14 +101,23 @@ def _line(store: TraceStore, run_id: int) -> str:
     if drafted:
         parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")
     elif drafted is None:
-        parts += _averages(facts.requests or [])
+        parts += _partly(facts.requests or [])
     if unread := figures["unknown_keys"]:
         parts.append(f"{len(unread)} keys kept but not used")
     return ", ".join(parts)
 
 
-def _averages(requests: Sequence[RequestFacts]) -> Iterator[str]:
-    """Where no counts are known, from where to where the rates of the requests go."""
+def _partly(requests: Sequence[RequestFacts]) -> Iterator[str]:
+    """The counts of the requests that have any; without them, from where to where the rates of the
+    requests go."""
+    told = [one.told for one in requests if one.told.get("num_accepted_draft_tokens") is not None]
+    if told:
+        accepted = sum(one["num_accepted_draft_tokens"] for one in told)
+        known = [n for one in told if (n := one.get("num_draft_tokens")) is not None]
+        of = f"of {sum(known):,} drafted" if len(known) == len(told) else "drafted tokens"
+        where = f" in {len(told):,} of {len(requests):,}" if len(told) < len(requests) else ""
+        yield f"{accepted:,} {of} accepted{where}"
+        return
     names = {
         "mean_acceptance_length": "mean acceptance length",
         "draft_acceptance_rate": "acceptance rate",

@@ -23,6 +23,7 @@ from engine.observe.files.line_words import (
     KOBOLD_DRAFTS,
     METRICS,
     PAIR,
+    ROW_END,
     SPEED,
     TOTAL,
     batch_saying,
@@ -171,7 +172,12 @@ class LineLogs:
             self._read(run, number, part, self._finished)
             return True
         elif "pred=" in said and "acc=" in said:
-            self._row(number, said)
+            at = 0
+            for end in (found.end() for found in ROW_END.finditer(said)):
+                self._row(number, said[at:end])
+                at = end
+            if not at or "pred=" in said[at:]:
+                self._row(number, said[at:])
             return True
         elif "MTP[" in said and "finish=" in said:
             self._read(self._run(MTP_LOG, stream), number, said, mtp_request)
@@ -268,6 +274,10 @@ class LineLogs:
     def _row(self, number: int, said: str) -> None:
         values = {key.lower(): value for key, value in KEY.findall(said)}
         name = said[: KEY.search(said).start()].strip(" |*`\t:-")  # type: ignore[union-attr]
+        if "}" in name:  # the end of the table before, where a page has joined its lines
+            name = name.rpartition("}")[2].strip()
+            if self._tables:
+                self._tables[-1].engine = "closed"
         name = name[-100:]
         known = {one.place for one in map(made, self._tables[-1].requests)} if self._tables else ()
         if not self._tables or self._tables[-1].engine == "closed" or name in known:

@@ -52,6 +52,7 @@ _OF_BATCH = re.compile(
 _RANK = re.compile(r"\bDP(\d{1,4})\b")
 PAIR = re.compile(r"'(\w{1,60})': (\d{1,20}(?:\.\d{1,20})?(?:e-?\d{1,3})?)(?=[,}\s])")
 KEY = re.compile(r"\b([A-Za-z/]{2,12})=\s{0,12}([-\w.%/]{1,24})")
+ROW_END = re.compile(r"\btok/s=\s{0,12}[\d.]{1,20}")
 TOTAL = re.compile(r'"(\w{1,40})":\s{0,9}([\d.]{1,20})')
 _MTP = re.compile(
     r"MTP\[([^\]\s]{1,100})\] finish=(\w{1,40}) tokens=(\d{1,20}) .{0,100}?"

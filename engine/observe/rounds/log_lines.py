@@ -103,6 +103,8 @@ _BAR = re.compile(
 """What a program that shows its progress, or PowerShell, has put before a line."""
 _OVERWRITTEN = re.compile(r"^[^'\n]*%[^'\n]*\r(?=[^\r\n])", re.MULTILINE)
 """Progress in the place of which a terminal shows what follows."""
+_KEYS = re.compile(r'\b(?:time|ts|level|lvl|msg|message)="?')
+"""Of programs in Go, before the text of a line."""
 _ZEROS = str.maketrans("123456789", "000000000")
 _ZERO_BYTES = bytes.maketrans(b"123456789", b"000000000")
 _NO_NAME = re.compile(r"[^\w./@-]+")
@@ -146,6 +148,7 @@ def name_of(prefix: str, *, is_loose: bool = False) -> str:
     """The server that a prefix names; "" where nothing of it stays the same. is_loose: its
     numbers change."""
     bare = _BAR.sub(" ", prefix) if "%|" in prefix or ".exe : " in prefix else prefix
+    bare = _KEYS.sub(" ", bare) if "=" in bare else bare
     kept = _LEVELS.sub(" ", _TIMES.sub(" ", bare))
     if is_loose:
         kept = re.sub(r"\d{1,20}", " ", kept)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ _USUAL_LINE = 128
 _FIRST_BYTES, _MOST_BYTES = 1 << 13, 1 << 22
 """Of the first block, since none of its shapes is known, and of the longest."""
 _MOST_HASHES = 1 << 18
+_MOST_BETWEEN = 64
+"""Lines of other servers between two of one that are looked at."""
 _NUMBERS = re.compile("[0-9]+")
 _QUIET = Reading("", "nothing", None, "", is_own=False)
 """Of lines that have no word that any reader looks for."""
@@ -69,6 +72,8 @@ class LogReader(LogServers):
         """By shape."""
         self._kinds: dict[tuple[Any, ...], Reading] = {}
         """The same by their keys."""
+        self._open: dict[Reading, Reading] = {}
+        """The same of texts that end with two quotes."""
 
     def feed(self, text: str | bytes) -> None:
         """More of the log, cut anywhere, or as UTF-8 between characters. Raises TraceFileError for
@@ -119,6 +124,10 @@ class LogReader(LogServers):
                 known[i], unknown[i] = self._known(block, i)
         of_line = block.shape_of
         values, light, others, whose = self._columns(block, known)
+        may_go_on = np.array([one is not None and one.may_go_on for one in known])
+        for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
+            row = values[i]
+            values[i] = row if row and self._is_whole(block, i, row[0]) else None
         says_more = np.array([one is None or one.whose != "nothing" for one in known])[of_line]
         for _, (_, _, rows, _) in others:
             says_more[rows] = False
@@ -128,22 +137,27 @@ class LogReader(LogServers):
         is_candidate = np.array([one is not None and one.name == "candidate" for one in known])
         candidates, shapes = lengths_of_runs(is_candidate[of_left], 2), of_left.tolist()
         n_learned, at, placed = self._lines.n_learned, 0, -1
-        slot: tuple[ServerLog, Slot] | None = None
+        slots: dict[str, tuple[ServerLog, Slot] | None] = {}
+        """By server the slot of its newest line, if it has one."""
         while at < len(todo):
             i = todo[at]
             if runs and (n := runs.get(at, 0)) and self._say_light(light, left[at : at + n]):
                 at += n
-                slot = None
+                slots.clear()
                 continue
             n = candidates.get(at, 0) if candidates else 0
             if n and self._say_candidates([values[one] for one in todo[at : at + n]]):
                 at += n
-                slot = None
                 continue
             reading, row = known[shapes[at]], values[i] or light.row(i)
             if reading is not None and row is not None:
-                if slot is not None and goes_on[at]:  # and no line of it has an earlier time
-                    server, mine = slot
+                server = self._by_stream.get(row[0]) if reading.is_mark else None
+                if server is not None and server.has_times and not server.is_waiting:
+                    server.clock.mark(row[1], reading.kind)
+                    at += 1
+                    continue
+                if goes_on[at] and (known_slot := slots.get(row[0])) is not None:
+                    server, mine = known_slot  # and no line of it has an earlier time
                     server.last_us = us = row[1]
                     said = before + i + 1, us, reading.kind
                     try:
@@ -153,11 +167,11 @@ class LogReader(LogServers):
                     except OutOfRangeError:
                         is_said = False
                 else:
-                    is_said, slot = self._say(reading, before + i + 1, row)
+                    is_said, slots[row[0]] = self._say(reading, before + i + 1, row)
                 if is_said:
                     at += 1
                     continue
-            slot = None
+            slots.clear()
             self._say_others(block, others, before, placed, i)
             self._lines.last = self._stream_before(block, known, i, placed)
             self._lines.number = before + i
@@ -191,6 +205,11 @@ class LogReader(LogServers):
             self._is_quiet_object(line) if self._lines.is_json else self._is_quiet(of_line, line)
         ):
             found = _QUIET
+        if found is not None and found.name == "candidate" and of_line.endswith(b"''"):
+            if found not in self._open:
+                self._open[found] = copy(found)
+                self._open[found].may_go_on = True
+            found = self._open[found]
         if found is not None:
             if len(self._by_hash) >= _MOST_HASHES:
                 self._by_hash.clear()
@@ -201,6 +220,15 @@ class LogReader(LogServers):
         self._readings.clear()
         self._kinds.clear()
         self._by_hash.clear()
+        self._open.clear()
+
+    def _is_whole(self, block: Block, line: int, source: str) -> bool:
+        """Whether the next line of the server that a line is of begins an entry."""
+        for after in range(line + 1, min(line + _MOST_BETWEEN, block.n_lines)):
+            other, start = self._lines.own_source(block.line(after))
+            if other is None or other == source:
+                return other is not None and start > 0
+        return False
 
     def _is_quiet(self, shape: bytes, line: str) -> bool:
         """Whether lines of an unknown shape can be passed over. line: one of them."""
@@ -269,11 +297,11 @@ class LogReader(LogServers):
                 continue
             for i, row in block.rows(rows, columns, is_good, streams):
                 values[i] = row
+            names_of, of = streams
+            mine = [numbers.setdefault(one, len(numbers)) for one in names_of]
+            whose[0, rows] = np.array(mine)[of]
+            whose[0, rows[~is_good]] = -1
             if reading.whose == "slot":
-                names_of, of = streams
-                mine = [numbers.setdefault(one, len(numbers)) for one in names_of]
-                whose[0, rows] = np.array(mine)[of]
-                whose[0, rows[~is_good]] = -1
                 whose[1:3, rows] = columns[1:3]
                 whose[3, rows] = -1 if columns[0] is None else columns[0]
         return values, light, others, whose
@@ -282,16 +310,21 @@ class LogReader(LogServers):
     def _without_repeats(
         whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
     ) -> tuple[np.ndarray, list[bool]]:
-        """Some lines without those that say no more than that a slot works for a task, as the lines
-        around them do; and which of the others are of the same slot and task as the one before.
+        """Some lines without those that say no more than that a slot works for a task, as the next
+        line of its server does; and which of the others are of the same slot and task as the one
+        before of theirs. A line that has to be looked at comes between those of all servers.
         whose: as `_columns` finds it. is_silent: which lines of a slot say nothing."""
-        server, slot, task, us = whose[:, todo]
-        is_later = (us[1:] >= us[:-1]) & ((us[1:] < 0) == (us[:-1] < 0))
-        is_later &= (server[1:] == server[:-1]) & (server[1:] >= 0)
-        goes_on = np.zeros(len(todo), bool)
-        goes_on[1:] = is_later & (slot[1:] == slot[:-1]) & (task[1:] == task[:-1])
-        is_left = np.ones(len(todo), bool)
-        is_left[:-1] = ~(goes_on[:-1] & is_later & is_silent[todo[:-1]])
+        is_known = whose[0, todo] >= 0
+        part = np.cumsum(~is_known)
+        order = np.argsort(whose[0, todo], kind="stable")
+        server, slot, task, us = whose[:, todo[order]]
+        is_later = (us[1:] >= us[:-1]) & ((us[1:] < 0) == (us[:-1] < 0)) & (slot[1:] >= 0)
+        is_later &= (server[1:] == server[:-1]) & is_known[order[1:]]
+        is_later &= part[order[1:]] == part[order[:-1]]
+        is_same = is_later & (slot[1:] == slot[:-1]) & (task[1:] == task[:-1])
+        goes_on, is_left = np.zeros(len(todo), bool), np.ones(len(todo), bool)
+        goes_on[order[1:]] = is_same
+        is_left[order[1:-1]] = ~(is_same[:-1] & is_later[1:] & is_silent[todo[order[1:-1]]])
         return todo[is_left], goes_on[is_left].tolist()
 
     def _say(
@@ -349,15 +382,20 @@ class LogReader(LogServers):
 
     def _say_candidates(self, rows: list[tuple[Any, ...] | None]) -> bool:
         """Take tokens that drafters looked at; whether all are what they seem."""
-        known = [one for one in rows if one is not None]
-        servers = {name: self._by_stream.get(name) for name in {one[0] for one in known}}
-        if len(known) < len(rows) or any(s is None or s.is_waiting for s in servers.values()):
+        mine: dict[str, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            if row is None:
+                return False
+            if (known := mine.get(row[0])) is None:
+                known = mine[row[0]] = []
+            known.append(row)
+        servers = [(self._by_stream.get(name), known) for name, known in mine.items()]
+        if any(one is None or one.is_waiting for one, _ in servers):
             return False
-        for name, server in servers.items():
-            mine = known if len(servers) == 1 else [one for one in known if one[0] == name]
+        for server, known in servers:
             assert server is not None
-            server.has_times |= any(one[1] is not None for one in mine)
-            server.take_candidates([one[2:] for one in mine])
+            server.has_times |= known[0][1] is not None
+            server.take_candidates(known)
         return True
 
     def _stream_before(self, block: Block, known: list[Reading | None], i: int, placed: int) -> str:
@@ -430,6 +468,7 @@ class LogReader(LogServers):
         reading = Reading(line, whose, saying, stream, is_own=self._lines.is_own)
         if saying is not None:
             reading.handler = getattr(ServerLog, f"on_{saying[0]}")
+            reading.is_mark = (whose, saying[0]) == ("server", "mark")
         if not reading.is_own and whose != "nothing":
             return None
         is_known = (

@@ -55,8 +55,8 @@ class Reading:
     says which server it is of."""
 
     __slots__ = (
-        "columns", "handler", "is_own", "kind", "name", "numbers", "prefix", "same", "stream",
-        "time", "times", "whose",
+        "columns", "handler", "is_mark", "is_own", "kind", "may_go_on", "name", "numbers", "prefix",
+        "same", "stream", "time", "times", "whose",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,8 @@ class Reading:
         self.whose, self.stream, self.is_own = whose, stream, is_own
         self.name, self.kind = saying[:2] if saying is not None else ("", "")
         self.handler: Callable[..., bool] | None = None
+        self.is_mark = self.may_go_on = False
+        """Whether it marks a phase of the server's, and whether its text may go on after it."""
         self.numbers = [found.span() for found in _NUMBER.finditer(line.encode())]
         self.columns: list[_Column | None] = []
         self.time: int | None = None
@@ -156,13 +158,13 @@ def shape_of(line: str) -> bytes:
 
 
 def read_as(shape: bytes) -> bytes:
-    """A shape whose lines are read as those of another: the text of a token, as far as it has
-    neither numbers nor quotes, is any."""
+    """A shape whose lines are read as those of another: the text of a token is any; where something
+    comes after it, as far as it has neither numbers nor quotes."""
     if not (b"next token:" in shape or b"draft candidate" in shape):
         return shape
     head, quote, rest = shape.partition(b" '")
     text, _, tail = rest.rpartition(b"'")
-    other = (b"0", b"'", b"\\u", b"\x1b", b"\\") if tail else (b"0", b"'", b"\\u", b"\x1b")
+    other = (b"0", b"'", b"\\u", b"\x1b", b"\\") if tail else (b"\\u", b"\x1b")
     is_any = text and tail[:1] in (b"", b'"', b"\\") and not any(one in text for one in other)
     return head + quote + b"x'" + tail if is_any else shape
 
@@ -388,9 +390,11 @@ class Texts:
     def tolist(self) -> list[str]:
         """All of them."""
         parts, of = map(slice, self._begins.tolist(), self._ends.tolist()), self._of
+        found: Any = map(of.__getitem__, parts)
         if isinstance(of, str):
-            return list(map(of.__getitem__, parts))
-        return [of[part].decode("utf-8", "replace") for part in parts]
+            return list(found)
+        # no text goes beyond its line
+        return b"\n".join(found).decode("utf-8", "replace").split("\n") if len(self._begins) else []
 
 
 def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:

@@ -78,7 +78,7 @@ _CHECKPOINT = re.compile(
     r"\(pos_min = -?\d+, pos_max = (?:-\d+|(\d+))(?:, n_tokens = (\d+))?"
 )
 _ADAPTED = re.compile(
-    r"adaptive (?:draft depth|draft length|draft|depth|n_max|n_draft|n)\b"
+    r"adaptive (?!seq )[a-z][\w-]{0,20}(?: (?!seq )[a-z][\w-]{0,20}){0,2}"
     r"(?: seq (\d{1,9}))?\s{0,8}+[:=]?\s{0,8}+(\d{1,9}) -> (\d{1,9})"
 )
 _SIZE = re.compile(r"size = ([\d.]+) MiB")

@@ -70,7 +70,7 @@ class ServerState:
         self._prompts = PromptLog()
         self._current: LogRequest | None = None
         self._impls: list[tuple[str, int, int]] = []
-        self._clock = PhaseClock()
+        self.clock = PhaseClock()
         self.totals: dict[str, Counts] = {}
         """By drafter its drafts, their tokens and those accepted, of all requests so far."""
         self.n_undrafted = 0
@@ -87,7 +87,7 @@ class ServerState:
         drafted tokens, and time in microseconds (-1 without), those of each slot; None where one is
         anything else than the round after another one of a request."""
         number, task, _, _, us = rounds.T
-        if not self.is_light or self._clock.is_at_work:
+        if not self.is_light or self.clock.is_at_work:
             return None
         last = -1 if self.last_us is None else self.last_us
         if us[0] < last or (us[1:] < us[:-1]).any():
@@ -174,7 +174,7 @@ class ServerState:
             one.tokens.append(token)
             if one.end_us is None and us is not None:
                 one.end_us = us
-                self._clock.ends(one, us)
+                self.clock.ends(one, us)
         return True
 
     def on_speed(self, slot: Slot, said: Said, n: int, speed: float, recent: float | None) -> bool:
@@ -206,7 +206,7 @@ class ServerState:
             slot.replay = False  # the counts are those of the replay
             if slot.round is not None:
                 slot.round.is_complete, slot.round.end_us = True, us
-                self._clock.ends(slot.round, us)
+                self.clock.ends(slot.round, us)
             return True
         if slot.round is None or slot.round.is_complete or self.is_light:
             self._add_round(slot, LogRound(None, drafted))
@@ -215,7 +215,7 @@ class ServerState:
         if slot.early and kind == "again":
             self._take_early(slot, one, drafted)
         one.drafted, one.accepted, one.restored, one.end_us = drafted, accepted, restores, us
-        self._clock.ends(one, us)
+        self.clock.ends(one, us)
         slot.replay, one.is_complete = restores, not restores
         return True
 
@@ -245,7 +245,7 @@ class ServerState:
         self._begins_rounds = True
         if not slot.replay:
             self._begin(slot, history, drafted, pos)
-        self._clock.joins(slot.round)
+        self.clock.joins(slot.round)
         return True
 
     def on_decoded(self, slot: Slot, _said: Said, pos: int) -> bool:
@@ -253,7 +253,7 @@ class ServerState:
         self._begins_rounds = True
         one = LogRound(pos, 0, is_complete=True)
         self._add_round(slot, one)
-        self._clock.joins(one)
+        self.clock.joins(one)
         return True
 
     def on_adapted(self, *args: Any) -> bool:
@@ -278,7 +278,7 @@ class ServerState:
         """A checkpoint of the memory was saved before a round."""
         _, us, _ = said
         slot.checkpoint_bytes = round(mib * 2**20)
-        self._clock.mark(us, "saved")
+        self.clock.mark(us, "saved")
         return True
 
     def on_restoring(self, slot: Slot, _said: Said, n_bytes: int) -> bool:
@@ -292,7 +292,7 @@ class ServerState:
         _, us, kind = args[-1]
         if kind == "draft" and len(args) > 1 and (slot := args[0]).early:
             slot.n_plain = len(slot.early)
-        self._clock.mark(us, kind)
+        self.clock.mark(us, kind)
         return True
 
     def on_prompt(self, slot: Slot, _said: Said, n: int) -> bool:
@@ -423,7 +423,7 @@ class ServerState:
     def on_impl(self, said: Said, name: str, size: int, n: int) -> bool:
         """A drafter has drafted."""
         _, us, _ = said
-        self._clock.mark(us, "drafted")
+        self.clock.mark(us, "drafted")
         self._impls.append((name, size, n))
         del self._impls[:-64]
         return True
@@ -433,13 +433,15 @@ class ServerState:
     ) -> bool:
         """A token that a drafter looked at, of the slot that the line before names if it does
         not."""
-        self.take_candidates([(number, rank, at, token, p, text)])
+        self.take_candidates([("", None, number, rank, at, token, p, text)])
         return True
 
     def take_candidates(self, rows: list[tuple[Any, ...]]) -> None:
-        """The same of several, each with the values of `on_candidate`."""
-        here = self._current.slot if self._current is not None else -1
-        self._candidates += [(here, *one[1:]) if one[0] is None else one for one in rows]
+        """The same of several: after their server and time the values of `on_candidate`."""
+        if any(one[2] is None for one in rows):
+            here = self._current.slot if self._current is not None else -1
+            rows = [(*one[:2], here, *one[3:]) if one[2] is None else one for one in rows]
+        self._candidates += rows
 
     def _prompt(self, slot: Slot) -> LoggedPrompt:
         """What the log tells of the prompt of a slot's request."""
@@ -474,7 +476,7 @@ class ServerState:
         """Give their slots the drafted tokens since the last time."""
         new, self._candidates = self._candidates, []
         self.n_candidates += len(new)
-        for number, rank, at, token, p, text in new:
+        for _, _, number, rank, at, token, p, text in new:
             slot = self.slots.get(number)
             if slot is not None and rank < 8 and at < LONGEST_DRAFT:
                 if not rank and not at:

@@ -66,3 +66,21 @@ def test_what_contradicts_itself_or_is_of_two_engines_fails(cli: Cli, tmp_path: 
     assert cli("import", both, "--as", "sglang").status == 0
     outcome = cli("import", wrong, "--as", "lm-studio")
     assert outcome.status == 1 and "no records of LM Studio" in outcome.err
+
+
+def test_a_request_without_sums_does_not_hide_those_of_others(cli: Cli, tmp_path: Path) -> None:
+    head = 'time="2026-08-27T18:41:57Z" level=info msg="'
+    lines = [
+        "prompt eval time =     163.37 ms /    43 tokens (  3.80 ms per token, 263.21 per second)",
+        "       eval time =    3002.64 ms /   148 tokens ( 20.29 ms per token,  49.29 per second)",
+        "slot print_timing: id  0 | task 9 | draft acceptance = 0.75 (90 accepted / 120 generated)",
+        "slot print_timing: id  0 | task 12 | n_gen =    100, tg =  20.33 t/s, tg_3s =  20.54 t/s",
+    ]
+    (log := tmp_path / "log").write_text("".join(f'{head}{one}" component=x\n' for one in lines))
+    said = cli("import", log).out
+    assert said.startswith("log: 3 requests") and "90 of 120 drafted accepted in 1 of 3" in said
+    counters = ("num_drafts", 22), ("num_draft_tokens", 66), ("num_accepted_tokens", 10)
+    rows = [f'vllm:spec_decode_{name}_total{{engine="0"}} | {n}' for name, n in counters]
+    (table := tmp_path / "table").write_text("\n".join([rows[0], "-- | --", *rows[1:]]))
+    outcome = cli("import", table)
+    assert "10 of 66 drafted accepted" in outcome.out and not outcome.err

@@ -63,7 +63,12 @@ _ROW = re.compile(
     r"\| +(?:(?P<steps>\d{1,20}) \| +(?P<acc>\d{1,20})/(?P<drafted>\d{1,20})|- \| +-) "
     r"\|[^|\n]{1,40}\|[^|\n]{1,40}\|(?P<by>[^|\n]{0,60})"
 )
-_ENGINES = (("n_drafted", "llama.cpp"), ("accept length", "sglang"), ("#questions", "sglang"))
+_ENGINES = (
+    ("n_drafted", "llama.cpp"),
+    ("accept length", "sglang"),
+    ("acc_length", "sglang"),
+    ("#questions", "sglang"),
+)
 
 
 def is_printed(text: str) -> bool:

@@ -89,16 +89,17 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
     out, and a sentence says how many lines; as they are where there are none."""
     kept: list[str] = []
     left: list[str] = []
-    for line in data.decode("utf-8-sig", "replace").splitlines():
+    lines = data.decode("utf-8-sig", "replace").splitlines()
+    for line in lines:
         if not line.strip() or line.startswith("#"):
             kept.append(line)
         elif len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
             kept.append(f"{found[1]} {found[2]}")
         elif _BEGIN.match(line) or len(line) > LONGEST_LINE:
             kept.append(line)  # what is wrong with it is said later
-        else:
+        elif any(map(str.isalnum, line)):
             left.append(line)
-    if not left and not any("|" in line for line in kept):
+    if not left and kept == lines:
         return data, ""
     n = "1 line was" if len(left) == 1 else f"{len(left):,} lines were"
     sentence = f"{n} left out, the first is {shorten(left[0].strip(), 80)}" if left else ""

@@ -189,8 +189,18 @@ VLLM = Shape(
 
 # -- SGLang ----------------------------------------------------------------------------------
 
-_ACCEPTED_NAMES = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
-_PROPOSED_NAMES = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+_ACCEPTED_NAMES = (
+    "spec_num_correct_drafts",
+    "spec_accepted_drafts",
+    "spec_accept_token_num",
+    "spec_accepted_tokens",
+)
+_PROPOSED_NAMES = (
+    "spec_num_proposed_drafts",
+    "spec_proposed_drafts",
+    "spec_draft_token_num",
+    "spec_draft_tokens",
+)
 _HISTOGRAM_NAMES = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 
 

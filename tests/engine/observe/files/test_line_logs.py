@@ -489,6 +489,7 @@ def test_a_table_has_a_sequence_for_each_prompt() -> None:
         (table([("plain", 192, 0, 0, 30.0)]), [(192, 0, 0)], []),
         ("$ python3 mtp-bench.py\n" + table(TABLE, 201).replace("\n", "\r\n"),
          [(246, 201, 177)], []),
+        (table(TABLE, 201).replace("\n", " ") * 2, [(246, 201, 177)] * 2, []),
         (table(TABLE).replace("0.771", "0.171"), [(192, 153, 140)], ["counters-contradict"]),
         (table(TABLE).replace("48", "4x"), [(246, None, None)], []),
     ],

@@ -76,6 +76,7 @@ def rules(store: TraceStore) -> list[str]:
          (90, 40, 120, 40)], "vllm"),
         ("Output throughput: 3.1\nAccept length: 2.75\n", [(None, None, None, None)], "sglang"),
         ("> Output throughput: 3.1\n> Average Accept length: 1.02\n", [(None,) * 4], "sglang"),
+        ("acc_length=2.20\nspeed=125.59 token/s\n", [(None,) * 4], "sglang"),
         ("#questions: 80, Throughput: 276.30 token/s, Acceptance length: 5.36",
          [(None, None, None, None)], "sglang"),
     ],
@@ -130,7 +131,7 @@ def test_counters_in_a_table_are_counters(tmp_path: Path) -> None:
     assert sums(store) == [(None, 22, 66, 10)]
     store = imported(tmp_path, TABLE)
     assert sums(store) == [(None, 22, 66, 10)]
-    assert "3 lines were left out" in str(store.runs[0]["observed_findings"])
+    assert "2 lines were left out" in str(store.runs[0]["observed_findings"])
 
 
 def test_values_that_a_person_has_left_out_are_not_there(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ LINES = (
     "slot       update: id  1 | task 5 | adaptive n : {a} -> {b}",
     "spec         draft: adaptive n_max seq 1: {a} -> {b}",
     "adaptive n: {a} -> {b}",
+    "slot apply_adapti: id  1 | task 5 | adaptive draft-max profit: {a} -> {b} (score=9.10)",
 )
 
 

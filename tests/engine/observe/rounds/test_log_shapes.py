@@ -39,7 +39,8 @@ def facts(text: str, *, has_batches: bool = False) -> list[object]:
         request.unfold()
     return [
         (
-            server.stream, server.unread, server.pieces, server.drafters, server.n_rs_seq,
+            server.stream, server.unread, sorted(server.pieces.items()), server.drafters,
+            server.n_rs_seq,
             server.build, server.is_whole, server.has_times, server.requests,
             [request.rounds for request in server.requests],
         )
@@ -274,3 +275,25 @@ def test_lines_that_are_no_json_are_counted_together(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LogReader, "_place", counted)
     facts(text)
     assert n_placed == 15
+
+
+@pytest.mark.parametrize("ports", [("",), ("[53409] ", "[53410] ")])
+def test_texts_of_digits_and_quotes_are_read_as_line_by_line(
+    ports: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["a", "7", "x86", "it's", "jsat'", "'", "'\n", "v'\nw", "a 1 'b 2"]
+    chance, lines = random.Random(3), []
+    for n in range(900):
+        port, slot = chance.choice(ports), chance.randrange(2)
+        head = f"{port}0.{n // 60:02}.{n % 1000:03}.000 D "
+        kind = n % 3
+        text = chance.choice(texts).replace("\n", f"\n{port}")
+        if kind < 2:
+            lines.append(f"{head}spec        draft:  - seq_id {slot}, draft candidate   {kind}, "
+                         f"pos   0:   {n % 97} (   0.5{n % 10}) '{text}'")  # fmt: skip
+        else:
+            lines.append(f"{head}slot process_toke: id  {slot} | task {slot} | n_gen = {n // 3}, "
+                         f"n_remaining = 9, next token:   {n % 97} '{text}'")  # fmt: skip
+        lines += [f"{head}que  yield_to_que: done yielding to queue"] * (n % 2)
+    text = "\n".join(lines) + "\n"
+    assert repr(facts(text)) == repr(by_line(monkeypatch, facts, text))
