@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
+from engine.conform.decays import Log, Played, decays
 from engine.conform.fits import closest, exchanged, fitted, of_rounding, place, same, taken, tile
-from engine.conform.mistakes import Log, Played, decays, formulas, layouts, strides
+from engine.conform.mistakes import formulas, layouts, offsets, strides
 from engine.conform.reference import VARIANTS, Reference, Row, play, step
 from engine.conform.subject import Kernel
 
@@ -28,43 +29,6 @@ _HEAD_WEIGHTS = {
     "gdn": ("A_log", "dt_bias"),
     "kda": ("A_log", "dt_bias"),
     "mamba2": ("A", "dt_bias", "D"),
-}
-
-# What each cause means, for reports and `draftscope help conform`
-CAUSES = {
-    "stale-column": "the state after another number of rows is read than was accepted",
-    "window-not-rolled-back": "the window of the convolution still holds rejected inputs",
-    "state-not-committed": "the pass left no trace: the state before it is read",
-    "state-lost": "an empty state is read",
-    "other-sequence": "the state, an input or a decay of another sequence is read",
-    "other-sequence-written": "a sequence that was not in the pass has changed",
-    "lost-fold": "rows that the log had taken are missing from the state",
-    "double-fold": "rows of the log are folded into the state twice",
-    "wrong-wrap": "rows of the log are read or written at another place",
-    "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
-    "gate-of-other-row": "the decay of another row is applied",
-    "wrong-gate": "the decay, beta or dt is computed by another formula",
-    "wrong-norm": "q or k are not divided by their own length",
-    "wrong-term": "an input is left out or exchanged, or taps are in another order",
-    "other-row": "a row's input or output is that of another row",
-    "head-mapping": "heads read the input of another head",
-    "wrong-scale": "outputs, or a part of them, are the right ones times a constant",
-    "wrong-tile": "only some columns of the heads are wrong",
-    "wrong-parent": "a row of a tree of drafts follows another row than its parent",
-    "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
-    "wrong-stride": "states are transposed, or stored elsewhere where a pass is short",
-    "null-slot-written": "a slot that belongs to no sequence has changed",
-    "padding-written": "memory outside of the tensors has changed",
-    "signature": "the kernel takes other arguments than in the versions that were tried",
-    "wrong-return": "the adapter returned no tensor of the wanted shape and precision",
-    "unused-memory": "a value comes from memory that was never written",
-    "not-repeatable": "the same calls give other bits",
-    "bits-depend-on-batch": "a row's bits depend on the rows that come with it",
-    "drift": "states or factors have less precision than plain decoding's",
-    "wrong-output": "outputs differ, and no known mistake gives them",
-    "wrong-state": "states differ, and no known mistake gives them",
-    "crash": "the call raised an error",
-    "hang": "the call did not end in time",
 }
 
 
@@ -110,9 +74,16 @@ class Situation:
 
     def starts(self, bound: float) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states to start from: cause, sentence, state."""
-        for cause, sentence, state in self._carries() if self.earlier else self._starts():
+        wrong = self._carries() if self.earlier else self._starts()
+        for cause, sentence, state in wrong:
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
+        d = self.shape.d_k
+        for cause, sentence, state in self._carries() if self.earlier and d > 16 else ():
+            for a, b in {(a, b) for n in (16, 32, 64) for a, b in ((n, 2 * n), (n, d))}:
+                if b <= d and not same(state[:, a:b], [self.start[:, a:b]], bound / 4):
+                    part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
+                    yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
 
     def _carries(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states that the chunk before may leave."""
@@ -188,6 +159,7 @@ class Situation:
         rejected = [] if also else self.reference.rows[self.sequence][-2][self.accepted :]
         first = sum(map(len, taken)) + len(also) - len(rows)
         yield from oldest.stretches(self.kernel.ring, first, rejected)
+        yield from oldest.places(self.kernel.ring, first, rejected)
         for log in logs:
             for cause, words, state in log.formulas():
                 yield cause, f"{words}, in the fold of {len(log.rows)} rows", state
@@ -234,8 +206,7 @@ class Situation:
     ) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
-            order = variant not in ("no-correction", "no-activation")
-            cause = "gate-order" if order else "wrong-term"
+            cause = "gate-order" if variant == "gate-last" else "wrong-term"
             yield cause, variant.replace("-", " "), list(tokens), variant
         for words, at in self._mappings(len(tokens)):
             gate, *others = _ROW_INPUTS[self.shape.recurrence]
@@ -250,8 +221,8 @@ class Situation:
                 ]
                 what = "all inputs" if len(names) > 1 else what
                 yield cause, f"{what} of {words}", rows, ""
-        wrong = strides(self.shape, self.batch, self.first, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), wrong):
+        placed = strides(self.shape, self.batch, self.first, tokens), offsets(self.shape, tokens)
+        for cause, words, rows in chain(formulas(self.shape, tokens), *placed):
             yield cause, words, rows, ""
 
     def _played(
@@ -260,24 +231,29 @@ class Situation:
         return play(self.shape, state, tokens, variant, self.parents)
 
     def _ways(
-        self, state: torch.Tensor, count: int, of: int, bound: float
+        self, state: torch.Tensor, count: int, of: int, bound: float, first: int = 0
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Cause, sentence and what each wrong way through the first rows gives that is not right;
-        of: 0 outputs, 1 the last state."""
+        """Cause, sentence and what each wrong way through the first rows, from row `first` on,
+        gives that is not right; of: 0 outputs, 1 the last state."""
 
         def part(played: Played) -> torch.Tensor:
             return played[1][-1] if of else torch.stack(played[0])
 
-        right = part(self._played(state, self.tokens[:count]))
+        def after(rows: Sequence[Row], variant: str) -> Played:
+            outputs, states = self._played(begun, rows[first:], variant)
+            return [*right[0][:first], *outputs], states
+
+        right = self._played(state, self.tokens[:count])
+        begun = right[1][first - 1] if first else state
         ways = (
-            (cause, sentence, self._played(state, tokens, variant))
+            (cause, sentence, after(tokens, variant))
             for cause, sentence, tokens, variant in self.inputs(self.tokens[:count])
         )
         views: Iterable[tuple[str, str, Played]] = ()
         if count <= max(_MOST_ROWS, self.kernel.chunk) and not self.parents:
-            views = decays(self.shape, state, self.tokens[:count], bool(of))
+            views = decays(self.shape, state, self.tokens[:count], bool(of), first)
         for cause, sentence, played in chain(ways, views, self._carried(state, count)):
-            if not same(part(played), [right], bound / 4):
+            if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
         if of and self.shape.recurrence != "conv" and count <= max(_MOST_ROWS, self.kernel.chunk):
             log = Log(self.shape, state, self.tokens[:count])
@@ -389,8 +365,12 @@ class Situation:
                 seen[0], [wanted[0] + taken(self.shape, self.tokens[0], state - self.start)], bound
             ):
                 return cause, f"{sentence}, which outputs see alone"
-        if found := closest(seen, self._ways(self.start, len(self.tokens), 0, bound), bound):
-            return found
+        count = len(self.tokens)
+        begins = (row, 0) if count <= _MOST_ROWS else (row,)
+        for begin in dict.fromkeys(begins if not self.parents else (0,)):
+            ways = self._ways(self.start, count, 0, bound, begin)
+            if found := closest(seen, ways, bound, wanted):
+                return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
             return folded
         if parents := self._parents(seen, bound):
@@ -440,7 +420,7 @@ class Situation:
         if 0 < chunk < count:  # the last chunk's outputs are right: so is the state before it
             part, rest = self._chunk(count - 1), (count - 1) % chunk + 1
             cause, words = part.explain_state(seen, rest, bound)
-            if cause in ("wrong-state", "wrong-gate", "drift"):
+            if cause in ("wrong-state", "drift"):
                 words = f"state after {count} rows, of which all outputs are right; {words}"
                 return "wrong-chunk", words
             return cause, words
@@ -456,7 +436,7 @@ class Situation:
             if same(seen, [state], bound):
                 words = "" if cause == "other-sequence" else ", without the rows of this pass"
                 return cause, sentence + words
-        if found := closest(seen, self._ways(start, count, 1, bound), bound):
+        if found := closest(seen, self._ways(start, count, 1, bound), bound, right, last=True):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
             return "head-mapping", heads

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from engine.conform.adapters import own
 from engine.conform.cases import Shape, Source
 from engine.conform.checks import Fault, Player, check
-from engine.conform.mistakes import Log
+from engine.conform.decays import Log
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import play, token
@@ -379,7 +379,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (Exchanged, "kda", "wrong-term", "q and k are exchanged"),
         (OtherBias, "kda", "head-mapping", "dt_bias of head 0"),
         (FirstSkip, "mamba2", "head-mapping", "D of head 0"),
-        (Backwards, "conv", "wrong-term", "reverse order"),
+        (Backwards, "conv", "wrong-term", "tap 0 takes weight 3, tap 1 takes weight 2"),
         (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
         (Undecayed, "kda", "gate-order", "outputs see what earlier rows wrote without its decay"),
@@ -387,12 +387,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
         (ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
         (ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
-        (
-            Unscaled,
-            "gdn",
-            "wrong-scale",
-            "2.828 times what it should be: the scale of outputs alone",
-        ),
+        (Unscaled, "gdn", "wrong-scale", "outputs see what earlier rows wrote without the scale"),
         (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
         (FirstDecay, "kda", "other-sequence", "up to row 1 of the pass, not 4"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
