@@ -94,6 +94,7 @@ class Situation:
             yield cause, f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
+        yield from self._others()
         yield from layouts(self.shape, self.start)
 
     def _starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -127,8 +128,8 @@ class Situation:
     def _others(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for other, states in enumerate(self.reference.committed):
             if other != self.sequence:
-                passes = self.reference.passes[other][-2:]
-                for state in (states[-1], *(state for one in passes for state in one)):
+                passes, n = self.reference.passes[other][-2:], max(1, self.kernel.chunk)
+                for state in (states[-1], *(state for one in passes for state in one[n - 1 :: n])):
                     yield "other-sequence", f"a state of sequence {other}", state
 
     def _folds(

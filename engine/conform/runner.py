@@ -409,7 +409,8 @@ def _checked(
         shape = replace(shape, n_tokens=kernel.chunk + 1)
     if name == "trees":  # of two rows there is one tree alone
         shape = replace(shape, n_tokens=max(4, shape.n_tokens))
-    rounds, faults, tried = _rounds(name, device), [], set()
+    rounds, tried = _rounds(name, device), set()
+    faults: list[Fault] = []
     for one in sizes if name == "prompts" else (shape,):  # chunks have other code for large heads
         faults = faults or check(kernel, package, one, name, seed, device, rounds)
         tried.add(one)

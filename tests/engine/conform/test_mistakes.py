@@ -73,6 +73,32 @@ class Exchanged(Altered):
         p.tensors |= {"k_normed": p.q_normed, "q_normed": p.k_normed}
 
 
+class MeanSquares(Altered):
+    """Keys have a mean square of 1, not a length of 1."""
+
+    def change(self, p):
+        p.tensors["k_normed"] = p.k_normed * p.k.shape[-1] ** 0.5
+
+
+class OneHead(Altered):
+    """Head 2 alone has beta twice."""
+
+    def change(self, p):
+        p.tensors["beta"] = torch.where(torch.arange(4) == 2, p.beta**2, p.beta)
+
+
+class LaterRows(Altered):
+    """Rows after the first do not decay."""
+
+    def change(self, p):
+        p.tensors["g"] = torch.cat([p.g[:1], 0 * p.g[1:]])
+
+
+class KeysForQueries(Altered):
+    def change(self, p):
+        p.tensors["q_normed"] = p.k_normed
+
+
 class FirstSkip(own._SsdSlots):
     """All heads take the first one's D."""
 
@@ -88,6 +114,15 @@ class Backwards(own._ConvSlots):
     def _run(self, parts, read, write):
         for p in parts:
             p.tensors["weight"] = p.weight.flip(-1)
+        return super()._run(parts, read, write)
+
+
+class SameTap(own._ConvSlots):
+    """Tap 1 has the weight of tap 2."""
+
+    def _run(self, parts, read, write):
+        for p in parts:
+            p.tensors["weight"] = p.weight[:, [0, 2, 2, 3]]
         return super()._run(parts, read, write)
 
 
@@ -380,6 +415,16 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (OtherBias, "kda", "head-mapping", "dt_bias of head 0"),
         (FirstSkip, "mamba2", "head-mapping", "D of head 0"),
         (Backwards, "conv", "wrong-term", "tap 0 takes weight 3, tap 1 takes weight 2"),
+        (SameTap, "conv", "wrong-term", "tap 1 takes weight 2"),
+        (MeanSquares, "gdn", "wrong-norm", "k is divided by its root mean square"),
+        (
+            OneHead,
+            "gdn",
+            "wrong-gate",
+            "applied twice, in a part alone: wrong are all of 3, 2 of 4",
+        ),
+        (LaterRows, "kda", "gate-order", "seen from row 1 on"),
+        (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of q, k and v, not 0"),
         (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
         (Undecayed, "kda", "gate-order", "outputs see what earlier rows wrote without its decay"),
