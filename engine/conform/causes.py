@@ -326,6 +326,18 @@ class Situation:
                 return f"value head {head} reads {', '.join(words)}"
         return ""
 
+    def _begun(
+        self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and outputs of wrong states to start from that explain the first row."""
+        for cause, sentence, state in self.starts(bound):
+            if same(seen[0], self._played(state, self.tokens[:1])[0], bound):  # most are not
+                yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
+            more = taken(self.shape, self.tokens[0], state - self.start)
+            if not same(seen[0], [wanted[0]], bound) and same(seen[0], [wanted[0] + more], bound):
+                alone = torch.cat([(wanted[0] + more)[None], seen[1:]])
+                yield cause, f"{sentence}, which outputs see alone", alone
+
     def _parents(self, seen: torch.Tensor, bound: float) -> str:
         """Of a tree, a row whose output is right after another row than its parent, where all
         outputs can be had from some row, or from the state before the pass (-1); else empty."""
@@ -351,21 +363,15 @@ class Situation:
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
-        if 0 < chunk < len(self.tokens):
+        if chunk and len(self.tokens) > max(_MOST_ROWS, row % chunk + 1):
             part, first = self._chunk(row), row // chunk * chunk
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
             if cause in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
                 return "wrong-chunk", f"from row {row} on, chunks have {chunk} rows; {words}"
             return cause, words
-        for cause, sentence, state in self.starts(bound):
-            ends = (1, len(self.tokens))  # most are wrong in the first row
-            if all(same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
-                return cause, sentence
-            if row == 0 and same(
-                seen[0], [wanted[0] + taken(self.shape, self.tokens[0], state - self.start)], bound
-            ):
-                return cause, f"{sentence}, which outputs see alone"
+        if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
+            return found
         count = len(self.tokens)
         begins = (row, 0) if count <= _MOST_ROWS else (row,)
         for begin in dict.fromkeys(begins if not self.parents else (0,)):

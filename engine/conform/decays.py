@@ -149,20 +149,23 @@ def _viewed(
     """Outputs of rows, or the last state alone, where rows that are not known yet see something
     wrongly in some views: corrections, outputs, and kept states."""
     shape, outputs, writes = known.shape, list(known.outputs), list(known.writes)
+    state = known.states[-1]
 
-    def seen(view: int, i: int) -> torch.Tensor:
-        shares = [
-            (factor if view in views and side(i, j) else right)(i, j) * one
-            for j, one in enumerate((known.states[0], *writes), -1)
-        ]
-        return torch.stack(shares).sum(0)
+    def seen(view: int, i: int, right_one: torch.Tensor) -> torch.Tensor:
+        for j in range(-1, len(writes)) if view in views else ():
+            if side(i, j):
+                part = writes[j] if j >= 0 else known.states[0]
+                right_one = right_one + (factor(i, j) - right(i, j)) * part
+        return right_one
 
     for i in range(len(writes), len(rows)):
-        row = rows[i]
-        writes.append(row["key"][:, :, None] * correction(shape, seen(0, i), row)[:, None, :])
+        row, before = rows[i], rows[i]["decay"] * state
+        value = correction(shape, seen(0, i, before), row)
+        writes.append(row["key"][:, :, None] * value[:, None, :])
+        state = before + writes[-1]
         if not last:
-            outputs.append((row["read"][:, :, None] * seen(1, i)).sum(1) + row["skip"])
-    return outputs, [seen(2, len(rows) - 1)] if last else []
+            outputs.append((row["read"][:, :, None] * seen(1, i, state)).sum(1) + row["skip"])
+    return outputs, [seen(2, len(rows) - 1, state)] if last else []
 
 
 class Log:
