@@ -11,7 +11,17 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
-from engine.conform.fits import closest, exchanged, fitted, of_rounding, place, same, taken, tile
+from engine.conform.fits import (
+    advanced,
+    closest,
+    exchanged,
+    fitted,
+    of_rounding,
+    place,
+    same,
+    taken,
+    tile,
+)
 from engine.conform.mistakes import formulas, layouts, offsets, strides
 from engine.conform.reference import VARIANTS, Reference, Row, play, step
 from engine.conform.subject import Kernel
@@ -56,7 +66,7 @@ class Situation:
         self.shape: Shape = reference.shape
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
-        self.batch, self.first = batch or self.tokens, first
+        self.batch, self.first, self.begin = batch or self.tokens, first, first
         self.start = reference.state(sequence)
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
@@ -74,14 +84,13 @@ class Situation:
 
     def starts(self, bound: float) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states to start from: cause, sentence, state."""
-        wrong = self._carries() if self.earlier else self._starts()
-        for cause, sentence, state in wrong:
+        for cause, sentence, state in self._carries() if self.earlier else self._starts():
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
         d = self.shape.d_k
         for cause, sentence, state in self._carries() if self.earlier and d > 16 else ():
             for a, b in {(a, b) for n in (16, 32, 64) for a, b in ((n, 2 * n), (n, d))}:
-                if b <= d and not same(state[:, a:b], [self.start[:, a:b]], bound / 4):
+                if a < b <= d and not same(state[:, a:b], [self.start[:, a:b]], bound / 4):
                     part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
 
@@ -94,6 +103,8 @@ class Situation:
             yield cause, f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
+        first = self.first - len(self.before_chunk)
+        yield from log.kept_with(self.batch, first, self.begin, self.kernel.chunk)
         yield from self._others()
         yield from layouts(self.shape, self.start)
 
@@ -145,7 +156,7 @@ class Situation:
             rows = [*(row for commit in taken[kept:] for row in commit), *also]
             if not logs or len(rows) <= self.kernel.ring + 1:
                 logs.append(Log(self.shape, commits[kept], rows))
-                yield from logs[-1].overwritten([*map(len, taken[kept:]), len(also)])
+                yield from logs[-1].passes([*map(len, taken[kept:]), len(also)])
         if not logs:
             return
         yield from logs[-1].cursors(self.kernel.ring)
@@ -220,8 +231,7 @@ class Situation:
                     row | {x: self.batch[min(max(i, 0), len(self.batch) - 1)][x] for x in names}
                     for row, i in zip(tokens, at, strict=True)
                 ]
-                what = "all inputs" if len(names) > 1 else what
-                yield cause, f"{what} of {words}", rows, ""
+                yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
         placed = strides(self.shape, self.batch, self.first, tokens), offsets(self.shape, tokens)
         for cause, words, rows in chain(formulas(self.shape, tokens), *placed):
             yield cause, words, rows, ""
@@ -250,17 +260,18 @@ class Situation:
             (cause, sentence, after(tokens, variant))
             for cause, sentence, tokens, variant in self.inputs(self.tokens[:count])
         )
+        few = count <= max(_MOST_ROWS, self.kernel.chunk)
         views: Iterable[tuple[str, str, Played]] = ()
-        if count <= max(_MOST_ROWS, self.kernel.chunk) and not self.parents:
+        if few and not self.parents:
             views = decays(self.shape, state, self.tokens[:count], bool(of), first)
         for cause, sentence, played in chain(ways, views, self._carried(state, count)):
             if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
-        if of and self.shape.recurrence != "conv" and count <= max(_MOST_ROWS, self.kernel.chunk):
+        if of and few and self.shape.recurrence != "conv":
             log = Log(self.shape, state, self.tokens[:count])
             yield from log.decays()
             yield from log.formulas()
-            yield from log.kept_with(self.batch, self.first)
+            yield from log.kept_with(self.batch, self.first, self.begin, self.kernel.chunk)
             for i in range(count) if count > 1 else ():
                 rows = self.tokens[:i] + self.tokens[i + 1 : count]
                 words = f"row {i + 1} of {count} accepted is missing"
@@ -297,7 +308,6 @@ class Situation:
         if self.shape.recurrence == "conv" or n > _MOST_HEADS:
             return ""
         of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
-        start = self.start
         shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
         others = (x for x in _ROW_INPUTS[self.shape.recurrence] if x not in shared)
         weights = _HEAD_WEIGHTS[self.shape.recurrence]
@@ -315,7 +325,7 @@ class Situation:
                     row | {x: row[x][i : i + 1].expand_as(row[x]) for x, i in at.items()}
                     for row in tokens
                 ]
-                outputs, states = self._played(start, rows)
+                outputs, states = self._played(self.start, rows)
                 for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
                     if same(of_heads[head], [made], bound):
                         read.setdefault(head, heads)
@@ -357,10 +367,12 @@ class Situation:
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
+        wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
+        if len(seen) <= _MOST_ROWS and (words := advanced(self.shape, seen, wanted, bound)):
+            return "wrong-stride", words
         if seen.isnan().any():
             first = int(seen.flatten(1).isnan().any(1).nonzero()[0])
             return self._unnamed("unused-memory", f"NaN in the output of row {first + 1}")
-        wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
         if chunk and len(self.tokens) > max(_MOST_ROWS, row % chunk + 1):
@@ -409,20 +421,19 @@ class Situation:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
         if seen.isnan().any():
             return "unused-memory", f"NaN in the state after row {count} of {len(self.tokens)}"
-        start, chunk = self.start, self.kernel.chunk
-        states = self._played(start, self.tokens)[1]
+        states, chunk = self._played(self.start, self.tokens)[1], self.kernel.chunk
         for rows, state in enumerate(states, 1):
             if rows != count and same(seen, [state], bound):
                 cause = "wrong-chunk" if chunk else "stale-column"
                 if self.shape.recurrence == "conv" and rows > count:
                     cause = "window-not-rolled-back"
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
-        if same(seen, [start], bound):
+        if same(seen, [self.start], bound):
             cause = "lost-fold" if self.kernel.ring else "state-not-committed"
             if count < chunk:
                 cause = "wrong-chunk"
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
-        if same(seen, [0 * start], bound):
+        if same(seen, [0 * self.start], bound):
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
         if 0 < chunk < count:  # the last chunk's outputs are right: so is the state before it
             part, rest = self._chunk(count - 1), (count - 1) % chunk + 1
@@ -443,13 +454,15 @@ class Situation:
             if same(seen, [state], bound):
                 words = "" if cause == "other-sequence" else ", without the rows of this pass"
                 return cause, sentence + words
-        if found := closest(seen, self._ways(start, count, 1, bound), bound, right, last=True):
+        if found := closest(seen, self._ways(self.start, count, 1, bound), bound, right, last=True):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
             return "head-mapping", heads
         if words := tile(seen, right, bound):
             return "wrong-tile", words
-        if count == 1 and (shares := fitted(self.shape, start, self.tokens[0], seen, bound, True)):
+        if count == 1 and (
+            shares := fitted(self.shape, self.start, self.tokens[0], seen, bound, True)
+        ):
             return shares
         if words := of_rounding(seen, right):
             return "drift", words

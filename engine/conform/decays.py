@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import formulas
+from engine.conform.mistakes import formulas, heads_of
 from engine.conform.reference import Row, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
@@ -215,14 +215,25 @@ class Log:
                     words = f"row {i + 1} was overwritten in a log of {ring}"
                     yield "wrong-wrap", words, self.folded(i - ring, rows, stored)
 
-    def overwritten(self, lengths: Sequence[int]) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """The same where passes of these lengths each wrote their rows from the first place on."""
+    def passes(self, lengths: Sequence[int]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same where passes of these lengths each wrote their rows from the first place on, or
+        kept decays of all their rows so far in place of each row's own."""
         held: dict[int, int] = {}
+        decays_: list[torch.Tensor] = []
         for i, n in enumerate(lengths):
-            held |= {place: sum(lengths[:i]) + place for place in range(n)}
+            begin = sum(lengths[:i])
+            held |= {place: begin + place for place in range(n)}
+            each = [row["decay"] for row in self.rows[begin : begin + n]]
+            decays_ += torch.stack(each).cumprod(0) if each else []
         words = "each pass wrote its rows over the oldest ones of the log"
         for stored in (True, False):
             yield "wrong-wrap", words, self.folded(0, list(held.values()), stored)
+        both = self.states[0], self.states[0]
+        for row, decay, write in zip(self.rows, decays_, self.writes, strict=False):
+            wrong = row | {"decay": decay}
+            both = decay * both[0] + write, step(self.shape, both[1], wrong)[1]
+        for state in both:
+            yield "wrong-gate", "rows of the log have the decay of all rows of their pass", state
 
     def stretches(
         self, ring: int, first: int, rejected: Sequence[Row]
@@ -305,17 +316,27 @@ class Log:
             yield cause, f"the fold takes {words}", state
 
     def kept_with(
-        self, batch: Sequence[Row], first: int
+        self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Cause, sentence and last state where the state before is kept with the decay of as many
-        rows up to another one of the pass, where these rows are the batch's from `first` on."""
+        """Cause, sentence and last state where the state before, or all, is kept with the decay of
+        as many rows (or a chunk's) up to another one of the pass, or of another head, where these
+        rows are the batch's from `first` on, and their sequence's from `begin` on."""
         n, each = len(self.rows), [terms(self.shape, row)["decay"] for row in batch]
         own, last = torch.stack(each[first : first + n]).prod(0), first + n - 1
+        others = [
+            ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
+        ]
         for end in (end for end in range(len(each)) if end != last):
-            other = torch.stack(each[max(0, end + 1 - n) : end + 1]).prod(0)
-            cause = "gate-of-other-row" if end >= first else "other-sequence"
-            words = f"the state before is kept with the decay up to row {end} of the pass"
-            yield cause, f"{words}, not {last}", self.states[-1] + (other - own) * self.states[0]
+            cause = "gate-of-other-row" if end >= begin else "other-sequence"
+            for many in dict.fromkeys((n, chunk or n)):
+                other = torch.stack(each[max(0, end + 1 - many) : end + 1]).prod(0)
+                words = f"the decay up to row {end} of the pass, not {last}"
+                others.append((cause, words, other))
+        state, kept = self.states[-1], self.states[0]
+        for cause, words, other in others:
+            all_ = torch.where(own > 0, other / own * state, state)
+            yield cause, f"the state before is kept with {words}", state + (other - own) * kept
+            yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
     def formulas(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,

@@ -115,6 +115,20 @@ def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     return words
 
 
+def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """By how many values outputs [rows, heads, d_v] advance for each row, where it is not as many
+    as a row has and all that is written once is as then; else ""."""
+    n, size = len(seen), seen[0].numel()
+    for s in sorted({a * b for a in (1, *shape.state, shape.n_groups) for b in shape.state[1:]}):
+        at = torch.arange(size) + s * torch.arange(n)[:, None]
+        at, right = at.flatten(), wanted.flatten()
+        once = (at < seen.numel()) & (at.bincount()[at] == 1)
+        moved = once & (at != torch.arange(n * size))
+        if s != size and moved.any() and same(seen.flatten()[at[once]], [right[once]], bound):
+            return f"the output of row r is written {s} r values on, not {size} r"
+    return ""
+
+
 def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     """The only columns, a range of the last dimension, that are wrong; empty where it is none."""
     off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))

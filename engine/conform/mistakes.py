@@ -213,13 +213,18 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch
     n, k, v = state.shape
     yield "wrong-stride", "the transposed state", state.transpose(1, 2).reshape(n, k, v)
     yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
-    heads = torch.arange(n)
-    for words, at in (
-        ("its key head", heads // (n // shape.n_groups)),
+    for words, at in heads_of(shape):
+        yield "head-mapping", f"the state of {words}", state[at]
+
+
+def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
+    """Heads that each head may be taken for, with words."""
+    heads = torch.arange(shape.n_heads)
+    return [
+        ("its key head", heads // (shape.n_heads // shape.n_groups)),
         ("head h % groups", heads % shape.n_groups),
         ("the first head", 0 * heads),
         ("the next head", heads.roll(-1)),
         ("the head before", heads.roll(1)),
         ("the last head first", heads.flip(0)),
-    ):
-        yield "head-mapping", f"the state of {words}", state[at]
+    ]

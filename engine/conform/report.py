@@ -32,7 +32,7 @@ CAUSES = {
     "wrong-tile": "only some columns of the heads are wrong",
     "wrong-parent": "a row of a tree of drafts follows another row than its parent",
     "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
-    "wrong-stride": "states are transposed, or stored elsewhere where a pass is short",
+    "wrong-stride": "states are transposed, or they or outputs are stored at other places",
     "null-slot-written": "a slot that belongs to no sequence has changed",
     "padding-written": "memory outside of the tensors has changed",
     "signature": "the kernel takes other arguments than in the versions that were tried",

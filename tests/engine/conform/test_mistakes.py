@@ -466,7 +466,7 @@ def test_passes_that_write_over_the_oldest_rows_of_a_log_wrap_wrongly():
     rows = source.rows([0], [3])
     rows = [token(rows, i) for i in range(3)]
     log = Log(SHAPES["gdn"], source.state().double(), rows)
-    seen = [state for cause, _, state in log.overwritten([2, 1]) if cause == "wrong-wrap"]
+    seen = [state for cause, _, state in log.passes([2, 1]) if cause == "wrong-wrap"]
     right = play(SHAPES["gdn"], log.states[0], [rows[2], rows[1]])[1][-1]
     assert any(torch.allclose(state, right) for state in seen)
 
