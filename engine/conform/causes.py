@@ -23,23 +23,10 @@ from engine.conform.fits import (
     tile,
 )
 from engine.conform.mistakes import formulas, layouts, offsets, strides
-from engine.conform.reference import VARIANTS, Reference, Row, play, step
+from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, VARIANTS, Reference, Row, play, step
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
-# What a row brings, its gate first
-_ROW_INPUTS = {
-    "gdn": ("a", "b", "q", "k", "v"),
-    "kda": ("a", "b", "q", "k", "v"),
-    "mamba2": ("dt", "x", "B", "C"),
-    "conv": ("x",),
-}
-# Weights that a head has of its own
-_HEAD_WEIGHTS = {
-    "gdn": ("A_log", "dt_bias"),
-    "kda": ("A_log", "dt_bias"),
-    "mamba2": ("A", "dt_bias", "D"),
-}
 
 
 class Situation:
@@ -221,7 +208,7 @@ class Situation:
             cause = "gate-order" if variant == "gate-last" else "wrong-term"
             yield cause, variant.replace("-", " "), list(tokens), variant
         for words, at in self._mappings(len(tokens)):
-            gate, *others = _ROW_INPUTS[self.shape.recurrence]
+            gate, *others = ROW_INPUTS[self.shape.recurrence]
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
                 if at[0] < self.first:  # of the sequence before, or of the first
@@ -251,11 +238,11 @@ class Situation:
             return played[1][-1] if of else torch.stack(played[0])
 
         def after(rows: Sequence[Row], variant: str) -> Played:
-            outputs, states = self._played(begun, rows[first:], variant)
+            outputs, states = self._played(before, rows[first:], variant)
             return [*right[0][:first], *outputs], states
 
         right = self._played(state, self.tokens[:count])
-        begun = right[1][first - 1] if first else state
+        before = right[1][first - 1] if first else state
         ways = (
             (cause, sentence, after(tokens, variant))
             for cause, sentence, tokens, variant in self.inputs(self.tokens[:count])
@@ -263,7 +250,8 @@ class Situation:
         few = count <= max(_MOST_ROWS, self.kernel.chunk)
         views: Iterable[tuple[str, str, Played]] = ()
         if few and not self.parents:
-            views = decays(self.shape, state, self.tokens[:count], bool(of), first)
+            begun = self.batch[self.first - self.begin :][:count] if self.begin else ()
+            views = decays(self.shape, state, self.tokens[:count], bool(of), first, begun)
         for cause, sentence, played in chain(ways, views, self._carried(state, count)):
             if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
@@ -309,8 +297,8 @@ class Situation:
             return ""
         of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
         shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
-        others = (x for x in _ROW_INPUTS[self.shape.recurrence] if x not in shared)
-        weights = _HEAD_WEIGHTS[self.shape.recurrence]
+        others = (x for x in ROW_INPUTS[self.shape.recurrence] if x not in shared)
+        weights = HEAD_WEIGHTS[self.shape.recurrence]
         for names, count in (
             (shared, groups),
             *(((x,), n) for x in (*others, *weights)),

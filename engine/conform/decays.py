@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,14 +39,19 @@ Factor = Callable[[int, int], torch.Tensor | float]
 Played = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
-def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, str, Side, Factor]]]:
+def _factors(
+    rows: Sequence[Row], others: Sequence[Row] = ()
+) -> tuple[Factor, list[tuple[str, str, Side, Factor]]]:
     """How much of what row j wrote row i sees (j = -1: of the state before the rows); and wrong
-    ways, each with its cause, its sentence and what it is about."""
-    up = [torch.zeros_like(rows[0]["decay"])]
-    for row in rows:
-        up.append(up[-1] + row["decay"].log())
+    ways, each with its cause, its sentence and what it is about. others: as many rows of another
+    sequence, which may be taken for them."""
+    up, others_up = ([torch.zeros_like(rows[0]["decay"])] for _ in range(2))
+    for all_, sums in ((rows, up), (others, others_up)):
+        for row in all_:
+            sums.append(sums[-1] + row["decay"].log())
     n = len(rows)
 
+    @cache
     def over(a: int, b: int) -> torch.Tensor:
         """The decay of rows a to b - 1."""
         return torch.exp(up[min(b, n)] - up[max(a, 0)]) if b > a else torch.ones_like(up[0])
@@ -73,6 +79,10 @@ def _factors(rows: Sequence[Row]) -> tuple[Factor, list[tuple[str, str, Side, Fa
         ("wrong-gate", "{} with 2 for e in its decay", base(math.log(2))),
         ("wrong-gate", "{} with e for 2 in its decay", base(1 / math.log(2))),
     ]
+    if len(others) == n:
+        words = "{} with the decay of the pass's first rows"
+        of_others: Factor = lambda i, j: torch.exp(others_up[i + 1] - others_up[j + 1])  # noqa: E731
+        ways.append(("other-sequence", words, of_others))
     sides = _SIDES | (_BLOCKS if n > _BLOCK else {})
     found = [
         (cause, words.format(about), side, factor)
@@ -116,15 +126,20 @@ def _factors_of(shape: Shape, rows: Sequence[Row], right: Factor) -> Iterator[tu
 
 
 def decays(
-    shape: Shape, state: torch.Tensor, rows: Sequence[Row], last: bool, first: int = 0
+    shape: Shape,
+    state: torch.Tensor,
+    rows: Sequence[Row],
+    last: bool,
+    first: int = 0,
+    others: Sequence[Row] = (),
 ) -> Iterator[tuple[str, str, Played]]:
     """Cause, sentence and outputs of a few rows, or (last) their last state in place of them, where
     a part of the recurrence sees the state before the rows, or what rows wrote, with another decay,
-    beta or scale than it should, from row `first` on."""
+    beta or scale than it should, from row `first` on; others: rows of another sequence."""
     if shape.recurrence == "conv":
         return
     known, rows = Log(shape, state, rows[:first]), [terms(shape, row) for row in rows]
-    right, wrong = _factors(rows)
+    right, wrong = _factors(rows, [terms(shape, row) for row in others])
     ways: list[tuple[Any, ...]] = [
         (cause, f"{who} see {words}", views, side, factor)
         for cause, words, side, factor in wrong
@@ -305,15 +320,20 @@ class Log:
     def decays(self, after: Sequence[Row] = ()) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where the decays of what is folded are others, and right
         rows come after."""
-        last = len(self.rows) - 1
+        last, end = len(self.rows) - 1, self.states[-1]
         right, wrong = _factors(self.rows)
+        # rows after are linear in the state: what they make of a difference
+        linear = torch.eye(end.shape[1], dtype=end.dtype).expand(len(end), -1, -1)
+        for row in (terms(self.shape, row) for row in after):
+            end = step(self.shape, end, row)[1]
+            none = torch.zeros(len(end), end.shape[1], dtype=end.dtype)
+            linear = step(self.shape, linear, row | {"value": none, "skip": none})[1]
         for cause, words, side, factor in wrong:
-            state = torch.zeros_like(self.states[0])
+            more = torch.zeros_like(end)
             for j, part in enumerate((self.states[0], *self.writes), -1):
-                state = state + (factor if side(last, j) else right)(last, j) * part
-            for row in after:
-                state = step(self.shape, state, row)[1]
-            yield cause, f"the fold takes {words}", state
+                if side(last, j):
+                    more = more + (factor(last, j) - right(last, j)) * part
+            yield cause, f"the fold takes {words}", end + linear @ more
 
     def kept_with(
         self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0

@@ -16,6 +16,19 @@ VARIANTS = {
     "mamba2": ("gate-last",),
     "conv": ("no-activation", "bias-after-activation"),
 }
+# What a row brings, its gate first
+ROW_INPUTS = {
+    "gdn": ("a", "b", "q", "k", "v"),
+    "kda": ("a", "b", "q", "k", "v"),
+    "mamba2": ("dt", "x", "B", "C"),
+    "conv": ("x",),
+}
+# Weights that a head has of its own
+HEAD_WEIGHTS = {
+    "gdn": ("A_log", "dt_bias"),
+    "kda": ("A_log", "dt_bias"),
+    "mamba2": ("A", "dt_bias", "D"),
+}
 Row = dict[str, torch.Tensor]
 
 

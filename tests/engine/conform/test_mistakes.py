@@ -434,7 +434,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
         (Unscaled, "gdn", "wrong-scale", "outputs see what earlier rows wrote without the scale"),
         (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
-        (FirstDecay, "kda", "other-sequence", "up to row 1 of the pass, not 4"),
+        (FirstDecay, "kda", "other-sequence", "with the decay of the pass's first rows"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
 )
