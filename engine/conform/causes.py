@@ -23,7 +23,16 @@ from engine.conform.fits import (
     tile,
 )
 from engine.conform.mistakes import formulas, layouts, offsets, strides
-from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, VARIANTS, Reference, Row, play, step
+from engine.conform.reference import (
+    HEAD_WEIGHTS,
+    ROW_INPUTS,
+    VARIANTS,
+    Reference,
+    Row,
+    play,
+    step,
+    terms,
+)
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
@@ -75,7 +84,7 @@ class Situation:
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
         d = self.shape.d_k
-        for cause, sentence, state in self._carries() if self.earlier and d > 16 else ():
+        for cause, sentence, state in self._carries() if self.earlier else ():
             for a, b in {(a, b) for n in (16, 32, 64) for a, b in ((n, 2 * n), (n, d))}:
                 if a < b <= d and not same(state[:, a:b], [self.start[:, a:b]], bound / 4):
                     part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
@@ -205,7 +214,7 @@ class Situation:
     ) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
-            cause = "gate-order" if variant == "gate-last" else "wrong-term"
+            cause = {"gate-last": "gate-order"}.get(variant, "wrong-term")
             yield cause, variant.replace("-", " "), list(tokens), variant
         for words, at in self._mappings(len(tokens)):
             gate, *others = ROW_INPUTS[self.shape.recurrence]
@@ -283,9 +292,10 @@ class Situation:
         """A wrong fold between two rows of the pass, the first of which have right outputs."""
         row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
         right = self._played(self.start, self.tokens[:row])[1]
+        rest = [terms(self.shape, one) for one in self.tokens[row:]]
         for cause, words, state in self._folds(self.tokens[:row]) if row else ():
-            outputs = self._played(state, self.tokens[row:])[0]
-            if same(seen[row:], outputs, bound) and not same(state, [right[-1]], bound / 4):
+            wrong = not same(state, [right[-1]], bound / 4)
+            if wrong and same(seen[row:], self._played(state, rest)[0], bound):
                 return cause, f"{words}, after row {row} of the pass"
         return None
 
@@ -328,13 +338,17 @@ class Situation:
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and outputs of wrong states to start from that explain the first row."""
+        row = terms(self.shape, self.tokens[0])
         for cause, sentence, state in self.starts(bound):
-            if same(seen[0], self._played(state, self.tokens[:1])[0], bound):  # most are not
+            if same(seen[0], [step(self.shape, state, row)[0]], bound):  # most are not
                 yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
-            more = taken(self.shape, self.tokens[0], state - self.start)
-            if not same(seen[0], [wanted[0]], bound) and same(seen[0], [wanted[0] + more], bound):
-                alone = torch.cat([(wanted[0] + more)[None], seen[1:]])
-                yield cause, f"{sentence}, which outputs see alone", alone
+            more = wanted[0] + taken(self.shape, row, state - self.start)
+            if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
+                yield (
+                    cause,
+                    f"{sentence}, which outputs see alone",
+                    torch.cat([more[None], seen[1:]]),
+                )
 
     def _parents(self, seen: torch.Tensor, bound: float) -> str:
         """Of a tree, a row whose output is right after another row than its parent, where all
@@ -372,10 +386,9 @@ class Situation:
             return cause, words
         if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found
-        count = len(self.tokens)
-        begins = (row, 0) if count <= _MOST_ROWS else (row,)
+        begins = (row, 0) if len(seen) <= _MOST_ROWS else (row,)
         for begin in dict.fromkeys(begins if not self.parents else (0,)):
-            ways = self._ways(self.start, count, 0, bound, begin)
+            ways = self._ways(self.start, len(seen), 0, bound, begin)
             if found := closest(seen, ways, bound, wanted):
                 return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):

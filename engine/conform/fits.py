@@ -160,6 +160,8 @@ def closest(
         error = off(seen, made)
         if error <= (least / 2 if best else least):  # a later way must be clearly nearer
             best, least = (cause, sentence), error
+            if error <= bound / 16:  # as of rounding
+                break
         elif some and not best:
             made = _apart(made.view(seen.shape), last)
             error = off(_apart(seen, last)[there], made[there])
