@@ -83,11 +83,10 @@ class Situation:
         for cause, sentence, state in self._carries() if self.earlier else self._starts():
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
-        d = self.shape.d_k
         for cause, sentence, state in self._carries() if self.earlier else ():
-            for a, b in {(a, b) for n in (16, 32, 64) for a, b in ((n, 2 * n), (n, d))}:
-                if a < b <= d and not same(state[:, a:b], [self.start[:, a:b]], bound / 4):
-                    part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
+            for a, b in {(n, b) for n in (16, 32, 64) for b in (2 * n, self.shape.d_k)}:
+                part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
+                if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
 
     def _carries(self) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -377,7 +376,7 @@ class Situation:
             return self._unnamed("unused-memory", f"NaN in the output of row {first + 1}")
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
-        if chunk and len(self.tokens) > max(_MOST_ROWS, row % chunk + 1):
+        if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
             part, first = self._chunk(row), row // chunk * chunk
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)

@@ -152,7 +152,8 @@ def closest(
     """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
     gives all, of the one that gives all that is wrong, with where that is. Values are taken apart
     by head and column, which do not depend on each other, or (last: of a state) each alone."""
-    parts, limit = _apart(right, last), 4 * bound
+    parts = _apart(right, last)
+    limit = min(4 * bound, max(bound, off(seen, right)) / 4)  # most of the error is explained
     there = (_apart(seen, last) - parts).abs().amax(1) > bound
     some = not there.all() and there.sum() * parts.shape[1] > _LEAST
     best, least, part, nearest = None, limit, None, limit
