@@ -10,62 +10,32 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.fits import closest, exchanged, fitted, of_rounding, place, same, taken, tile
-from engine.conform.mistakes import Log, Played, decays, formulas, layouts, strides
-from engine.conform.reference import VARIANTS, Reference, Row, play, step
+from engine.conform.decays import Log, Played, decays
+from engine.conform.fits import (
+    advanced,
+    closest,
+    exchanged,
+    fitted,
+    of_rounding,
+    place,
+    same,
+    taken,
+    tile,
+)
+from engine.conform.mistakes import formulas, layouts, offsets, strides
+from engine.conform.reference import (
+    HEAD_WEIGHTS,
+    ROW_INPUTS,
+    VARIANTS,
+    Reference,
+    Row,
+    play,
+    step,
+    terms,
+)
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
-# What a row brings, its gate first
-_ROW_INPUTS = {
-    "gdn": ("a", "b", "q", "k", "v"),
-    "kda": ("a", "b", "q", "k", "v"),
-    "mamba2": ("dt", "x", "B", "C"),
-    "conv": ("x",),
-}
-# Weights that a head has of its own
-_HEAD_WEIGHTS = {
-    "gdn": ("A_log", "dt_bias"),
-    "kda": ("A_log", "dt_bias"),
-    "mamba2": ("A", "dt_bias", "D"),
-}
-
-# What each cause means, for reports and `draftscope help conform`
-CAUSES = {
-    "stale-column": "the state after another number of rows is read than was accepted",
-    "window-not-rolled-back": "the window of the convolution still holds rejected inputs",
-    "state-not-committed": "the pass left no trace: the state before it is read",
-    "state-lost": "an empty state is read",
-    "other-sequence": "the state, an input or a decay of another sequence is read",
-    "other-sequence-written": "a sequence that was not in the pass has changed",
-    "lost-fold": "rows that the log had taken are missing from the state",
-    "double-fold": "rows of the log are folded into the state twice",
-    "wrong-wrap": "rows of the log are read or written at another place",
-    "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
-    "gate-of-other-row": "the decay of another row is applied",
-    "wrong-gate": "the decay, beta or dt is computed by another formula",
-    "wrong-norm": "q or k are not divided by their own length",
-    "wrong-term": "an input is left out or exchanged, or taps are in another order",
-    "other-row": "a row's input or output is that of another row",
-    "head-mapping": "heads read the input of another head",
-    "wrong-scale": "outputs, or a part of them, are the right ones times a constant",
-    "wrong-tile": "only some columns of the heads are wrong",
-    "wrong-parent": "a row of a tree of drafts follows another row than its parent",
-    "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
-    "wrong-stride": "states are transposed, or stored elsewhere where a pass is short",
-    "null-slot-written": "a slot that belongs to no sequence has changed",
-    "padding-written": "memory outside of the tensors has changed",
-    "signature": "the kernel takes other arguments than in the versions that were tried",
-    "wrong-return": "the adapter returned no tensor of the wanted shape and precision",
-    "unused-memory": "a value comes from memory that was never written",
-    "not-repeatable": "the same calls give other bits",
-    "bits-depend-on-batch": "a row's bits depend on the rows that come with it",
-    "drift": "states or factors have less precision than plain decoding's",
-    "wrong-output": "outputs differ, and no known mistake gives them",
-    "wrong-state": "states differ, and no known mistake gives them",
-    "crash": "the call raised an error",
-    "hang": "the call did not end in time",
-}
 
 
 class Situation:
@@ -92,7 +62,7 @@ class Situation:
         self.shape: Shape = reference.shape
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
-        self.batch, self.first = batch or self.tokens, first
+        self.batch, self.first, self.begin = batch or self.tokens, first, first
         self.start = reference.state(sequence)
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
@@ -113,6 +83,11 @@ class Situation:
         for cause, sentence, state in self._carries() if self.earlier else self._starts():
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
+        for cause, sentence, state in self._carries() if self.earlier else ():
+            for a, b in {(n, b) for n in (16, 32, 64) for b in (2 * n, self.shape.d_k)}:
+                part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
+                if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
+                    yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
 
     def _carries(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Wrong states that the chunk before may leave."""
@@ -123,6 +98,9 @@ class Situation:
             yield cause, f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
+        first = self.first - len(self.before_chunk)
+        yield from log.kept_with(self.batch, first, self.begin, self.kernel.chunk)
+        yield from self._others()
         yield from layouts(self.shape, self.start)
 
     def _starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -156,8 +134,8 @@ class Situation:
     def _others(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for other, states in enumerate(self.reference.committed):
             if other != self.sequence:
-                passes = self.reference.passes[other][-2:]
-                for state in (states[-1], *(state for one in passes for state in one)):
+                passes, n = self.reference.passes[other][-2:], max(1, self.kernel.chunk)
+                for state in (states[-1], *(state for one in passes for state in one[n - 1 :: n])):
                     yield "other-sequence", f"a state of sequence {other}", state
 
     def _folds(
@@ -173,7 +151,7 @@ class Situation:
             rows = [*(row for commit in taken[kept:] for row in commit), *also]
             if not logs or len(rows) <= self.kernel.ring + 1:
                 logs.append(Log(self.shape, commits[kept], rows))
-                yield from logs[-1].overwritten([*map(len, taken[kept:]), len(also)])
+                yield from logs[-1].passes([*map(len, taken[kept:]), len(also)])
         if not logs:
             return
         yield from logs[-1].cursors(self.kernel.ring)
@@ -188,6 +166,7 @@ class Situation:
         rejected = [] if also else self.reference.rows[self.sequence][-2][self.accepted :]
         first = sum(map(len, taken)) + len(also) - len(rows)
         yield from oldest.stretches(self.kernel.ring, first, rejected)
+        yield from oldest.places(self.kernel.ring, first, rejected)
         for log in logs:
             for cause, words, state in log.formulas():
                 yield cause, f"{words}, in the fold of {len(log.rows)} rows", state
@@ -234,11 +213,10 @@ class Situation:
     ) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
-            order = variant not in ("no-correction", "no-activation")
-            cause = "gate-order" if order else "wrong-term"
+            cause = {"gate-last": "gate-order"}.get(variant, "wrong-term")
             yield cause, variant.replace("-", " "), list(tokens), variant
         for words, at in self._mappings(len(tokens)):
-            gate, *others = _ROW_INPUTS[self.shape.recurrence]
+            gate, *others = ROW_INPUTS[self.shape.recurrence]
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
                 if at[0] < self.first:  # of the sequence before, or of the first
@@ -248,10 +226,9 @@ class Situation:
                     row | {x: self.batch[min(max(i, 0), len(self.batch) - 1)][x] for x in names}
                     for row, i in zip(tokens, at, strict=True)
                 ]
-                what = "all inputs" if len(names) > 1 else what
-                yield cause, f"{what} of {words}", rows, ""
-        wrong = strides(self.shape, self.batch, self.first, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), wrong):
+                yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
+        placed = strides(self.shape, self.batch, self.first, tokens), offsets(self.shape, tokens)
+        for cause, words, rows in chain(formulas(self.shape, tokens), *placed):
             yield cause, words, rows, ""
 
     def _played(
@@ -260,30 +237,37 @@ class Situation:
         return play(self.shape, state, tokens, variant, self.parents)
 
     def _ways(
-        self, state: torch.Tensor, count: int, of: int, bound: float
+        self, state: torch.Tensor, count: int, of: int, bound: float, first: int = 0
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Cause, sentence and what each wrong way through the first rows gives that is not right;
-        of: 0 outputs, 1 the last state."""
+        """Cause, sentence and what each wrong way through the first rows, from row `first` on,
+        gives that is not right; of: 0 outputs, 1 the last state."""
 
         def part(played: Played) -> torch.Tensor:
             return played[1][-1] if of else torch.stack(played[0])
 
-        right = part(self._played(state, self.tokens[:count]))
+        def after(rows: Sequence[Row], variant: str) -> Played:
+            outputs, states = self._played(before, rows[first:], variant)
+            return [*right[0][:first], *outputs], states
+
+        right = self._played(state, self.tokens[:count])
+        before = right[1][first - 1] if first else state
         ways = (
-            (cause, sentence, self._played(state, tokens, variant))
+            (cause, sentence, after(tokens, variant))
             for cause, sentence, tokens, variant in self.inputs(self.tokens[:count])
         )
+        few = count <= max(_MOST_ROWS, self.kernel.chunk)
         views: Iterable[tuple[str, str, Played]] = ()
-        if count <= max(_MOST_ROWS, self.kernel.chunk) and not self.parents:
-            views = decays(self.shape, state, self.tokens[:count], bool(of))
+        if few and not self.parents:
+            begun = self.batch[self.first - self.begin :][:count] if self.begin else ()
+            views = decays(self.shape, state, self.tokens[:count], bool(of), first, begun)
         for cause, sentence, played in chain(ways, views, self._carried(state, count)):
-            if not same(part(played), [right], bound / 4):
+            if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
-        if of and self.shape.recurrence != "conv" and count <= max(_MOST_ROWS, self.kernel.chunk):
+        if of and few and self.shape.recurrence != "conv":
             log = Log(self.shape, state, self.tokens[:count])
             yield from log.decays()
             yield from log.formulas()
-            yield from log.kept_with(self.batch, self.first)
+            yield from log.kept_with(self.batch, self.first, self.begin, self.kernel.chunk)
             for i in range(count) if count > 1 else ():
                 rows = self.tokens[:i] + self.tokens[i + 1 : count]
                 words = f"row {i + 1} of {count} accepted is missing"
@@ -307,9 +291,10 @@ class Situation:
         """A wrong fold between two rows of the pass, the first of which have right outputs."""
         row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
         right = self._played(self.start, self.tokens[:row])[1]
+        rest = [terms(self.shape, one) for one in self.tokens[row:]]
         for cause, words, state in self._folds(self.tokens[:row]) if row else ():
-            outputs = self._played(state, self.tokens[row:])[0]
-            if same(seen[row:], outputs, bound) and not same(state, [right[-1]], bound / 4):
+            wrong = not same(state, [right[-1]], bound / 4)
+            if wrong and same(seen[row:], self._played(state, rest)[0], bound):
                 return cause, f"{words}, after row {row} of the pass"
         return None
 
@@ -320,10 +305,9 @@ class Situation:
         if self.shape.recurrence == "conv" or n > _MOST_HEADS:
             return ""
         of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
-        start = self.start
         shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
-        others = (x for x in _ROW_INPUTS[self.shape.recurrence] if x not in shared)
-        weights = _HEAD_WEIGHTS[self.shape.recurrence]
+        others = (x for x in ROW_INPUTS[self.shape.recurrence] if x not in shared)
+        weights = HEAD_WEIGHTS[self.shape.recurrence]
         for names, count in (
             (shared, groups),
             *(((x,), n) for x in (*others, *weights)),
@@ -338,7 +322,7 @@ class Situation:
                     row | {x: row[x][i : i + 1].expand_as(row[x]) for x, i in at.items()}
                     for row in tokens
                 ]
-                outputs, states = self._played(start, rows)
+                outputs, states = self._played(self.start, rows)
                 for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
                     if same(of_heads[head], [made], bound):
                         read.setdefault(head, heads)
@@ -348,6 +332,22 @@ class Situation:
                 words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
                 return f"value head {head} reads {', '.join(words)}"
         return ""
+
+    def _begun(
+        self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and outputs of wrong states to start from that explain the first row."""
+        row = terms(self.shape, self.tokens[0])
+        for cause, sentence, state in self.starts(bound):
+            if same(seen[0], [step(self.shape, state, row)[0]], bound):  # most are not
+                yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
+            more = wanted[0] + taken(self.shape, row, state - self.start)
+            if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
+                yield (
+                    cause,
+                    f"{sentence}, which outputs see alone",
+                    torch.cat([more[None], seen[1:]]),
+                )
 
     def _parents(self, seen: torch.Tensor, bound: float) -> str:
         """Of a tree, a row whose output is right after another row than its parent, where all
@@ -368,29 +368,28 @@ class Situation:
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
+        wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
+        if len(seen) <= _MOST_ROWS and (words := advanced(self.shape, seen, wanted, bound)):
+            return "wrong-stride", words
         if seen.isnan().any():
             first = int(seen.flatten(1).isnan().any(1).nonzero()[0])
             return self._unnamed("unused-memory", f"NaN in the output of row {first + 1}")
-        wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
-        if 0 < chunk < len(self.tokens):
+        if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
             part, first = self._chunk(row), row // chunk * chunk
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
             if cause in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
                 return "wrong-chunk", f"from row {row} on, chunks have {chunk} rows; {words}"
             return cause, words
-        for cause, sentence, state in self.starts(bound):
-            ends = (1, len(self.tokens))  # most are wrong in the first row
-            if all(same(seen[:n], self._played(state, self.tokens[:n])[0], bound) for n in ends):
-                return cause, sentence
-            if row == 0 and same(
-                seen[0], [wanted[0] + taken(self.shape, self.tokens[0], state - self.start)], bound
-            ):
-                return cause, f"{sentence}, which outputs see alone"
-        if found := closest(seen, self._ways(self.start, len(self.tokens), 0, bound), bound):
+        if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found
+        begins = (row, 0) if len(seen) <= _MOST_ROWS else (row,)
+        for begin in dict.fromkeys(begins if not self.parents else (0,)):
+            ways = self._ways(self.start, len(seen), 0, bound, begin)
+            if found := closest(seen, ways, bound, wanted):
+                return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
             return folded
         if parents := self._parents(seen, bound):
@@ -422,25 +421,24 @@ class Situation:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
         if seen.isnan().any():
             return "unused-memory", f"NaN in the state after row {count} of {len(self.tokens)}"
-        start, chunk = self.start, self.kernel.chunk
-        states = self._played(start, self.tokens)[1]
+        states, chunk = self._played(self.start, self.tokens)[1], self.kernel.chunk
         for rows, state in enumerate(states, 1):
             if rows != count and same(seen, [state], bound):
                 cause = "wrong-chunk" if chunk else "stale-column"
                 if self.shape.recurrence == "conv" and rows > count:
                     cause = "window-not-rolled-back"
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
-        if same(seen, [start], bound):
+        if same(seen, [self.start], bound):
             cause = "lost-fold" if self.kernel.ring else "state-not-committed"
             if count < chunk:
                 cause = "wrong-chunk"
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
-        if same(seen, [0 * start], bound):
+        if same(seen, [0 * self.start], bound):
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
         if 0 < chunk < count:  # the last chunk's outputs are right: so is the state before it
             part, rest = self._chunk(count - 1), (count - 1) % chunk + 1
             cause, words = part.explain_state(seen, rest, bound)
-            if cause in ("wrong-state", "wrong-gate", "drift"):
+            if cause in ("wrong-state", "drift"):
                 words = f"state after {count} rows, of which all outputs are right; {words}"
                 return "wrong-chunk", words
             return cause, words
@@ -456,13 +454,15 @@ class Situation:
             if same(seen, [state], bound):
                 words = "" if cause == "other-sequence" else ", without the rows of this pass"
                 return cause, sentence + words
-        if found := closest(seen, self._ways(start, count, 1, bound), bound):
+        if found := closest(seen, self._ways(self.start, count, 1, bound), bound, right, last=True):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
             return "head-mapping", heads
         if words := tile(seen, right, bound):
             return "wrong-tile", words
-        if count == 1 and (shares := fitted(self.shape, start, self.tokens[0], seen, bound, True)):
+        if count == 1 and (
+            shares := fitted(self.shape, self.start, self.tokens[0], seen, bound, True)
+        ):
             return shares
         if words := of_rounding(seen, right):
             return "drift", words

@@ -30,6 +30,9 @@ _POWERS = {
 }
 
 
+_LEAST = 12  # values that tell a mistake from chance
+
+
 def fitted(
     shape: Shape, state: torch.Tensor, row: Row, seen: torch.Tensor, bound: float, last: bool
 ) -> tuple[str, str] | None:
@@ -60,9 +63,6 @@ def fitted(
         if ((alike - share).abs() * weight <= limit).all():
             head = int((factor - 1).abs().argmax())
             words = f"{float(factor[head]):.4g} times what it should be"
-            for root in (shape.d_k**0.5, shape.d_k**-0.5) if not last else ():
-                if ((factor / root - 1).abs() < 1e-3).all():
-                    return "wrong-scale", f"{name} is {words}: the scale of outputs alone"
             return cause, f"{name} of head {head} is {words}"
     return "wrong-gate", "what is kept, written and taken off have other shares than they should"
 
@@ -87,15 +87,19 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
 
 
 def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """Which rows (or heads) and heads (or channels) are wrong."""
+    """Which rows, heads or channels, and columns are wrong: of each dimension those that are."""
     off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
     words = []
-    for dim in range(min(2, off.dim())):
-        rest = off.transpose(0, dim).flatten(1).any(1)
+    for dim in range(off.dim()):
+        rest = off.transpose(0, dim).flatten(1).any(1) if off.dim() > 1 else off
         at = rest.nonzero().flatten().tolist()
-        shown = "all" if len(at) == len(rest) else ", ".join(str(i) for i in at[:8])
+        shown = ", ".join(str(i) for i in at[:8]) + ", …" * (len(at) > 8)
+        if len(at) == len(rest):
+            shown = "all"
+        elif len(at) > 2 and at[-1] - at[0] == len(at) - 1:
+            shown = f"{at[0]} to {at[-1]}"
         words.append(f"{shown} of {len(rest)}")
-    return "wrong are " + " and ".join(words) + " of its first dimensions"
+    return f"wrong are {', '.join(words)} of its dimensions"
 
 
 def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
@@ -109,6 +113,20 @@ def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
         if i not in has and not words:
             words = f"{i} has the output of {has[0]}"
     return words
+
+
+def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """By how many values outputs [rows, heads, d_v] advance for each row, where it is not as many
+    as a row has and all that is written once is as then; else ""."""
+    n, size = len(seen), seen[0].numel()
+    for s in sorted({a * b for a in (1, *shape.state, shape.n_groups) for b in shape.state[1:]}):
+        at = torch.arange(size) + s * torch.arange(n)[:, None]
+        at, right = at.flatten(), wanted.flatten()
+        once = (at < seen.numel()) & (at.bincount()[at] == 1)
+        moved = once & (at != torch.arange(n * size))
+        if s != size and moved.any() and same(seen.flatten()[at[once]], [right[once]], bound):
+            return f"the output of row r is written {s} r values on, not {size} r"
+    return ""
 
 
 def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
@@ -125,15 +143,39 @@ def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
 
 
 def closest(
-    seen: torch.Tensor, ways: Iterable[tuple[str, str, torch.Tensor]], bound: float
+    seen: torch.Tensor,
+    ways: Iterable[tuple[str, str, torch.Tensor]],
+    bound: float,
+    right: torch.Tensor,
+    last: bool = False,
 ) -> tuple[str, str] | None:
-    """Cause and sentence of the way that gives what is nearest, where it is near enough."""
-    best, least = None, 4 * bound
+    """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
+    gives all, of the one that gives all that is wrong, with where that is. Values are taken apart
+    by head and column, which do not depend on each other, or (last: of a state) each alone."""
+    parts = _apart(right, last)
+    limit = min(4 * bound, max(bound, off(seen, right)) / 4)  # most of the error is explained
+    there = (_apart(seen, last) - parts).abs().amax(1) > bound
+    some = not there.all() and there.sum() * parts.shape[1] > _LEAST
+    best, least, part, nearest = None, limit, None, limit
     for cause, sentence, made in ways:
         error = off(seen, made)
         if error <= (least / 2 if best else least):  # a later way must be clearly nearer
             best, least = (cause, sentence), error
-    return best
+            if error <= bound / 16:  # as of rounding
+                break
+        elif some and not best:
+            made = _apart(made.view(seen.shape), last)
+            error = off(_apart(seen, last)[there], made[there])
+            if error <= (nearest / 2 if part else nearest):
+                part, nearest = (cause, sentence), error
+    if best or not part:
+        return best
+    return part[0], f"{part[1]}, in a part alone: {place(seen, right.view(seen.shape), bound)}"
+
+
+def _apart(x: torch.Tensor, last: bool) -> torch.Tensor:
+    """Values [parts, …] of outputs [rows, …] or, last, of a state."""
+    return x.reshape(-1, 1) if last else x.flatten(1).T
 
 
 def off(seen: torch.Tensor, made: torch.Tensor) -> float:

@@ -138,8 +138,10 @@ def _prompts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass
     """Lengths around whole chunks, all rows kept; a second prompt goes on from the first."""
     c = kernel.chunk
     ends = [1, c - 1, c, c + 1, 2 * c, dice.randint(c + 2, 2 * c - 1), 2 * c + 1]
-    for _ in range(2):
+    for i in range(2):
         lengths = tuple(dice.sample(ends, shape.n_sequences))
+        if not i and shape.n_sequences == 1:  # one that shows what a chunk leaves
+            lengths = (c + c // 4,)
         yield Pass(tuple(range(shape.n_sequences)), lengths, lengths)
 
 

@@ -11,10 +11,23 @@ from engine.conform.cases import Rows, Shape, normed
 _MOST_PASSES = 4
 # Orders of operations that a kernel may have by mistake
 VARIANTS = {
-    "gdn": ("gate-after-delta", "gate-last", "output-before-update", "no-correction"),
-    "kda": ("gate-after-delta", "gate-last", "output-before-update", "no-correction"),
-    "mamba2": ("gate-last", "output-before-update"),
-    "conv": ("no-activation",),
+    "gdn": ("gate-last",),
+    "kda": ("gate-last",),
+    "mamba2": ("gate-last",),
+    "conv": ("no-activation", "bias-after-activation"),
+}
+# What a row brings, its gate first
+ROW_INPUTS = {
+    "gdn": ("a", "b", "q", "k", "v"),
+    "kda": ("a", "b", "q", "k", "v"),
+    "mamba2": ("dt", "x", "B", "C"),
+    "conv": ("x",),
+}
+# Weights that a head has of its own
+HEAD_WEIGHTS = {
+    "gdn": ("A_log", "dt_bias"),
+    "kda": ("A_log", "dt_bias"),
+    "mamba2": ("A", "dt_bias", "D"),
 }
 Row = dict[str, torch.Tensor]
 
@@ -54,26 +67,27 @@ def step(
     """
     if shape.recurrence == "conv":
         window = torch.cat([state, row["x"].unsqueeze(-1)], -1)
-        y = (window * row["weight"]).sum(-1) + row["bias"]
+        y, bias = (window * row["weight"]).sum(-1), row["bias"]
+        if variant == "bias-after-activation":
+            return y * torch.sigmoid(y) + bias, window[:, 1:]
+        y = y + bias
         return y if variant == "no-activation" else y * torch.sigmoid(y), window[:, 1:]
     row = terms(shape, row)
-    decay = row["decay"]
-    decayed = state if variant in ("gate-after-delta", "gate-last") else decay * state
-    seen = 0 * state if variant == "no-correction" else decayed
+    decay, last = row["decay"], variant == "gate-last"
+    seen = state if last else decay * state
     write = row["key"][:, :, None] * correction(shape, seen, row)[:, None, :]
-    if variant == "gate-last":
-        after = decay * (state + write)
-    else:
-        after = decay * state + write
-    read = decay * state if variant == "output-before-update" else after
-    return (row["read"][:, :, None] * read).sum(1) + row["skip"], after
+    after = decay * (state + write) if last else seen + write
+    return (row["read"][:, :, None] * after).sum(1) + row["skip"], after
 
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
-    """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has."""
+    """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has
+    (along `off_key` times `off_beta`, where a mistake has others than `key` and `beta`)."""
+    wrote = row["beta"] * row["value"]
     if shape.recurrence == "mamba2":
-        return row["beta"] * row["value"]
-    return row["beta"] * (row["value"] - (row["key"][:, :, None] * decayed).sum(1))
+        return wrote
+    key, beta = (row.get(f"off_{name}", row[name]) for name in ("key", "beta"))
+    return wrote - beta * (key[:, :, None] * decayed).sum(1)
 
 
 def token(rows: Rows, index: int) -> Row:

@@ -6,11 +6,46 @@ import shlex
 from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 
-from engine.conform.causes import CAUSES
 from engine.conform.checks import CHECKS, Fault
 from engine.conform.runner import COST, Outcome
 from engine.report.parts import CodeSample, Part, Plot, Remark, Report, ReportTable, Section
 
+# What each cause means
+CAUSES = {
+    "stale-column": "the state after another number of rows is read than was accepted",
+    "window-not-rolled-back": "the window of the convolution still holds rejected inputs",
+    "state-not-committed": "the pass left no trace: the state before it is read",
+    "state-lost": "an empty state is read",
+    "other-sequence": "the state, an input or a decay of another sequence is read",
+    "other-sequence-written": "a sequence that was not in the pass has changed",
+    "lost-fold": "rows that the log had taken are missing from the state",
+    "double-fold": "rows of the log are folded into the state twice",
+    "wrong-wrap": "rows of the log are read or written at another place",
+    "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
+    "gate-of-other-row": "the decay of another row is applied",
+    "wrong-gate": "the decay, beta or dt is computed by another formula",
+    "wrong-norm": "q or k are not divided by their own length",
+    "wrong-term": "an input is left out or exchanged, or taps are in another order",
+    "other-row": "a row's input or output is that of another row",
+    "head-mapping": "heads read the input of another head",
+    "wrong-scale": "outputs, or a part of them, are the right ones times a constant",
+    "wrong-tile": "only some columns of the heads are wrong",
+    "wrong-parent": "a row of a tree of drafts follows another row than its parent",
+    "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
+    "wrong-stride": "states are transposed, or they or outputs are stored at other places",
+    "null-slot-written": "a slot that belongs to no sequence has changed",
+    "padding-written": "memory outside of the tensors has changed",
+    "signature": "the kernel takes other arguments than in the versions that were tried",
+    "wrong-return": "the adapter returned no tensor of the wanted shape and precision",
+    "unused-memory": "a value comes from memory that was never written",
+    "not-repeatable": "the same calls give other bits",
+    "bits-depend-on-batch": "a row's bits depend on the rows that come with it",
+    "drift": "states or factors have less precision than plain decoding's",
+    "wrong-output": "outputs differ, and no known mistake gives them",
+    "wrong-state": "states differ, and no known mistake gives them",
+    "crash": "the call raised an error",
+    "hang": "the call did not end in time",
+}
 _WORDS = {None: "-", True: "ok", False: "FAIL"}
 
 

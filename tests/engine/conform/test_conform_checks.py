@@ -513,7 +513,7 @@ def test_what_the_mistakes_are_planted_in_passes(adapter, recurrence):
 def test_a_planted_mistake_is_named(adapter, recurrence, cause):
     found = planted(adapter, recurrence)
     assert found
-    assert found[0].cause == cause
+    assert found[0].cause == cause, found[0].detail
 
 
 def test_a_fault_that_a_sequence_alone_has_not_is_of_another():

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from engine.conform.adapters import own
 from engine.conform.cases import Shape, Source
 from engine.conform.checks import Fault, Player, check
-from engine.conform.mistakes import Log
+from engine.conform.decays import Log
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import play, token
@@ -73,6 +73,32 @@ class Exchanged(Altered):
         p.tensors |= {"k_normed": p.q_normed, "q_normed": p.k_normed}
 
 
+class MeanSquares(Altered):
+    """Keys have a mean square of 1, not a length of 1."""
+
+    def change(self, p):
+        p.tensors["k_normed"] = p.k_normed * p.k.shape[-1] ** 0.5
+
+
+class OneHead(Altered):
+    """Head 2 alone has beta twice."""
+
+    def change(self, p):
+        p.tensors["beta"] = torch.where(torch.arange(4) == 2, p.beta**2, p.beta)
+
+
+class LaterRows(Altered):
+    """Rows after the first do not decay."""
+
+    def change(self, p):
+        p.tensors["g"] = torch.cat([p.g[:1], 0 * p.g[1:]])
+
+
+class KeysForQueries(Altered):
+    def change(self, p):
+        p.tensors["q_normed"] = p.k_normed
+
+
 class FirstSkip(own._SsdSlots):
     """All heads take the first one's D."""
 
@@ -88,6 +114,15 @@ class Backwards(own._ConvSlots):
     def _run(self, parts, read, write):
         for p in parts:
             p.tensors["weight"] = p.weight.flip(-1)
+        return super()._run(parts, read, write)
+
+
+class SameTap(own._ConvSlots):
+    """Tap 1 has the weight of tap 2."""
+
+    def _run(self, parts, read, write):
+        for p in parts:
+            p.tensors["weight"] = p.weight[:, [0, 2, 2, 3]]
         return super()._run(parts, read, write)
 
 
@@ -379,7 +414,17 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (Exchanged, "kda", "wrong-term", "q and k are exchanged"),
         (OtherBias, "kda", "head-mapping", "dt_bias of head 0"),
         (FirstSkip, "mamba2", "head-mapping", "D of head 0"),
-        (Backwards, "conv", "wrong-term", "reverse order"),
+        (Backwards, "conv", "wrong-term", "tap 0 takes weight 3, tap 1 takes weight 2"),
+        (SameTap, "conv", "wrong-term", "tap 1 takes weight 2"),
+        (MeanSquares, "gdn", "wrong-norm", "k is divided by its root mean square"),
+        (
+            OneHead,
+            "gdn",
+            "wrong-gate",
+            "applied twice, in a part alone: wrong are all of 3, 2 of 4",
+        ),
+        (LaterRows, "kda", "gate-order", "seen from row 1 on"),
+        (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of q, k and v, not 0"),
         (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
         (Undecayed, "kda", "gate-order", "outputs see what earlier rows wrote without its decay"),
@@ -387,14 +432,9 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
         (ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
         (ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
-        (
-            Unscaled,
-            "gdn",
-            "wrong-scale",
-            "2.828 times what it should be: the scale of outputs alone",
-        ),
+        (Unscaled, "gdn", "wrong-scale", "outputs see what earlier rows wrote without the scale"),
         (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
-        (FirstDecay, "kda", "other-sequence", "up to row 1 of the pass, not 4"),
+        (FirstDecay, "kda", "other-sequence", "with the decay of the pass's first rows"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
 )
@@ -426,7 +466,7 @@ def test_passes_that_write_over_the_oldest_rows_of_a_log_wrap_wrongly():
     rows = source.rows([0], [3])
     rows = [token(rows, i) for i in range(3)]
     log = Log(SHAPES["gdn"], source.state().double(), rows)
-    seen = [state for cause, _, state in log.overwritten([2, 1]) if cause == "wrong-wrap"]
+    seen = [state for cause, _, state in log.passes([2, 1]) if cause == "wrong-wrap"]
     right = play(SHAPES["gdn"], log.states[0], [rows[2], rows[1]])[1][-1]
     assert any(torch.allclose(state, right) for state in seen)
 

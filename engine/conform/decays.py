@@ -1,0 +1,369 @@
+"""Decays that parts of a recurrence see wrongly, and logs whose rows are folded wrongly: what each
+mistake would give, to compare with what a kernel gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from engine.conform.cases import Shape
+from engine.conform.mistakes import formulas, heads_of
+from engine.conform.reference import Row, correction, play, step, terms
+
+# Who sees a wrong decay: corrections, outputs, and the states that are kept
+_VIEWS = {
+    "corrections": (0,),
+    "outputs": (1,),
+    "kept states": (2,),
+    "outputs and corrections": (0, 1),
+    "outputs, corrections and states": (0, 1, 2),
+}
+_BLOCK = 16  # rows that chunked kernels take at once
+# Whether what row j wrote (-1: the state before the rows) is meant where row i sees it
+Side = Callable[[int, int], bool]
+_SIDES: dict[str, Side] = {
+    "the state before them": lambda i, j: j < 0,
+    "what earlier rows wrote": lambda i, j: j >= 0,
+    "the state before them and what earlier rows wrote": lambda i, j: True,
+    "what the row before them wrote": lambda i, j: 0 <= j == i - 1,
+}
+_BLOCKS: dict[str, Side] = {
+    f"what rows of earlier blocks of {_BLOCK} wrote": lambda i, j: 0 <= j < i // _BLOCK * _BLOCK,
+    f"what rows of their block of {_BLOCK} wrote": lambda i, j: j >= i // _BLOCK * _BLOCK,
+}
+Factor = Callable[[int, int], torch.Tensor | float]
+Played = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+def _factors(
+    rows: Sequence[Row], others: Sequence[Row] = ()
+) -> tuple[Factor, list[tuple[str, str, Side, Factor]]]:
+    """How much of what row j wrote row i sees (j = -1: of the state before the rows); and wrong
+    ways, each with its cause, its sentence and what it is about. others: as many rows of another
+    sequence, which may be taken for them."""
+    up, others_up = ([torch.zeros_like(rows[0]["decay"])] for _ in range(2))
+    for all_, sums in ((rows, up), (others, others_up)):
+        for row in all_:
+            sums.append(sums[-1] + row["decay"].log())
+    n = len(rows)
+
+    @cache
+    def over(a: int, b: int) -> torch.Tensor:
+        """The decay of rows a to b - 1."""
+        return torch.exp(up[min(b, n)] - up[max(a, 0)]) if b > a else torch.ones_like(up[0])
+
+    def right(i: int, j: int) -> torch.Tensor:
+        return over(j + 1, i + 1)
+
+    def base(power: float) -> Factor:
+        return lambda i, j: right(i, j) ** power
+
+    ways: list[tuple[str, str, Factor]] = [
+        ("gate-order", "{} without its decay", lambda i, j: 1.0),
+        ("gate-order", "nothing of {}", lambda i, j: float(j == i)),
+        ("gate-order", "{} without the last row's decay", lambda i, j: over(j + 1, i)),
+        ("gate-order", "{} with the next row's decay too", lambda i, j: over(j + 1, i + 2)),
+        ("gate-order", "{} with its own row's decay too", lambda i, j: over(j, i + 1)),
+        ("gate-order", "{} without the first decay", lambda i, j: over(j + 2, i + 1)),
+        (
+            "gate-order",
+            "{} with the decay of the rows before it, not after it",
+            lambda i, j: over(0, j),
+        ),
+        ("gate-order", "{} with the decay of all rows", lambda i, j: over(0, i + 1)),
+        ("wrong-gate", "{} with its decay twice", base(2)),
+        ("wrong-gate", "{} with 2 for e in its decay", base(math.log(2))),
+        ("wrong-gate", "{} with e for 2 in its decay", base(1 / math.log(2))),
+    ]
+    if len(others) == n:
+        words = "{} with the decay of the pass's first rows"
+        of_others: Factor = lambda i, j: torch.exp(others_up[i + 1] - others_up[j + 1])  # noqa: E731
+        ways.append(("other-sequence", words, of_others))
+    sides = _SIDES | (_BLOCKS if n > _BLOCK else {})
+    found = [
+        (cause, words.format(about), side, factor)
+        for about, side in sides.items()
+        for cause, words, factor in ways
+    ]
+    own: Side = lambda i, j: j == i  # noqa: E731
+    found.append(("gate-order", "nothing of what their own row wrote", own, lambda i, j: 0.0))
+    return right, found
+
+
+def _factors_of(shape: Shape, rows: Sequence[Row], right: Factor) -> Iterator[tuple[Any, ...]]:
+    """The same for what corrections take off, which has a factor beta, and for outputs, which have
+    a scale: cause, sentence, views, what it is about, and factor."""
+    root = shape.d_k**0.5
+    betas = [row["beta"][:, :, None] for row in rows]
+
+    def beta(power: int, back: int = 0) -> Factor:
+        return lambda i, j: right(i, j) / betas[i] * betas[max(i - back, 0)] ** power
+
+    def of_writer(i: int, j: int) -> torch.Tensor:
+        return right(i, j) / betas[i] * (betas[j] if j >= 0 else betas[i])
+
+    take = "corrections take {}"
+    for about, side in (_SIDES | (_BLOCKS if len(rows) > _BLOCK else {})).items():
+        for cause, words, view, factor in (
+            ("wrong-gate", f"{take} without beta", 0, beta(0)),
+            ("wrong-gate", f"{take} with beta twice", 0, beta(2)),
+            ("other-row", f"{take} with the beta of the row that wrote", 0, of_writer),
+            ("other-row", f"{take} with the beta of the row before", 0, beta(1, 1)),
+            ("other-row", f"{take} with the beta of row i - {_BLOCK}", 0, beta(1, _BLOCK)),
+            ("wrong-scale", "outputs see {} without the scale", 1, lambda i, j: right(i, j) * root),
+            (
+                "wrong-scale",
+                "outputs see {} with the scale twice",
+                1,
+                lambda i, j: right(i, j) / root,
+            ),
+        ):
+            yield cause, words.format(about), (view,), side, factor
+
+
+def decays(
+    shape: Shape,
+    state: torch.Tensor,
+    rows: Sequence[Row],
+    last: bool,
+    first: int = 0,
+    others: Sequence[Row] = (),
+) -> Iterator[tuple[str, str, Played]]:
+    """Cause, sentence and outputs of a few rows, or (last) their last state in place of them, where
+    a part of the recurrence sees the state before the rows, or what rows wrote, with another decay,
+    beta or scale than it should, from row `first` on; others: rows of another sequence."""
+    if shape.recurrence == "conv":
+        return
+    known, rows = Log(shape, state, rows[:first]), [terms(shape, row) for row in rows]
+    right, wrong = _factors(rows, [terms(shape, row) for row in others])
+    ways: list[tuple[Any, ...]] = [
+        (cause, f"{who} see {words}", views, side, factor)
+        for cause, words, side, factor in wrong
+        for who, views in _VIEWS.items()
+    ]
+    if shape.recurrence != "mamba2":
+        ways += _factors_of(shape, rows, right)
+    for cause, sentence, views, side, factor in ways:
+        if not last or 1 not in views or 2 in views:
+            yield cause, sentence, _viewed(known, rows, right, views, side, factor, last)
+
+
+def _viewed(
+    known: Log,
+    rows: Sequence[Row],
+    right: Factor,
+    views: Sequence[int],
+    side: Side,
+    factor: Factor,
+    last: bool,
+) -> Played:
+    """Outputs of rows, or the last state alone, where rows that are not known yet see something
+    wrongly in some views: corrections, outputs, and kept states."""
+    shape, outputs, writes = known.shape, list(known.outputs), list(known.writes)
+    state = known.states[-1]
+
+    def seen(view: int, i: int, right_one: torch.Tensor) -> torch.Tensor:
+        for j in range(-1, len(writes)) if view in views else ():
+            if side(i, j):
+                part = writes[j] if j >= 0 else known.states[0]
+                right_one = right_one + (factor(i, j) - right(i, j)) * part
+        return right_one
+
+    for i in range(len(writes), len(rows)):
+        row, before = rows[i], rows[i]["decay"] * state
+        value = correction(shape, seen(0, i, before), row)
+        writes.append(row["key"][:, :, None] * value[:, None, :])
+        state = before + writes[-1]
+        if not last:
+            outputs.append((row["read"][:, :, None] * seen(1, i, state)).sum(1) + row["skip"])
+    return outputs, [seen(2, len(rows) - 1, state)] if last else []
+
+
+class Log:
+    """Rows of a log, oldest first, with the states before and after them and what each wrote."""
+
+    def __init__(self, shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> None:
+        self.shape = shape
+        self.rows = [terms(shape, row) for row in rows]
+        self.outputs, states = play(shape, state, self.rows)
+        self.states = [state, *states]
+        self.writes = self._writes(self.rows)
+
+    def _writes(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """What the rows wrote, along the keys that these rows have."""
+        made = []
+        for before, right, row in zip(self.states, self.rows, rows, strict=False):
+            value = correction(self.shape, right["decay"] * before, right)
+            made.append(row["key"][:, :, None] * value[:, None, :])
+        return made
+
+    def folded(self, start: int, rows: Sequence[int], stored: bool) -> torch.Tensor:
+        """The state from the one before row `start` on, with these rows after it; stored: what they
+        wrote is kept, else it is computed anew."""
+        state = self.states[start]
+        for i in rows:
+            state = self.after(state, i, stored)
+        return state
+
+    def after(self, state: torch.Tensor, row: int, stored: bool) -> torch.Tensor:
+        """A state with one more row."""
+        if stored:
+            return self.rows[row]["decay"] * state + self.writes[row]
+        return step(self.shape, state, self.rows[row])[1]
+
+    def cursors(self, ring: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and last state where other rows are folded than were accepted."""
+        n = len(self.rows)
+        for stored in (True, False):
+            for i in range(n - 1, -1, -1):
+                for j in range(i + 1, n + 1):
+                    words = f"{j - i} accepted rows missing, {n - j} before the newest"
+                    yield "lost-fold", words, self.folded(i, range(j, n), stored)
+                    words = f"{j - i} rows of the log are folded twice"
+                    yield "double-fold", words, self.folded(j, range(i, n), stored)
+                if i >= ring:
+                    rows = [*range(i - ring, i), i - ring, *range(i + 1, n)]
+                    words = f"row {i + 1} was overwritten in a log of {ring}"
+                    yield "wrong-wrap", words, self.folded(i - ring, rows, stored)
+
+    def passes(self, lengths: Sequence[int]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same where passes of these lengths each wrote their rows from the first place on, or
+        kept decays of all their rows so far in place of each row's own."""
+        held: dict[int, int] = {}
+        decays_: list[torch.Tensor] = []
+        for i, n in enumerate(lengths):
+            begin = sum(lengths[:i])
+            held |= {place: begin + place for place in range(n)}
+            each = [row["decay"] for row in self.rows[begin : begin + n]]
+            decays_ += torch.stack(each).cumprod(0) if each else []
+        words = "each pass wrote its rows over the oldest ones of the log"
+        for stored in (True, False):
+            yield "wrong-wrap", words, self.folded(0, list(held.values()), stored)
+        both = self.states[0], self.states[0]
+        for row, decay, write in zip(self.rows, decays_, self.writes, strict=False):
+            wrong = row | {"decay": decay}
+            both = decay * both[0] + write, step(self.shape, both[1], wrong)[1]
+        for state in both:
+            yield "wrong-gate", "rows of the log have the decay of all rows of their pass", state
+
+    def stretches(
+        self, ring: int, first: int, rejected: Sequence[Row]
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same where the log is read from another place on, to another end; first: the place
+        of the oldest row; rejected: rows after the newest, which were not accepted."""
+        n = len(self.rows)
+        whole = Log(self.shape, self.states[0], [*self.rows, *rejected])
+        held: dict[int, int] = {(first + i) % ring: i for i in range(n + len(rejected))}
+        for done in range(n, max(-1, n - ring - 1), -1):
+            for place in range(ring):
+                for stored in (True, False):
+                    state, read = self.states[done], []
+                    for step_ in range(ring):
+                        row = held.get((place + step_) % ring)
+                        if row is not None:
+                            state = whole.after(state, row, stored)
+                            read.append(row)
+                        twice = sum(row < done for row in read)
+                        words = (
+                            f"the state after {done - n} rows (0: the newest) and then {step_ + 1} "
+                            f"places of the log from {place} on, not {(first + done) % ring}, "
+                            f"{twice} of them folded already"
+                        )
+                        moved = place != (first + done) % ring or not twice
+                        yield "wrong-wrap" if moved else "double-fold", words, state
+
+    def places(
+        self, ring: int, first: int, rejected: Sequence[Row]
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same where one thing that a row left in the log is read at another place than the
+        rest of it: its decay, its key, what it wrote (or what that is computed from)."""
+        n = len(self.rows)
+        whole = Log(self.shape, self.states[0], [*self.rows, *rejected])
+        held: dict[int, int] = {(first + i) % ring: i for i in range(n + len(rejected))}
+        right = [(first + i) % ring for i in range(n)]
+        moved = {
+            "at the place of its number, not from the log's base on": [*range(n)],
+            "a place too late": [(x + 1) % ring for x in right],
+            "a place too early": [(x - 1) % ring for x in right],
+            "in reverse order": right[::-1],
+        }
+        values = [
+            {"wrote": correction(self.shape, row["decay"] * state, row)} | row
+            for row, state in zip(whole.rows, whole.states, strict=False)
+        ]
+        for words, at in moved.items():
+            others = [held.get(x) for x in at]
+            for names in (
+                ("decay",),
+                ("key",),
+                ("value",),
+                ("beta",),
+                ("value", "beta"),
+                ("wrote",),
+            ):
+                state = self.states[0]
+                for i, j in enumerate(others):
+                    read = values[j] if j is not None else {x: 0 * values[i][x] for x in names}
+                    row = values[i] | {x: read[x] for x in names}
+                    if names[0] in ("value", "beta"):
+                        state = step(self.shape, state, row)[1]
+                    else:
+                        write = row["key"][:, :, None] * row["wrote"][:, None, :]
+                        state = row["decay"] * state + write
+                what = " and ".join(names).replace("wrote", "what it wrote")
+                yield "wrong-wrap", f"of each row of the log, {what} is read {words}", state
+
+    def decays(self, after: Sequence[Row] = ()) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and last state where the decays of what is folded are others, and right
+        rows come after."""
+        last, end = len(self.rows) - 1, self.states[-1]
+        right, wrong = _factors(self.rows)
+        # rows after are linear in the state: what they make of a difference
+        linear = torch.eye(end.shape[1], dtype=end.dtype).expand(len(end), -1, -1)
+        for row in (terms(self.shape, row) for row in after):
+            end = step(self.shape, end, row)[1]
+            none = torch.zeros(len(end), end.shape[1], dtype=end.dtype)
+            linear = step(self.shape, linear, row | {"value": none, "skip": none})[1]
+        for cause, words, side, factor in wrong:
+            more = torch.zeros_like(end)
+            for j, part in enumerate((self.states[0], *self.writes), -1):
+                if side(last, j):
+                    more = more + (factor(last, j) - right(last, j)) * part
+            yield cause, f"the fold takes {words}", end + linear @ more
+
+    def kept_with(
+        self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and last state where the state before, or all, is kept with the decay of
+        as many rows (or a chunk's) up to another one of the pass, or of another head, where these
+        rows are the batch's from `first` on, and their sequence's from `begin` on."""
+        n, each = len(self.rows), [terms(self.shape, row)["decay"] for row in batch]
+        own, last = torch.stack(each[first : first + n]).prod(0), first + n - 1
+        others = [
+            ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
+        ]
+        for end in (end for end in range(len(each)) if end != last):
+            cause = "gate-of-other-row" if end >= begin else "other-sequence"
+            for many in dict.fromkeys((n, chunk or n)):
+                other = torch.stack(each[max(0, end + 1 - many) : end + 1]).prod(0)
+                words = f"the decay up to row {end} of the pass, not {last}"
+                others.append((cause, words, other))
+        state, kept = self.states[-1], self.states[0]
+        for cause, words, other in others:
+            all_ = torch.where(own > 0, other / own * state, state)
+            yield cause, f"the state before is kept with {words}", state + (other - own) * kept
+            yield cause, f"the state before and what rows wrote are kept with {words}", all_
+
+    def formulas(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
+        and of all that they do."""
+        for cause, words, rows in formulas(self.shape, self.rows):
+            yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
+            state = self.states[0]
+            for row, write in zip(rows, self._writes(rows), strict=True):
+                state = row["decay"] * state + write
+            yield cause, words, state
