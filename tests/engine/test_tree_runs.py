@@ -136,8 +136,11 @@ def test_no_token_changes(name, policy, split, kv, way):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_drawn(seed):
-    """200 runs: snapshots that reach and that do not, passes that split, replays of both kinds."""
+def test_whatever_is_drawn(seed, pytestconfig):
+    """200 runs, 70 of them without --all: snapshots that reach and that do not, passes that split,
+    replays of both kinds."""
+    if seed >= 7 and not pytestconfig.getoption("all"):
+        pytest.skip("with --all")
     draw = random.Random(seed)
     for _ in range(10):
         name, sampler, n = draw.choice(NAMES), draw.choice(SAMPLERS), draw.choice((1, 3))
