@@ -18,8 +18,9 @@ from app.engine_thread.events import (
     State,
     TraceRead,
 )
-from app.trace_models.run_facts import ModelRuns, server_name
+from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import SOURCE
+from app.trace_models.server_facts import server_name
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 

@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.trace_models.run_facts import (
-    effective,
-    engine_name,
-    is_ours,
-    known_facts,
-    observed_text,
-    run_names,
-    server_name,
-    slot_lines,
-)
+from app.trace_models.run_facts import effective, engine_name, is_ours, observed_text, run_names
+from app.trace_models.server_facts import known_facts, server_name, slot_lines
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
