@@ -1613,7 +1613,9 @@ MUTANTS = (
         "MTP rows of the place before",
         "engine.draft.row_drafter:PairedRows.write",
         "start, stop = pos0 + 1 - self.ahead, len(self.tokens) + 1 - self.ahead",
-        "start, stop = max(0, pos0 - self.ahead), max(0, pos0 - self.ahead) + len(tokens)",
+        # the place that is left over is zero: whatever memory held there has other names
+        "start = max(0, pos0 - self.ahead); stop = start + len(tokens) + 1; rows, hidden = "
+        "(torch.cat((one, torch.zeros_like(one[:1]))) for one in (rows, hidden))",
         "run planes",
         "run",
         "wrong-hidden-row",
