@@ -242,6 +242,8 @@ class LogReader(LogServers):
 
     def _is_quiet_object(self, line: str) -> bool:
         """The same of a line of JSON."""
+        if not line or line.isspace():
+            return True
         text, name, time = unwrapped(line) or ("", "", None)
         server, said = self._by_stream.get(name), text.rstrip("\n")
         if not said or "\n" in said or (time is not None and not (server and server.has_times)):

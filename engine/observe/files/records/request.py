@@ -409,7 +409,8 @@ def _histogram(request: RecordedRequest) -> list[int] | None:
     if request.num_spec_steps is None:
         return None
     reached = [request.num_spec_steps, *request.per_pos, 0]
-    return [one - more for one, more in pairwise(reached)]
+    found = [one - more for one, more in pairwise(reached)]
+    return found if min(found) >= 0 else None
 
 
 def _padded_sum(arrays: Sequence[np.ndarray]) -> np.ndarray:

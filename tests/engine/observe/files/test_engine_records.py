@@ -599,6 +599,15 @@ def test_counters_that_cannot_be_are_refused(line: str, said: str) -> None:
     assert said in refused(line.encode() + b"\n").message
 
 
+def test_positions_that_accepted_more_than_was_drafted_make_no_histogram() -> None:
+    """It would hold a negative count, and no trace opens with one."""
+    text = (RECORDS / "spec-bench.jsonl").read_text().replace('"num_drafts": 4', '"num_drafts": 0')
+    runs = filled("none", text.encode()).runs.values()
+    told = [one["told"] for run in runs for one in run["requests"] if one["told"]]
+    histograms = [one["acceptance_histogram"] for one in told if one["num_spec_steps"] == 0]
+    assert histograms and not any(histograms)
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_whatever_a_file_holds_it_is_read_or_refused(data: st.DataObject) -> None:
