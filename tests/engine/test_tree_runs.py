@@ -420,7 +420,7 @@ def test_a_prompt_cache_holds_the_text_after_trees(policy, kv):
     ("name", "policy", "split", "kv", "way"),
     all_pairs(
         NAMES, list(ROLLBACK_POLICIES), SPLITS, KV_MODES, [(s, n) for s in SAMPLERS for n in (1, 3)]
-    )[::3],
+    )[::6],
 )
 def test_a_lane_of_trees_is_as_plain_decoding(name, policy, split, kv, way):
     sampler, n = way
