@@ -23,7 +23,7 @@ FOREIGN_OPTIONS = {
     *("--metrics", "-lv", "--log-file", "--log-jsonl", "-embd", "--output-format"),
     *("--per-request-spec-decode-metrics", "--spec-draft-sampling"),
     # pytest, bench of the window and of kernels, campaigns
-    *("--only", "--pairs", "--readme", "--seed", "--minutes", "--clean"),
+    *("--only", "--pairs", "--readme", "--seconds", "--seed", "--starts", "--minutes", "--clean"),
     # bootstrap's own tools, pip, curl and cmake in the recipe of a server; flags of compilers
     *("-mno-amx-tile", "-e", "--no-binary", "--no-deps", "-v"),
 }
