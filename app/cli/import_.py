@@ -110,12 +110,12 @@ def _line(store: TraceStore, run_id: int) -> str:
 def _partly(requests: Sequence[RequestFacts]) -> Iterator[str]:
     """The counts of the requests that have any; without them, from where to where the rates of the
     requests go."""
-    told = [one.told for one in requests if one.told.get("num_accepted_draft_tokens") is not None]
-    if told:
-        accepted = sum(one["num_accepted_draft_tokens"] for one in told)
-        known = [n for one in told if (n := one.get("num_draft_tokens")) is not None]
-        of = f"of {sum(known):,} drafted" if len(known) == len(told) else "drafted tokens"
-        where = f" in {len(told):,} of {len(requests):,}" if len(told) < len(requests) else ""
+    sums = [one.told for one in requests if one.told.get("num_accepted_draft_tokens") is not None]
+    if sums:
+        accepted = sum(one["num_accepted_draft_tokens"] for one in sums)
+        known = [n for one in sums if (n := one.get("num_draft_tokens")) is not None]
+        of = f"of {sum(known):,} drafted" if len(known) == len(sums) else "drafted tokens"
+        where = f" in {len(sums):,} of {len(requests):,}" if len(sums) < len(requests) else ""
         yield f"{accepted:,} {of} accepted{where}"
         return
     names = {

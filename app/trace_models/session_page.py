@@ -58,9 +58,9 @@ def session_page(runs: Sequence[RunRef], title: str, shown: RunRef | None = None
     runs = [run for run in runs if RunColumns(run.store, "rounds", run.run_id).n] or runs
     plots, bokeh = _plots(runs)
     data = session_data(runs) | {"title": title, "shown": shown.run_id if shown else None}
-    for run, told in zip(runs, data["runs"], strict=True):
-        told["name"] = " · ".join(filter(None, (run_name(run), told["drafters"])))
-        told["comparison"] = next((lane.run_id for lane in lanes_of(run)), None)
+    for run, on_page in zip(runs, data["runs"], strict=True):
+        on_page["name"] = " · ".join(filter(None, (run_name(run), on_page["drafters"])))
+        on_page["comparison"] = next((lane.run_id for lane in lanes_of(run)), None)
     script = (SESSION_PAGE / "page.js").read_text(encoding="utf-8")
     style = (SESSION_PAGE / "page.css").read_text(encoding="utf-8")
     body = (SESSION_PAGE / "page.html").read_text(encoding="utf-8")

@@ -258,8 +258,8 @@ class Situation:
         few = count <= max(_MOST_ROWS, self.kernel.chunk)
         views: Iterable[tuple[str, str, Played]] = ()
         if few and not self.parents:
-            begun = self.batch[self.first - self.begin :][:count] if self.begin else ()
-            views = decays(self.shape, state, self.tokens[:count], bool(of), first, begun)
+            rows = self.batch[self.first - self.begin :][:count] if self.begin else ()
+            views = decays(self.shape, state, self.tokens[:count], bool(of), first, rows)
         for cause, sentence, played in chain(ways, views, self._carried(state, count)):
             if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)

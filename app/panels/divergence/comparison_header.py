@@ -141,8 +141,8 @@ class ComparisonHeader(QWidget):
             self._fit_costs()
         self._fit()
         every = list(costs.values())  # of a lane that is not timed there is nothing to say
-        told = (cost_sentence(every, one) for one in (run_id, *costs))
-        text = next(filter(None, told), "")
+        sentences = (cost_sentence(every, one) for one in (run_id, *costs))
+        text = next(filter(None, sentences), "")
         self.cost.setText(text)
         self.cost.setVisible(bool(text))
 

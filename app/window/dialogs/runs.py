@@ -310,8 +310,8 @@ class ForkDialog(QDialog):
             now, problem = self._before, problem or str(error)
         changes = other_options(self._before, replace(now, parallel=self._before.parallel))
         changes += [f"token {token}"] if token not in (None, -1) else []
-        told = f"Changed: {', '.join(changes)}." if changes else "Nothing is changed."
-        self.changes.setText(problem or told)
+        sentence = f"Changed: {', '.join(changes)}." if changes else "Nothing is changed."
+        self.changes.setText(problem or sentence)
         self._go.setEnabled(not problem)
 
     def _token(self) -> int | None:

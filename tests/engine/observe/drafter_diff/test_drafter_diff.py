@@ -4,6 +4,7 @@ is refused. tests.support.drafter_diff_campaign plays all of them."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,35 +81,32 @@ def test_runs_without_a_mistake_are_not_accused(blind: bool) -> None:
     assert pair.n_contexts > 5
 
 
-def test_look_ups_of_fewer_tokens_are_named() -> None:
-    likely, target, runs = ngram_cache.most_likely, opened("mtp"), []
-    head = "def area(w, h):\n    return w * h\n\n"
-    prompt = target.prompt(f"{head}def cost(w, h):\n    return w * h * 2\n\ndef area(w, h):\n")
-    options = replace(options_of(220, "ngram-cache"), ignore_eos=True)
-    for n in (4, 2):
-        with pytest.MonkeyPatch.context() as patch:
-            cut = partial(_of_the_last, likely, n)
-            patch.setattr(ngram_cache, "most_likely", cut)
-            run = decode(target, [prompt], options)
-        runs.append(RunRef(run.trace, run.run_id))
-    first = drafter_diff(*runs, target).first
-    assert first is not None and (first.stage, first.side) == ("candidates", "B")
-    assert "n-grams of no more than 2 tokens" in first.about
-
-
-def test_a_constant_of_a_look_up_is_named() -> None:
+def about_look_ups(name: str, values: Iterable[Any]) -> str:
+    """What the first cause between runs of ngram-cache with two values of a name says."""
     target, runs = opened("mtp"), []
     head = "def area(w, h):\n    return w * h\n\n"
     prompt = target.prompt(f"{head}def cost(w, h):\n    return w * h * 2\n\ndef area(w, h):\n")
     options = replace(options_of(220, "ngram-cache"), ignore_eos=True)
-    for floor in (ngram_cache.LAX, tuple((0, share) for _, share in ngram_cache.LAX)):
+    for value in values:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ngram_cache, "LAX", floor)
+            patch.setattr(ngram_cache, name, value)
             run = decode(target, [prompt], options)
         runs.append(RunRef(run.trace, run.run_id))
     first = drafter_diff(*runs, target).first
     assert first is not None and (first.stage, first.side) == ("candidates", "B")
-    assert "no least number of observations" in first.about
+    return first.about
+
+
+def test_look_ups_of_fewer_tokens_are_named() -> None:
+    likely = ngram_cache.most_likely
+    about = about_look_ups("most_likely", [partial(_of_the_last, likely, n) for n in (4, 2)])
+    assert "n-grams of no more than 2 tokens" in about
+
+
+def test_a_constant_of_a_look_up_is_named() -> None:
+    lax = ngram_cache.LAX
+    about = about_look_ups("LAX", [lax, tuple((0, share) for _, share in lax)])
+    assert "no least number of observations" in about
 
 
 def _of_the_last(likely: Any, n: int, find: Any, tail: Any, *more: Any) -> Any:
