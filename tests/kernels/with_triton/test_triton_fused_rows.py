@@ -9,6 +9,7 @@ import torch
 from kernels.dispatch import counters
 from kernels.linear.block_parts import PreparedRows, quantise
 from kernels.linear.blocks import pack_blocks, stack_weights
+from kernels.linear.integer_blocks import with_triton
 from kernels.linear.integer_blocks.rows_with_triton import integer_rows, operation_rows
 from kernels.linear.integer_blocks.with_triton import integer_linear, opened, products
 from kernels.linear.packed import PackedWeight
@@ -62,7 +63,7 @@ def test_a_row_has_the_bits_it_has_alone(device):
     x, weights = rows(11, device), [blocks("Q4_K", 6, device), numbers(5, device)]
     whole = products(x, weights, invariant=True)
     gated = opened(x, weights[0], "swiglu", (), invariant=True)
-    for i in range(11):
+    for i in (0, 1, 6, 10):
         alone = products(x[i : i + 1], weights, invariant=True)
         assert all(torch.equal(a[i : i + 1], b) for a, b in zip(whole, alone, strict=True))
         assert torch.equal(opened(x[i : i + 1], weights[0], "swiglu", ())[0], gated[i])
@@ -170,12 +171,14 @@ def test_operations_are_rounded(device, name, types):
     assert operation_rows(name, operands, [numbers(4, device)]) is None
 
 
-# 256 columns take the interpreter 20 s
 @pytest.mark.parametrize(
     ("n_rows", "width", "types"), [(1, 256, READS[0]), (3, 256, READS[1]), (1, 512, READS[2])]
 )
-def test_the_last_of_a_group_of_programs_rounds_it(device, n_rows, width, types):
+def test_the_last_of_a_group_of_programs_rounds_it(device, n_rows, width, types, monkeypatch):
     """Also a second time: counters are zeros again."""
+    if device == "cpu":
+        # a program for each column takes the interpreter 20 s
+        monkeypatch.setattr(with_triton, "columns_of", lambda *_: 16)
     x, packed = rows(n_rows, device), blocks("Q8_0", 2 * width, device)
     reads = [pack_blocks(random_blocks(name, 4, width).to(device), name, "q8") for name in types]
     wanted = opened(x, packed, "swiglu", ())
