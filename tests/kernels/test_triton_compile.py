@@ -294,11 +294,12 @@ def test_integer_products(compiled, type_name, n_rows):
     assert product.n_registers <= 168 and product.n_shared <= 8 << 10
 
 
-@pytest.mark.parametrize("n_rows", [1, 4, 8])
-@in_turn("n_in", [1024, 2560, 4096, 2560])
-def test_products_with_what_is_done_to_their_rows(compiled, n_rows, n_in):
+@in_turn("sizes", [(1024, 8), (2560, 1), (4096, 4), (2560, 8), (2560, 4)])
+def test_products_with_what_is_done_to_their_rows(compiled, sizes):
     """The layers of models of 0.65 to 8 billion: a norm that rounds, products of two types and of
     gates in one launch, a gated norm that rounds, SwiGLU, and a residual."""
+
+    n_in, n_rows = sizes
 
     def packed(type_name, n_out):
         row = random_blocks(type_name, 1, n_in)
