@@ -31,7 +31,7 @@ from engine.model.windows import ConvInputs, ConvWindow
 from kernels.linear import PackedWeight, Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
-from kernels.recurrence.delta_inputs import normed_and_gated
+from kernels.recurrence.channel_gates import normed_and_gated
 
 
 def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
