@@ -4,7 +4,6 @@ had ranked next when it was wrong, and what trees of drafts would have gained.""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
@@ -25,6 +24,7 @@ from engine.analysis.draft_quality import (
     LEAVES,
     DraftQuality,
     DraftReader,
+    TreeGain,
     by_drafter,
     width_cost,
 )
@@ -170,8 +170,12 @@ class _TreeTable(QWidget):
     def set_estimates(self, trees: Sequence[TreeEstimate]) -> None:
         """Show these, as many as LEAVES, or nothing."""
         self.setVisible(bool(trees))
-        for cells, tree in zip(self._cells[1:], trees, strict=False):
-            texts = (f"{tree.n_leaves} leaves", f"{tree.tokens_per_step:.2f}", *_cost_texts(tree))
+        for cells, (tree, cost, speed) in zip(self._cells[1:], trees, strict=False):
+            texts = (
+                f"{tree.n_leaves} leaves",
+                f"{tree.tokens_per_step:.2f}",
+                *_cost_texts(cost, speed),
+            )
             for cell, text in zip(cells, texts, strict=True):
                 cell.setText(text)
         self.setAccessibleDescription("; ".join(", ".join(row) for row in self.rows()))
@@ -181,9 +185,8 @@ class _TreeTable(QWidget):
         return [[cell.text() for cell in cells] for cells in self._cells[1:]]
 
 
-def _cost_texts(tree: TreeEstimate) -> tuple[str, str]:
-    """The cost of its pass and its speed, where a pass as wide was timed."""
-    cost, speed = tree.pass_cost, tree.speed
+def _cost_texts(cost: tuple[float, bool] | None, speed: float | None) -> tuple[str, str]:
+    """The cost of a tree's pass and its speed, where a pass as wide was timed."""
     if cost is None or speed is None or not cost[1]:
         return NOT_OBSERVED, NOT_OBSERVED
     return f"{cost[0]:.2f}×", f"{100 * (speed - 1):+.1f} %"
@@ -346,16 +349,9 @@ UNNAMED = "unnamed"
 """A drafter that another engine did not tell the name of."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeEstimate:
-    """A tree of n_leaves against the recorded chain. pass_cost: of its verify pass, see width_cost;
-    speed: tokens per second over those of the chain. Both None where the passes of the run do not
-    tell."""
-
-    n_leaves: int
-    tokens_per_step: float
-    pass_cost: tuple[float, bool] | None
-    speed: float | None
+TreeEstimate = tuple[TreeGain, tuple[float, bool] | None, float | None]
+"""A tree against the recorded chain, the cost of its verify pass (width_cost) and its tokens per
+second over those of the chain; both None where the passes of the run do not tell."""
 
 
 class DrafterFacts:
@@ -390,7 +386,7 @@ class DrafterFacts:
     def trees(self, quality: DraftQuality) -> list[TreeEstimate]:
         """What trees would have gained; empty where no candidates are recorded."""
         now = quality.n_ranked and 1 + quality.n_ranked_accepted / quality.n_ranked
-        sums, estimates = self._sums, []
+        sums, estimates = self._sums, list[TreeEstimate]()
         step_ms = sum(sums.step_ms.values())
         verify_ms = sums.step_ms.get("verify", 0.0)
         mean_width = sums.step_tokens / sums.n_steps if sums.n_steps else 0.0
@@ -402,5 +398,5 @@ class DrafterFacts:
             if cost is not None:
                 longer = 1 + (cost[0] - 1) * verify_ms / step_ms
                 speed = tree.tokens_per_step / now / longer
-            estimates.append(TreeEstimate(tree.n_leaves, tree.tokens_per_step, cost, speed))
+            estimates.append((tree, cost, speed))
         return estimates

@@ -15,7 +15,7 @@ import torch
 
 from engine.batch import GreedyTokens, Span
 from engine.decode.acceptance import Judge, cut_draft, note_grammar_error
-from engine.decode.failure import OF_DRAFTER, TRUNK, HeldSequence, note_failure, note_non_finite
+from engine.decode.failure import OF_DRAFTER, TRUNK, note_failure, note_non_finite
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
 from engine.decode.recorder import Recorder
@@ -262,7 +262,7 @@ class Scheduler:
     def note_failure(self, error: BaseException) -> None:
         """Note what memory and drafters hold, where an error ends the run."""
         held = [
-            HeldSequence(one.seq_id, one.index, one.n_tokens, self._chain.held(one.index))
+            (one.seq_id, one.index, one.n_tokens, self._chain.held(one.index))
             for one in self._slots.running
         ]
         note_failure(self._recorder.facts, error, self._memory, self._round, held)

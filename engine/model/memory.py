@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,21 +13,22 @@ from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, StateKey
 
 
-class AttentionView(Protocol):
-    """Cells of a ubatch's sequences: k, v [B, H_kv, N, hd] f32; mask bool [B, T, N]; positions
-    int64 [B, N] of visible cells, where a layer keeps further rows or rows of blocks; seen: the
-    mask without a window, for rows of blocks."""
+@dataclass(frozen=True, slots=True)
+class AttentionView:
+    """What one ubatch attends to in one layer.
 
-    @property
-    def k(self) -> torch.Tensor: ...
-    @property
-    def v(self) -> torch.Tensor: ...
-    @property
-    def mask(self) -> torch.Tensor: ...
-    @property
-    def positions(self) -> torch.Tensor | None: ...
-    @property
-    def seen(self) -> torch.Tensor | None: ...
+    k: float32 [n_seqs, n_heads, n_cells, k_dim]. v: the same with v_dim columns; of a layer that
+    keeps nothing but keys it is k itself. mask: bool [n_seqs, n_seq_tokens, n_cells], True where
+    the query may look; what is hidden is finite. positions: int64 [n_seqs, n_cells], in hidden
+    cells any; None in a memory where no layer keeps further rows or rows of blocks, which alone ask
+    for them. seen: the mask without the layer's window, for rows of blocks.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor
+    positions: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
 
 
 class AttentionMemory(Protocol):

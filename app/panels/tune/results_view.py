@@ -198,7 +198,7 @@ class ResultsView(QStackedWidget):
         self._map = None
         if results is not None and x is not None and figure is not None:
             self._map = result_map(results, x, y, figure)
-        self.grid.set_map(None if self._map is None else self._map.heat_map)
+        self.grid.set_map(None if self._map is None else self._map[0])
 
     def _draw_points(self) -> None:
         self.pareto.set_figures(self._chosen(self.pareto_x), self._chosen(self.pareto_y))
@@ -207,7 +207,7 @@ class ResultsView(QStackedWidget):
     def _cell_words(self, row: int, column: int) -> str:
         if self._map is None:
             return ""
-        shown, rows = self._map.heat_map, self._map.rows.get((row, column))
+        shown, rows = self._map[0], self._map[1].get((row, column))
         place = shown.place(row, column)
         if rows is None:
             return f"{place}: no result"
@@ -216,7 +216,7 @@ class ResultsView(QStackedWidget):
 
     def _select_cell(self, row: int, column: int) -> None:
         if self._map is not None:
-            self._select(self._map.rows.get((row, column), np.zeros(0, np.int64)))
+            self._select(self._map[1].get((row, column), np.zeros(0, np.int64)))
 
     def _select_row(self, row: int) -> None:
         self._select(np.array([row]))

@@ -131,7 +131,7 @@ def ring_recurrences(part: CompressedAttentionPart) -> dict[str, Recurrence[Any]
     """How tokens advance the rings of `part`."""
     if not part.ratio:
         return {}
-    rings = {RINGS[part.ratio].name: _compressor(part, part.head_dim)}
+    rings = {RINGS[part.ratio][0]: _compressor(part, part.head_dim)}
     if part.has_indexer:
         rings[INDEX_RING] = _compressor(part, part.index_dim)
     return {name: CompressorRing(one) for name, one in rings.items()}
@@ -157,7 +157,7 @@ class CompressedAttention:
         self._sizes = [part.q_rank, d]
         self._rows: _BlockRows | None = None
         if part.ratio:
-            self._rows = _BlockRows(part, weights, config, layer, RINGS[part.ratio].name, "attn", d)
+            self._rows = _BlockRows(part, weights, config, layer, RINGS[part.ratio][0], "attn", d)
             rows += self._rows.matrices(weights.rows)
             self._sizes.append(self._rows.n_inputs)
         self._input = weights.stack(rows)

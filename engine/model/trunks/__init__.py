@@ -4,7 +4,6 @@ stream, and cross-layer residual attention: layers look back at where streams st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 
@@ -124,18 +123,11 @@ def make_cross_layer(
     return CrossLayerStream(blocks, config.trunk.group, score, config.eps)
 
 
-class Trunk(Protocol):
-    """All blocks, from the embedding to what the output norm takes."""
-
-    def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
-    ) -> torch.Tensor:
-        """x [B, T, n_embd], embedded tokens; tokens int64 [B, T] -> [B, T, n_embd], or the streams
-        [B, T, n_streams, n_embd] that a trunk with several hands on.
-
-        taps: is shown what every block takes, one row; trunks that are not TrunkPart.tapped are not
-        asked (engine.model.drafters.config).
-        """
+Trunk = Callable[[torch.Tensor, torch.Tensor, RopeAndMemory, TapCollector], torch.Tensor]
+"""All blocks, from the embedding to what the output norm takes: x [B, T, n_embd], embedded tokens;
+tokens int64 [B, T] -> [B, T, n_embd], or the streams [B, T, n_streams, n_embd] that a trunk with
+several hands on. The taps are shown what every block takes, one row; trunks that are not
+TrunkPart.tapped are not asked (engine.model.drafters.config)."""
 
 
 _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, Callable[[int], Weights]], Trunk]] = {

@@ -18,8 +18,9 @@ from engine.batch import Span
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
-from engine.memory.kv import AttentionKV, GatheredCells
+from engine.memory.kv import AttentionKV
 from engine.model.hybrid import HybridModel
+from engine.model.memory import AttentionView
 from engine.model.parts import CellKey
 from engine.observe.rescoring.identity import is_observed
 from engine.progress import ReportProgress
@@ -41,7 +42,7 @@ class HalfCells(AttentionKV):
 
     def update(
         self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
-    ) -> GatheredCells:
+    ) -> AttentionView:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_heads, dim]."""
         return super().update(layer, _rounded(k), v if v is None else _rounded(v))
 
