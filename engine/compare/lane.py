@@ -25,7 +25,7 @@ from engine.compare.divergence import (
 )
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.state_origin import LEAST, SequenceText, StateOrigin
-from engine.decode.failure import note_failure
+from engine.decode.failure import HeldSequence, note_failure
 from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock, Round
@@ -288,7 +288,7 @@ class EngineFollower(EngineLane, Follower):
 
     def _fail(self, error: Exception) -> None:
         round_ = self._leader.round
-        held = [(part.seq_id, part.seq, part.pos0, {}) for part in round_.parts]
+        held: list[HeldSequence] = [(part.seq_id, part.seq, part.pos0, {}) for part in round_.parts]
         note_failure(self.facts, error, self.memory, round_.number, held)
 
     def _compare(
