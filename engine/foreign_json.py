@@ -1,4 +1,5 @@
-"""JSON from anyone: what it may hold is bounded here, so that its values can be used as they are.
+"""JSON and TOML from anyone: what they may hold is bounded here, so that values can be used as they
+are.
 
 Whole numbers of more than 40 digits, more than identifiers have, become texts; reals are finite;
 nesting ends long before Python's own limit does. Ranges by meaning are in
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections import Counter
 from itertools import islice
 from typing import Any, NoReturn
@@ -146,3 +148,17 @@ def _whole(value: Any) -> Any:
     if isinstance(value, dict):
         return {_whole(key): _whole(one) for key, one in value.items()}
     return value
+
+
+MOST_PARTS = 64
+_PART = r"""(?:[\w-]++|"[^"\n]{0,40}+"|'[^'\n]{0,40}+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}\s*+\.\s*+){{{MOST_PARTS}}}", re.ASCII)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a text. Raises ValueError or RecursionError for what is not TOML, and ValueError
+    for a text of more than MOST_PARTS words joined by points, as only a key out of range has."""
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ValueError(f"more than {MOST_PARTS} words joined by points (at line {line})")
+    return tomllib.loads(text)

@@ -42,8 +42,13 @@ from app.cli.run_arguments import (
     styled,
 )
 from engine.analysis.findings.audit import audit_text
-from engine.conversation.recorded import RecordedConversation, RecordedTurn, read_recorded
-from engine.conversation.turns import Turn, content_of
+from engine.conversation.turns import (
+    RecordedConversation,
+    RecordedTurn,
+    Turn,
+    content_of,
+    read_recorded,
+)
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.fork import Fork, fork_lines

@@ -14,7 +14,7 @@ from PySide6.QtGui import QFont, QGuiApplication, QImage, QImageWriter, QPainter
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWidget
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.lab.gate_view import GateView
 from app.panels.plots.acceptance_view import AcceptanceView

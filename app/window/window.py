@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QMenuBar
 
-from app.actions.actions import SPECS, Actions, submenu_of
+from app.actions import SPECS, Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs.engine import DisconnectServer

@@ -9,8 +9,8 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
+from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
-from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import BlockParts
 from engine.model.weights import Projection, Weights
 from kernels.norm import layer_norm, rms_norm, rms_norm_rows

@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme, fixed_font
 from app.panels.divergence.lane_cards import LaneCards
 from app.trace_models.column_table import ColumnTable, TableColumn

@@ -10,7 +10,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QWidget
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.divergence.comparison_header import ComparisonHeader, PositionBar
 from app.panels.divergence.lane_plots import LanePlots

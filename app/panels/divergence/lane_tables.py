@@ -10,8 +10,7 @@ from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
 
-from app.looks.tabs import mark_front_tab
-from app.looks.theme import Theme
+from app.looks.theme import Theme, mark_front_tab
 from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.number_text import NOT_OBSERVED, error_text

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.panels.inspector.step_facts import (

@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.runs.run_table import RunTable
 from app.trace_models.column_table import ColumnTable, TableColumn

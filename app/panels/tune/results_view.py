@@ -27,7 +27,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
 from app.trace_models.column_table import ColumnTable, TableColumn

@@ -7,6 +7,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks.theme import Theme
+from app.panels.tune.drafter_view import DrafterFacts, DrafterQuality
 from app.trace_models.tune_surface import (
     BEST,
     SurfaceRequest,
@@ -18,7 +19,6 @@ from app.trace_models.tune_surface import (
     rows,
 )
 from app.widgets.build import hbox, made, vbox, words
-from app.widgets.drafter_quality import DrafterFacts, DrafterQuality
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.whole_run_view import WholeRunView

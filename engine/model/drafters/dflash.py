@@ -19,9 +19,8 @@ from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
 from engine.model.drafters.dflash_config import OUT_SCALE, POST_NORMS, DFlashConfig
 from engine.model.feed_forward import Swiglu
-from engine.model.memory import ModelMemory
+from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.compressed import CompressedAttention
-from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.feed_forward import GeluPart, SwigluPart
 from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import ROPE_FACTORS

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.memory import AttentionView
-from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.memory import AttentionView, RopeAndMemory
 from engine.model.parts import CellRow
 from engine.model.parts.attention import INDEX_RING, INDEX_ROW, RINGS, CompressedAttentionPart
 from engine.model.recurrence import Recurrence, RowNumbers, StateKey
@@ -189,7 +188,7 @@ class CompressedAttention:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; stores the tokens' rows."""
+        """See engine.model.memory.Mixer; stores the tokens' rows."""
         part, invariant = self._part, around.invariant
         turned = around.of_blocks if part.ratio else around
         assert turned is not None  # a model with such layers has their rotation

@@ -10,8 +10,8 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import make_feed_forward
 from engine.model.layers import ResidualBlock, make_block
+from engine.model.memory import RopeAndMemory
 from engine.model.mixers import make_mixer
-from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts import BlockParts, MtpParts, ResidualStream
 from engine.model.parts.trunks import CrossLayerResidual, HyperConnections, SinkhornConnections
 from engine.model.taps import TapCollector

@@ -10,8 +10,8 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
 from engine.model.layers import StreamReader
+from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
-from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
 from engine.model.parts.ngram_embedding import TABLE

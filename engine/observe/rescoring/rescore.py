@@ -28,8 +28,7 @@ from engine.observe.rescoring.request_sampler import (
     RequestSampling,
     request_sampling,
 )
-from engine.observe.rescoring.teacher_forcing import Teacher, noise_of_gaps
-from engine.observe.rescoring.texts import RescoredText, TextReader
+from engine.observe.rescoring.texts import RescoredText, Teacher, TextReader, noise_of_gaps
 from engine.progress import ReportProgress
 from engine.sampling.distribution import Distribution
 from engine.session import Session

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.conversation.recorded import read_recorded
+from engine.conversation.turns import read_recorded
 from engine.errors import OptionError
 from resources import CONVERSATIONS
 
