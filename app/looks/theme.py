@@ -1,5 +1,5 @@
-"""Colour roles from TOML, the Fusion palette made of them, icons tinted to match, and the
-line along the tab in front."""
+"""Colour roles from TOML, the Fusion palette made of them, icons tinted to match, and the line
+along the tab in front."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.trace_models.number_text import significant
 from app.trace_models.run_notes import notes_of, number_of, prompt_text, run_name, started_at
+from app.trace_models.shown_text import significant
 from engine.option_fields import options_in
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE

@@ -12,7 +12,7 @@ import numpy as np
 from PySide6.QtGui import QColor
 
 from app.looks.theme import Theme
-from app.trace_models.number_text import significant
+from app.trace_models.shown_text import significant
 from engine.analysis.run_cost import speed
 from engine.analysis.what_if.recorded import LEAST_TIMES, RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES

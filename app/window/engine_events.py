@@ -11,11 +11,11 @@ from app.engine_thread import events
 from app.engine_thread.events import State, TraceRead
 from app.saved.errors import log
 from app.trace_models.compared_lanes import lanes_of, run_to_show
-from app.trace_models.plain_tip import in_window
 from app.trace_models.run_facts import comparison_label
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position
 from app.trace_models.server_facts import known_facts, server_name
+from app.trace_models.shown_text import in_window
 from app.window.banner import Banner
 from app.window.dock_area import DOCK_OF
 from app.window.panels import Panels

@@ -25,8 +25,8 @@ from PySide6.QtWidgets import (
 from app.actions import MENUS, PANELS, SEPARATOR, TOOLBAR, Actions
 from app.looks.theme import mark_front_tab
 from app.saved.settings import THEME_CHOICES, Settings
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import UNITS
+from app.trace_models.shown_text import plain_tip
 from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.window.dock_area import LAYOUTS

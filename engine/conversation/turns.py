@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.files import is_unicode, user_text
-from engine.foreign_json import JsonError, parse_json
+from engine.foreign import JsonError, parse_json
 from engine.trace.facts import RunFacts
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 

@@ -9,10 +9,9 @@ from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QWidget
 
 from app.engine_thread.events import ServerConnected, ServerSeen
-from app.trace_models.number_text import NOT_OBSERVED
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_facts import counted_since
 from app.trace_models.server_facts import known_facts, slot_lines
+from app.trace_models.shown_text import NOT_OBSERVED, plain_tip
 from app.widgets.build import vbox, words
 from app.widgets.fields import new_form
 

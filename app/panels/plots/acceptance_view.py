@@ -14,9 +14,9 @@ from PySide6.QtWidgets import QWidget
 from app.looks.theme import Theme
 from app.panels.plots.bar_view import OverlaidView, envelope
 from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRates
-from app.trace_models.number_text import significant
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
+from app.trace_models.shown_text import significant
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import (
     DOTS,

@@ -15,8 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.trace_models.run_facts import engine_name, is_ours
-from app.trace_models.run_range import RunRange
-from app.trace_models.run_rows import Position
+from app.trace_models.run_rows import Position, RunRange
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot

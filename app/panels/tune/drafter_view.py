@@ -12,9 +12,8 @@ from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, Q
 from PySide6.QtWidgets import QComboBox, QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme, figures_font
-from app.trace_models.number_text import NOT_OBSERVED, significant
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import RunRows
+from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
 from app.widgets.build import hbox, made, vbox
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen

@@ -11,8 +11,8 @@ from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.trace_models.number_text import significant
 from app.trace_models.results import ResultColumn, Results, short_text
+from app.trace_models.shown_text import significant
 from app.trace_models.tune_surface import BEST, HeatMap
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface

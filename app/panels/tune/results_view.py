@@ -30,14 +30,13 @@ from PySide6.QtWidgets import (
 from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
-from app.trace_models.column_table import ColumnTable, TableColumn
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
+from app.trace_models.shown_text import plain_tip
 from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
-from app.widgets.plain_table import plain_table
+from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 
 _SAMPLE_ROWS = 40
 _MOST_CHARACTERS = 36

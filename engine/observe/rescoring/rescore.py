@@ -18,7 +18,7 @@ import torch
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.analysis.acceptance.breakdown import Judged, Share
 from engine.analysis.findings.check import record_findings
-from engine.decode.target_facts import TargetFacts, target_facts
+from engine.decode.recorder import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import check_cancelled, never
 from engine.observe.rescoring.identity import DIFFERENT, UNKNOWN, Identity, by_text, identify

@@ -12,8 +12,8 @@ from PySide6.QtCore import QPersistentModelIndex, Qt
 
 from app.panels.tune.result_plots import MOST_CELLS, front, map_axes, result_map
 from app.panels.tune.results_view import ResultTable
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import ResultColumn, Results, read
+from app.trace_models.shown_text import plain_tip
 from app.trace_models.tune_surface import BEST
 from tests.engine.experiments.results.test_json_files import DATA
 from tests.support.sweeps import write_results
