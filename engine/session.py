@@ -15,7 +15,8 @@ import torch
 from engine.batch import Span
 from engine.decode.held_sequences import PromptCache
 from engine.decode.recorder import Recorder
-from engine.decode.scheduler import RoundObserver, Scheduler
+from engine.decode.round import RoundObserver
+from engine.decode.scheduler import Scheduler
 from engine.draft.adaptive import adapted
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter

@@ -288,9 +288,9 @@ class EngineNews(QObject):
         elif bridge.connecting:
             parts = [f"connecting to {bridge.connecting}"]
         elif bridge.server is not None:
-            told = known_facts(bridge.server.facts)
+            known = known_facts(bridge.server.facts)
             state = "gone" if bridge.server_status.gone else bridge.state.value
-            parts = [server_name(bridge.server.facts), told["model"], told["build"], state]
+            parts = [server_name(bridge.server.facts), known["model"], known["build"], state]
             parts += self._on_show()
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")

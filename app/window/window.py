@@ -73,7 +73,7 @@ class MainWindow(QMainWindow):
             self.docks.connect_action(name, self.actions_by_id[f"view.panel_{name}"])
         self._make_panels()
         self.sessions = Sessions(self.panels, data)
-        self.sessions.told.connect(self.status.showMessage)
+        self.sessions.message.connect(self.status.showMessage)
         self.control = RunControl(self.panels)
         self.copies = Copies(self.panels, log_lines)
         self._make_menus(scenarios)

@@ -248,8 +248,8 @@ class RoundView(QStackedWidget):
         if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
         elif not has_rounds:
-            told = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
-            self.empty.say("Not observed", f"{told} does not report them.")
+            reason = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
+            self.empty.say("Not observed", f"{reason} does not report them.")
         else:
             self.empty.say(
                 "Not observed", f"{engine_name(run.facts)} does not report {self.untold}."

@@ -266,11 +266,11 @@ class RunTable(ColumnTable):
                 notes, row = notes_of(run.facts), known.get(run)
                 if notes.deleted:
                     continue
-                told = on_disk, number_of(run), notes.name, notes.starred, runs.model
+                shown = on_disk, number_of(run), notes.name, notes.starred, runs.model
                 if (
                     row is None
                     or not row.ended
-                    or told != (row.on_disk, row.number, row.name, row.starred, row.model)
+                    or shown != (row.on_disk, row.number, row.name, row.starred, row.model)
                 ):
                     row = run_row(run, runs.model, on_disk=on_disk)
                 self._known[run] = row

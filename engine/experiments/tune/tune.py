@@ -119,15 +119,15 @@ def tune(
             for one in best
         ),
     ]
-    begun = perf_counter()
-    simulated_s = begun - start - recorded_s
+    since = perf_counter()
+    simulated_s = since - start - recorded_s
 
     def told(done: int, total: int) -> None:
         if done % max(1, total // 10) == 0:
             report(f"real runs: {done} of {total}")
 
     confirmed = confirm(session, texts, configurations, plan.pairs, told)
-    times = {"record_s": recorded_s, "simulate_s": simulated_s, "confirm_s": perf_counter() - begun}
+    times = {"record_s": recorded_s, "simulate_s": simulated_s, "confirm_s": perf_counter() - since}
     return _data(session, plan, recordings, found, best, confirmed, times)
 
 
