@@ -218,14 +218,9 @@ class RecordedTurn:
     answer: Message | None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedConversation:
-    """A file's turns, each after its parent. has_roles: whether its messages have roles, and are
-    not texts alone. tools: as the first request describes them."""
-
-    turns: list[RecordedTurn]
-    has_roles: bool
-    tools: list[dict[str, Any]] | None = None
+RecordedConversation = tuple[list[RecordedTurn], bool, list[dict[str, Any]] | None]
+"""A file's turns, each after its parent; whether its messages have roles, and are not texts alone;
+and tools, as the first request describes them."""
 
 
 def read_recorded(path: Path) -> RecordedConversation:
@@ -261,7 +256,7 @@ def read_recorded(path: Path) -> RecordedConversation:
             ]
     if not turns.found:
         raise OptionError(f"{path} holds no message.", _REMEDY)
-    return RecordedConversation(turns.found, has_roles, tools)
+    return turns.found, has_roles, tools
 
 
 class _Turns:

@@ -1,5 +1,5 @@
-"""The round of one sequence: what was drafted, verified, accepted and undone in it; its phase clock,
-and who looks at it."""
+"""The round of one sequence: what was drafted, verified, accepted and undone in it; its phase
+clock, and who looks at it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,7 +39,7 @@ class DeltaInputs(NamedTuple):
         return DeltaInputs(*(x[rows, tokens] for x in self))
 
     def with_gates(self, type: str) -> DeltaInputs:
-        """See engine.model.recurrent_states.GatedInputs."""
+        """The same with the gates rounded to a type."""
         return self._replace(g=rounded(self.g, type), beta=rounded(self.beta, type))
 
 
@@ -60,7 +60,7 @@ class SsdInputs(NamedTuple):
         return SsdInputs(x, dt, g, B, C, self.D)
 
     def with_gates(self, type: str) -> SsdInputs:
-        """See engine.model.recurrent_states.GatedInputs."""
+        """The same with the gates rounded to a type."""
         return self._replace(dt=rounded(self.dt, type), g=rounded(self.g, type))
 
 
@@ -81,7 +81,7 @@ class ScanInputs(NamedTuple):
         return ScanInputs(x, dt, self.A, B, C, self.D)
 
     def with_gates(self, type: str) -> ScanInputs:
-        """See engine.model.recurrent_states.GatedInputs."""
+        """The same with the gates rounded to a type."""
         return self._replace(dt=rounded(self.dt, type))
 
 
@@ -244,14 +244,6 @@ def stored_as(
     return RecurrentLayout({key: stored(one) for key, one in layout.states.items()})
 
 
-@runtime_checkable
-class GatedInputs(Protocol):
-    """Inputs of a recurrence that has gates."""
-
-    def with_gates(self, type: str) -> Self:
-        """The same with the gates rounded to a type."""
-
-
 class StoredState(Recurrence[Any]):
     """`inner`, whose states are stored as `type`, those before the newest of a pass as `older` (as
     well), and which reads gates rounded to `gates`: each "f32", "bf16" or "f16".
@@ -268,7 +260,7 @@ class StoredState(Recurrence[Any]):
         self._inner, self._type, self._older, self._gates = inner, type, older, gates
 
     def _read(self, inputs: Any) -> Any:
-        if self._gates == EXACT or not isinstance(inputs, GatedInputs):
+        if self._gates == EXACT or not hasattr(inputs, "with_gates"):
             return inputs
         return inputs.with_gates(self._gates)
 

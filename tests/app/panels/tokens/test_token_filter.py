@@ -56,8 +56,3 @@ def test_a_wrong_query_is_told_in_a_sentence(query: str, words: tuple[str, ...])
     message = str(caught.value)
     assert message.endswith(".")
     assert all(word in message for word in words), message
-
-
-def test_text_in_lower_case_is_found_in_either_case() -> None:
-    assert Term("", "abc").folded
-    assert not Term("", "Abc").folded
