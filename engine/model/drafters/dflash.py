@@ -30,7 +30,7 @@ from engine.model.weights import Embedding, Projection, Weights
 from kernels.attention import attend
 from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import add, multiply
-from kernels.recurrence.block_conv import block_conv
+from kernels.recurrence.conv import block_conv
 from kernels.rope import apply_rope
 from kernels.rows import copy_rows, join, take_rows
 from kernels.rows.reductions import argmax, top_k
