@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -190,36 +190,26 @@ class DFlashBlock:
         return x if self._out_scale is None else multiply(x, self._out_scale)
 
 
-class Layers(Protocol):
-    """The layers of a drafter."""
-
-    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
-        """Leave context rows [B, T, n_embd] in the memory of every layer."""
-
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], embedded tokens of a block -> the same shape, not normed."""
-
-
 class BlockAfterBlock:
-    """See Layers."""
+    """The layers of a drafter: each block takes what the one before it gives."""
 
     def __init__(self, blocks: list[DFlashBlock]) -> None:
         self._blocks = blocks
 
     def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
-        """See Layers."""
+        """Leave context rows [B, T, n_embd] in the memory of every layer."""
         for block in self._blocks:
             block.attention.inject(context, around)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """See Layers."""
+        """x [B, T, n_embd], embedded tokens of a block -> the same shape, not normed."""
         for block in self._blocks:
             x = block(x, around)
         return x
 
 
 class Streams:
-    """See Layers: DeepSeek-V4's, from whose streams gates read the last row."""
+    """The same: DeepSeek-V4's, from whose streams gates read the last row."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
@@ -235,12 +225,12 @@ class Streams:
         self._reader = reader
 
     def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
-        """See Layers."""
+        """See BlockAfterBlock."""
         for attention in self._attentions:
             attention.inject(context, around)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """See Layers."""
+        """See BlockAfterBlock."""
         streams = copied(x, SinkhornConnections.n_streams)
         for block in self._blocks:
             streams = block(streams, around)
@@ -258,7 +248,7 @@ class DFlash:
         self,
         config: DFlashConfig,
         weights: Weights,
-        layers: Layers,
+        layers: BlockAfterBlock | Streams,
         embedding: Embedding,
         head: Projection,
         ids: torch.Tensor | None,
@@ -354,7 +344,7 @@ def make_dflash(
     if config.divided:
         factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
     of_block = [weights_of(f"blk.{layer}.") for layer in range(config.n_layer)]
-    layers: Layers
+    layers: BlockAfterBlock | Streams
     if config.streams:
         layers = Streams(config.streams, weights, of_block.__getitem__)
     else:
