@@ -12,7 +12,8 @@ import torch
 
 from engine.analysis.findings.check import record_findings
 from engine.decode.held_sequences import CachedRun, PromptCache
-from engine.decode.scheduler import RoundObserver, Scheduler
+from engine.decode.round import RoundObserver
+from engine.decode.scheduler import Scheduler
 from engine.errors import DeviceLostError, NonFiniteError, OptionError, OutOfMemoryError
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer

@@ -15,7 +15,8 @@ import torch
 from engine.batch import Span
 from engine.decode.held_sequences import PromptCache
 from engine.decode.recorder import Recorder
-from engine.decode.scheduler import RoundObserver, Scheduler
+from engine.decode.round import RoundObserver
+from engine.decode.scheduler import Scheduler
 from engine.draft.adaptive import adapted
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Drafter
@@ -35,12 +36,12 @@ from engine.memory.reuse import LentMemories, MemoryShelf
 from engine.model.config import ModelConfig
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
-from engine.model.threads import chosen_by
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress
 from engine.run import Auditor, Run
 from engine.run_checkpoints import RunCheckpoints, unread
 from engine.sampling.grammar import Grammar, GrammarTokens, read_grammar
+from engine.threads import chosen_by
 from engine.trace.run_ref import RunRef, copy_rounds
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine

@@ -10,17 +10,9 @@ import functools
 import os
 import platform
 from collections.abc import Mapping
-from typing import NamedTuple
 
 VARIABLE = "DRAFTSCOPE_CPU"
 CHOICES = ("avx2",)
-
-
-class ProcessorTarget(NamedTuple):
-    """A processor as LLVM names it, and which of its features there are."""
-
-    name: str
-    features: Mapping[str, bool]
 
 
 # the first with AVX2, and what it has in LLVM's names
@@ -57,15 +49,16 @@ def limit_libraries() -> None:
             os.environ.setdefault(name, value)
 
 
-def target() -> ProcessorTarget:
-    """The processor to compile for. Raises ValueError where it cannot do what is asked for."""
+def target() -> tuple[str, Mapping[str, bool]]:
+    """The processor to compile for as LLVM names it, and which of its features there are. Raises
+    ValueError where it cannot do what is asked for."""
     return _target(_limit())
 
 
 def has_feature(name: str) -> bool:
     """Whether kernels may use the instructions that LLVM calls `name`; no question of the kind
     is asked anywhere else."""
-    return target().features.get(name, False)
+    return target()[1].get(name, False)
 
 
 def vnni_bits() -> int:
@@ -79,7 +72,7 @@ def vnni_bits() -> int:
 def halves_512_bits() -> bool:
     """Whether vectors of 512 bits are computed in two halves here, so that they save instructions
     but no time in which products are computed."""
-    return target().name in _HALVING
+    return target()[0] in _HALVING
 
 
 def reads_ahead_into_second_cache() -> bool:
@@ -115,18 +108,15 @@ def _limit() -> str:
 
 
 @functools.cache
-def _target(limit: str) -> ProcessorTarget:
+def _target(limit: str) -> tuple[str, Mapping[str, bool]]:
     try:
         from llvmlite import binding
     except ImportError:
-        return ProcessorTarget("", {})
+        return "", {}
     features = {**binding.get_host_cpu_features(), **dict.fromkeys(_SLOW, False)}
-    here = ProcessorTarget(binding.get_host_cpu_name(), features)
     if not limit:
-        return here
-    if missing := [name for name in _NEEDED if not here.features.get(name)]:
+        return binding.get_host_cpu_name(), features
+    if missing := [name for name in _NEEDED if not features.get(name)]:
         raise ValueError(f"{VARIABLE}={limit}: this processor has no {missing[0]}: unset it")
     its = _ITS_FEATURES.split()
-    return ProcessorTarget(
-        _HASWELL, {name: has and name in its for name, has in here.features.items()}
-    )
+    return _HASWELL, {name: has and name in its for name, has in features.items()}

@@ -107,7 +107,7 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
     from engine.machine.device import device_name, resolve_device
     from engine.machine.host_memory import wait_for_huge_pages
     from engine.model.loader import load_model
-    from engine.model.threads import use_threads
+    from engine.threads import use_threads
 
     with GgufFile.open(path) as file:
         model = load_model(

@@ -85,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
     from engine.compare.memory_script_parser import memory_scripts
     from engine.compare.rollback_check import check_rollback
     from engine.compare.rollback_outcomes import KNOWN, read_baseline
-    from engine.model.threads import use_threads
     from engine.report.rollback_gate import Gate, junit, markdown
     from engine.session import Session
+    from engine.threads import use_threads
 
     baseline = read_baseline(Path(options.baseline)) if options.baseline else None
     session = Session.open(target, compute="f32", device="cpu")

@@ -195,7 +195,7 @@ def open_session(
         if copies_blocks(args.compute, args.device, args.mmap, files[0].n_bytes):
             files[0].read_ahead()  # meanwhile
         from engine.session import Session
-        from engine.thread_trial import choose_threads
+        from engine.threads import choose_threads
 
         gc.freeze()  # the modules stay: a full collection takes 5 instead of 130 ms of a run
         session = Session.open(

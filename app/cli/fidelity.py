@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0].text)
     check_files(path)
     from engine.compare.divergence import greedy_text, measure_fidelity
-    from engine.model.threads import use_threads
     from engine.session import Session
+    from engine.threads import use_threads
 
     reference = Session.open(path, compute="f32", progress=loading_line())
     use_threads(args.threads, reference.info)

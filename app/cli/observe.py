@@ -333,9 +333,9 @@ def _counts(job: ServerRun) -> Iterator[tuple[str, float, int | None]]:
 
     here: Mapping[str, int | None] = counted(job.trace, job.run_id)
     if not len(job.trace.rounds):  # sums are all that is known, and of the requests alone
-        told = [one.known.get("told", {}) for one in job.observed.requests]
+        reported = [one.known.get("told", {}) for one in job.observed.requests]
         here = {
-            name: _sum([figures.get(figure) for figures in told])
+            name: _sum([figures.get(figure) for figures in reported])
             for name, figure in COUNTED.items()
         }
     for name, count in here.items():

@@ -42,8 +42,7 @@ from app.cli.run_arguments import (
     styled,
 )
 from engine.analysis.findings.audit import audit_text
-from engine.conversation.recorded import RecordedConversation, RecordedTurn, read_recorded
-from engine.conversation.turns import Turn, content_of
+from engine.conversation.turns import RecordedTurn, Turn, content_of, read_recorded
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.fork import Fork, fork_lines
@@ -278,24 +277,24 @@ def run_turns(
         if given:
             raise OptionError(f"{name} cannot be combined with --turns.", "Leave one out.")
     cached = cache_options(args)
-    recorded = read_recorded(args.turns)
+    recorded, has_roles, tools = read_recorded(args.turns)
     print_notes(options, has_cache=cached is not None)
     session = open_session(args, target, drafts, options)
     from engine.conversation.conversation import Conversation, Rendering
     from engine.decode.held_sequences import PromptCache
 
-    is_chat = args.chat or (recorded.has_roles and session.chat is not None)
+    is_chat = args.chat or (has_roles and session.chat is not None)
     rendering = Rendering(
-        session, is_chat=is_chat, template_values=args.chat_template_kwargs, tools=recorded.tools
+        session, is_chat=is_chat, template_values=args.chat_template_kwargs, tools=tools
     )
     trace = TraceStore()
     conversation = Conversation(session, trace, rendering, PromptCache(cached) if cached else None)
     if not args.json:
         how = "through the model's chat template" if is_chat else "joined as plain text"
-        print_lines((f"{len(recorded.turns)} turns, messages {how}", ""))
+        print_lines((f"{len(recorded)} turns, messages {how}", ""))
     answers = args.turns_answers or "recorded"
     try:
-        for number, turn in enumerate(recorded.turns):
+        for number, turn in enumerate(recorded):
             _hold(
                 conversation,
                 session,
@@ -313,7 +312,7 @@ def run_turns(
                 export(trace, args.trace, session.content)
     turns = list(conversation.tree.turns.values())
     if args.json:
-        print_json(_turns_report(turns, recorded, trace, options, session, is_chat=is_chat))
+        print_json(_turns_report(turns, tools, trace, options, session, is_chat=is_chat))
         return 0
     print_lines((*finding_lines(trace), *_total_lines(turns)))
     return 0
@@ -399,7 +398,7 @@ def _total_lines(turns: list[Turn]) -> Iterator[str]:
 
 def _turns_report(
     turns: list[Turn],
-    recorded: RecordedConversation,
+    tools: list[dict[str, Any]] | None,
     trace: TraceStore,
     options: RunOptions,
     session: Session,
@@ -421,7 +420,7 @@ def _turns_report(
             }
             for turn in turns
         ],
-        "tools": len(recorded.tools or ()),
+        "tools": len(tools or ()),
         "options": {**asdict(options), "compute": session.compute},
         "findings": findings_json(trace),
     }

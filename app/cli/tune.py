@@ -40,10 +40,9 @@ from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
 from resources import SUITES
 
 if TYPE_CHECKING:
-    from engine.experiments.tune.checks import GridCheck, SettingError
     from engine.experiments.tune.confirm import Confirmed
     from engine.experiments.tune.on_server import ServerTuned
-    from engine.experiments.tune.tune import TunePlan
+    from engine.experiments.tune.tune import GridCheck, SettingError, TunePlan
     from engine.options import Prompt
     from engine.session import Session
 
@@ -336,8 +335,7 @@ def _trials(
 def _check_grid(
     session: Session, plan: TunePlan, texts: Sequence[Prompt], data: dict[str, Any]
 ) -> GridCheck:
-    from engine.experiments.tune.checks import check_grid
-    from engine.experiments.tune.tune import chosen
+    from engine.experiments.tune.tune import check_grid, chosen
 
     found = check_grid(
         session,
@@ -375,7 +373,7 @@ def check_simulator(
 ) -> None:
     """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
     from engine.environment import environment
-    from engine.experiments.tune.checks import simulator_error
+    from engine.experiments.tune.tune import simulator_error
 
     data: dict[str, Any] = {
         "kind": "draftscope simulator check",

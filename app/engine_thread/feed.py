@@ -11,8 +11,7 @@ from typing import Protocol
 from PySide6.QtCore import QElapsedTimer, QObject, QTimer, Signal
 
 from app.trace_models.run_facts import LiveNumbers
-from app.trace_models.run_range import RunRange
-from app.trace_models.run_rows import MOST_OVERLAID, Position, RunOverlay
+from app.trace_models.run_rows import MOST_OVERLAID, Position, RunOverlay, RunRange
 from engine.trace.run_ref import RunRef
 
 PACED_SHARE = 0.015

@@ -76,9 +76,8 @@ def open_engine(
     first = "torch" not in sys.modules
     progress(0, 1, "starting torch")
 
-    from engine.model.threads import all_threads
     from engine.session import Session
-    from engine.thread_trial import choose_threads
+    from engine.threads import all_threads, choose_threads
 
     if first:
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
@@ -154,7 +153,7 @@ class LocalSession:
     def memory(self) -> DeviceMemory:
         """See engine.machine.device.device_memory; threads too, if they were chosen by a trial."""
         from engine.machine.device import device_memory
-        from engine.model.threads import chosen_by
+        from engine.threads import chosen_by
 
         memory, chosen = device_memory(self.engine_session.device), chosen_by()
         return memory._replace(name=f"{memory.name} · threads: {chosen}") if chosen else memory

@@ -200,10 +200,10 @@ class _Lookout(threading.Thread):
         """By how much each counter grew since the first look, or since the server started anew."""
         from engine.observe.rounds.counters import Counters, movement, read_counters
 
-        told = self._client.metrics()
-        if told is None:
+        metrics = self._client.metrics()
+        if metrics is None:
             return None
-        text, start = told
+        text, start = metrics
         try:
             now = read_counters(text)
         except ValueError:

@@ -1,4 +1,5 @@
-"""Colour roles from TOML, the Fusion palette made of them, and icons tinted to match."""
+"""Colour roles from TOML, the Fusion palette made of them, icons tinted to match, and the line
+along the tab in front."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from types import MappingProxyType
 from PySide6.QtCore import QByteArray, QObject, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalette, QPixmap
 from PySide6.QtSvg import QSvgRenderer
-from PySide6.QtWidgets import QApplication, QToolTip
+from PySide6.QtWidgets import (
+    QApplication,
+    QProxyStyle,
+    QStyle,
+    QStyleOption,
+    QTabBar,
+    QToolTip,
+    QWidget,
+)
 
 from resources import ICONS, theme_roles
 
@@ -153,3 +162,46 @@ def _box_palette(palette: QPalette, theme: Theme) -> QPalette:
         QPalette.ColorGroup.Disabled, QPalette.ColorRole.Window, theme.color("ui.disabled")
     )
     return boxes
+
+
+_THICK = 3
+_BELOW = QTabBar.Shape.RoundedSouth, QTabBar.Shape.TriangularSouth
+
+
+def mark_front_tab(bar: QTabBar) -> None:
+    """Draw the line in a bar from now on; with none in front of it nothing changes."""
+    style = _FrontTab("Fusion")
+    style.setParent(bar)
+    bar.setStyle(style)
+
+
+class _FrontTab(QProxyStyle):
+    """A style of tab bars alone: one in Python for all widgets would slow every painting down."""
+
+    def pixelMetric(
+        self,
+        metric: QStyle.PixelMetric,
+        option: QStyleOption | None = None,
+        widget: QWidget | None = None,
+    ) -> int:
+        if metric is QStyle.PixelMetric.PM_TabBarTabShiftVertical:
+            return 0  # the other titles would be cut at their lower edge
+        return super().pixelMetric(metric, option, widget)
+
+    def drawControl(
+        self,
+        element: QStyle.ControlElement,
+        option: QStyleOption,
+        painter: QPainter,
+        widget: QWidget | None = None,
+    ) -> None:
+        super().drawControl(element, option, painter, widget)
+        if element is not QStyle.ControlElement.CE_TabBarTabShape:
+            return
+        if option.state & QStyle.StateFlag.State_Selected and isinstance(widget, QTabBar):
+            line = option.rect.adjusted(2, 0, -2, 0)
+            if widget.shape() in _BELOW:
+                line.setTop(line.bottom() - _THICK + 1)
+            else:
+                line.setHeight(_THICK)
+            painter.fillRect(line, option.palette.color(QPalette.ColorRole.Accent))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.trace_models.number_text import error_text
 from app.trace_models.run_rows import RowIndex
+from app.trace_models.shown_text import error_text
 from engine.analysis.findings.run_rows import lane_kind
 from engine.analysis.run_cost import RunCost
 from engine.analysis.verdict import SUSPECT, LaneVerdict, judge_lanes, noise_of

@@ -9,14 +9,14 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor, QFont
 
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.number_text import (
+from app.trace_models.shown_text import (
     EXACT,
     NOT_OBSERVED,
     NOT_RECORDED,
     error_text,
+    plain_tip,
     probability_text,
 )
-from app.trace_models.plain_tip import plain_tip
 from engine.trace.records import N_TOP
 
 _Index = QModelIndex | QPersistentModelIndex

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from app.trace_models.number_text import NOT_OBSERVED, significant
+from app.trace_models.shown_text import NOT_OBSERVED, significant
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import FIGURES, SUITE, TUNE, ExperimentResults, setting_text
 from engine.size_text import size_text

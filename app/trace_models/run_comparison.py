@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.run_facts import run_names
+from app.trace_models.shown_text import NOT_OBSERVED, significant
 from engine.analysis.run_cost import RunCost
 from engine.size_text import size_text
 from engine.trace.records import EMITTED_KINDS, PHASES

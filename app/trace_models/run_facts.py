@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.trace_models.number_text import significant
 from app.trace_models.run_notes import notes_of, number_of, prompt_text, run_name, started_at
+from app.trace_models.shown_text import significant
 from engine.option_fields import options_in
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
@@ -47,14 +47,16 @@ class LiveNumbers:
     def read(cls, store: TraceStore, run_id: int) -> LiveNumbers:
         rows = RunColumns(store, "rounds", run_id)
         figures = with_told({**acceptance_of(rows), **timings_of(rows)}, store, run_id)
-        told = cls.told(figures)
+        reported = cls.told(figures)
         n = len(store.rounds)
         of_run = store.rounds.column("run_id", 0, n) == run_id
         rounds = store.rounds.column("round", 0, n)[of_run]
         if store.runs[run_id].lane is not None:
-            told = replace(told, tokens_per_second=None, seconds=None)
+            reported = replace(reported, tokens_per_second=None, seconds=None)
         return replace(
-            told, rounds=int(rounds[-1]) + 1 if len(rounds) else 0, path=_last_path(store, of_run)
+            reported,
+            rounds=int(rounds[-1]) + 1 if len(rounds) else 0,
+            path=_last_path(store, of_run),
         )
 
     @classmethod
@@ -137,10 +139,10 @@ def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
     if first.store is not second.store:
         origins = [f" of {run_origin(run.facts)}" for run in (first, second)]
         if origins[0] == origins[1]:
-            begun = [started_at(run.facts) for run in (first, second)]
+            starts = [started_at(run.facts) for run in (first, second)]
             origins = [
                 of if when is None else f"{of}, {when:%b %d %H:%M:%S}"
-                for of, when in zip(origins, begun, strict=True)
+                for of, when in zip(origins, starts, strict=True)
             ]
     one, two = (
         name or f"{run_name(run)}{of}"

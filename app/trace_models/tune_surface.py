@@ -12,7 +12,7 @@ import numpy as np
 from PySide6.QtGui import QColor
 
 from app.looks.theme import Theme
-from app.trace_models.number_text import significant
+from app.trace_models.shown_text import significant
 from engine.analysis.run_cost import speed
 from engine.analysis.what_if.recorded import LEAST_TIMES, RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
@@ -28,12 +28,8 @@ _FLOORED = ("fixed", "accepted-mean", "switch-off")
 """Rules that p_min matters to."""
 
 
-@dataclass(frozen=True, slots=True)
-class SurfaceRequest:
-    """Estimate a run's speed under a rule of RULES, by its name."""
-
-    run: RunRef
-    rule: str
+SurfaceRequest = tuple[RunRef, str]
+"""Estimate a run's speed under a rule of RULES, by its name."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +61,23 @@ class TuneSurface:
 
 def estimate(request: SurfaceRequest) -> TuneSurface | None:
     """The surface of a run; None where it has no draft. May run outside the window's thread."""
-    rounds = RecordedRounds.of(request.run, newest=MOST_ROUNDS)
+    run, rule_name = request
+    rounds = RecordedRounds.of(run, newest=MOST_ROUNDS)
     if not rounds.n_drafts:
         return None
-    own_n, own_p = recorded_setting(request.run)
+    own_n, own_p = recorded_setting(run)
     lengths = _lengths(rounds.n_max, own_n)
     floors = [0.0]
-    if rounds.has_confidence and request.rule in _FLOORED:
+    if rounds.has_confidence and rule_name in _FLOORED:
         floors = sorted({own_p, *(p for p in FLOORS if p >= own_p)})
-    rule, costs = RULES[request.rule], RoundCosts.measured(rounds)
+    rule, costs = RULES[rule_name], RoundCosts.measured(rounds)
     found = surface(rounds, costs, n_max=lengths, p_min=floors, rule=rule)
     if found is None:
         return None
     current = None
     if rule is FIXED and own_n in lengths and own_p in floors:
         current = lengths.index(own_n), floors.index(own_p)
-    rare, measured = _rare(costs, lengths[-1] + 1), speed(request.run.store, request.run.run_id)
+    rare, measured = _rare(costs, lengths[-1] + 1), speed(run.store, run.run_id)
     estimated = TuneSurface(request, found, len(rounds), current, own_p, rare, measured)
     if current is None or found.best is None or found.best == current:
         return estimated
@@ -159,7 +156,7 @@ def headline(found: TuneSurface) -> str:
     """The best setting against the one in effect and plain decoding."""
     best = best_cell(found)
     if best is None:
-        why = "a lane has no speed of its own" if found.request.run.facts.lane else "not timed"
+        why = "a lane has no speed of its own" if found.request[0].facts.lane else "not timed"
         return f"Tokens per round: {why}"
     words = f"Best estimate: {_setting(found, best)} → {_speed(found, best)}"
     highest = words.replace("Best", "Highest", 1)
@@ -197,7 +194,7 @@ def note(found: TuneSurface) -> str:
 
 def _measured(found: TuneSurface) -> str:
     """What the run itself had, where that is not what is estimated for its setting."""
-    if found.request.run.facts.lane:
+    if found.request[0].facts.lane:
         return " Lanes share their drafts, so that they have no speed of their own."
     if not _is_apart(found):
         return ""

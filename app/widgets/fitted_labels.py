@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks.theme import Theme
-from app.trace_models.plain_tip import plain_tip
+from app.trace_models.shown_text import plain_tip
 from engine.report.text import visible
 
 

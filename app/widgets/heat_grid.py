@@ -10,7 +10,7 @@ from PySide6.QtGui import QHelpEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEv
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.looks.theme import Theme, figures_font
-from app.trace_models.plain_tip import plain_tip
+from app.trace_models.shown_text import plain_tip
 from app.trace_models.tune_surface import BEST, CURRENT, HeatMap, cell_colours
 
 _GAP = 1.0

@@ -11,7 +11,7 @@ from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QPen
 from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
 from app.looks.theme import Theme
-from app.trace_models.plain_tip import plain_tip
+from app.trace_models.shown_text import plain_tip
 
 
 def draw_nothing(*items: pg.PlotCurveItem | pg.ScatterPlotItem) -> None:

@@ -162,8 +162,8 @@ class GlyphWatch(QObject):
         table = run.store.tokens
         mine = np.flatnonzero(table.column("run_id") == run.run_id)
         _, firsts = np.unique(table.column("token_id")[mine], return_index=True)
-        told = table.column("token_id")[mine] >= 0
-        rows = mine[np.union1d(firsts, np.flatnonzero(~told))]
+        has_id = table.column("token_id")[mine] >= 0
+        rows = mine[np.union1d(firsts, np.flatnonzero(~has_id))]
         text = b"".join(pieces_at(run.store, rows)).decode("utf-8", "ignore")
         if text.isascii():
             return

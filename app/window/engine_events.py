@@ -11,11 +11,11 @@ from app.engine_thread import events
 from app.engine_thread.events import State, TraceRead
 from app.saved.errors import log
 from app.trace_models.compared_lanes import lanes_of, run_to_show
-from app.trace_models.plain_tip import in_window
 from app.trace_models.run_facts import comparison_label
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position
 from app.trace_models.server_facts import known_facts, server_name
+from app.trace_models.shown_text import in_window
 from app.window.banner import Banner
 from app.window.dock_area import DOCK_OF
 from app.window.panels import Panels
@@ -288,9 +288,9 @@ class EngineNews(QObject):
         elif bridge.connecting:
             parts = [f"connecting to {bridge.connecting}"]
         elif bridge.server is not None:
-            told = known_facts(bridge.server.facts)
+            known = known_facts(bridge.server.facts)
             state = "gone" if bridge.server_status.gone else bridge.state.value
-            parts = [server_name(bridge.server.facts), told["model"], told["build"], state]
+            parts = [server_name(bridge.server.facts), known["model"], known["build"], state]
             parts += self._on_show()
         elif files is not None:
             quant = next(iter(files.info.quant_mix), "")

@@ -1,4 +1,4 @@
-"""Menus and toolbar, made from the lists in `app.actions.actions`; in the title of a dock a button
+"""Menus and toolbar, made from the lists in `app.actions`; in the title of a dock a button
 that opens a menu, and words after the title."""
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import MENUS, PANELS, SEPARATOR, TOOLBAR, Actions
-from app.looks.tabs import mark_front_tab
+from app.actions import MENUS, PANELS, SEPARATOR, TOOLBAR, Actions
+from app.looks.theme import mark_front_tab
 from app.saved.settings import THEME_CHOICES, Settings
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import UNITS
+from app.trace_models.shown_text import plain_tip
 from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.window.dock_area import LAYOUTS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.feed import Feed
 from app.looks.theme import Theme

@@ -14,7 +14,7 @@ from PySide6.QtGui import QFont, QGuiApplication, QImage, QImageWriter, QPainter
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWidget
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.lab.gate_view import GateView
 from app.panels.plots.acceptance_view import AcceptanceView
@@ -30,8 +30,7 @@ from app.panels.tune.what_if_view import WhatIfView
 from app.saved.settings import Settings
 from app.trace_models.run_facts import effective, run_origin, run_title
 from app.trace_models.run_notes import run_name
-from app.trace_models.run_range import RunRange
-from app.trace_models.run_rows import UNITS, RunOverlay
+from app.trace_models.run_rows import UNITS, RunOverlay, RunRange
 from app.widgets.whole_run_view import WholeRunView
 from engine.errors import TraceFileError
 from engine.files import written_whole

@@ -294,8 +294,8 @@ class RunControl:
         the run that they were estimated from."""
         types = run.facts.options.spec.types if run.facts.options else ()
         self._docks.reveal("run")
-        told = self._panels.run_panel.use_setting(types, n_max, p_min)
-        self._panels.status.showMessage(told, _TOLD_MS)
+        message = self._panels.run_panel.use_setting(types, n_max, p_min)
+        self._panels.status.showMessage(message, _TOLD_MS)
 
     def compare_chosen(self) -> None:
         """Compare the lanes that are written in the divergence view."""
@@ -462,12 +462,12 @@ class ScenarioGuide(QObject):
         self._scenario = scenario
         self._has_begun = self._is_told = False
 
-    def _begin_run(self, begun: RunRef) -> None:
+    def _begin_run(self, first: RunRef) -> None:
         if self._is_told:
             self._scenario = None
             self._take_down()
         elif self._scenario is not None:
-            for run in lanes_of(begun) or (begun,):
+            for run in lanes_of(first) or (first,):
                 note(run, scenario=self._scenario.title)
         self._has_begun = True
 
@@ -490,8 +490,10 @@ class ScenarioGuide(QObject):
             panels.divergence.go_first()
         found = panels.findings.open_first(getattr(scenario, "expects", ()), keep_place=diverges)
         outcome = panels.divergence.outcome if lanes_of(run) else ""
-        told = " ".join(filter(None, (scenario.about, outcome, found)))
-        self._banner = panels.run_banners.add(run, "info", f"{scenario.title}. {told}", sticky=True)
+        message = " ".join(filter(None, (scenario.about, outcome, found)))
+        self._banner = panels.run_banners.add(
+            run, "info", f"{scenario.title}. {message}", sticky=True
+        )
 
     def _take_down(self) -> None:
         if self._banner is not None:

@@ -112,8 +112,8 @@ class RunLibrary(QObject):
     def _repeat(self, run: RunRef) -> DecodingJob | None:
         job: DecodingJob | None = self._bridge.again(next(iter(lanes_of(run)), run))
         facts = run.facts
-        told = facts.options is not None and is_ours(facts) and self._bridge.server is None
-        if job is not None or not told or facts.lane or facts.turn or facts.fork:
+        is_known = facts.options is not None and is_ours(facts) and self._bridge.server is None
+        if job is not None or not is_known or facts.lane or facts.turn or facts.fork:
             return job
         assert facts.options is not None
         return StartRun((), facts.options, of=run)
@@ -243,8 +243,8 @@ class RunLibrary(QObject):
 
     def _number(self, run: RunRef) -> None:
         """Number a new run after those of all sessions; lanes of a comparison have one number."""
-        begun = map(run.sibling, range(run.run_id, len(run.store.runs)))
-        new = [one for one in begun if notes_of(one.facts).number is None]
+        started = map(run.sibling, range(run.run_id, len(run.store.runs)))
+        new = [one for one in started if notes_of(one.facts).number is None]
         kept = (*self._bridge.earlier, *self._bridge.recorded)
         known = (RunRef(runs.store, i) for runs in kept for i in list(runs.store.runs))
         number = max((number_of(one) for one in known if one not in new), default=-1)

@@ -62,7 +62,7 @@ class Sessions(QObject):
     quit_choice: what becomes of unexported runs at the end; None asks the user.
     """
 
-    told = Signal(str, int)
+    message = Signal(str, int)
     """What is worth a line for some milliseconds."""
     runs_asked = Signal()
     """The user wants to see the list of all runs."""
@@ -266,7 +266,7 @@ class Sessions(QObject):
         n = sum(not notes_of(facts).deleted for facts in runs)
         if n:
             word = "run" if n == 1 else "runs"
-            self.told.emit(
+            self.message.emit(
                 f"{n:,} {word} of earlier sessions can be found in Runs (Ctrl+8).", _TOLD_MS
             )
         if self._n_interrupted:

@@ -7,11 +7,10 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
 
 from app.engine_thread.events import ProgressMade
-from app.trace_models.number_text import NOT_OBSERVED, significant
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
+from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
 from app.widgets.build import made
 from engine.analysis.run_cost import PlainRatio
 from engine.size_text import size_text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QMenuBar
 
-from app.actions.actions import SPECS, Actions, submenu_of
+from app.actions import SPECS, Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs.engine import DisconnectServer
@@ -18,7 +18,7 @@ from app.looks.theme import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
-from app.trace_models.run_range import RunRange
+from app.trace_models.run_rows import RunRange
 from app.window.appearance import Appearance, GlyphWatch, first_theme
 from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
@@ -73,7 +73,7 @@ class MainWindow(QMainWindow):
             self.docks.connect_action(name, self.actions_by_id[f"view.panel_{name}"])
         self._make_panels()
         self.sessions = Sessions(self.panels, data)
-        self.sessions.told.connect(self.status.showMessage)
+        self.sessions.message.connect(self.status.showMessage)
         self.control = RunControl(self.panels)
         self.copies = Copies(self.panels, log_lines)
         self._make_menus(scenarios)

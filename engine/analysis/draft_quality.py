@@ -14,7 +14,8 @@ The tree has the recorded chain and next to it single tokens: at a place (index 
 among the drafter's candidates) it holds that candidate as well. Where the chain was rejected at
 this index and the target chose that candidate, the tree's step emits one token more: the
 candidate is accepted and the target's token after it follows. What is assumed beyond that is
-listed in `ASSUMPTIONS`. What drafted trees bring (engine.draft.tree) is measured by running them.
+listed in `ASSUMPTIONS`. What drafted trees bring (engine.draft.drafter) is measured by running
+them.
 """
 
 from __future__ import annotations

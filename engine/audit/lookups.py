@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudit, drafted_rows
-from engine.draft.drafter import Drafter, DraftRequest
+from engine.draft.drafter import Drafter, DraftRequest, branches
 from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS
-from engine.draft.tree import branches
 from engine.model.taps import TargetRows
 from engine.trace.run_columns import RunColumns
 from engine.trace.store import TraceStore

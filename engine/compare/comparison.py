@@ -25,9 +25,8 @@ from engine.decode.plain_acceptance import PLAIN_RULES, draw_along, draw_plainly
 from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.draft.chain import DrafterChain
-from engine.draft.drafter import Draft, Drafter, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest, branch_of
 from engine.draft.scripted import ScriptedDrafter
-from engine.draft.tree import branch_of
 from engine.errors import NonFiniteError, OptionError
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions

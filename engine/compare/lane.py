@@ -288,7 +288,7 @@ class EngineFollower(EngineLane, Follower):
 
     def _fail(self, error: Exception) -> None:
         round_ = self._leader.round
-        held = [HeldSequence(part.seq_id, part.seq, part.pos0, {}) for part in round_.parts]
+        held: list[HeldSequence] = [(part.seq_id, part.seq, part.pos0, {}) for part in round_.parts]
         note_failure(self.facts, error, self.memory, round_.number, held)
 
     def _compare(

@@ -47,15 +47,6 @@ _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
 
 
-class BuildFacts(NamedTuple):
-    """system: what the library says of its processor features; devices: name and description."""
-
-    version: str
-    commit: str
-    system: str
-    devices: tuple[tuple[str, str], ...]
-
-
 class GraphNode(NamedTuple):
     """A node of a graph after it was computed. shape: ne, innermost first. values: every
     `stride`th value in order, float32; none of a type that is not read. norm, sum: of all."""
@@ -100,16 +91,17 @@ class LlamaEngine(ABC):
     def close(self) -> None:
         """Give everything back; may be called again."""
 
-    def build_facts(self) -> BuildFacts:
-        """What the library says of itself."""
+    def build_facts(self) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
+        """What the library says of itself: version, commit, processor features, and its devices by
+        name and description."""
         _, *texts = self._ask("build_facts")
         version, commit, system, devices = (_text(one) for one in texts)
         pairs = (line.partition("\t")[::2] for line in devices.splitlines())
-        return BuildFacts(version, commit, system, tuple(pairs))
+        return version, commit, system, tuple(pairs)
 
     def version(self) -> str:
         """The library and its version."""
-        return " ".join(filter(None, ("llama.cpp", self.build_facts().version)))
+        return " ".join(filter(None, ("llama.cpp", self.build_facts()[0])))
 
     def open_context(
         self,

@@ -24,9 +24,8 @@ from engine.compare.divergence import (
 from engine.compare.memory_player import MemoryEngine, MemoryPlay
 from engine.compare.memory_script import EXACT, CompareRanges, ContextSpec, MemoryScript, Statement
 from engine.decode.forward import Forward
-from engine.decode.recorder import Recorder
+from engine.decode.recorder import Recorder, target_facts
 from engine.decode.round import PhaseClock, Round
-from engine.decode.target_facts import target_facts
 from engine.errors import ContextFullError, OutOfMemoryError
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.planes import PlaneMemory

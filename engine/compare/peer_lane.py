@@ -221,7 +221,7 @@ class StateHistory:
         """The position of the recurrent state, or of the window or the ring where a layer has no
         other state; None where it is none of those known, or two are too alike to tell."""
         positions = self.positions_of(state)
-        names = ("state", "window", *(ring.name for ring in RINGS.values()))
+        names = ("state", "window", *(ring for ring, _ in RINGS.values()))
         return next((positions[name] for name in names if name in positions), None)
 
     def positions_of(self, state: RecurrentState) -> dict[str, int | None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.errors import OptionError
 from engine.files import user_text
-from engine.foreign_json import JsonError, parse_json
+from engine.foreign import JsonError, parse_json
 
 RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT, UNREAD = (
     "right",

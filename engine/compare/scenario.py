@@ -12,7 +12,7 @@ from engine.analysis.findings.check import RULES
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.errors import OptionError
 from engine.files import user_text
-from engine.foreign_toml import parse_toml
+from engine.foreign import parse_toml
 from engine.options import RunOptions
 
 _T = TypeVar("_T")

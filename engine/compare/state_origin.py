@@ -39,13 +39,8 @@ class SequenceText(NamedTuple):
     next: int
 
 
-class _Decoded(NamedTuple):
-    """After each of some tokens: the states of one layer, and its inputs for the token."""
-
-    states: list[dict[StateKey, torch.Tensor]]
-    inputs: list[dict[StateKey, RecurrenceInputs]]
-
-
+_Decoded = tuple[list[dict[StateKey, torch.Tensor]], list[dict[StateKey, RecurrenceInputs]]]
+"""After each of some tokens: the states of one layer, and its inputs for the token."""
 _Candidate = tuple[str, int, torch.Tensor]
 """One explanation: its kind, its number (of tokens, a position, a sequence, a layer), and the
 state."""
@@ -99,16 +94,16 @@ class StateOrigin:
         if earlier:
             theirs[-1] = self._decode(earlier[:-n], earlier[-n:], keys)
         found = memory.inputs(beside)[beside.index(seq)]
-        first = len(tokens) - len(ours.states)
+        first = len(tokens) - len(ours[0])
         records = []
         for key in keys:
             recurrence = recurrent.layout.states[key]
-            right = recurrence.needed(ours.states[-1][key], len(tokens))
+            right = recurrence.needed(ours[0][-1][key], len(tokens))
             error = _error(found[key], right)
             if not error > LEAST / 2:
                 continue
-            known = {first + i: one[key] for i, one in enumerate(ours.states)}
-            known |= {len(tokens) + i: one[key] for i, one in enumerate(rejected.states)}
+            known = {first + i: one[key] for i, one in enumerate(ours[0])}
+            known |= {len(tokens) + i: one[key] for i, one in enumerate(rejected[0])}
             known = {pos: recurrence.needed(state, pos + 1) for pos, state in known.items()}
             of_layers = [
                 ("layer", other.layer, state)
@@ -118,16 +113,16 @@ class StateOrigin:
             candidates = [
                 # before the sequence's own: texts that begin alike have equal states
                 *(
-                    ("sequence", other, decoded.states[min(n, n_text) - 1][key])
+                    ("sequence", other, decoded[0][min(n, n_text) - 1][key])
                     for (other, decoded), n_text in zip(theirs.items(), lengths, strict=False)
                 ),
                 *_candidates(key, recurrence, ours, rejected, theirs, len(text.kept)),
-                *(("ahead", 1, one[key]) for one in ahead.states),
+                *(("ahead", 1, one[key]) for one in ahead[0]),
                 *of_layers,
                 *(
                     ("sequence", other, one[key])
                     for other, decoded in theirs.items()
-                    for one in reversed(decoded.states)
+                    for one in reversed(decoded[0])
                 ),
             ]
             kind, number = _best(
@@ -171,22 +166,23 @@ class StateOrigin:
             span = Span(0, 0, list(before), [])
             for plan in split_seq([span], _N_UBATCH):
                 self._model.forward(make_ubatch([span], plan), memory)
-        found = _Decoded([], [])
+        states: list[dict[StateKey, torch.Tensor]] = []
+        noted_inputs: list[dict[StateKey, RecurrenceInputs]] = []
         advance = recurrent.advance
 
         def noted(key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
             if key in keys:
-                found.inputs[-1][key] = _copied(inputs)
+                noted_inputs[-1][key] = _copied(inputs)
             return advance(key, inputs)
 
         recurrent.advance = noted  # type: ignore[method-assign]
         for pos, token in enumerate(tokens, len(before)):
-            found.inputs.append({})
+            noted_inputs.append({})
             one = UBatch(np.array([[token]]), np.array([[pos]]), (0,), np.arange(0))
             self._model.forward(one, memory)
             (live,) = recurrent.inputs((0,), whole=True)
-            found.states.append({key: live[key].clone() for key in keys})
-        return found
+            states.append({key: live[key].clone() for key in keys})
+        return states, noted_inputs
 
 
 def _candidates(
@@ -199,13 +195,13 @@ def _candidates(
 ) -> Iterator[_Candidate]:
     """The explanations by the sequence's own tokens, the plainest first. n_kept: tokens of the
     round, the last of `ours`."""
-    states, inputs = [one[key] for one in ours.states], [one[key] for one in ours.inputs]
+    states, inputs = [one[key] for one in ours[0]], [one[key] for one in ours[1]]
     last = len(states) - 1
     zero = torch.zeros_like(states[0])
     yield ("empty", 0, zero)
     for back in range(1, last + 1):
         yield ("earlier", back, states[last - back])
-    for ahead, after in enumerate(rejected.states, 1):
+    for ahead, after in enumerate(rejected[0], 1):
         yield ("rejected", ahead, after[key])
 
     def after_all(start: torch.Tensor, tokens: Sequence[RecurrenceInputs]) -> torch.Tensor:
@@ -231,10 +227,10 @@ def _candidates(
         yield ("from nothing", 0, after_all(zero, mine))
     for back in range(1, first):
         yield ("from earlier", back, after_all(states[first - 1 - back], mine))
-    for ahead, other in enumerate(rejected.states, 1):
+    for ahead, other in enumerate(rejected[0], 1):
         yield ("from rejected", ahead, after_all(other[key], mine))
     for seq, decoded in theirs.items():
-        for one in reversed(decoded.states[-TRIED:]):
+        for one in reversed(decoded[0][-TRIED:]):
             yield ("from sequence", seq, after_all(one[key], mine))
     for name, changed in _other_gates(mine):
         yield (name, 0, after_all(start, changed))

@@ -6,7 +6,6 @@ import math
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from engine.errors import ContextFullError, DraftscopeError, NonFiniteError, RollbackRefusedError
 from engine.memory.hybrid import HybridMemory
@@ -15,14 +14,9 @@ from engine.trace.facts import RunFacts
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-class HeldSequence(NamedTuple):
-    """A sequence when a run fails. seq: of the memory; n_tokens: of its text that memory must have
-    at least; drafters: tokens that each drafter with a memory holds, by its name."""
-
-    seq_id: int
-    seq: int
-    n_tokens: int
-    drafters: Mapping[str, int]
+HeldSequence = tuple[int, int, int, Mapping[str, int]]
+"""A sequence when a run fails: its id, the sequence of the memory, tokens of its text that memory
+must have at least, and tokens that each drafter with a memory holds, by its name."""
 
 
 def note_failure(
@@ -39,14 +33,14 @@ def note_failure(
         return
     recurrent = memory.recurrent
     rows = []
-    for one in sequences:
-        cells = memory.attention.holding(one.seq)
-        row = {"seq_id": one.seq_id, "n_tokens": one.n_tokens, "drafters": dict(one.drafters)}
+    for seq_id, seq, n_tokens, drafters in sequences:
+        cells = memory.attention.holding(seq)
+        row = {"seq_id": seq_id, "n_tokens": n_tokens, "drafters": dict(drafters)}
         row |= {"attention_pos": cells.pos_max, "cells": cells.used, "duplicates": cells.duplicates}
         if recurrent:
-            row["recurrent_pos"] = recurrent.seq_pos_max(one.seq)
-            row["pending"], row["n_rs_seq"] = recurrent.pending(one.seq), recurrent.n_rs_seq
-            row["valid_depth"] = recurrent.valid_depth(one.seq)
+            row["recurrent_pos"] = recurrent.seq_pos_max(seq)
+            row["pending"], row["n_rs_seq"] = recurrent.pending(seq), recurrent.n_rs_seq
+            row["valid_depth"] = recurrent.valid_depth(seq)
         rows.append(row)
     facts.update(
         failure={

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from engine.draft.drafter import Draft
-from engine.draft.tree import branches
+from engine.draft.drafter import Draft, branches
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import RowDistribution, Sampler
 

@@ -1,12 +1,12 @@
-"""The round of one sequence: what was drafted, verified, accepted and undone in it, and its phase
-clock."""
+"""The round of one sequence: what was drafted, verified, accepted and undone in it; its phase
+clock, and who looks at it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from engine.machine.clock import run_clock
 from engine.trace.records import PHASES
 
 if TYPE_CHECKING:
+    from engine.decode.sequences import DecodingSequence
     from engine.draft.drafter import Draft
+    from engine.memory.hybrid import HybridMemory
     from engine.model.taps import TargetRows
     from engine.sampling.grammar import AllowedTokens
     from engine.sampling.sampler import Sampler
@@ -199,3 +201,34 @@ class PhaseClock:
         that all sequences spent together."""
         common, own = self._common, self._own[seq]
         return [common[phase] / n_seqs + own[phase] for phase in PHASES]
+
+
+WatchRound = Callable[[Round], None]
+"""Called with each round that has emitted tokens: round_.emitted, chosen from round_.rows."""
+
+
+class RoundObserver(Protocol):
+    """Looks at every round of a run, and changes nothing."""
+
+    def begin(
+        self,
+        sequences: Sequence[DecodingSequence],
+        memory: HybridMemory,
+        end_tokens: Collection[int],
+    ) -> None:
+        """The run is about to start. end_tokens: those that end a text."""
+
+    def judged(self, sequence: DecodingSequence, round_: Round) -> None:
+        """A sequence has chosen round_.accepted. Except after a prompt, its n_tokens and last are
+        still those from before."""
+
+    def closed(
+        self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
+    ) -> None:
+        """The round is over. running: sequences with tokens in memory, those that have just
+        stopped included."""
+
+    @property
+    def n_unseen(self) -> int:
+        """Of how many rounds from the next one on it does not look at the memory, where no sequence
+        ends."""

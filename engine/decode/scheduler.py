@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from engine.batch import GreedyTokens, Span
 from engine.decode.acceptance import Judge, cut_draft, note_grammar_error
-from engine.decode.failure import OF_DRAFTER, TRUNK, HeldSequence, note_failure, note_non_finite
+from engine.decode.failure import OF_DRAFTER, TRUNK, note_failure, note_non_finite
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
 from engine.decode.recorder import Recorder
-from engine.decode.round import PhaseClock, Round
+from engine.decode.round import PhaseClock, Round, RoundObserver, WatchRound
 from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
@@ -41,36 +40,6 @@ def drafts_may_stay(device: torch.device) -> bool:
 
 MOST_AHEAD, AHEAD_MS = 32, 10.0
 """Tokens that are decoded at once, and how long that may take: no one sees them come meanwhile."""
-
-WatchRound = Callable[[Round], None]
-"""Called with each round that has emitted tokens: round_.emitted, chosen from round_.rows."""
-
-
-class RoundObserver(Protocol):
-    """Looks at every round of a run, and changes nothing."""
-
-    def begin(
-        self,
-        sequences: Sequence[DecodingSequence],
-        memory: HybridMemory,
-        end_tokens: Collection[int],
-    ) -> None:
-        """The run is about to start. end_tokens: those that end a text."""
-
-    def judged(self, sequence: DecodingSequence, round_: Round) -> None:
-        """A sequence has chosen round_.accepted. Except after a prompt, its n_tokens and last are
-        still those from before."""
-
-    def closed(
-        self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
-    ) -> None:
-        """The round is over. running: sequences with tokens in memory, those that have just
-        stopped included."""
-
-    @property
-    def n_unseen(self) -> int:
-        """Of how many rounds from the next one on it does not look at the memory, where no sequence
-        ends."""
 
 
 class Scheduler:
@@ -262,7 +231,7 @@ class Scheduler:
     def note_failure(self, error: BaseException) -> None:
         """Note what memory and drafters hold, where an error ends the run."""
         held = [
-            HeldSequence(one.seq_id, one.index, one.n_tokens, self._chain.held(one.index))
+            (one.seq_id, one.index, one.n_tokens, self._chain.held(one.index))
             for one in self._slots.running
         ]
         note_failure(self._recorder.facts, error, self._memory, self._round, held)

@@ -23,8 +23,7 @@ from engine.batch import Span, UBatch
 from engine.decode.batching import padded, verify_batches
 from engine.decode.forward import Forward
 from engine.decode.round import PhaseClock, Round
-from engine.draft.drafter import Draft, awaited
-from engine.draft.tree import branch_of, branches
+from engine.draft.drafter import Draft, awaited, branch_of, branches
 from engine.errors import RollbackRefusedError
 from engine.machine.device import read
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
@@ -125,7 +124,7 @@ class VerifyLoop:
         return round_
 
     def _tree(self, round_: Round, clock: PhaseClock) -> Round:
-        """Verify the branches of a tree in one batch (engine.draft.tree).
+        """Verify the branches of a tree in one batch (engine.draft.drafter).
 
         Shorter ones are filled up, as recurrent layers decode rectangles. Where the batch does not
         fit into one ubatch, later ones may move states of the earlier, so there is a checkpoint.

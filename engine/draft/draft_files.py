@@ -60,7 +60,7 @@ def check_draft(
         if "tokenizer.ggml.tokens" not in draft.metadata:
             return  # it is used with the target's
     else:
-        check_drafter(draft, KINDS[draft.architecture].read(draft), read_config(target))
+        check_drafter(draft, KINDS[draft.architecture][0](draft), read_config(target))
     check_same_vocabulary(tokenizer, Tokenizer.from_gguf(draft, cancelled))
 
 

@@ -1,9 +1,16 @@
-"""The base of every drafter, and what it hands over."""
+"""The base of every drafter, and what it hands over; trees of drafted tokens.
+
+A tree is verified as its branches, side by side: each is the whole path from the newest token to a
+leaf, in a memory sequence of its own that begins as a copy of the text's (`fork`), as in
+llama.cpp's examples/speculative. So every layer of every family starts from the state of its own
+branch and every policy undoes it as ever; no kernel and no mask knows of trees. What it costs is
+rows: what branches have in common is computed in each of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from engine.sampling.distribution import Distribution
@@ -14,6 +21,7 @@ if TYPE_CHECKING:
 
     from engine.batch import UBatch
     from engine.model.taps import TargetRows
+
 
 N_TOP = 5
 """Alternatives kept per position on each side (target and draft)."""
@@ -62,7 +70,7 @@ class Draft:
     a confidence head gave each token, empty without one. block: rows of the block that it was
     drafted in, None where it was not drafted as a block. n_max: the longest that a rule of adaptive
     depth allowed, None without one. ms: its part of the call for all sequences. parents: of a tree
-    (engine.draft.tree), for each token the index of the one before it, which is lower, -1 = it
+    (engine.draft.drafter), for each token the index of the one before it, which is lower, -1 = it
     follows the newest token; empty where each follows the one before. pending: what brings the
     tokens and all that goes with them, None where they are here.
     """
@@ -190,3 +198,51 @@ class Drafter:
 
     def forget(self, seq: int) -> None:
         """The sequence has ended; its slot may be used again."""
+
+
+def branches(parents: Sequence[int]) -> list[list[int]]:
+    """Nodes of every path to a leaf; a node's first child comes before its others."""
+    inner, paths = set(parents), []
+    for leaf in range(len(parents)):
+        if leaf not in inner:
+            path = [leaf]
+            while (parent := parents[path[-1]]) >= 0:
+                path.append(parent)
+            paths.append(path[::-1])
+    return sorted(paths)
+
+
+def branch_of(draft: Draft, path: Sequence[int]) -> Draft:
+    """The branch through these nodes as a draft of its own."""
+    branch = replace(draft)
+    branch.keep(path)
+    branch.parents = []
+    return branch
+
+
+def tree_of(continuations: Sequence[Sequence[int]], widths: Sequence[int]) -> Draft:
+    """Continuations of one text, the best first, with what they share only once.
+
+    widths: most children of a node at each level, 1 below that. A continuation that would be one
+    too many is left out from there on.
+    """
+    draft, children = Draft(), dict[int, list[int]]()
+    for tokens in continuations:
+        node = -1
+        for level, token in enumerate(tokens):
+            known = children.setdefault(node, [])
+            child = next((one for one in known if draft.tokens[one] == token), None)
+            if child is None:
+                if len(known) == width_at(widths, level):
+                    break
+                child = len(draft.tokens)
+                draft.tokens.append(token)
+                draft.parents.append(node)
+                known.append(child)
+            node = child
+    return draft
+
+
+def width_at(widths: Sequence[int], level: int) -> int:
+    """Most children of a node at a level."""
+    return widths[level] if level < len(widths) else 1

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.draft.drafter import Draft
+from engine.draft.drafter import Draft, tree_of
 from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.spec import DrafterSpec
-from engine.draft.tree import tree_of
 
 MOST_HITS = 16380
 MOST_VALUES = 4

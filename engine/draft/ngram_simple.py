@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.draft.drafter import Draft
+from engine.draft.drafter import Draft, tree_of
 from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.spec import DrafterSpec
-from engine.draft.tree import tree_of
 
 
 class NgramSimple(NgramDrafter):

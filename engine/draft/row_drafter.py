@@ -19,10 +19,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from engine.batch import Span, UBatch
-from engine.draft.drafter import N_TOP, Draft, DraftRequest
+from engine.draft.drafter import N_TOP, Draft, DraftRequest, width_at
 from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, on_host, single_tokens
 from engine.draft.spec import ModelDraftOptions, TokenDraws
-from engine.draft.tree import width_at
 from engine.machine.device import upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput
@@ -89,7 +88,7 @@ class PairedRows:
 
 class RowDrafter(ModelDrafter):
     """Drafts with one layer of attention of its own. AHEAD: see PairedRows.ahead. tree: widths of
-    engine.draft.tree; a branch has a sequence of the memory, as in the target's."""
+    engine.draft.drafter; a branch has a sequence of the memory, as in the target's."""
 
     AHEAD: ClassVar[int]
 

@@ -124,7 +124,7 @@ class DrafterInputs:
     LoadedDrafter; None without one. options: its part of SpecOptions. n_ctx: cells per sequence.
     draws: how tokens are drawn, None for the most probable one. memories: where those that take
     memory get it. faults: those of the run. tree: most
-    children of a token at each level of a draft, empty for chains (engine.draft.tree)."""
+    children of a token at each level of a draft, empty for chains (engine.draft.drafter)."""
 
     target: HybridModel
     draft: Any

@@ -32,7 +32,7 @@ from engine.model.config import ModelConfig
 from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize
 from engine.model.recurrence import StateKey
-from engine.model.stored_state import stored_as
+from engine.model.recurrent_states import stored_as
 from kernels.dispatch import uses_llvm
 from kernels.rows.next_token import decode_on
 

@@ -21,27 +21,10 @@ from engine.machine.device import Uploads, upload
 from engine.machine.graphs import PassInputs
 from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
+from engine.model.memory import AttentionView
 from engine.model.parts import CellKey, CellRow, CellSize
 from kernels.rows.cells import write_cells, write_keys_and_values
 from kernels.rows.next_token import TokenPlace
-
-
-@dataclass(frozen=True, slots=True)
-class GatheredCells:
-    """What one ubatch attends to in one layer.
-
-    k: float32 [n_seqs, n_heads, n_cells, k_dim]. v: the same with v_dim columns; of a layer that
-    keeps nothing but keys it is k itself. mask: bool [n_seqs, n_seq_tokens, n_cells], True where
-    the query may look; what is hidden is finite. positions: int64 [n_seqs, n_cells], in hidden
-    cells any; None in a memory where no layer keeps further rows or rows of blocks, which alone ask
-    for them. seen: the mask without the layer's window, for rows of blocks.
-    """
-
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor
-    positions: torch.Tensor | None = None
-    seen: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +200,7 @@ class AttentionKV:
 
     def update(
         self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
-    ) -> GatheredCells:
+    ) -> AttentionView:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_heads, dim].
 
         v: None for a layer that keeps nothing but keys.
@@ -235,7 +218,7 @@ class AttentionKV:
         read_k = self._read(keys)
         read_v = read_k if values is None else self._read(values)
         mask = self._masks[self.layers[layer].window]
-        return GatheredCells(read_k, read_v, mask, self._positions, self._masks.get(None))
+        return AttentionView(read_k, read_v, mask, self._positions, self._masks.get(None))
 
     def learn(self, seq: int, p0: int, tokens: Sequence[int]) -> None:
         """Put tokens where UNKNOWN ones were decoded, from position p0 on."""

@@ -29,7 +29,7 @@ from engine.machine.graphs import PassInputs
 from engine.memory.cells import NONE, RecurrentCells, UBatchCells
 from engine.memory.recurrent import PoolRows, SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
-from engine.model.stored_state import stored_as
+from engine.model.recurrent_states import stored_as
 
 # (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
 PlaneRows = tuple[int | slice, slice] | torch.Tensor

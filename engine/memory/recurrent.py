@@ -27,7 +27,7 @@ from engine.model.recurrence import (
     RowNumbers,
     StateKey,
 )
-from engine.model.stored_state import stored_as
+from engine.model.recurrent_states import stored_as
 from kernels.rows import put_rows, take_rows
 
 _LINE = 16  # numbers on a cache line, where torch's memory begins

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +27,9 @@ StateRows = slice | torch.Tensor
 """Rows of storage side by side as a view, or anywhere by index."""
 
 
-class _Fold(NamedTuple):
-    """Logged tokens to fold into the base, one number where all sequences agree, and how many of
-    the log to look at for that."""
-
-    counts: int | torch.Tensor
-    n_read: int
+_Fold = tuple[int | torch.Tensor, int]
+"""Logged tokens to fold into the base, one number where all sequences agree, and how many of the
+log to look at for that."""
 
 
 @dataclass(slots=True)
@@ -119,7 +115,7 @@ class ReplayMemory(SnapshotPolicy):
         plan = self._plan
         if not plan.fixed:
             return None
-        counts = (plan.states.counts, plan.windows.counts)[: 1 + (plan.windows is not plan.states)]
+        counts = (plan.states[0], plan.windows[0])[: 1 + (plan.windows is not plan.states)]
         first = plan.dst.start if isinstance(plan.dst, slice) else None
         return PassInputs(
             (first, plan.n_kept), tuple(x for x in counts if isinstance(x, torch.Tensor))
@@ -158,7 +154,7 @@ class ReplayMemory(SnapshotPolicy):
         in_storage, temporary = isinstance(plan.dst, slice), plan.n_early > 0
         state = bases[plan.src]
         target = bases[plan.dst] if in_storage else state
-        if self._to_fold(key).n_read == 0:
+        if self._to_fold(key)[1] == 0:
             return target.copy_(state) if any(plan.moved) and not temporary else state
         return self._folded(key, state, None if temporary and in_storage else target)
 
@@ -200,7 +196,7 @@ class ReplayMemory(SnapshotPolicy):
 
     def _input(self, key: StateKey) -> torch.Tensor:
         state = self._bases[key][self._plan.src]
-        return self._folded(key, state) if self._to_fold(key).n_read else state
+        return self._folded(key, state) if self._to_fold(key)[1] else state
 
     def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
         row = self._free_row(self._row, seq)
@@ -244,10 +240,10 @@ class ReplayMemory(SnapshotPolicy):
 
     def _fold_of(self, counts: list[int], on_device: bool) -> _Fold:
         if on_device:
-            return _Fold(upload(counts, self.device), self._n_log)
+            return upload(counts, self.device), self._n_log
         if min(counts) == max(counts):  # one number saves a mask
-            return _Fold(counts[0], counts[0])
-        return _Fold(upload(counts, self.device), max(counts))
+            return counts[0], counts[0]
+        return upload(counts, self.device), max(counts)
 
     @staticmethod
     def _free_row(rows: np.ndarray, seq: int) -> int:

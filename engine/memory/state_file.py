@@ -24,7 +24,7 @@ import torch
 
 from engine.errors import TraceFileError
 from engine.files import opened_file, written_whole
-from engine.foreign_json import parse_json
+from engine.foreign import parse_json
 from engine.memory.kv import AttentionState
 from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.recurrence import StateKey

@@ -14,8 +14,7 @@ from engine.gguf.part_file import PartFile
 from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
 from engine.model.layers import OutputHead
-from engine.model.memory import ModelMemory
-from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mtp import MtpHead
 from engine.model.rope_tables import RopeTables
 from engine.model.taps import TapCollector, TargetRows

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
+from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
-from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.parts import BlockParts
 from engine.model.weights import Projection, Weights
 from kernels.norm import layer_norm, rms_norm, rms_norm_rows
@@ -92,11 +92,9 @@ def make_block(
     )
 
 
-class StreamReader(Protocol):
-    """What reads one row out of the streams of a token."""
-
-    def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """streams [B, T, n_streams, n_embd] -> [B, T, n_embd]."""
+StreamReader = Callable[..., torch.Tensor]
+"""What reads one row out of the streams of a token: streams [B, T, n_streams, n_embd], invariant=…
+-> [B, T, n_embd]."""
 
 
 class OutputHead:

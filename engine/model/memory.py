@@ -1,8 +1,10 @@
-"""What a model asks of the memory that holds attention cells and recurrent states."""
+"""What a model asks of the memory that holds attention cells and recurrent states, and mixers,
+which are called with normed rows and it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -10,23 +12,25 @@ import torch
 from engine.batch import GreedyTokens, UBatch, UBatchTensors
 from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, StateKey
+from kernels.linear import PackedWeight, Rows
 
 
-class AttentionView(Protocol):
-    """Cells of a ubatch's sequences: k, v [B, H_kv, N, hd] f32; mask bool [B, T, N]; positions
-    int64 [B, N] of visible cells, where a layer keeps further rows or rows of blocks; seen: the
-    mask without a window, for rows of blocks."""
+@dataclass(frozen=True, slots=True)
+class AttentionView:
+    """What one ubatch attends to in one layer.
 
-    @property
-    def k(self) -> torch.Tensor: ...
-    @property
-    def v(self) -> torch.Tensor: ...
-    @property
-    def mask(self) -> torch.Tensor: ...
-    @property
-    def positions(self) -> torch.Tensor | None: ...
-    @property
-    def seen(self) -> torch.Tensor | None: ...
+    k: float32 [n_seqs, n_heads, n_cells, k_dim]. v: the same with v_dim columns; of a layer that
+    keeps nothing but keys it is k itself. mask: bool [n_seqs, n_seq_tokens, n_cells], True where
+    the query may look; what is hidden is finite. positions: int64 [n_seqs, n_cells], in hidden
+    cells any; None in a memory where no layer keeps further rows or rows of blocks, which alone ask
+    for them. seen: the mask without the layer's window, for rows of blocks.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor
+    positions: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
 
 
 class AttentionMemory(Protocol):
@@ -83,3 +87,40 @@ class PartwiseMemory(ModelMemory, Protocol):
 
     def part(self, first: int, n: int) -> None:
         """Show layers tokens first .. first + n - 1 of the current ubatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeAndMemory:
+    """What a block needs in addition to its input: cos, sin [B, T, n_rot/2] of the tokens, the
+    memory, and the table of cosines and sines of all positions, [n_positions, n_rot]; None where no
+    mixer looks at other positions than the tokens'. chosen: where the last indexer in this pass has
+    its tokens look, bool [B, T, N], for layers after it that look there, too. tokens, positions:
+    int64 [B, T]. of_blocks: the same in the rotation of layers that compress blocks of tokens, None
+    without such layers.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    memory: ModelMemory
+    table: torch.Tensor | None = None
+    chosen: list[torch.Tensor] = field(default_factory=list)
+    tokens: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    of_blocks: RopeAndMemory | None = None
+
+    @property
+    def invariant(self) -> bool:
+        """Whether a token's result must have the same bits whatever the other tokens are."""
+        return self.memory.batch_invariant
+
+
+class Mixer(Protocol):
+    """The token-mixing half of a block. reads: matrices that its input is multiplied with, for
+    kernels.norm.rms_norm_rows."""
+
+    reads: tuple[PackedWeight, ...]
+
+    def __call__(
+        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one."""

@@ -13,8 +13,7 @@ from engine.batch import UBatch
 from engine.machine.device import inference_mode
 from engine.model.layers import OutputHead, StepOutput
 from engine.model.loaded_size import LEAST_GAIN, LEAST_VOCABULARY
-from engine.model.memory import ModelMemory, PartwiseMemory
-from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.memory import ModelMemory, PartwiseMemory, RopeAndMemory
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Weights
 from kernels.dispatch import uses_llvm

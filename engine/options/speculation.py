@@ -50,7 +50,7 @@ def _widths(text: str) -> tuple[int, ...]:
 class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     """Speculation: drafters in use, in any order, what they are set by, and the rule.
 
-    adapt: a rule of engine.draft.adaptive. tree: widths of engine.draft.tree. accept: how drafted
+    adapt: a rule of engine.draft.adaptive. tree: widths of drafted trees. accept: how drafted
     tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the target's
     distribution. verify_max: what is cut off a draft is not judged, and does not count as drafted.
     synth_rates, synth_len: accept drafted tokens by chance instead of by the target; the output is

@@ -204,11 +204,11 @@ def _settings(runs: tuple[RunRef, RunRef], names: tuple[str, str]) -> Section:
     """Every option that one of both has not at its default; what an engine does not report is not
     called a default."""
     options = [run.facts.options for run in runs]
-    told = [changed(one) for one in options]
+    changes = [changed(one) for one in options]
     rest = [_DEFAULT if one else _UNTOLD for one in options]
     rows = [
-        (name, *(mine.get(name, other) for mine, other in zip(told, rest, strict=True)))
-        for name in {**told[0], **told[1]}
+        (name, *(mine.get(name, other) for mine, other in zip(changes, rest, strict=True)))
+        for name in {**changes[0], **changes[1]}
     ]
     parts: list[Part] = [ReportTable(("option", *names), rows)] if rows else []
     return Section("Settings", [*parts, Remark("All other options have their defaults.")])

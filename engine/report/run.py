@@ -92,8 +92,8 @@ def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[st
     options = facts.options
     if not command and options:
         command = run_command(facts.model, options, [text for text, _ in texts])
-    told = facts.pick("error", "chat", "stops")
-    known = {key: shown(value) for key, value in told.items() if value}
+    facts_shown = facts.pick("error", "chat", "stops")
+    known = {key: shown(value) for key, value in facts_shown.items() if value}
     if audited := "; ".join(audit_text(facts)):
         known["audit"] = audited.removeprefix("audit: ")
     mine = [one for one in recorded(store) if one.run_id == run.run_id]

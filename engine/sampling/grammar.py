@@ -19,7 +19,7 @@ import torch
 
 from engine.errors import GrammarFileError, OptionError
 from engine.files import user_text
-from engine.foreign_json import JsonError, parse_json
+from engine.foreign import JsonError, parse_json
 from engine.sampling.options import SamplerOptions
 
 _QUIET = {"log_level": 0}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_ty
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.foreign_numbers import Count, Size
+from engine.foreign import Count, Size
 from engine.options import RunOptions
 from engine.trace.prompt_reuse import PromptReuseRecord
 from engine.trace.records import ColumnState

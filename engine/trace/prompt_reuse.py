@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from engine.foreign_numbers import Count, Size
+from engine.foreign import Count, Size
 
 
 class ReuseSource(StrEnum):

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from engine.draft.drafter import N_TOP as N_TOP
-from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, LONGEST_MS
+from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, LONGEST_MS
 
 REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
 PEER_NOISE = "peer noise"

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from engine.errors import TraceFileError
 from engine.files import decoded, file_bytes, written_whole
-from engine.foreign_json import JsonError, parse_json
-from engine.foreign_numbers import Count, OutOfRangeError, whole
+from engine.foreign import Count, JsonError, OutOfRangeError, parse_json, whole
 from engine.trace.csv_fields import EXCEL, PLAIN, REMEDY
 from engine.trace.export import FORMAT, SESSION_FILE, write_session
 from engine.trace.facts import RunFacts, problems

@@ -174,13 +174,13 @@ def with_told(
     the server's own counters; of sequences without rows they are all that is known.
     """
     facts = store.runs.get(run_id, RunFacts())
-    known, told = facts.told_timings or [], facts.told
+    known, reported = facts.told_timings or [], facts.told
     if seq_id is not None:
         known = known[seq_id : seq_id + 1]
         requests = facts.requests or ()
-        told = next((request.told for request in requests if seq_id in request.seq_ids), None)
+        reported = next((request.told for request in requests if seq_id in request.seq_ids), None)
     if not known:
-        return figures | (told or {})
+        return figures | (reported or {})
     has_rows = set(RunColumns(store, "rounds", run_id)["seq_id"].tolist())
     rowless = [one for seq, one in enumerate(known, seq_id or 0) if seq not in has_rows]
     return _with_timings(figures, known, rowless)

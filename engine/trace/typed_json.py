@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from engine.foreign_numbers import COUNT
+from engine.foreign import COUNT
 
 _T = TypeVar("_T")
 LONGEST = 1 << 16

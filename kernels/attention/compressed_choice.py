@@ -112,9 +112,13 @@ def see_blocks_with_llvm(
             keys = join((keys,))
         room = q.new_empty(n_seqs, n_tokens, n_cells)
         of_index = (
-            q.data_ptr(), weights.data_ptr(), keys.data_ptr(),
-            4 * keys.stride(0), 4 * keys.stride(1), room.data_ptr(),
-        )  # fmt: skip
+            q.data_ptr(),
+            weights.data_ptr(),
+            keys.data_ptr(),
+            4 * keys.stride(0),
+            4 * keys.stride(1),
+            room.data_ptr(),
+        )
         work = q.numel() * n_cells // ratio
     _program(ratio, n_heads, d, n_best)(
         n_tokens,

@@ -17,7 +17,7 @@ import sys
 
 from llvmlite import ir
 
-from kernels.llvm.compiler import compiled, loaded
+from kernels.llvm.object_cache import compiled, loaded
 from kernels.llvm.values import I32, I64
 
 _MOST = 64

@@ -1,4 +1,5 @@
-"""Compiled kernels on disk, so that a kernel is compiled once and not at every start.
+"""Object code of kernels: compiled for this CPU, loaded into memory, and kept on disk, so that a
+kernel is compiled once and not at every start.
 
 What is read here is run as machine code. So the folder has to be the user's own, with no one else
 allowed to write to it, and every file holds a hash of what follows. Without such a folder, or with
@@ -18,6 +19,9 @@ from dataclasses import fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType
+
+import llvmlite.binding as llvm
+from llvmlite import ir
 
 from kernels import processor
 from kernels.cache_folder import cache_folder
@@ -187,3 +191,44 @@ def _function(function: Callable[..., object]) -> str:
         raise _WithoutNameError
     around = tuple(cell.cell_contents for cell in function.__closure__ or ())
     return f"{function.__module__}.{function.__qualname__}{_described(around)}"
+
+
+def compiled(module: ir.Module) -> bytes:
+    """Object code for the processor of kernels.processor.target."""
+    machine = _machine()
+    parsed = llvm.parse_assembly(str(module))
+    parsed.triple = machine.triple
+    # Kernels are written in vectors and unrolled as they should be: variables into registers is
+    # all they need. The usual passes would take most of the time and change nothing.
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    options = llvm.create_pipeline_tuning_options()
+    passes.run(parsed, llvm.create_pass_builder(machine, options))
+    code: bytes = machine.emit_object(parsed)
+    return code
+
+
+def loaded(code: bytes, *, has_threads: bool = True) -> llvm.ExecutionEngine:
+    """An engine that holds object code, its functions ready to be called. has_threads: whether
+    they call torch's, which is loaded for that."""
+    machine = _machine()
+    if has_threads:
+        from kernels.dispatch import gnu_openmp
+
+        # its threads are waiting already, warm, for the next job
+        llvm.load_library_permanently(str(gnu_openmp()))
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine
+
+
+def _machine() -> llvm.TargetMachine:
+    # one for every use: an execution engine owns the machine it is made with
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    cpu, features = processor.target()
+    flags = ",".join(f"{'+' if has else '-'}{name}" for name, has in sorted(features.items()))
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu, features=flags, opt=3, jit=True)

@@ -17,8 +17,7 @@ import numpy as np
 from llvmlite import ir
 
 from kernels.llvm.code import Code
-from kernels.llvm.compiler import compiled, loaded
-from kernels.llvm.object_cache import object_code, program_key
+from kernels.llvm.object_cache import compiled, loaded, object_code, program_key
 from kernels.llvm.values import I32, I64, Value
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]

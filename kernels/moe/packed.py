@@ -31,11 +31,8 @@ class ExpertPlaces(NamedTuple):
         return self.addresses.shape[0]
 
 
-class LayerPlaces(NamedTuple):
-    """Of every expert what opens it, perhaps gate above up, and down."""
-
-    inner: ExpertPlaces
-    down: ExpertPlaces
+LayerPlaces = tuple[ExpertPlaces, ExpertPlaces]
+"""Of every expert what opens it, perhaps gate above up, and down."""
 
 
 def layer_places(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> LayerPlaces | None:
@@ -44,7 +41,7 @@ def layer_places(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> LayerPla
     if not uses_llvm():
         return None
     inner, down = (find_places(matrices) for matrices in zip(*pairs, strict=True))
-    return LayerPlaces(inner, down) if inner and down else None
+    return (inner, down) if inner and down else None
 
 
 def find_places(matrices: Sequence[PackedWeight]) -> ExpertPlaces | None:

@@ -33,8 +33,8 @@ def experts(
     if places is None or len(x) > FEW:
         lines = apply_each(x, ids, packed)
     else:
-        opened = packed.activation.run(multiply_pairs(x, ids, places.inner).flatten(0, 1))
-        lines = multiply_pairs(opened, ids.view(-1, 1), places.down).view(*ids.shape, -1)
+        opened = packed.activation.run(multiply_pairs(x, ids, places[0]).flatten(0, 1))
+        lines = multiply_pairs(opened, ids.view(-1, 1), places[1]).view(*ids.shape, -1)
     return combine(lines, weights)
 
 

@@ -1,4 +1,5 @@
-"""The gates of Kimi Delta Attention: what each key channel of a state keeps, what a head writes."""
+"""The gates of Kimi Delta Attention: what each key channel of a state keeps, what a head writes;
+and all that a delta rule takes of a layer's projections."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import operation
+from kernels.dispatch import operation, runs_triton
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import rows, run, sigmoid, softplus, start, vectors
+from kernels.norm import l2_norm
+from kernels.pointwise import delta_gates
 from kernels.whole_vectors import pointwise
 
 
@@ -113,3 +116,30 @@ def _body(
         for at, count in vectors(code, n_heads):
             written = sigmoid(code, code.load_first(beta + at, F32X16, count))
             code.store_first(written, opened + row * (4 * n_heads) + at, count)
+
+
+def normed_and_gated(
+    qk: torch.Tensor,
+    eps: float,
+    decay: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    beta: torch.Tensor,
+    bound: float | None = None,
+    *,
+    invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """l2_norm(qk, eps), and kernels.pointwise.delta_gates of heads, decay [B, T, H], or
+    kernels.recurrence.channel_gates of channels, decay [B, T, C], bounded or not.
+
+    qk: f32 [B, T, H_qk, d], queries and keys. Returns qk, g of the shape of decay, and beta
+    [B, T, H].
+    """
+    if runs_triton(qk):
+        from kernels.recurrence import with_triton
+
+        return with_triton.normed_and_gated(qk, eps, decay, dt, a, beta, bound)
+    qk = l2_norm(qk, eps)
+    if decay.shape == beta.shape and bound is None:
+        return qk, *delta_gates(decay, dt, a, beta, invariant=invariant)
+    return qk, *channel_gates(decay, dt, a, beta, bound, invariant=invariant)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.foreign_numbers import (
+from engine.foreign import (
     COUNT,
     MOST_PROMPT_TOKENS,
     MOST_TOKENS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.foreign_toml import MOST_PARTS, parse_toml
+from engine.foreign import MOST_PARTS, parse_toml
 
 
 def test_tables_and_texts_with_points_are_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.machine.launches import RecordOnProcessor
+from engine.machine.graphs import RecordOnProcessor
 from kernels.dispatch import uses_llvm
 from kernels.linear import pack_blocks, stack_weights
 from kernels.moe import PackedExperts, experts, put_together, route

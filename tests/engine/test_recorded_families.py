@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import engine.machine.launches as on_processor
+import engine.machine.graphs as on_processor
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
 from engine.experiments.random_models.random_model import write_random_model
 from engine.machine.graphs import VARIABLE

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import engine.machine.launches as on_processor
+import engine.machine.graphs as on_processor
 from engine.machine.graphs import VARIABLE
 from engine.session import Session
 from kernels.dispatch import uses_llvm

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-import engine.machine.launches as on_processor
+import engine.machine.graphs as on_processor
 from engine.batch import Span
 from engine.machine.graphs import MOST_GRAPHS, VARIABLE, PassInputs, StepGraphs, graphs_for
 from engine.memory.hybrid import HybridMemory

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import engine.machine.launches as on_processor
+import engine.machine.graphs as on_processor
 from engine.errors import DraftscopeError
 from engine.machine.graphs import VARIABLE
 from engine.memory import kv_storage

@@ -21,11 +21,10 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode import verify_loop
 from engine.decode.acceptance import Judge
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, DraftRequest, branch_of, branches, tree_of, width_at
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_simple import NgramSimple
-from engine.draft.tree import branch_of, branches, tree_of, width_at
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.options import (

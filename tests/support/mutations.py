@@ -161,12 +161,10 @@ def _fold_without_the_last(patch: Patch) -> None:
 def _fold_less(patch: Patch, *, windows: bool) -> None:
     def make(original: Any) -> Any:
         def to_fold(self: ReplayMemory, key: StateKey) -> Any:
-            fold = original(self, key)
+            n, n_read = original(self, key)
             if self.layout.states[key].is_window is not windows:
-                return fold
-            n = fold.counts
-            fewer = max(n - 1, 0) if isinstance(n, int) else (n - 1).clamp_min(0)
-            return fold._replace(counts=fewer)
+                return n, n_read
+            return max(n - 1, 0) if isinstance(n, int) else (n - 1).clamp_min(0), n_read
 
         return to_fold
 

@@ -11,7 +11,7 @@ from engine.draft.block_drafter import BlockDrafter
 from engine.draft.draft_eagle3 import DraftEagle3
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.ngram_drafter import History
-from engine.model.drafters.dflash_heads import Selector
+from engine.model.drafters.dflash import Selector
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from tests.support.drafter_bugs import Bug, Patch

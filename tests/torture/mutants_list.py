@@ -17,7 +17,7 @@ _REPLAY = "engine.memory.replay:ReplayMemory"
 _HYBRID = "engine.memory.hybrid:HybridMemory"
 _UNDO = "engine.decode.verify_loop:Rollback"
 _HELD = "engine.decode.held_sequences:HeldSequences"
-_KEPT = "engine.memory.context_checkpoints:ContextCheckpoints"
+_KEPT = "engine.decode.held_sequences:ContextCheckpoints"
 _TABLE = "engine.memory.kv_cells:CellTable"
 _CELLS = "engine.memory.cells:RecurrentCells"
 _SAMPLER = "engine.sampling.sampler:Sampler"
@@ -426,8 +426,8 @@ MUTANTS = (
         "replay",
         "uneven cursors fold the fewest",
         f"{_REPLAY}._fold_of",
-        "max(counts))\n",
-        "min(counts))\n",
+        "max(counts)\n",
+        "min(counts)\n",
         "lane replay,forks",
         "compare",
         "neighbour-state-wrong",
@@ -527,8 +527,8 @@ MUTANTS = (
         "rollback",
         "the fold reads one logged token too few",
         f"{_REPLAY}._fold_of",
-        "return _Fold(counts[0], counts[0])",
-        "return _Fold(max(0, counts[0] - 1), max(0, counts[0] - 1))",
+        "return counts[0], counts[0]",
+        "return max(0, counts[0] - 1), max(0, counts[0] - 1)",
         "lane replay",
         "compare",
         "wrong-fold",
@@ -598,7 +598,7 @@ MUTANTS = (
         "the window of the log is not folded",
         f"{_REPLAY}._to_fold",
         "return self._plan.windows if",
-        "return _Fold(0, 0) if",
+        "return (0, 0) if",
         "lane replay",
         "compare",
         "wrong-fold",

@@ -21,7 +21,7 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
     return {
         "a number of 400 digits in a log is believed": (
             "lognumbers",
-            around("engine.foreign_numbers:whole", _any_number),
+            around("engine.foreign:whole", _any_number),
         ),
         "an accepted draft of a log is counted one too short": (
             "lognumbers",

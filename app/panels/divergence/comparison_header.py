@@ -25,15 +25,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme, fixed_font
 from app.panels.divergence.lane_cards import LaneCards
-from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.plain_tip import plain_tip
+from app.trace_models.shown_text import plain_tip
 from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import StatusMessage
-from app.widgets.plain_table import fit_height, plain_table
+from app.widgets.plain_table import ColumnTable, TableColumn, fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
 from engine.compare.llama_library import missing

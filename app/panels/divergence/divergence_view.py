@@ -10,15 +10,14 @@ from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QWidget
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.divergence.comparison_header import ComparisonHeader, PositionBar
 from app.panels.divergence.lane_plots import LanePlots
 from app.panels.divergence.lane_tables import LaneTables
 from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show
 from app.trace_models.run_notes import run_name
-from app.trace_models.run_range import RunRange
-from app.trace_models.run_rows import Position
+from app.trace_models.run_rows import Position, RunRange
 from app.widgets.build import vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage

@@ -8,8 +8,7 @@ from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
 from app.looks.theme import Theme, icon
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.number_text import NOT_OBSERVED, error_text, significant
-from app.trace_models.plain_tip import plain_tip
+from app.trace_models.shown_text import NOT_OBSERVED, error_text, plain_tip, significant
 from app.widgets.line_styles import lane_pen
 from engine.analysis.run_cost import RunCost, is_timed
 from engine.analysis.verdict import SUSPECT, LaneVerdict

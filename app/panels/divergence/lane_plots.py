@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QComboBox, QHBoxLayout, QSplitter, QWidget
 from app.looks.theme import Theme
 from app.panels.divergence.state_map import PARTS, LogAxis, LogScale, StateMap
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.number_text import error_text
+from app.trace_models.shown_text import error_text
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.line_styles import (

@@ -10,14 +10,12 @@ from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
 
-from app.looks.tabs import mark_front_tab
-from app.looks.theme import Theme
-from app.trace_models.column_table import ColumnTable, TableColumn
+from app.looks.theme import Theme, mark_front_tab
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.number_text import NOT_OBSERVED, error_text
 from app.trace_models.position_detail import PositionDetail
+from app.trace_models.shown_text import NOT_OBSERVED, error_text
 from app.widgets.line_styles import lane_pen
-from app.widgets.plain_table import ProbabilityDelegate, plain_table
+from app.widgets.plain_table import ColumnTable, ProbabilityDelegate, TableColumn, plain_table
 from engine.trace.records import MISSING
 
 _SIDE_BY_SIDE = 150

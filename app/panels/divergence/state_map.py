@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.looks.theme import Theme
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.number_text import EXACT, NOT_FINITE, error_text
+from app.trace_models.shown_text import EXACT, NOT_FINITE, error_text
 from app.widgets.round_plot import RoundPlot
 
 PARTS = {"state_error": "state", "conv_error": "window"}

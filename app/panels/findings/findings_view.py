@@ -11,13 +11,12 @@ from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QSplitter, QStackedWidget, QWidget
 
 from app.looks.theme import Theme, icon
-from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import lanes_of
-from app.trace_models.plain_tip import in_window
 from app.trace_models.run_rows import Position
+from app.trace_models.shown_text import in_window
 from app.widgets.build import words
 from app.widgets.empty_state import EmptyState
-from app.widgets.plain_table import plain_table
+from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from engine.analysis.findings.check import recorded, with_consequences
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.panels.inspector.step_facts import (
@@ -34,15 +34,19 @@ from app.panels.inspector.step_facts import (
     step_facts,
 )
 from app.panels.inspector.step_table import COLUMNS, StepTable, TopTable, cell_text, figure
-from app.trace_models.column_table import ColumnTable, TableColumn
-from app.trace_models.number_text import NOT_OBSERVED
-from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_range import RunRange, range_figures
-from app.trace_models.run_rows import Position
+from app.trace_models.run_rows import Position, RunRange, range_figures
+from app.trace_models.shown_text import NOT_OBSERVED, plain_tip
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
-from app.widgets.plain_table import FittedColumns, ProbabilityDelegate, fit_height, plain_table
+from app.widgets.plain_table import (
+    ColumnTable,
+    FittedColumns,
+    ProbabilityDelegate,
+    TableColumn,
+    fit_height,
+    plain_table,
+)
 from engine.report.parts import ReportTable
 from engine.report.text import table_lines
 from engine.trace.run_ref import RunRef

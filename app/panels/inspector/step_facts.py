@@ -11,15 +11,15 @@ import numpy as np
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
-from app.trace_models.number_text import (
+from app.trace_models.run_rows import Position
+from app.trace_models.shown_text import (
     NOT_OBSERVED,
+    plain_tip,
     probability_text,
     significant,
     size_or_none,
     whole_text,
 )
-from app.trace_models.plain_tip import plain_tip
-from app.trace_models.run_rows import Position
 from engine.draft.registry import meaning
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef

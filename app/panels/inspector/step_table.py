@@ -11,10 +11,10 @@ from PySide6.QtGui import QFont
 
 from app.looks.theme import Theme
 from app.panels.inspector.step_facts import Step, TraceRow
-from app.trace_models.column_table import ColumnTable, TableColumn
-from app.trace_models.number_text import NOT_OBSERVED, probability_text
 from app.trace_models.position_detail import BAR_COLOUR_ROLE, BAR_ROLE
 from app.trace_models.run_rows import Position
+from app.trace_models.shown_text import NOT_OBSERVED, probability_text
+from app.widgets.plain_table import ColumnTable, TableColumn
 from engine.trace.token_text import MEANING
 
 COLUMNS = (

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 from app.engine_thread.events import OpenedFiles, ServerConnected
 from app.looks.theme import Theme, figures_font
 from app.panels.model.server_page import ServerPage
-from app.trace_models.plain_tip import plain_tip
+from app.trace_models.shown_text import plain_tip
 from app.widgets.build import made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fields import new_form

@@ -9,10 +9,9 @@ from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QWidget
 
 from app.engine_thread.events import ServerConnected, ServerSeen
-from app.trace_models.number_text import NOT_OBSERVED
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_facts import counted_since
 from app.trace_models.server_facts import known_facts, slot_lines
+from app.trace_models.shown_text import NOT_OBSERVED, plain_tip
 from app.widgets.build import vbox, words
 from app.widgets.fields import new_form
 
@@ -68,9 +67,9 @@ class ServerPage(QScrollArea):
         status = self._status
         if self._server is None:
             return
-        told = known_facts(self._server.facts, status.slots)
+        known = known_facts(self._server.facts, status.slots)
         texts = {
-            **told,
+            **known,
             "key": {
                 "keyring": "kept in the system's keyring",
                 "session": "kept for this session only: there is no keyring",
@@ -82,7 +81,7 @@ class ServerPage(QScrollArea):
         self._labels["server"].setForegroundRole(role)
         self._labels["server"].setToolTip(plain_tip(status.gone))
         if status.gone:
-            _show(self._labels["server"], f"{told['server']} · gone")
+            _show(self._labels["server"], f"{known['server']} · gone")
         when = ["when it was seen last:"] if status.gone else []
         _show(self._slots, "\n".join([*when, *slot_lines(status.slots)]))
         drafted, accepted = counted_since(self._server.store, self._first_run)

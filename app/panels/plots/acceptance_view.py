@@ -14,9 +14,9 @@ from PySide6.QtWidgets import QWidget
 from app.looks.theme import Theme
 from app.panels.plots.bar_view import OverlaidView, envelope
 from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRates
-from app.trace_models.number_text import significant
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
+from app.trace_models.shown_text import significant
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import (
     DOTS,
@@ -101,8 +101,8 @@ class AcceptanceView(OverlaidView):
 
     def _told(self, run: RunRef | None) -> dict[str, Any]:
         """Figures reported for a run without rounds, if rates by index are among them."""
-        told = {} if run is None or len(self.curves) else run.facts.told or {}
-        return told if told.get("acceptance_per_position") else {}
+        reported = {} if run is None or len(self.curves) else run.facts.told or {}
+        return reported if reported.get("acceptance_per_position") else {}
 
     def _draw(self) -> None:
         curves = self.curves
@@ -122,11 +122,11 @@ class AcceptanceView(OverlaidView):
             newest = f": {significant(float(values(n - 1, n)[0]))}" if n else ""
             self.legend.set_label(label, name + newest)
         counts = curves.sums.counts
-        told = self._told(self.run)
-        if told:
-            rate = significant(told.get("draft_acceptance_rate"))
+        reported = self._told(self.run)
+        if reported:
+            rate = significant(reported.get("draft_acceptance_rate"))
             self.legend.set_label(_LIFETIME, f"lifetime: {rate}")
-        by_index = told or per_position(counts)
+        by_index = reported or per_position(counts)
         self.rates.set_rates(by_index["acceptance_per_position"])
         self.histogram.set_counts(counts)
 
@@ -216,8 +216,8 @@ class AcceptanceView(OverlaidView):
 
     def _summary(self) -> str:
         n = len(self.curves)
-        told = self._told(self.run).get("draft_acceptance_rate")
-        rate = significant(float(self.curves.lifetime(n - 1, n)[0]) if n else told)
+        reported = self._told(self.run).get("draft_acceptance_rate")
+        rate = significant(float(self.curves.lifetime(n - 1, n)[0]) if n else reported)
         return f"rounds: {self.plot.n_rounds}, steps: {n}, lifetime acceptance: {rate}"
 
     @property

@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QWidget
 from app.looks.theme import Theme
 from app.panels.plots.bar_view import BarView, StackedBars, per_round, sample
 from app.panels.plots.round_view import RoundView
-from app.trace_models.number_text import whole_text
 from app.trace_models.run_rows import GrowingArray, RunRows
+from app.trace_models.shown_text import whole_text
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_triangle, plot_pen
 from app.widgets.plot_surface import draw_nothing

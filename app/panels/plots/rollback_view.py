@@ -15,8 +15,8 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.plots.bar_view import BarView, PixelColumns
-from app.trace_models.number_text import whole_text
 from app.trace_models.run_rows import RunRows
+from app.trace_models.shown_text import whole_text
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import (
     draw_bar,

@@ -15,8 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
 from app.trace_models.run_facts import engine_name, is_ours
-from app.trace_models.run_range import RunRange
-from app.trace_models.run_rows import Position
+from app.trace_models.run_rows import Position, RunRange
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
@@ -249,8 +248,8 @@ class RoundView(QStackedWidget):
         if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
         elif not has_rounds:
-            told = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
-            self.empty.say("Not observed", f"{told} does not report them.")
+            reason = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
+            self.empty.say("Not observed", f"{reason} does not report them.")
         else:
             self.empty.say(
                 "Not observed", f"{engine_name(run.facts)} does not report {self.untold}."

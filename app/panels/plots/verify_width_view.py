@@ -9,9 +9,9 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.plots.bar_view import BarView, PixelColumns, StackedBars, sample
-from app.trace_models.number_text import whole_text
 from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import RunOverlay, RunRows
+from app.trace_models.shown_text import whole_text
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_dashes, plot_pen
 from app.widgets.plot_surface import draw_nothing

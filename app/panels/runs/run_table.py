@@ -11,11 +11,11 @@ from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Sign
 from PySide6.QtGui import QFont
 
 from app.looks.theme import OVERLAY_ROLES, Theme, icon
-from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.compared_lanes import lanes_of
-from app.trace_models.number_text import NOT_OBSERVED, significant
 from app.trace_models.run_facts import ModelRuns, RunRow, run_row
 from app.trace_models.run_notes import notes_of, number_of
+from app.trace_models.shown_text import NOT_OBSERVED, significant
+from app.widgets.plain_table import ColumnTable, TableColumn
 from engine.analysis.findings.run_rows import lane_kind
 from engine.trace.records import PEER, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
@@ -266,11 +266,11 @@ class RunTable(ColumnTable):
                 notes, row = notes_of(run.facts), known.get(run)
                 if notes.deleted:
                     continue
-                told = on_disk, number_of(run), notes.name, notes.starred, runs.model
+                shown = on_disk, number_of(run), notes.name, notes.starred, runs.model
                 if (
                     row is None
                     or not row.ended
-                    or told != (row.on_disk, row.number, row.name, row.starred, row.model)
+                    or shown != (row.on_disk, row.number, row.name, row.starred, row.model)
                 ):
                     row = run_row(run, runs.model, on_disk=on_disk)
                 self._known[run] = row

@@ -30,10 +30,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.runs.run_table import RunTable
-from app.trace_models.column_table import ColumnTable, TableColumn
 from app.trace_models.run_comparison import FigurePair, compare_runs, text_difference
 from app.trace_models.run_facts import ModelRuns, effective, run_names
 from app.trace_models.run_notes import notes_of
@@ -41,7 +40,7 @@ from app.trace_models.run_rows import Position, RunOverlay
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
-from app.widgets.plain_table import plain_table
+from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {

@@ -10,9 +10,8 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QToolButton
 
-from app.trace_models.number_text import significant
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_facts import LiveNumbers, is_ours
+from app.trace_models.shown_text import plain_tip, significant
 from app.widgets.build import hbox, made, vbox, words
 from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio

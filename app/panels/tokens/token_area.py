@@ -33,8 +33,7 @@ from app.panels.tokens.token_scroll import (
     place_of,
     stands_at,
 )
-from app.trace_models.run_range import RunRange
-from app.trace_models.run_rows import Position
+from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import KIND, TokenStream
 from app.widgets.token_paint import (
     PlacedToken,

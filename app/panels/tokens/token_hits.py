@@ -16,8 +16,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PySide6.QtCore import Qt, Signal
@@ -61,49 +60,19 @@ class FilterError(ValueError):
     """A query that means nothing; the message is one sentence and a remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class KindTerm:
-    """A token of this kind."""
-
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class NumberTerm:
-    """A figure of FIELDS compared with a number. sign: one of OPERATORS."""
-
-    field: str
-    sign: str
-    number: float
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceTerm:
-    """A text column of the round has one of these values. name: of CHOICES."""
+class Term(NamedTuple):
+    """What a token has to satisfy. name: "kind", of FIELDS or of CHOICES; empty for text that the
+    bytes of the tokens contain. sign: one of OPERATORS, = but for numbers. value: a kind, a number,
+    the values that a column of the round may have, or the text."""
 
     name: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TextTerm:
-    """The bytes of the tokens contain this; `folded`: in either case."""
-
-    text: str
-
-    @property
-    def folded(self) -> bool:
-        return self.text == self.text.lower()
-
-
-Term = KindTerm | NumberTerm | ChoiceTerm | TextTerm
+    value: Any
+    sign: str = "="
 
 
 def is_of_round(term: Term) -> bool:
     """Whether a term is about the round, so that either all or none of its tokens satisfy it."""
-    return isinstance(term, ChoiceTerm) or (
-        isinstance(term, NumberTerm) and FIELDS[term.field][0] == "rounds"
-    )
+    return term.name in CHOICES or FIELDS.get(term.name, ("",))[0] == "rounds"
 
 
 def parse_filter(query: str) -> tuple[Term, ...]:
@@ -115,7 +84,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
     def close_text(stop: int) -> None:
         nonlocal text_start
         if text_start is not None:
-            terms.append(TextTerm(query[text_start:stop]))
+            terms.append(Term("", query[text_start:stop]))
             text_start = None
 
     for part in _PART.finditer(query):
@@ -125,7 +94,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
             if not closed:
                 raise FilterError(f"The quote before {quoted!r} is not closed. Add another.")
             if quoted:
-                terms.append(TextTerm(quoted))
+                terms.append(Term("", quoted))
         else:
             term = _term(word)
             if term is not None:
@@ -141,7 +110,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
 def _term(word: str) -> Term | None:
     """The term that a word means; None if it is text to search for."""
     if word in TOKEN_KINDS:
-        return KindTerm(word)
+        return Term("kind", word)
     if found := _COMPARISON.fullmatch(word):
         return _comparison(*found.groups())
     if found := _CHOICE.fullmatch(word):
@@ -154,25 +123,25 @@ def _comparison(name: str, sign: str, value: str) -> Term:
         raise FilterError(
             f"There is no figure {name!r}; known are {', '.join(FIELDS)}. {_IN_QUOTES}"
         )
-    return NumberTerm(name, sign, _number(name, value))
+    return Term(name, _number(name, value), sign)
 
 
 def _choice(name: str, value: str) -> Term:
     if name == "kind":
         if value not in TOKEN_KINDS:
             raise FilterError(f"There is no kind {value!r}; known are {', '.join(TOKEN_KINDS)}.")
-        return KindTerm(value)
+        return Term("kind", value)
     if name in FIELDS:
-        return NumberTerm(name, "=", _number(name, value))
+        return Term(name, _number(name, value))
     if name not in CHOICES:
         known = ", ".join(f"{one}:" for one in ("kind", "seq", *CHOICES))
         raise FilterError(f"There is no choice {name + ':'!r}; known are {known}. {_IN_QUOTES}")
     if name != "path":
-        return ChoiceTerm(name, (value,))
+        return Term(name, (value,))
     paths = tuple(path for path in ROLLBACK_PATHS if path in (value, f"{value}_depth"))
     if not paths:
         raise FilterError(f"There is no path {value!r}; known are {', '.join(ROLLBACK_PATHS)}.")
-    return ChoiceTerm(name, paths)
+    return Term(name, paths)
 
 
 def _number(name: str, value: str) -> float:
@@ -252,23 +221,23 @@ class _Columns:
 
     def satisfy(self, term: Term) -> np.ndarray:
         """Whether each token satisfies a term, bool [n]."""
-        if isinstance(term, KindTerm):
-            found = self._kinds == KIND[term.kind]
-            if term.kind == "replayed":
+        if term.name == "kind":
+            found = self._kinds == KIND[term.value]
+            if term.value == "replayed":
                 found |= np.frombuffer(bytes(self._stream.replayed[: self._n]), np.uint8) != 0
             return found
-        if isinstance(term, NumberTerm):
-            values = self._values(*FIELDS[term.field])
-            found = _TESTS[term.sign](values, term.number)
+        if term.name in FIELDS:
+            values = self._values(*FIELDS[term.name])
+            found = _TESTS[term.sign](values, term.value)
             observed = values != MISSING if values.dtype.kind == "i" else ~np.isnan(values)
             both: np.ndarray = found & observed
             return both
-        if isinstance(term, ChoiceTerm):
-            codes = [self._store.text_pool.find(value) for value in term.values]
+        if term.name:
+            codes = [self._store.text_pool.find(value) for value in term.value]
             values = self._values("rounds", CHOICES[term.name])
             chosen: np.ndarray = np.isin(values, codes)
             return chosen
-        return self._text(term)
+        return self._text(term.value)
 
     def _values(self, table: str, name: str) -> np.ndarray:
         if table == "tokens":
@@ -300,11 +269,12 @@ class _Columns:
             self._of_round = np.where(hit, rows[inside] if len(rows) else -1, -1)
         return self._of_round
 
-    def _text(self, term: TextTerm) -> np.ndarray:
-        """Tokens in which the text begins; a ghost has to contain all of it."""
+    def _text(self, text: str) -> np.ndarray:
+        """Tokens in which the text begins, in either case if it has no capital; a ghost has to
+        contain all of it."""
         found = np.zeros(self._n, bool)
-        wanted = term.text.encode()
-        fold: Callable[[bytes], bytes] = bytes.lower if term.folded else bytes
+        wanted = text.encode()
+        fold: Callable[[bytes], bytes] = bytes.lower if text == text.lower() else bytes
         is_ghost = _IS_GHOST[self._kinds]
         ghosts = pieces_at(self._store, self._rows[is_ghost])
         containing = {piece for piece in set(ghosts) if wanted in fold(piece)}

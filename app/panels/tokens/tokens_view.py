@@ -16,8 +16,7 @@ from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePan
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import engine_name, is_ours
-from app.trace_models.run_range import RunRange
-from app.trace_models.run_rows import Position
+from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import RunStreams, TokenStream
 from app.widgets.build import made, vbox
 from app.widgets.empty_state import EmptyState

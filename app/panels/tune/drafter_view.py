@@ -1,16 +1,407 @@
-"""The Drafter panel: how good the drafters of the run on show are."""
+"""The Drafter panel: how good the drafters of the run on show are: whether confidence can be
+trusted, how far drafts come, what was ranked next where one was wrong, and what trees would have
+gained."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QWidget
+from collections.abc import Sequence
 
-from app.looks.theme import Theme
+import numpy as np
+from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, QResizeEvent
+from PySide6.QtWidgets import QComboBox, QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
+
+from app.looks.theme import Theme, figures_font
+from app.trace_models.run_rows import RunRows
+from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
 from app.widgets.build import hbox, made, vbox
-from app.widgets.drafter_quality import DrafterFacts, DrafterQuality
-from app.widgets.fitted_labels import ElidedLabel
+from app.widgets.fitted_labels import ElidedLabel, ScrollPage
+from app.widgets.line_styles import plot_pen
+from app.widgets.reliability_chart import RateChart, ReliabilityChart
 from app.widgets.whole_run_view import WholeRunView
+from engine.analysis.acceptance.counts import Survival
+from engine.analysis.draft_quality import (
+    ASSUMPTIONS,
+    LEAVES,
+    DraftQuality,
+    DraftReader,
+    TreeGain,
+    by_drafter,
+    width_cost,
+)
 from engine.trace.run_ref import RunRef
+from engine.trace.timings import StepSums
+
+_TREE_HEADS = {
+    "tree": "Leaves of the tree: the drafted chain and single candidates next to it",
+    "tok/step": "Tokens per step, 1 + accepted",
+    "pass": "Time of its verify pass over that of the chain, by what passes of this run took; "
+    "–: none was as wide",
+    "speed": "Tokens per second against the chain, where a pass as wide was timed",
+}
+_CHART_STRETCH = 1000
+_UNLIMITED = 16_777_215
+_TWO_FROM, _THREE_FROM = 72, 110
+"""Columns of the page by its width in characters."""
+
+
+class DrafterQuality(QWidget):
+    """Four parts in one, two or three columns. One drafter, or several together."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName("Quality of the drafter")
+        self.reliability = ReliabilityChart(theme)
+        self.survival = SurvivalChart(theme)
+        self.ranks = RankBars(theme)
+        self.trees = _TreeTable()
+        self.reliability_part = _Part("Can its confidence be trusted?", self.reliability)
+        self.survival_part = _Part("How far do its drafts come?", self.survival)
+        self.rank_part = _Part("Where was the right token at a rejection?", self.ranks, self.trees)
+        self._grid = QGridLayout()
+        self._grid.setContentsMargins(8, 4, 8, 4)
+        self._grid.setSpacing(10)
+        self._n_columns = 0
+        self._page = ScrollPage(self._grid)
+        vbox(self._page, of=self, margins=(0, 0, 0, 0))
+        self._arrange(2)
+
+    def show_facts(self, facts: DrafterFacts, name: str = "") -> None:
+        """Show a drafter by its name, or all together."""
+        quality = facts.quality(name)
+        found, survival = quality.calibration, quality.survival
+        self.reliability.set_calibration(found if found.n_tokens else None)
+        self.reliability_part.say(_trust(quality))
+        self.survival.set_survival(survival)
+        drafts = f"{quality.n_steps:,} draft{'' if quality.n_steps == 1 else 's'}"
+        self.survival_part.say(f"{significant(quality.tokens_per_step)} tokens/step · {drafts}")
+        self.ranks.set_counts(quality.by_rank)
+        n = quality.n_rejections
+        self.rank_part.say(f"{n:,} rejection{'' if n == 1 else 's'}" if n else "none recorded")
+        self.trees.set_estimates(facts.trees(quality))
+
+    def minimumSizeHint(self) -> QSize:
+        """That of one column, whatever is shown now."""
+        parts = (self.reliability_part, self.survival_part, self.rank_part)
+        margins = self._grid.contentsMargins()
+        wide = max(part.minimumSizeHint().width() for part in parts)
+        wide += margins.left() + margins.right()
+        wide += self._page.verticalScrollBar().sizeHint().width()
+        return QSize(wide, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        characters = event.size().width() / self.fontMetrics().averageCharWidth()
+        self._arrange(3 if characters >= _THREE_FROM else 2 if characters >= _TWO_FROM else 1)
+
+    def _arrange(self, n_columns: int) -> None:
+        if n_columns == self._n_columns:
+            return
+        self._n_columns = n_columns
+        grid, parts = self._grid, (self.reliability_part, self.survival_part, self.rank_part)
+        for part in parts:
+            grid.removeWidget(part)
+        for row in range(3):
+            grid.setRowStretch(row, 0)
+            grid.setColumnStretch(row, 1 if row < n_columns else 0)
+        # a row is as high as may be only if all of it is
+        limited = n_columns == len(parts)
+        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else _UNLIMITED)
+        for at, part in enumerate(parts):
+            row, column = divmod(at, n_columns)
+            wide = n_columns == 2 and part is self.rank_part
+            grid.addWidget(part, row, column, 1, 2 if wide else 1)
+            grid.setRowStretch(row, 0 if part is self.rank_part and row else _CHART_STRETCH)
+        grid.setRowStretch(len(parts), 1)  # what is left when the charts are as high as may be
+        self.updateGeometry()
+
+
+class _Part(QWidget):
+    """A question, a figure below it, and the drawings that answer it."""
+
+    def __init__(self, title: str, *drawings: QWidget) -> None:
+        super().__init__()
+        name, self._figure = made(ElidedLabel, title, bold=True), made(ElidedLabel, muted=True)
+        column = vbox(name, self._figure, of=self, margins=(0, 0, 0, 0), spacing=2)
+        for drawing in drawings:
+            is_chart = isinstance(drawing, RateChart)
+            column.addWidget(drawing, 1 if is_chart else 0)
+            if is_chart:
+                heads = name.sizeHint().height() + self._figure.sizeHint().height()
+                self.setMaximumHeight(drawing.maximumHeight() + heads + 3 * column.spacing())
+        column.addStretch(0)
+
+    def say(self, figure: str) -> None:
+        """Set the figure."""
+        self._figure.setText(figure)
+
+    @property
+    def figure(self) -> str:
+        """The figure on show."""
+        return self._figure.text()
+
+
+class _TreeTable(QWidget):
+    """A line for each tree; the tooltip has what is assumed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setAccessibleName("Estimated gain of trees")
+        self._title = made(QLabel, "Trees in its place, estimated", muted=True)
+        grid = QGridLayout(self)
+        grid.setContentsMargins(0, 4, 0, 0)
+        grid.setHorizontalSpacing(14)
+        grid.setVerticalSpacing(1)
+        grid.addWidget(self._title, 0, 0, 1, len(_TREE_HEADS) + 1)
+        grid.setColumnStretch(len(_TREE_HEADS), 1)
+        self._cells: list[list[QLabel]] = []
+        for row in range(len(LEAVES) + 1):
+            cells = [QLabel() for _ in _TREE_HEADS]
+            for column, cell in enumerate(cells):
+                cell.setFont(figures_font())
+                cell.setAlignment(Qt.AlignmentFlag.AlignRight)
+                grid.addWidget(cell, row + 1, column)
+            self._cells.append(cells)
+        for cell, (head, tip) in zip(self._cells[0], _TREE_HEADS.items(), strict=True):
+            cell.setText(head)
+            cell.setToolTip(tip)
+            cell.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self.setToolTip(f"Assumed: {'; '.join(ASSUMPTIONS)}.")
+
+    def set_estimates(self, trees: Sequence[TreeEstimate]) -> None:
+        """Show these, as many as LEAVES, or nothing."""
+        self.setVisible(bool(trees))
+        for cells, (tree, cost, speed) in zip(self._cells[1:], trees, strict=False):
+            texts = (
+                f"{tree.n_leaves} leaves",
+                f"{tree.tokens_per_step:.2f}",
+                *_cost_texts(cost, speed),
+            )
+            for cell, text in zip(cells, texts, strict=True):
+                cell.setText(text)
+        self.setAccessibleDescription("; ".join(", ".join(row) for row in self.rows()))
+
+    def rows(self) -> list[list[str]]:
+        """The table as text, without its head."""
+        return [[cell.text() for cell in cells] for cells in self._cells[1:]]
+
+
+def _cost_texts(cost: tuple[float, bool] | None, speed: float | None) -> tuple[str, str]:
+    """The cost of a tree's pass and its speed, where a pass as wide was timed."""
+    if cost is None or speed is None or not cost[1]:
+        return NOT_OBSERVED, NOT_OBSERVED
+    return f"{cost[0]:.2f}×", f"{100 * (speed - 1):+.1f} %"
+
+
+def _trust(quality: DraftQuality) -> str:
+    found = quality.calibration
+    if found.ece is None or found.excess is None:
+        return "no confidence is recorded"
+    sure = "too sure" if found.excess > 0 else "too unsure"
+    tokens = f"{found.n_tokens:,} token{'' if found.n_tokens == 1 else 's'}"
+    return f"ECE {found.ece:.3f} · {tokens} · {sure} by {abs(found.excess):.3f}"
+
+
+_DOT = 3.0
+_MOST_LABELLED = 12
+_MOST_TICKS = 8
+
+
+class SurvivalChart(RateChart):
+    """A dot for each index that drafts were judged at, its rate next to it where there is room."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(theme, "Survival by index in the draft", "index in draft", parent)
+        self._shown = Survival(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    def set_survival(self, found: Survival) -> None:
+        """Show these rates."""
+        self._shown = found
+        rates = ", ".join(f"{i}: {significant(rate)}" for i, rate in self._rates())
+        self.setAccessibleDescription(f"accepted up to index {rates}" if rates else "")
+        self.update()
+
+    def ticks(self) -> list[tuple[float, str]]:
+        n = len(self._rates())
+        step = max(1, -(-n // _MOST_TICKS))
+        return [(self._x(i), str(i)) for i in range(0, n, step)]
+
+    def tip(self, x: float) -> str:
+        rates = self._rates()
+        if not rates:
+            return ""
+        at = min(int(x * len(rates)), len(rates) - 1)
+        judged, accepted = int(self._shown.judged[at]), int(self._shown.accepted[at])
+        return (
+            f"index {at}: {accepted:,} of the {judged:,} drafts judged here accepted, "
+            f"{accepted / judged:.3f}; accepted from the first token to here: {rates[at][1]:.3f}"
+        )
+
+    def paint_rates(self, painter: QPainter) -> None:
+        theme, metrics, rates = self.theme, self.fontMetrics(), self._rates()
+        points = [self.place(self._x(i), rate) for i, rate in rates]
+        colour = theme.color("accepted.line")
+        painter.setPen(plot_pen(colour, 1.5))
+        painter.drawPolyline(points)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QBrush(colour))
+        for point in points:
+            painter.drawEllipse(point, _DOT, _DOT)
+        wide = self.area.width() / max(1, len(rates))
+        if len(rates) > _MOST_LABELLED or metrics.horizontalAdvance("0.00  ") > wide:
+            return
+        painter.setPen(theme.color("plot.text"))
+        for point, (_, rate) in zip(points, rates, strict=True):
+            painter.drawText(self._label_box(point), Qt.AlignmentFlag.AlignCenter, f"{rate:.2f}")
+
+    def _label_box(self, point: QPointF) -> QRectF:
+        """Where a rate is written. The line never rises: right of a point there is room above it,
+        left of it below."""
+        metrics = self.fontMetrics()
+        box = QRectF(0, 0, metrics.horizontalAdvance("0.00"), metrics.height())
+        if point.y() - box.height() - _DOT < self.area.top():
+            box.moveTopRight(point + QPointF(-1, _DOT))
+        else:
+            box.moveBottomLeft(point + QPointF(1, -_DOT))
+        return box
+
+    def _rates(self) -> list[tuple[int, float]]:
+        """The indices at which drafts were judged, and how many drafts came there."""
+        rates = self._shown.rate
+        return list(enumerate(rates[np.isfinite(rates)].tolist()))
+
+    def _x(self, index: int) -> float:
+        """Where an index lies, as a fraction of the width."""
+        return (index + 0.5) / max(1, len(self._rates()))
+
+
+_GAP = 4
+_ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
+
+
+class RankBars(QWidget):
+    """A bar for each rank, the share of the rejections next to it; the last bar: beyond them."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._rows: list[tuple[str, int]] = []
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName("Rank of the target's token at rejections")
+        self.set_counts(np.zeros(6, np.int64))
+
+    def set_counts(self, by_rank: np.ndarray) -> None:
+        """Rejections by rank from 1, the last one: not among the candidates, int64 [n + 1]. The
+        first rank is left out where nothing has it: the first candidate is what is drafted."""
+        counts: Sequence[int] = by_rank.tolist()
+        n = len(counts) - 1
+        rows = [(_ORDINALS.get(r, f"{r}th"), counts[r - 1]) for r in range(1, n + 1)]
+        self._rows = [*(rows if counts[0] else rows[1:]), (f"beyond {n}", counts[n])]
+        self.setAccessibleDescription(", ".join(f"{name}: {k:,}" for name, k in self._rows))
+        self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        width = 30 * self.fontMetrics().averageCharWidth()
+        return QSize(width, self._row() * len(self._rows))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(self.sizeHint().width() // 2, self.sizeHint().height())
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        theme, metrics = self._theme, self.fontMetrics()
+        left = max(metrics.horizontalAdvance(f"{name}  ") for name, _ in self._rows)
+        room = max(0, self.width() - left - metrics.horizontalAdvance("100 %  "))
+        total = sum(n for _, n in self._rows)
+        most = max(n for _, n in self._rows)
+        centre = Qt.AlignmentFlag.AlignVCenter
+        for at, (name, n) in enumerate(self._rows):
+            top, height = at * self._row(), self._row()
+            painter.setPen(theme.color("ui.muted"))
+            beside = QRectF(0, top, left - _GAP, height)
+            painter.drawText(beside, centre | Qt.AlignmentFlag.AlignRight, name)
+            width = room * n / most if most else 0.0
+            bar = QRectF(left, top + _GAP / 2, width, height - _GAP)
+            is_last = at == len(self._rows) - 1
+            painter.fillRect(bar, theme.color("rejected.tint" if is_last else "accepted.tint"))
+            if total:
+                painter.setPen(theme.color("ui.text"))
+                after = QRectF(left + width + _GAP, top, self.width() - left - width, height)
+                painter.drawText(after, centre, f"{100 * n / total:.0f} %")
+        painter.end()
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            at = event.pos().y() // self._row()
+            text = ""
+            if 0 <= at < len(self._rows):
+                name, n = self._rows[at]
+                text = f"{name}: {n:,} of {sum(k for _, k in self._rows):,} rejections"
+            QToolTip.showText(event.globalPos(), plain_tip(text), self)
+            return True
+        return super().event(event)
+
+    def _row(self) -> int:
+        return self.fontMetrics().height() + _GAP
+
+
+UNNAMED = "unnamed"
+"""A drafter that another engine did not tell the name of."""
+
+
+TreeEstimate = tuple[TreeGain, tuple[float, bool] | None, float | None]
+"""A tree against the recorded chain, the cost of its verify pass (width_cost) and its tokens per
+second over those of the chain; both None where the passes of the run do not tell."""
+
+
+class DrafterFacts:
+    """Grows with a run. `by_name`: the drafters by name, in the order they first drafted."""
+
+    def __init__(self, run: RunRef) -> None:
+        self._pool = run.store.text_pool
+        self._drafts = DraftReader(run)
+        self._rounds = RunRows(run, "rounds")
+        self._sums = StepSums()
+        self.by_name: dict[str, DraftQuality] = {}
+
+    def read(self) -> bool:
+        """Take in what has joined the trace; whether any draft has."""
+        start, stop = self._rounds.read()
+        if start < stop:
+            self._rounds.add_to(self._sums, start, stop)
+        new = self._drafts.read()
+        if new is None:
+            return False
+        for code, quality in by_drafter(new).items():
+            name = self._pool.text(code) or UNNAMED
+            self.by_name[name] = self.by_name.get(name, DraftQuality()) + quality
+        return True
+
+    def quality(self, name: str = "") -> DraftQuality:
+        """Of one drafter, or without a name of all together."""
+        if name:
+            return self.by_name.get(name, DraftQuality())
+        return sum(self.by_name.values(), DraftQuality())
+
+    def trees(self, quality: DraftQuality) -> list[TreeEstimate]:
+        """What trees would have gained; empty where no candidates are recorded."""
+        now = quality.n_ranked and 1 + quality.n_ranked_accepted / quality.n_ranked
+        sums, estimates = self._sums, list[TreeEstimate]()
+        step_ms = sum(sums.step_ms.values())
+        verify_ms = sums.step_ms.get("verify", 0.0)
+        mean_width = sums.step_tokens / sums.n_steps if sums.n_steps else 0.0
+        for tree in quality.tree_gains:
+            cost = speed = None
+            if step_ms and not sums.n_untimed:
+                ms = sums.width_ms / sums.width_n
+                cost = width_cost(sums.widths, ms, sums.width_n, mean_width, tree.n_more)
+            if cost is not None:
+                longer = 1 + (cost[0] - 1) * verify_ms / step_ms
+                speed = tree.tokens_per_step / now / longer
+            estimates.append((tree, cost, speed))
+        return estimates
+
 
 _ALL = "all drafters"
 

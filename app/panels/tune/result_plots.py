@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 import pyqtgraph as pg
@@ -12,8 +11,8 @@ from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
-from app.trace_models.number_text import significant
 from app.trace_models.results import ResultColumn, Results, short_text
+from app.trace_models.shown_text import significant
 from app.trace_models.tune_surface import BEST, HeatMap
 from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
@@ -23,14 +22,9 @@ MOST_CELLS = 40
 _DRAFT_AXES = ("spec-draft-n-max", "spec-draft-p-min")
 
 
-@dataclass(frozen=True)
-class ResultMap:
-    """rows: the rows of the results in each cell, by (row, column). left_out: rows that are in no
-    cell: without the figure, or with a value of an axis that is not shown."""
-
-    heat_map: HeatMap
-    rows: dict[tuple[int, int], np.ndarray]
-    left_out: int
+ResultMap = tuple[HeatMap, dict[tuple[int, int], np.ndarray], int]
+"""A heat map, the rows of the results in each cell, by (row, column), and how many rows are in no
+cell: without the figure, or with a value of an axis that is not shown."""
 
 
 def map_axes(results: Results) -> tuple[str, ...]:
@@ -66,7 +60,7 @@ def result_map(
         marks[BEST] = divmod(at, shape[1])
     values = values.reshape(shape)
     texts = tuple(tuple(_text(figure, value) for value in row) for row in values.tolist())
-    return ResultMap(
+    return (
         HeatMap(x.title, "" if y is None else y.title, across, up, values, texts, marks),
         {divmod(at, shape[1]): part for at, part in enumerate(parts) if len(part)},
         results.n - len(rows),

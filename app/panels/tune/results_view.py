@@ -27,17 +27,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
-from app.trace_models.column_table import ColumnTable, TableColumn
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
+from app.trace_models.shown_text import plain_tip
 from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
-from app.widgets.plain_table import plain_table
+from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 
 _SAMPLE_ROWS = 40
 _MOST_CHARACTERS = 36
@@ -198,7 +197,7 @@ class ResultsView(QStackedWidget):
         self._map = None
         if results is not None and x is not None and figure is not None:
             self._map = result_map(results, x, y, figure)
-        self.grid.set_map(None if self._map is None else self._map.heat_map)
+        self.grid.set_map(None if self._map is None else self._map[0])
 
     def _draw_points(self) -> None:
         self.pareto.set_figures(self._chosen(self.pareto_x), self._chosen(self.pareto_y))
@@ -207,7 +206,7 @@ class ResultsView(QStackedWidget):
     def _cell_words(self, row: int, column: int) -> str:
         if self._map is None:
             return ""
-        shown, rows = self._map.heat_map, self._map.rows.get((row, column))
+        shown, rows = self._map[0], self._map[1].get((row, column))
         place = shown.place(row, column)
         if rows is None:
             return f"{place}: no result"
@@ -216,7 +215,7 @@ class ResultsView(QStackedWidget):
 
     def _select_cell(self, row: int, column: int) -> None:
         if self._map is not None:
-            self._select(self._map.rows.get((row, column), np.zeros(0, np.int64)))
+            self._select(self._map[1].get((row, column), np.zeros(0, np.int64)))
 
     def _select_row(self, row: int) -> None:
         self._select(np.array([row]))

@@ -7,6 +7,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks.theme import Theme
+from app.panels.tune.drafter_view import DrafterFacts, DrafterQuality
 from app.trace_models.tune_surface import (
     BEST,
     SurfaceRequest,
@@ -18,7 +19,6 @@ from app.trace_models.tune_surface import (
     rows,
 )
 from app.widgets.build import hbox, made, vbox, words
-from app.widgets.drafter_quality import DrafterFacts, DrafterQuality
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.whole_run_view import WholeRunView
@@ -155,7 +155,7 @@ class TuneView(WholeRunView):
         """One request at a time: what is asked meanwhile is asked when it is answered."""
         self._is_stale = self._waits is not None
         if self._run is not None and not self._is_stale:
-            self._waits = SurfaceRequest(self._run, self.rule.currentText())
+            self._waits = (self._run, self.rule.currentText())
             self.asked.emit(self._waits)
 
     def _list_drafters(self) -> None:
@@ -189,8 +189,8 @@ class TuneView(WholeRunView):
         if cell is not None:
             self.readout.setText(readout(self._found, cell[1], cell[0]))
         else:
-            runs_here = RULES[self._found.request.rule].runs_here
-            rule = self._found.request.rule
+            runs_here = RULES[self._found.request[1]].runs_here
+            rule = self._found.request[1]
             more = _CLICK if rule == FIXED.name else f" · --spec-draft-adapt {rule}"
             star = _STAR if BEST in heat_map(self._found).marks else ""
             self.readout.setText(
@@ -202,8 +202,8 @@ class TuneView(WholeRunView):
 
     def _choose(self, row: int, column: int) -> None:
         found = self._found
-        if found is not None and found.request.rule == FIXED.name:
-            self.setting_chosen.emit(found.request.run, *found.setting(column, row))
+        if found is not None and found.request[1] == FIXED.name:
+            self.setting_chosen.emit(found.request[0], *found.setting(column, row))
 
     def minimumSizeHint(self) -> QSize:
         """With one choice below the other and no text below the map, however it is now."""

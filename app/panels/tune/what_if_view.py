@@ -11,14 +11,12 @@ from PySide6.QtGui import QBrush, QPen, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QHeaderView, QWidget
 
 from app.looks.theme import Theme
-from app.trace_models.column_table import ColumnTable, TableColumn
-from app.trace_models.number_text import significant
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.run_rows import RunRows
+from app.trace_models.shown_text import plain_tip, significant
 from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.line_styles import plot_pen
-from app.widgets.plain_table import plain_table
+from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from app.widgets.plot_surface import PlotSurface
 from app.widgets.whole_run_view import WholeRunView
 from engine.analysis.what_if.recorded import RecordedRounds

@@ -46,7 +46,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.actions.actions import SPECS, Actions
+from app.actions import SPECS, Actions
 from app.engine_thread.events import OpenedFiles
 from app.widgets.build import hbox, made, vbox
 from engine.environment import processor_name, version

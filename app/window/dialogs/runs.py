@@ -28,8 +28,8 @@ from PySide6.QtWidgets import (
 from app.panels.inspector.step_facts import read_step
 from app.panels.inspector.step_table import alternatives
 from app.saved.settings import Settings
-from app.trace_models.number_text import probability_text
 from app.trace_models.run_facts import other_options
+from app.trace_models.shown_text import probability_text
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fields import add_row, new_form, text, whole
 from engine.compare.memory_script import MemoryScript

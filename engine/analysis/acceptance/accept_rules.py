@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from engine.errors import OptionError
-from engine.foreign_numbers import LONGEST_DRAFT
+from engine.foreign import LONGEST_DRAFT
 from engine.trace.facts import RunFacts
 
 MATCH, REJECTION, BLOCK, SYNTHETIC = "match", "rejection", "block", "synthetic"

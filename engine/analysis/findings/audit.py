@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit
-from engine.foreign_numbers import is_whole
+from engine.foreign import is_whole
 from engine.trace.facts import AuditFacts, RunFacts
 
 GOING_ON, NOT_AUDITED, STOPPED = "going on", "not audited", "stopped"

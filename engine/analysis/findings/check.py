@@ -26,7 +26,7 @@ from engine.analysis.findings.run_rows import (
     ExaminedRun,
     Rule,
 )
-from engine.foreign_numbers import COUNT
+from engine.foreign import COUNT
 from engine.trace.store import TraceStore
 
 _TEXTS = Path(__file__).with_name("findings.toml")

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.files import file_head, is_unicode, user_text
-from engine.foreign_json import JsonError, parse_json
+from engine.foreign import JsonError, parse_json
 from engine.gguf.binary import shorten
 
 TEXT_FIELDS = ("text", "prompt", "question", "turns", "messages", "instruction")

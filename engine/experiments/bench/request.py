@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from engine.experiments.bench.prompts import NamedPrompt
-from engine.foreign_numbers import LARGEST, Size
+from engine.foreign import LARGEST, Size
 from engine.options import Prompt, RunOptions
 from engine.trace.records import MISSING
 from engine.trace.timings import summary

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.errors import PeerLibraryError, ServerError
-from engine.foreign_numbers import COUNT
+from engine.foreign import COUNT
 
 Prompt = str | Sequence[int]
 """A text, or its tokens."""

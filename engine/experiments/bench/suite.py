@@ -45,7 +45,7 @@ from engine.experiments.results.table import (
 )
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.files import user_text
-from engine.foreign_json import JsonError, parse_json
+from engine.foreign import JsonError, parse_json
 from engine.options import Prompt
 from engine.trace.typed_json import strict_json, strictly
 

@@ -29,7 +29,7 @@ from engine.errors import OptionError, PeerLibraryError
 from engine.experiments.bench.llama_programs import started
 from engine.experiments.bisect.history import Revision, git
 from engine.files import file_bytes
-from engine.foreign_json import JsonError, parse_json
+from engine.foreign import JsonError, parse_json
 
 LIBRARY = {"win32": "llama.dll", "darwin": "libllama.dylib"}.get(sys.platform, "libllama.so")
 _SHARED = {"win32": "*.dll", "darwin": "*.dylib"}.get(sys.platform, "*.so*")

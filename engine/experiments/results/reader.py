@@ -46,8 +46,7 @@ from engine.experiments.results.table import (
     wrong,
 )
 from engine.files import file_head, opened_file, user_text
-from engine.foreign_json import JsonError, parse_json
-from engine.foreign_numbers import LARGEST
+from engine.foreign import LARGEST, JsonError, parse_json
 from engine.gguf.binary import shorten
 from engine.trace.typed_json import strictly
 

@@ -33,8 +33,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import TraceFileError
-from engine.foreign_json import JsonError, parse_json
-from engine.foreign_numbers import LARGEST, is_real
+from engine.foreign import LARGEST, JsonError, is_real, parse_json
 
 RESULTS_FILE = "results.sqlite"
 TRACES = "traces"

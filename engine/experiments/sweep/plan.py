@@ -28,7 +28,7 @@ from engine.draft.spec import MTP_HEAD
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import default_set, read_prompts
 from engine.files import user_text
-from engine.foreign_toml import parse_toml
+from engine.foreign import parse_toml
 from engine.gguf.binary import shorten
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import PlacedOption, build, options_in

@@ -24,7 +24,7 @@ from engine.model.mtp_file import DRAFT_MTP
 from engine.options import Prompt, RunOptions
 from engine.run import Run
 from engine.session import Session
-from engine.thread_trial import choose_threads
+from engine.threads import choose_threads
 from engine.trace.export import export_csv
 
 _WARM_UP_TOKENS = 8

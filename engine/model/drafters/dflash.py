@@ -1,4 +1,5 @@
-"""The DFlash family's trunk: context rows put into memory, and a block drafted in one pass.
+"""The DFlash family: its trunk, DFlash2's selector and DSpark's Markov head. Context rows are put
+into memory, and a block is drafted in one pass.
 
 A block is the last chosen token and mask tokens after it. Its rows see the whole context and each
 other; each gives logits of the token at its place.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -17,11 +18,9 @@ from engine.errors import UnsupportedModelError
 from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
 from engine.model.drafters.dflash_config import OUT_SCALE, POST_NORMS, DFlashConfig
-from engine.model.drafters.dflash_heads import MarkovHead, Selector
 from engine.model.feed_forward import Swiglu
-from engine.model.memory import ModelMemory
+from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.compressed import CompressedAttention
-from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.feed_forward import GeluPart, SwigluPart
 from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import ROPE_FACTORS
@@ -31,8 +30,102 @@ from engine.model.weights import Embedding, Projection, Weights
 from kernels.attention import attend
 from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import add, multiply
-from kernels.recurrence.block_conv import block_conv
+from kernels.recurrence.conv import block_conv
 from kernels.rope import apply_rope
+from kernels.rows import copy_rows, join, take_rows
+from kernels.rows.reductions import argmax, top_k
+
+
+class Lattice(NamedTuple):
+    """Candidates of the rows 1 .. m - 1 of blocks, best first by their logits.
+
+    ids: int64 [B, m - 1, T]. scores: f32 [B, m - 1, T, T], by the predecessor and the candidate;
+    in the first row all predecessors are the last chosen token.
+    """
+
+    ids: torch.Tensor
+    scores: torch.Tensor
+
+
+class Selector:
+    """Scores of neighbours. ids: as in MarkovHead."""
+
+    def __init__(self, weights: Weights, config: DFlashConfig, ids: torch.Tensor | None) -> None:
+        assert config.selector is not None
+        self._sizes, self._ids = config.selector, ids
+        self._predecessor = weights.table("selector_predecessor.weight")
+        self._successor = weights.table("selector_successor.weight")
+        self._gate = weights.project("selector_hidden.weight")
+
+    @inference_mode
+    def base(self, logits: torch.Tensor) -> torch.Tensor:
+        """The head's logits, scaled and perhaps capped, which leaves their order as it is."""
+        base = logits * self._sizes.logit_scale
+        cap = self._sizes.softcap
+        return cap * torch.tanh(base / cap) if cap else base
+
+    @inference_mode
+    def lattice(
+        self, logits: torch.Tensor, hidden: torch.Tensor, last: torch.Tensor, *, invariant: bool
+    ) -> Lattice:
+        """logits: f32 [B, m, n_drafted], the head's; hidden: f32 [B, m, n_embd]; last: int64 [B],
+        the chosen tokens that the blocks begin with."""
+        n_best = min(self._sizes.top_k, logits.shape[-1])
+        values, ids = top_k(logits[:, 1:], n_best)
+        if self._ids is not None:
+            ids = self._ids[ids]
+        gate = self._gate(hidden[:, 1:], invariant=invariant)
+        first = last[:, None, None].expand(-1, 1, n_best)
+        before = torch.cat((first, ids[:, :-1]), 1)
+        known = self._rows(self._predecessor, before) * gate.unsqueeze(2)
+        # not a product of matrices, whose bits would depend on how many blocks there are
+        pairs = known.unsqueeze(3) * self._rows(self._successor, ids).unsqueeze(2)
+        return Lattice(ids, self.base(values).unsqueeze(2) + pairs.sum(-1))
+
+    @staticmethod
+    def _rows(table: Embedding, ids: torch.Tensor) -> torch.Tensor:
+        rows = table(ids.flatten(1))
+        return rows.view(*ids.shape, -1)
+
+
+class MarkovHead:
+    """The chain over a block. ids: int64 [n_drafted], the target's id of every row of the head;
+    None where they are the same."""
+
+    def __init__(self, weights: Weights, config: DFlashConfig, ids: torch.Tensor | None) -> None:
+        self._first = 0 if config.anchor else 1
+        self._before = weights.table("markov_w1.weight")
+        self._bias = weights.project("markov_w2.weight")
+        self._confidence = weights.biased("conf_proj") if config.confident else None
+        self._ids, self._rank = ids, config.markov
+
+    def __call__(
+        self, logits: torch.Tensor, hidden: torch.Tensor, last: torch.Tensor, *, invariant: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits f32 [B, m, n_drafted], hidden f32 [B, m, n_embd] and the last chosen tokens int64
+        [B] -> logits with the bias, and confidences before the sigmoid [B, m], or [B, 0] without a
+        head for them. Row 0 of a block that does not draft from its anchor has neither."""
+        n_seqs, m, n_drafted = logits.shape
+        columns = logits.new_empty(n_seqs, m, n_drafted)
+        before = logits.new_empty(n_seqs, m, self._rank)
+        previous = last.unsqueeze(1)
+        if self._first:
+            copy_rows(columns[:, :1], logits[:, :1])
+            copy_rows(before[:, :1], self._before(previous))
+        for row in range(self._first, m):
+            here = slice(row, row + 1)
+            known = self._before(previous)
+            copy_rows(before[:, here], known)
+            column = add(logits[:, here], self._bias(known, invariant=invariant))
+            copy_rows(columns[:, here], column)
+            previous = argmax(column)
+            if self._ids is not None:
+                previous = take_rows(self._ids, previous)
+        if self._confidence is None:
+            return columns, logits.new_empty(n_seqs, 0)
+        sure = self._confidence(join((hidden, before)), invariant=invariant)
+        return columns, sure.view(n_seqs, m)
+
 
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -97,36 +190,26 @@ class DFlashBlock:
         return x if self._out_scale is None else multiply(x, self._out_scale)
 
 
-class Layers(Protocol):
-    """The layers of a drafter."""
-
-    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
-        """Leave context rows [B, T, n_embd] in the memory of every layer."""
-
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """x [B, T, n_embd], embedded tokens of a block -> the same shape, not normed."""
-
-
 class BlockAfterBlock:
-    """See Layers."""
+    """The layers of a drafter: each block takes what the one before it gives."""
 
     def __init__(self, blocks: list[DFlashBlock]) -> None:
         self._blocks = blocks
 
     def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
-        """See Layers."""
+        """Leave context rows [B, T, n_embd] in the memory of every layer."""
         for block in self._blocks:
             block.attention.inject(context, around)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """See Layers."""
+        """x [B, T, n_embd], embedded tokens of a block -> the same shape, not normed."""
         for block in self._blocks:
             x = block(x, around)
         return x
 
 
 class Streams:
-    """See Layers: DeepSeek-V4's, from whose streams gates read the last row."""
+    """The same: DeepSeek-V4's, from whose streams gates read the last row."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
@@ -142,12 +225,12 @@ class Streams:
         self._reader = reader
 
     def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
-        """See Layers."""
+        """See BlockAfterBlock."""
         for attention in self._attentions:
             attention.inject(context, around)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """See Layers."""
+        """See BlockAfterBlock."""
         streams = copied(x, SinkhornConnections.n_streams)
         for block in self._blocks:
             streams = block(streams, around)
@@ -165,7 +248,7 @@ class DFlash:
         self,
         config: DFlashConfig,
         weights: Weights,
-        layers: Layers,
+        layers: BlockAfterBlock | Streams,
         embedding: Embedding,
         head: Projection,
         ids: torch.Tensor | None,
@@ -261,7 +344,7 @@ def make_dflash(
     if config.divided:
         factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
     of_block = [weights_of(f"blk.{layer}.") for layer in range(config.n_layer)]
-    layers: Layers
+    layers: BlockAfterBlock | Streams
     if config.streams:
         layers = Streams(config.streams, weights, of_block.__getitem__)
     else:

@@ -17,9 +17,8 @@ from engine.machine.device import inference_mode
 from engine.model.drafters.eagle3_config import Eagle3Config
 from engine.model.feed_forward import Swiglu
 from engine.model.layers import OutputHead, StepOutput
-from engine.model.memory import ModelMemory
+from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.attention import Attention
-from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts.feed_forward import SwigluPart
 from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables

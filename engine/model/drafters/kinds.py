@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UnsupportedModelError
@@ -27,15 +26,6 @@ DRAFT_SIMPLE = "draft-simple"
 """The drafter that uses a model which can be run by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterKind:
-    """read: its configuration from a file; raises as engine.model.families.read_config does.
-    make: what makes it of its weights, as engine.model.drafters.loading calls that."""
-
-    read: Callable[[GgufFile], DrafterConfig]
-    make: Callable[[], Callable[..., Any]]
-
-
 def _eagle3() -> Callable[..., Any]:
     from engine.model.drafters.eagle3 import make_eagle3
 
@@ -48,10 +38,13 @@ def _dflash() -> Callable[..., Any]:
     return make_dflash
 
 
-KINDS: dict[str, DrafterKind] = {
-    "eagle3": DrafterKind(read_eagle3, _eagle3),
-    "dflash": DrafterKind(read_dflash, _dflash),
+KINDS: dict[str, tuple[Callable[[GgufFile], DrafterConfig], Callable[[], Callable[..., Any]]]] = {
+    "eagle3": (read_eagle3, _eagle3),
+    "dflash": (read_dflash, _dflash),
 }
+"""By architecture what reads a configuration from a file, raising as
+engine.model.families.read_config does, and what gives the function that makes it of its weights, as
+engine.model.drafters.loading calls that."""
 
 
 def drafter_of(file: GgufFile) -> str:
@@ -59,7 +52,7 @@ def drafter_of(file: GgufFile) -> str:
     reading its configuration raises."""
     arch = file.architecture
     if arch in KINDS:
-        return KINDS[arch].read(file).drafter
+        return KINDS[arch][0](file).drafter
     if arch in FAMILIES:
         return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
     if other := other_kind(file):
@@ -78,4 +71,4 @@ def describe_draft(file: GgufFile) -> tuple[str, ModelInfo | DrafterInfo]:
         return drafter, describe(file)
     if drafter == DRAFT_MTP:
         return drafter, describe_mtp_file(file)
-    return drafter, describe_drafter(file, KINDS[file.architecture].read(file))
+    return drafter, describe_drafter(file, KINDS[file.architecture][0](file))

@@ -93,8 +93,8 @@ def load_drafter(
     UnsupportedModelError where drafter and target do not fit, ModelFileError, OutOfMemoryError,
     and Cancelled between tensors.
     """
-    kind = KINDS[file.architecture]
-    config = kind.read(file)
+    read, make = KINDS[file.architecture]
+    config = read(file)
     shapes = check_drafter(file, config, target.config)
     ids = read_ids(file, target.config.n_vocab, target.device)
     reader = reader_for(file, mmap, target.device, progress, cancelled)
@@ -103,7 +103,7 @@ def load_drafter(
             parts = _Parts(reader, shapes, target)
             _check_rope_factors(file, parts.weights(""))
             embedding, head = parts.tables(config)
-            model = kind.make()(config, parts.weights, embedding, head, ids)
+            model = make()(config, parts.weights, embedding, head, ids)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"The weights of {file.path.name} do not fit on {target.device} next to the target's.",

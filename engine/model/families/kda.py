@@ -1,14 +1,18 @@
-"""What the families with Kimi Delta Attention share: how its keys and latent attention are read."""
+"""The families with Kimi Delta Attention: kimi-linear, kimi-k3 and bailingmoe3 (Ling 3), and how
+its keys and latent attention are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
+from engine.model.config import ModelConfig
+from engine.model.families.common import CommonSizes, common_sizes, hold_to_own_head, model_config
 from engine.model.families.lfm2 import expert_scores
 from engine.model.families.mamba import attending_layers
 from engine.model.families.nemotron import expert_scale
@@ -19,12 +23,29 @@ from engine.model.limits import (
     MAX_TAPS,
     REMEDY,
     count,
+    real,
     uniform,
 )
-from engine.model.parts import BlockParts, FeedForwardPart, MixerPart
+from engine.model.parts import (
+    BlockParts,
+    FeedForwardPart,
+    MixerPart,
+    MtpParts,
+    ResidualStream,
+    TrunkPart,
+)
 from engine.model.parts.attention import LatentAttentionPart
-from engine.model.parts.feed_forward import ClampPart, LatentPart, MixturePart, RouterPart
+from engine.model.parts.feed_forward import (
+    ClampPart,
+    LatentPart,
+    MixturePart,
+    RouterPart,
+    SituPart,
+    SwigluPart,
+)
 from engine.model.parts.recurrent import KdaPart
+from engine.model.parts.trunks import CrossLayerResidual
+from engine.model.rope import RopeConfig
 
 _LEAST_LIMIT = 1e-6
 """What a limit has to be above to be one, as in llama.cpp."""
@@ -193,3 +214,114 @@ def read_mixture(
 def _n_heads(file: GgufFile, n_blocks: int) -> int:
     key = f"{file.architecture}.attention.head_count"
     return uniform(file, key, n_blocks, range(n_blocks), high=MAX_HEADS)
+
+
+_DECAY = "ssm_f_a.weight", "ssm_f_b.weight"
+
+
+def read_kimi_linear(file: GgufFile) -> ModelConfig:
+    """Kimi Linear (arXiv 2510.26692)."""
+    sizes = common_sizes(file)
+    n = sizes.n_blocks
+    kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g_a.weight", "ssm_g_b.weight"))
+    attention = read_latent_attention(file, n)
+    dense, mixture = SwigluPart(dense_width(file, n)), read_mixture(file, n, normalised=True)
+    leading = n_dense(file)
+    blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
+    return _config(file, sizes, blocks, ResidualStream())
+
+
+def read_kimi_k3(file: GgufFile) -> ModelConfig:
+    """Kimi K3: SiTU in place of SwiGLU, experts on a latent row, residuals across layers."""
+    arch = file.architecture
+    sizes = common_sizes(file)
+    n = sizes.n_blocks
+    bound = lower_bound(file, required=False)
+    kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g.weight",), flat_a=True, bound=bound)
+    gated = any(name.endswith(".attn_gate.weight") for name in file.tensors)
+    attention = read_latent_attention(file, n, gate="numbers" if gated else None)
+    situ = SituPart(
+        real(file, f"{arch}.activation.situ_beta"),
+        # 0 or less: the other half passes as it is
+        max(file.float_(f"{arch}.activation.situ_linear_beta"), 0.0),
+    )
+    dense = SwigluPart(dense_width(file, n), situ)
+    mixture = replace(
+        read_mixture(
+            file,
+            n,
+            normalised=file.bool_(f"{arch}.expert_weights_norm", False),
+            latent=_latent(file),
+        ),
+        gating=situ,
+        shared_gating=situ,
+    )
+    leading = n_dense(file)
+    blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
+    group = count(file, f"{arch}.attn_res.block_size", low=0, high=MAX_LAYERS)
+    return _config(file, sizes, blocks, CrossLayerResidual(group) if group else ResidualStream())
+
+
+def _latent(file: GgufFile) -> LatentPart | None:
+    width = count(file, f"{file.architecture}.expert_latent_length", 0, low=0)
+    if not width:
+        return None
+    normed = any(name.endswith(".ffn_routed_norm.weight") for name in file.tensors)
+    norm = "ffn_routed_norm.weight" if normed else None
+    return LatentPart(width, "ffn_routed_down.weight", "ffn_routed_up.weight", norm)
+
+
+def _config(
+    file: GgufFile, sizes: CommonSizes, blocks: list[BlockParts], trunk: TrunkPart
+) -> ModelConfig:
+    hold_to_own_head(file)
+    return model_config(file, sizes, blocks=tuple(blocks), trunk=trunk)
+
+
+def read_bailingmoe3(file: GgufFile) -> ModelConfig:
+    """Ling 3, perhaps with an MTP block."""
+    arch = file.architecture
+    sizes = common_sizes(file, runs_mtp=True)
+    n = sizes.n_blocks
+    if not file.bool_(f"{arch}.kda.safe_gate", True):
+        raise UnsupportedModelError(
+            f"{file.path.name}: its decay has no lower bound ({arch}.kda.safe_gate is false).",
+            "Open a model whose gates are safe gates.",
+        )
+    kda = read_kda(
+        file,
+        n,
+        decay=("ssm_f_a.weight",),
+        gate=("ssm_g_a.weight",),
+        positive_a=True,
+        bound=lower_bound(file, required=True),
+    )
+    sections = file.metadata.get(f"{arch}.rope.dimension_sections")
+    multimodal = isinstance(sections, np.ndarray) and len(sections) > 1 and min(sections[:2]) > 0
+    attention = read_latent_attention(
+        file, n, pairs="halves" if multimodal else "neighbours", gate="heads"
+    )
+    width = count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0)
+    normalised = file.bool_(f"{arch}.expert_weights_norm", False)
+    mixture = read_mixture(file, n, normalised=normalised, shared_width=width)
+    dense, leading = SwigluPart(dense_width(file, n)), n_dense(file)
+    keys = (f"{arch}.swiglu_clamp_{name}" for name in ("exp", "shexp"))
+    routed, shared = (read_clamps(file, key, n) or [None] * n for key in keys)
+
+    def feed_forward(index: int) -> FeedForwardPart:
+        # llama.cpp holds a dense part to the limit of the shared expert
+        if index < leading:
+            return replace(dense, gating=shared[index])
+        return replace(mixture, gating=routed[index], shared_gating=shared[index])
+
+    blocks = read_blocks(file, n, kda, attention, feed_forward)
+    mtp = None
+    if sizes.has_mtp:
+        mtp = MtpParts(blocks[sizes.n_layer], "layer_output_norm.weight")
+    return model_config(
+        file,
+        sizes,
+        blocks=tuple(blocks[: sizes.n_layer]),
+        mtp=mtp,
+        rope=RopeConfig.from_gguf(file, attention.n_rope),
+    )

@@ -1,10 +1,10 @@
-"""What the families with Mamba-2 layers share, and those that are mostly this: granitehybrid and
-falcon-h1.
+"""The families with Mamba layers, and what they share: granitehybrid, falcon-h1, mamba2, plamo2
+with Mamba-2; mamba and jamba with the first Mamba.
 """
 
 from __future__ import annotations
 
-from engine.errors import ModelFileError
+from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families.common import common_sizes, heads, model_config
@@ -21,8 +21,8 @@ from engine.model.limits import (
 )
 from engine.model.parts import BlockParts, FeedForwardPart
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.feed_forward import MixturePart, SwigluPart
-from engine.model.parts.recurrent import Mamba2Part
+from engine.model.parts.feed_forward import MixturePart, RouterPart, SwigluPart
+from engine.model.parts.recurrent import LowRankMamba2Part, Mamba2Part, MambaPart
 from engine.model.rope import RopeConfig
 
 
@@ -140,3 +140,112 @@ def _granite_ffn(file: GgufFile, blocks: int) -> FeedForwardPart:
 def _scale(file: GgufFile, key: str) -> float | None:
     """A positive factor; None where it is missing or 0."""
     return real(file, key) if file.float_(key, 0.0) else None
+
+
+def read_mamba(file: GgufFile) -> ModelConfig:
+    """Mamba (arXiv 2312.00752): nothing but its blocks. Falcon Mamba norms steps, B and C."""
+    sizes = common_sizes(file)
+    part = _read_part(file, normed=file.bool_("mamba.ssm.dt_b_c_rms", False))
+    return model_config(file, sizes, blocks=(BlockParts((part,), None),) * sizes.n_blocks)
+
+
+def read_jamba(file: GgufFile) -> ModelConfig:
+    """Jamba (arXiv 2403.19887): Mamba or attention without rope, dense or a mixture."""
+    sizes = common_sizes(file)
+    n = sizes.n_blocks
+    mamba, attending = _read_part(file, normed=True), attending_layers(file, n)
+    attention = None
+    if attending:
+        attention = AttentionPart(
+            *heads(file, sizes.n_embd, n, attending), gated=False, normed=False, rope="none"
+        )
+    width = uniform(file, "jamba.feed_forward_length", n, range(n))
+    routed = [f"blk.{i}.ffn_gate_inp.weight" in file.tensors for i in range(n)]
+    mixture = None
+    if any(routed):
+        n_experts = count(file, "jamba.expert_count", high=MAX_HEADS)
+        mixture = MixturePart(
+            n_experts,
+            count(file, "jamba.expert_used_count", high=n_experts),
+            width,
+            n_ff_shared=0,
+            shared_gate=False,
+            router=RouterPart("softmax", biased=False, normalised=False),
+        )
+
+    def block(index: int) -> BlockParts:
+        mixer = attention if attention and index in attending else mamba
+        ffn: FeedForwardPart = mixture if mixture and routed[index] else SwigluPart(width)
+        return BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight")
+
+    return model_config(file, sizes, blocks=tuple(map(block, range(n))))
+
+
+def _read_part(file: GgufFile, *, normed: bool) -> MambaPart:
+    key = f"{file.architecture}.ssm"
+    return MambaPart(
+        d_conv=count(file, f"{key}.conv_kernel", low=2, high=MAX_TAPS),
+        d_state=count(file, f"{key}.state_size", high=MAX_HEAD_DIM),
+        d_inner=count(file, f"{key}.inner_size"),
+        step_rank=count(file, f"{key}.time_step_rank"),
+        normed=normed,
+    )
+
+
+def read_plamo2(file: GgufFile) -> ModelConfig:
+    """PLaMo 2: attention with a norm of its own for every head, or Mamba-2 of one group."""
+    sizes = common_sizes(file)
+    n = sizes.n_blocks
+    attending = attending_layers(file, n)
+    mamba, attention = _read_plamo2_part(file, sizes.n_embd), None
+    if attending:
+        attention = AttentionPart(
+            *heads(file, sizes.n_embd, n, attending), gated=False, own_norms=True
+        )
+    ffn = SwigluPart(uniform(file, "plamo2.feed_forward_length", n, range(n)), joint=True)
+    blocks = (
+        BlockParts(
+            (attention if attention and i in attending else mamba,),
+            ffn,
+            ffn_norm="ffn_norm.weight",
+            added_norms=("post_attention_norm", "post_ffw_norm"),
+        )
+        for i in range(n)
+    )
+    rope = RopeConfig.from_gguf(file, attention.head_dim) if attention else None
+    return model_config(file, sizes, blocks=tuple(blocks), rope=rope)
+
+
+def plamo2_notes(config: ModelConfig) -> list[str]:
+    """See engine.model.families.Family.peer_notes."""
+    if config.blocks[0].cells() or not config.cells():
+        return []
+    hangs = (
+        "0c1e57098 never ends its first pass where attention.head_count begins with 0, as the "
+        "converter writes it"
+    )
+    return [hangs]
+
+
+def _read_plamo2_part(file: GgufFile, n_embd: int) -> LowRankMamba2Part:
+    inner = count(file, "plamo2.ssm.inner_size")
+    n_heads = count(file, "plamo2.ssm.time_step_rank", high=MAX_HEADS)
+    if inner % n_heads:
+        what = f"{inner} channels cannot be divided by {n_heads}"
+        raise ModelFileError(file.path, "key plamo2.ssm.time_step_rank", what, REMEDY)
+    if count(file, "plamo2.ssm.group_count", low=0, high=MAX_HEADS):
+        raise UnsupportedModelError(
+            f"{file.path.name}: plamo2.ssm.group_count is not 0, and B and C of PLaMo 2 are the "
+            "same for all heads.",
+            "Convert the model again with llama.cpp's converter, which writes 0.",
+        )
+    return LowRankMamba2Part(
+        d_conv=count(file, "plamo2.ssm.conv_kernel", low=2, high=MAX_TAPS),
+        d_state=count(file, "plamo2.ssm.state_size", high=MAX_HEAD_DIM),
+        n_heads=n_heads,
+        head_dim=inner // n_heads,
+        n_groups=1,
+        normed=False,
+        # not in the file: so the model defines it
+        step_rank=max(64, n_embd // 16),
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.model.config import ModelConfig
+from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers.attention import (
     Attention,
     LatentAttention,
@@ -15,7 +16,6 @@ from engine.model.mixers.attention import (
     SparseLatentAttention,
 )
 from engine.model.mixers.compressed import CompressedAttention, ring_recurrences
-from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.mixers.ngram_embedding import ngram_recurrences
 from engine.model.mixers.recurrent import (
     DeltaNet,
@@ -92,7 +92,7 @@ class MixersSideBySide:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer."""
+        """See engine.model.memory.Mixer."""
         first, *others = (mixer(x, around) for mixer in self._mixers)
         for other in others:
             first = add(first, other)

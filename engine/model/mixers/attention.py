@@ -7,8 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.memory import AttentionView
-from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.memory import AttentionView, RopeAndMemory
 from engine.model.parts import CellRow
 from engine.model.parts.attention import (
     INDEX_ROW,
@@ -70,7 +69,7 @@ class Attention:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; stores the tokens' keys and values."""
+        """See engine.model.memory.Mixer; stores the tokens' keys and values."""
         (n_seqs, n_tokens, _), invariant = x.shape, around.invariant
         # split_with_sizes and view: split and unflatten would add Python calls of their own
         qk, v, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
@@ -239,7 +238,7 @@ class LatentAttention:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; stores the tokens' latents and keys."""
+        """See engine.model.memory.Mixer; stores the tokens' latents and keys."""
         part, invariant = self._part, around.invariant
         q, kv, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         low = None

@@ -1,34 +1,136 @@
-"""Attention to tokens in a window and to blocks of tokens that are compressed to a row each."""
+"""Attention to tokens in a window and to blocks of tokens that are compressed to a row each; the
+last inputs of the compressor lie in rings, in slots by position (DeepSeek-V4)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.memory import AttentionView
-from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.memory import AttentionView, RopeAndMemory
 from engine.model.parts import CellRow
 from engine.model.parts.attention import INDEX_RING, INDEX_ROW, RINGS, CompressedAttentionPart
-from engine.model.recurrence import Recurrence, StateKey
-from engine.model.rings import CompressorInputs, CompressorRing
+from engine.model.recurrence import Recurrence, RowNumbers, StateKey
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
 from kernels.linear import PackedWeight, Rows
 from kernels.norm import head_norm, rms_norm
-from kernels.recurrence.compressor import Compressor, add_at_places, first_of_block
+from kernels.recurrence.compressor import (
+    Compressor,
+    add_at_places,
+    compress,
+    compress_slots,
+    first_of_block,
+    fold_ring,
+    ring_places,
+    write_ring,
+)
 from kernels.rope import rope_at_end
 from kernels.rows import join, take_rows
+
+
+class CompressorInputs(NamedTuple):
+    """x: values and scores of tokens, [B, T, 2 n_channels]. positions: int64 [B, T], consecutive in
+    a sequence."""
+
+    x: torch.Tensor
+    positions: torch.Tensor
+
+    def part(self, rows: slice, tokens: slice) -> CompressorInputs:
+        """See engine.model.recurrence.RecurrenceInputs."""
+        return CompressorInputs(self.x[rows, tokens], self.positions[rows, tokens])
+
+
+class CompressorRing(Recurrence[CompressorInputs]):
+    """Ring [n_slots, 2 n_channels] of values and scores, a token in slot position mod n_slots; a
+    token's log entry is its row and its slot.
+
+    Advancing gives the rows of blocks that end at a token, [B, T, width], as
+    kernels.recurrence.compressor.compress does.
+    """
+
+    is_window = True
+    by_position = True
+
+    def __init__(self, part: Compressor) -> None:
+        self._part = part
+        width = 2 * part.n_channels
+        super().__init__((part.n_slots, width), [(width,), (1,)])
+
+    def _first(self, n_tokens: int) -> int:
+        """The first token that is needed still: of the block that is not whole, or where blocks
+        overlap of the one before it."""
+        ratio, n_slots = self._part.ratio, self._part.n_slots
+        return n_tokens // ratio * ratio - (n_slots - ratio)
+
+    def serves(self, n_tokens: int, n_written: int) -> bool:
+        return self._first(n_tokens) >= n_written - self._part.n_slots
+
+    def _slots(self, n_tokens: int, device: torch.device) -> torch.Tensor:
+        first = max(0, self._first(n_tokens))
+        return torch.arange(first, n_tokens, device=device) % self._part.n_slots
+
+    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        kept, slots = torch.zeros_like(state), self._slots(n_tokens, state.device)
+        kept[slots] = state[slots]
+        return kept
+
+    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        return state[self._slots(n_tokens, state.device)]
+
+    def into(
+        self,
+        inputs: CompressorInputs,
+        start: torch.Tensor,
+        slots: Sequence[torch.Tensor],
+        *,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        x, positions = inputs
+        y, n = compress(x, positions, start, self._part), x.shape[1]
+        # the slot that is `start`, if one is, when all others are written
+        in_turn = sorted(enumerate(slots), key=lambda one: one[1].data_ptr() == start.data_ptr())
+        for back, slot in in_turn:
+            write_ring(start, x, positions, n - back, slot)
+        return y
+
+    def log(
+        self, inputs: CompressorInputs, start: torch.Tensor, *, invariant: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        x, positions = inputs
+        y = compress(x, positions, start, self._part)
+        return y, (x, ring_places(positions, self._part.n_slots))
+
+    def fold(
+        self,
+        start: torch.Tensor,
+        entries: Sequence[torch.Tensor],
+        n_tokens: int | torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        invariant: bool = False,
+    ) -> torch.Tensor:
+        x, places = entries
+        if isinstance(n_tokens, int):
+            n_tokens = torch.full((len(start),), n_tokens, device=start.device)
+        return fold_ring(
+            start, x, places, n_tokens, torch.empty_like(start) if out is None else out
+        )
+
+    def by_index(
+        self, inputs: CompressorInputs, pool: torch.Tensor, rows: RowNumbers
+    ) -> torch.Tensor:
+        return compress_slots(*inputs, pool, rows.read, rows.write, self._part)
 
 
 def ring_recurrences(part: CompressedAttentionPart) -> dict[str, Recurrence[Any]]:
     """How tokens advance the rings of `part`."""
     if not part.ratio:
         return {}
-    rings = {RINGS[part.ratio].name: _compressor(part, part.head_dim)}
+    rings = {RINGS[part.ratio][0]: _compressor(part, part.head_dim)}
     if part.has_indexer:
         rings[INDEX_RING] = _compressor(part, part.index_dim)
     return {name: CompressorRing(one) for name, one in rings.items()}
@@ -54,7 +156,7 @@ class CompressedAttention:
         self._sizes = [part.q_rank, d]
         self._rows: _BlockRows | None = None
         if part.ratio:
-            self._rows = _BlockRows(part, weights, config, layer, RINGS[part.ratio].name, "attn", d)
+            self._rows = _BlockRows(part, weights, config, layer, RINGS[part.ratio][0], "attn", d)
             rows += self._rows.matrices(weights.rows)
             self._sizes.append(self._rows.n_inputs)
         self._input = weights.stack(rows)
@@ -86,7 +188,7 @@ class CompressedAttention:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; stores the tokens' rows."""
+        """See engine.model.memory.Mixer; stores the tokens' rows."""
         part, invariant = self._part, around.invariant
         turned = around.of_blocks if part.ratio else around
         assert turned is not None  # a model with such layers has their rotation

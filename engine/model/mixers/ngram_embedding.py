@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from engine.gguf.reader import StoredRows
 from engine.model.config import ModelConfig
-from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.memory import RopeAndMemory
 from engine.model.parts.ngram_embedding import NgramEmbeddingPart
 from engine.model.recurrence import Recurrence, StateKey
 from engine.model.weights import Weights

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.mixers.mixer import RopeAndMemory
+from engine.model.memory import RopeAndMemory
 from engine.model.parts.recurrent import (
     DeltaNetPart,
     KdaPart,
@@ -31,7 +31,7 @@ from engine.model.windows import ConvInputs, ConvWindow
 from kernels.linear import PackedWeight, Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
-from kernels.recurrence.delta_inputs import normed_and_gated
+from kernels.recurrence.channel_gates import normed_and_gated
 
 
 def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
@@ -76,7 +76,7 @@ class DeltaNet:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
+        """See engine.model.memory.Mixer; advances the memory's states."""
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
         heads = (x.shape[0], x.shape[1], -1, self._head_dim)
@@ -183,7 +183,7 @@ class Kda:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
+        """See engine.model.memory.Mixer; advances the memory's states."""
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
         heads = (x.shape[0], x.shape[1], -1, self._norm.shape[0])
@@ -274,7 +274,7 @@ class Mamba:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
+        """See engine.model.memory.Mixer; advances the memory's states."""
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         channels, z = self._input(x, invariant=invariant).split_with_sizes(self._halves, -1)
@@ -337,7 +337,7 @@ class Mamba2:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
+        """See engine.model.memory.Mixer; advances the memory's states."""
         memory = around.memory.recurrent
         assert memory is not None  # a model with recurrent layers is given such a memory
         shape, invariant = x.shape[:2], around.invariant
@@ -405,7 +405,7 @@ class LowRankMamba2:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; advances the memory's states."""
+        """See engine.model.memory.Mixer; advances the memory's states."""
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         z, channels = self._input(x, invariant=invariant).chunk(2, -1)
@@ -443,7 +443,7 @@ class ShortConv:
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.mixers.mixer.Mixer; advances the memory's window."""
+        """See engine.model.memory.Mixer; advances the memory's window."""
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)

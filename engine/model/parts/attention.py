@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from engine.model.parts import CellSize, Shapes, StateSize, only_present
 
@@ -243,7 +243,7 @@ class CompressedAttentionPart:
     @property
     def kind(self) -> str:
         """See engine.model.parts.MixerPart."""
-        return RINGS[self.ratio].kind if self.ratio else "window attention"
+        return RINGS[self.ratio][1] if self.ratio else "window attention"
 
     @property
     def has_indexer(self) -> bool:
@@ -276,7 +276,7 @@ class CompressedAttentionPart:
         """Rings of what the compressors read last, by llama.cpp's names."""
         if not self.ratio:
             return {}
-        rings = {RINGS[self.ratio].name: self._ring(self.head_dim)}
+        rings = {RINGS[self.ratio][0]: self._ring(self.head_dim)}
         return rings | {INDEX_RING: self._ring(self.index_dim)} if self.has_indexer else rings
 
     def cells(self) -> CellSize:
@@ -302,16 +302,9 @@ class CompressedAttentionPart:
         return StateSize((self._overlap() * self.ratio, *row), (row, (1,)), is_window=True)
 
 
-class RingName(NamedTuple):
-    """name: of the ring of a layer. kind: of the layer."""
-
-    name: str
-    kind: str
-
-
 OVERLAPPING = 4
 """The ratio of blocks that overlap."""
-RINGS = {OVERLAPPING: RingName("csa ring", "CSA"), 128: RingName("hca ring", "HCA")}
-"""By ratio; the others do not exist."""
+RINGS = {OVERLAPPING: ("csa ring", "CSA"), 128: ("hca ring", "HCA")}
+"""Names of the ring of a layer and of its kind, by ratio; the others do not exist."""
 INDEX_RING = "lid ring"
 """Of the indexer."""

@@ -1,21 +1,26 @@
-"""Trunks: how the blocks of a model are joined. Here the usual one, a single residual stream."""
+"""Trunks: how the blocks of a model are joined. Here the usual one, a single residual
+stream, and cross-layer residual attention: layers look back at where streams start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 
 from engine.model.config import ModelConfig
+from engine.model.feed_forward import make_feed_forward
 from engine.model.layers import ResidualBlock, make_block
-from engine.model.mixers.mixer import RopeAndMemory
-from engine.model.parts import MtpParts, ResidualStream
+from engine.model.memory import RopeAndMemory
+from engine.model.mixers import make_mixer
+from engine.model.parts import BlockParts, MtpParts, ResidualStream
 from engine.model.parts.trunks import CrossLayerResidual, HyperConnections, SinkhornConnections
 from engine.model.taps import TapCollector
-from engine.model.trunks.cross_layer import make_cross_layer
 from engine.model.trunks.hyper_connections import StreamBlock, make_streams
 from engine.model.weights import Weights
+from kernels.norm import rms_norm
+from kernels.norm.row_mixture import mix_rows
+from kernels.pointwise import add
+from kernels.rows import copy_rows
 
 
 class BlockAfterBlock:
@@ -43,18 +48,86 @@ def make_residual_stream(
     )
 
 
-class Trunk(Protocol):
-    """All blocks, from the embedding to what the output norm takes."""
+class _Block:
+    """Mixer and feed-forward part, and before each a weight of scores and a norm."""
+
+    def __init__(
+        self, parts: BlockParts, weights: Weights, config: ModelConfig, layer: int
+    ) -> None:
+        mixer = make_mixer(parts.mixers, weights, config, layer)
+        assert mixer is not None  # such blocks have both halves, each with a norm
+        assert parts.ffn is not None
+        assert parts.mixer_norm is not None
+        assert parts.ffn_norm is not None
+        self.mixer = mixer
+        self.ffn = make_feed_forward(parts.ffn, weights, config.eps)
+        self.before_mixer = weights.keep("attn_res_score.weight"), weights.keep(parts.mixer_norm)
+        self.before_ffn = weights.keep("ffn_res_score.weight"), weights.keep(parts.ffn_norm)
+
+
+class CrossLayerStream:
+    """A layer that begins a group of `group` leaves its raw input and starts a new stream
+    with what its mixer gives. What halves of blocks read is the softmax-weighted sum of those
+    inputs and of the stream; a score is the sum of the row, RMS-normed, times a weight. Every
+    token looks at itself alone."""
+
+    def __init__(
+        self, blocks: Sequence[_Block], group: int, score: torch.Tensor, eps: float
+    ) -> None:
+        self._blocks = tuple(blocks)
+        self._group, self._score, self._eps = group, score, eps
 
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        """x [B, T, n_embd], embedded tokens; tokens int64 [B, T] -> [B, T, n_embd], or the streams
-        [B, T, n_streams, n_embd] that a trunk with several hands on.
+        """See engine.model.trunks.Trunk."""
+        # a row of inputs for each group
+        left = x.new_empty(-(-len(self._blocks) // self._group), *x.shape)
+        n_left, invariant = 0, around.invariant
+        for i, block in enumerate(self._blocks):
+            read = self._read(x, left[:n_left], block.before_mixer, invariant)
+            added = block.mixer(read, around)
+            if i % self._group == 0:
+                copy_rows(left[n_left], x)
+                n_left += 1
+                x = added
+            else:
+                x = add(x, added)
+            normed = self._read(x, left[:n_left], block.before_ffn, invariant)
+            x = add(x, block.ffn(normed, invariant=invariant))
+        return self._mix(x, left, self._score, invariant)
 
-        taps: is shown what every block takes, one row; trunks that are not TrunkPart.tapped are not
-        asked (engine.model.drafters.config).
-        """
+    def _read(
+        self,
+        x: torch.Tensor,
+        left: torch.Tensor,
+        before: tuple[torch.Tensor, torch.Tensor],
+        invariant: bool,
+    ) -> torch.Tensor:
+        score, norm = before
+        return rms_norm(self._mix(x, left, score, invariant), norm, self._eps)
+
+    def _mix(
+        self, x: torch.Tensor, left: torch.Tensor, score: torch.Tensor, invariant: bool
+    ) -> torch.Tensor:
+        return mix_rows(x, left, score, self._eps, invariant=invariant) if len(left) else x
+
+
+def make_cross_layer(
+    config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
+) -> CrossLayerStream:
+    """See engine.model.trunks.make_trunk."""
+    assert isinstance(config.trunk, CrossLayerResidual)
+    blocks = [_Block(parts, of_block(i), config, i) for i, parts in enumerate(config.blocks)]
+    score = weights.keep("output_res_score.weight")
+    return CrossLayerStream(blocks, config.trunk.group, score, config.eps)
+
+
+Trunk = Callable[[torch.Tensor, torch.Tensor, RopeAndMemory, TapCollector], torch.Tensor]
+"""All blocks, from the embedding to what the output norm takes: x [B, T, n_embd], embedded tokens;
+tokens int64 [B, T] -> [B, T, n_embd], or the streams [B, T, n_streams, n_embd] that a trunk with
+several hands on. The taps are shown what every block takes, one row; trunks that are not
+TrunkPart.tapped are not asked (engine.model.drafters.config)."""
 
 
 _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, Callable[[int], Weights]], Trunk]] = {

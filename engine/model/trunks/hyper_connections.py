@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
 from engine.model.layers import StreamReader
+from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
-from engine.model.mixers.mixer import Mixer, RopeAndMemory
 from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
 from engine.model.parts.ngram_embedding import TABLE
@@ -26,13 +25,6 @@ from kernels.rows.streams import add_to_streams, mix_streams, open_low
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
 """What a half of a block makes of the row [B, T, n_embd] that is read out of the streams."""
-
-
-class StreamHalf(Protocol):
-    """How a half of a block reads from the streams and writes to them."""
-
-    def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
-        """streams [B, T, n_streams, n_embd] -> the same shape."""
 
 
 class StreamMixer:
@@ -71,7 +63,7 @@ class StreamMixer:
         return mixture, gains[0] if gains else None
 
     def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
-        """See StreamHalf: the result is added to each stream."""
+        """streams [B, T, n_streams, n_embd] -> the same shape: the result added to each stream."""
         mixture, gains = self._mix(streams, invariant)
         assert gains is not None  # both halves of a block have an injection
         return add_to_streams(streams, compute(mixture), gains, invariant=invariant)
@@ -108,7 +100,7 @@ class SinkhornHalf:
         self._gates, self._norm, self._eps = gates, norm, eps
 
     def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
-        """See StreamHalf."""
+        """See StreamMixer."""
         gates = self._gates(streams, invariant=invariant)
         read = rms_norm(weigh_streams(streams, gates), self._norm, self._eps)
         return advance_streams(streams, compute(read), gates)
@@ -155,7 +147,7 @@ class StreamBlock:
 
 def _halves(
     parts: BlockParts, weights: Weights, config: ModelConfig
-) -> tuple[StreamHalf, StreamHalf]:
+) -> tuple[StreamMixer | SinkhornHalf, StreamMixer | SinkhornHalf]:
     trunk = config.trunk
     if isinstance(trunk, HyperConnections):
         first, second = (

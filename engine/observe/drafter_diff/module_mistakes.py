@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.model.drafters.dflash_heads import Lattice, MarkovHead, Selector
+from engine.model.drafters.dflash import Lattice, MarkovHead, Selector
 from engine.model.layers import OutputHead, ResidualBlock
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import TraceFileError
 from engine.files import unpacked, written_whole
-from engine.foreign_json import JsonError, parse_json
-from engine.foreign_numbers import LONGEST_PART_MS, is_real, is_whole
+from engine.foreign import LONGEST_PART_MS, JsonError, is_real, is_whole, parse_json
 from engine.observe.files.records.replies import PlainReplies
 from engine.observe.rounds.kept_requests import RawRequest, RawStore, as_fact
 from engine.observe.rounds.observed_request import ObservedRequest

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.foreign_numbers import OutOfRangeError
+from engine.foreign import OutOfRangeError
 from engine.observe.files.records.request import RecordedRequest, merged
 from engine.observe.rounds.log_lines import OfShape, time_of
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from engine.analysis.acceptance.accept_rules import rule_said
-from engine.foreign_numbers import COUNT, MOST_TOKENS, OutOfRangeError, real, whole
+from engine.foreign import COUNT, MOST_TOKENS, OutOfRangeError, real, whole
 from engine.observe.files.intervals import SUM_DIGITS, LineRun, made
 from engine.observe.files.line_words import (
     BATCH,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, MOST_TOKENS, real, whole
+from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, MOST_TOKENS, real, whole
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_lines import name_of
 from engine.observe.rounds.log_words import NOTHING, Saying, Value

@@ -18,7 +18,7 @@ import torch
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.analysis.acceptance.breakdown import Judged, Share
 from engine.analysis.findings.check import record_findings
-from engine.decode.target_facts import TargetFacts, target_facts
+from engine.decode.recorder import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import check_cancelled, never
 from engine.observe.rescoring.identity import DIFFERENT, UNKNOWN, Identity, by_text, identify
@@ -28,8 +28,7 @@ from engine.observe.rescoring.request_sampler import (
     RequestSampling,
     request_sampling,
 )
-from engine.observe.rescoring.teacher_forcing import Teacher, noise_of_gaps
-from engine.observe.rescoring.texts import RescoredText, TextReader
+from engine.observe.rescoring.texts import RescoredText, Teacher, TextReader, noise_of_gaps
 from engine.progress import ReportProgress
 from engine.sampling.distribution import Distribution
 from engine.session import Session

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.foreign_numbers import is_whole
+from engine.foreign import is_whole
 from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
 from engine.observe.rounds.log_prompts import LoggedPrompt

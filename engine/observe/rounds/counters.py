@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.foreign_numbers import LARGEST, is_real
+from engine.foreign import LARGEST, is_real
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import TraceFileError
-from engine.foreign_numbers import OutOfRangeError
+from engine.foreign import OutOfRangeError
 from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
 from engine.observe.rounds.log_shapes import (
     FEW,

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.foreign_numbers import LONGEST_DRAFT, OutOfRangeError, real
+from engine.foreign import LONGEST_DRAFT, OutOfRangeError, real
 from engine.observe.rounds.log_prompts import LoggedPrompt
 
 UNKNOWN_TOKEN = (-1, "")

@@ -9,7 +9,7 @@ from itertools import chain
 
 import msgspec
 
-from engine.foreign_numbers import LARGEST, is_whole
+from engine.foreign import LARGEST, is_whole
 
 _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any, TypeAlias
 
-from engine.foreign_numbers import (
+from engine.foreign import (
     COUNT,
     LARGEST,
     LONGEST_DRAFT,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from engine.analysis.acceptance.accept_rules import REJECTION, SYNTHETIC, AcceptRule, rule_said
 from engine.errors import TraceFileError
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, LONGEST_MS, OutOfRangeError, whole
+from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_MS, OutOfRangeError, whole
 from engine.observe.rounds.log_lines import (
     LONGEST_LINE,
     SHORTEST_LINE,

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from engine.foreign_json import JsonError, parse_json
-from engine.foreign_numbers import (
+from engine.foreign import (
     LONGEST_PART_MS,
     MOST_PROMPT_TOKENS,
     MOST_TOKENS,
+    JsonError,
     is_real,
     is_whole,
+    parse_json,
 )
 from engine.gguf.binary import shorten
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.foreign_numbers import LONGEST_DRAFT
+from engine.foreign import LONGEST_DRAFT
 from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream import Chunk, Timings
 from engine.observe.rounds.withheld_tokens import (

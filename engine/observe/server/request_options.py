@@ -212,8 +212,8 @@ def _openai(
     if more.stop:
         body["stop"] = list(more.stop)
     if more.n_probs:
-        told = {"logprobs": True, "top_logprobs": more.n_probs}
-        body |= {"logprobs": more.n_probs} if chat is None else told
+        fields = {"logprobs": True, "top_logprobs": more.n_probs}
+        body |= {"logprobs": more.n_probs} if chat is None else fields
     endpoint = "/v1/completions" if chat is None else "/v1/chat/completions"
     text = source if isinstance(source, str) else ""
     return ServerRequest(endpoint, {**body, **dict(more.fields)}, text)

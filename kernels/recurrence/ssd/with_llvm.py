@@ -2,18 +2,249 @@
 
 A row of a state takes three operations a number, with what a token brings in the nearest cache:
 chunks would need more of them, in products too small for what surrounds them.
+
+Rows [N] do not mix in the recurrence. A task takes its rows through all tokens, reading and
+writing them once per token:
+
+    s <- e^g s + (dt x_p) B,   o_p = s . C + D x_p
+
+Every token goes through the same operations in the same order, so its bits do not depend on how
+tokens and sequences are portioned, and a log folds to the very states. Where a tensor is asked for,
+a program takes its address and three strides.
 """
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from kernels.recurrence.ssd import programs_with_llvm as programs
+from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm.functions import StatePlace, StridedTensor, divisor, exp, strided_tensors, vectors
+from kernels.llvm.values import I64
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
-from kernels.recurrence.ssd.programs_with_llvm import SsdSides
+
+# rows of a task, and those that share what is read of B and C
+ROWS, TOGETHER = 16, 4
+
+
+class SsdSides(NamedTuple):
+    """The sides of a state [P, N]."""
+
+    p: int
+    n: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a task."""
+        return divisor(self.p, ROWS)
+
+
+class _Written(NamedTuple):
+    """What rows are written with: numbers at an address, times `step`; the products go to `log`."""
+
+    numbers: Value
+    step: Value | None = None
+    log: Value | None = None
+
+    def at(self, code: Code, p: Value) -> Value:
+        u = code.load(self.numbers + p * 4, F32)
+        if self.step is not None:
+            u *= self.step
+        if self.log is not None:
+            code.store(u, self.log + p * 4)
+        return u
+
+
+class _Read(NamedTuple):
+    """What is read of the rows: o_p = s . C + skip * x_p. C, x, o: addresses."""
+
+    C: Value
+    skip: Value
+    x: Value
+    o: Value
+
+    def store(self, code: Code, p: Value, total: Value) -> None:
+        code.store(code.fma(code.load(self.x + p * 4, F32), self.skip, total), self.o + p * 4)
+
+
+class _Rows:
+    """Writes the operations on a task's rows into `code`."""
+
+    def __init__(self, code: Code, sides: SsdSides) -> None:
+        self._code, self._sides = code, sides
+        self.own = StatePlace(code.stack(4 * sides.n * sides.rows), code.integer(4 * sides.n))
+        start, row = (code.variable(part) for part in self.own)
+        self._now = start, row
+
+    def begin(self, place: StatePlace) -> None:
+        """The rows are read from there first."""
+        for variable, value in zip(self._now, place, strict=True):
+            variable.set(value)
+
+    def place_if(self, condition: Value, place: StatePlace) -> StatePlace:
+        """`place` if the condition holds, else the task's own memory on the stack."""
+        choose = self._code.choose
+        return StatePlace(*(choose(condition, a, b) for a, b in zip(place, self.own, strict=True)))
+
+    def token(
+        self, g: Value, written: _Written, B: Value, target: StatePlace, read: _Read | None = None
+    ) -> None:
+        """One token, from where the rows are to `target`. g, B: addresses."""
+        code, n_rows = self._code, self._sides.rows
+        together = divisor(n_rows, TOGETHER)
+        decay = code.splat(exp(code, code.load(g, F32)))
+        source = StatePlace(*(variable.value for variable in self._now))
+        with code.loop(0, code.integer(n_rows), together) as first:
+            rows = [first + i for i in range(together)]
+            u = [code.splat(written.at(code, p)) for p in rows]
+            totals = [code.variable(code.constant(F32X16, 0.0)) for _ in rows]
+            for at, count in vectors(code, self._sides.n):
+                b = code.load_first(B + at, F32X16, count)
+                c = None if read is None else code.load_first(read.C + at, F32X16, count)
+                for p, u_p, total in zip(rows, u, totals, strict=True):
+                    s = code.load_first(source.start + p * source.row + at, F32X16, count)
+                    s = code.fma(b, u_p, s * decay)
+                    code.store_first(s, target.start + p * target.row + at, count)
+                    if c is not None:
+                        total.set(code.fma(s, c, total.value))
+            if read is not None:
+                for p, total in zip(rows, totals, strict=True):
+                    read.store(code, p, code.sum(total.value))
+        self.begin(target)
+
+    def copy(self, source: StatePlace, target: StatePlace) -> None:
+        code = self._code
+        with code.loop(0, code.integer(self._sides.rows)) as p:
+            for at, count in vectors(code, self._sides.n):
+                s = code.load_first(source.start + p * source.row + at, F32X16, count)
+                code.store_first(s, target.start + p * target.row + at, count)
+
+
+class _Task(NamedTuple):
+    """Which sequence, head, group and first row a task is for."""
+
+    b: Value
+    head: Value
+    group: Value
+    first: Value
+
+    @classmethod
+    def of(cls, task: Value, sides: SsdSides, n_heads: Value, n_groups: Value) -> _Task:
+        n_parts = sides.p // sides.rows
+        head = task // n_parts
+        b, h = head // n_heads, head % n_heads
+        return cls(b, h, h // (n_heads // n_groups), task % n_parts * sides.rows)
+
+    def place(self, address: Value, steps: Sequence[Value]) -> StatePlace:
+        """Its rows of a state at an address; steps: bytes from head to head, from row to row."""
+        return StatePlace(address + self.head * steps[0] + self.first * steps[1], steps[1])
+
+
+class _Destination:
+    """Where a task's states come from and go to, as `recurrence` is given them."""
+
+    def __init__(
+        self, code: Code, task: _Task, pool: StridedTensor, where: Sequence[Value], indexed: bool
+    ) -> None:
+        self._code, self._task, self._pool, self._indexed = code, task, pool, indexed
+        if indexed:
+            read, read_step, write, write_step, self._back_step = where
+            self.start = code.load(read + task.b * read_step * 8, I64)
+            self._table = write + task.b * write_step * 8
+        else:
+            self.start = task.b
+            (self._slots,) = strided_tensors(where, 1)
+
+    def slot(self, back: Value) -> StatePlace:
+        """Where the state `back` tokens before the last one is kept."""
+        if self._indexed:
+            row = self._code.load(self._table + back * self._back_step * 8, I64)
+            (step, *steps), address = self._pool.steps, self._pool.address
+            return self._task.place(address + row * step, steps)
+        address, (step, *steps) = self._slots
+        address = self._code.load(address + back * 8, I64)
+        return self._task.place(address + self._task.b * step, steps)
+
+
+@functools.cache
+def _program(sides: SsdSides, *, indexed: bool, log: bool) -> Program:
+    """All tokens through the states.
+
+    Arguments: x, dt, g, B, C and the states, tensors; the address of D; o and, for the log, u
+    [B, T, H, P], contiguous; n_slots, n_tokens, n_heads, n_groups; then where states go: the
+    address of a table of the slots' addresses, newest first, and their three strides; if indexed,
+    rows of the pool that the states are: the addresses of `read` and `write`, their strides.
+    """
+    return Program(functools.partial(_recurrence, sides, indexed, log), 36 if indexed else 35)
+
+
+def _recurrence(
+    sides: SsdSides,
+    indexed: bool,
+    log: bool,
+    code: Code,
+    args: Sequence[Value],
+    first: Value,
+    last: Value,
+) -> None:
+    x, dt, g, B, C, state = strided_tensors(args, 6)
+    D, o, u_log, n_slots, n_tokens, n_heads, n_groups, *where = args[24:]
+    rows = _Rows(code, sides)
+    with code.loop(first, last) as task:
+        mine = _Task.of(task, sides, n_heads, n_groups)
+        b, h = mine.b, mine.head
+        to = _Destination(code, mine, state, where, indexed)
+        rows.begin(mine.place(state.address + to.start * state.steps[0], state.steps[1:]))
+        skip = code.load(D + h * 4, F32)
+        with code.loop(0, n_tokens) as t:
+            at = (((b * n_tokens + t) * n_heads + h) * sides.p + mine.first) * 4
+            values, step = x.row(b, t, h) + mine.first * 4, code.load(dt.row(b, t, h), F32)
+            written = _Written(values, step, u_log + at if log else None)
+            target = rows.own
+            if not log:
+                back = n_tokens - t - 1
+                slot = to.slot(code.smaller(back, n_slots - 1))
+                target = rows.place_if(back.less(n_slots), slot)
+            read = _Read(C.row(b, t, mine.group), skip, values, o + at)
+            rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target, read)
+
+
+@functools.cache
+def _fold_program(sides: SsdSides, *, counted: bool) -> Program:
+    """The states after the tokens of a log.
+
+    Arguments: the state, u, B, g, the state to fill, tensors; n_tokens, or the address of one for
+    every sequence if they are counted; n_heads, n_groups.
+    """
+    return Program(functools.partial(_fold, sides, counted), 23)
+
+
+def _fold(
+    sides: SsdSides, counted: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+) -> None:
+    state, u, B, g, out = strided_tensors(args, 5)
+    n_tokens, n_heads, n_groups = args[20:]
+    rows = _Rows(code, sides)
+    with code.loop(first, last) as task:
+        mine = _Task.of(task, sides, n_heads, n_groups)
+        b, h = mine.b, mine.head
+        before, after = (
+            mine.place(whole.address + b * whole.steps[0], whole.steps[1:])
+            for whole in (state, out)
+        )
+        count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
+        with code.when(count.less(1)):
+            rows.copy(before, after)
+        rows.begin(before)
+        with code.loop(0, count) as t:
+            written = _Written(u.row(b, t, h) + mine.first * 4)
+            target = rows.place_if((count - 2).less(t), after)
+            rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target)
+
 
 # numbers of a state times tokens that are worth a second thread
 GRAIN = 32768
@@ -72,7 +303,7 @@ def _run(
     n_batch, n_tokens, n_heads, p = x.shape
     sides = SsdSides(p, B.shape[3])
     o = torch.empty(x.shape)
-    programs.recurrence(sides, indexed=indexed, log=u is not None)(
+    _program(sides, indexed=indexed, log=u is not None)(
         *_where(x),
         *_where(dt),
         *_where(g),
@@ -109,7 +340,7 @@ def fold(
         out = torch.empty(state.shape)
     counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
     sides = SsdSides(p, n)
-    programs.fold(sides, counted=not isinstance(counts, int))(
+    _fold_program(sides, counted=not isinstance(counts, int))(
         *_where(state),
         *_where(u),
         *_where(B),

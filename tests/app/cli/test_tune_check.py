@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from app.cli.tune import check_lines
-from engine.experiments.tune.checks import SettingError
 from engine.experiments.tune.lengths import DraftSetting
+from engine.experiments.tune.tune import SettingError
 
 
 def test_lines_tell_the_errors_and_what_the_choice_cost() -> None:

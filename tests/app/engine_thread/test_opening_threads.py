@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from app.engine_thread.opening import open_engine
+from engine import threads
 from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
-from engine.model import info, threads
+from engine.model import info
 from engine.model.info import describe
 
 DATA = Path(__file__).resolve().parents[2] / "data"

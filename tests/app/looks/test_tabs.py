@@ -6,8 +6,7 @@ import pytest
 from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
-from app.looks.tabs import mark_front_tab
-from app.looks.theme import THEME_NAMES, Theme, apply_theme
+from app.looks.theme import THEME_NAMES, Theme, apply_theme, mark_front_tab
 
 
 @pytest.mark.parametrize("shape", [QTabBar.Shape.RoundedNorth, QTabBar.Shape.RoundedSouth])

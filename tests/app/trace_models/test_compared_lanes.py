@@ -11,9 +11,9 @@ import pytest
 
 from app.panels.divergence.state_map import LogAxis
 from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show
-from app.trace_models.number_text import error_text
 from app.trace_models.position_detail import detail_rows
 from app.trace_models.run_rows import RowIndex
+from app.trace_models.shown_text import error_text
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef

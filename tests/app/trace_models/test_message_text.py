@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.trace_models.plain_tip import in_window
+from app.trace_models.shown_text import in_window
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from PySide6.QtCore import QPersistentModelIndex, Qt
 
 from app.panels.tune.result_plots import MOST_CELLS, front, map_axes, result_map
 from app.panels.tune.results_view import ResultTable
-from app.trace_models.plain_tip import plain_tip
 from app.trace_models.results import ResultColumn, Results, read
+from app.trace_models.shown_text import plain_tip
 from app.trace_models.tune_surface import BEST
 from tests.engine.experiments.results.test_json_files import DATA
 from tests.support.sweeps import write_results
@@ -90,21 +90,21 @@ def test_cells_are_means_and_the_best_is_marked() -> None:
     y = rng.choice(["planes", "replay", "ring"], 200).tolist()
     x[:3] = np.nan
     results = results_of(figure("n", x.tolist()), words("p", y), figure("s", speed.tolist()))
-    found = result_map(results, *results.columns)
-    assert found.heat_map.y_labels == ("planes", "replay", "ring")
+    heat_map, rows, left_out = result_map(results, *results.columns)
+    assert heat_map.y_labels == ("planes", "replay", "ring")
     means = {}
-    for row, policy in enumerate(found.heat_map.y_labels):
+    for row, policy in enumerate(heat_map.y_labels):
         for column in range(4):
             mine = [
                 i for i in range(200) if x[i] == column and y[i] == policy and np.isfinite(speed[i])
             ]
-            assert found.rows[row, column].tolist() == mine
+            assert rows[row, column].tolist() == mine
             means[row, column] = float(np.mean(speed[mine]))
-            assert found.heat_map.values[row, column] == pytest.approx(means[row, column])
-    assert found.heat_map.marks[BEST] == max(means, key=lambda cell: means[cell])
-    assert found.left_out == 200 - sum(map(len, found.rows.values()))
+            assert heat_map.values[row, column] == pytest.approx(means[row, column])
+    assert heat_map.marks[BEST] == max(means, key=lambda cell: means[cell])
+    assert left_out == 200 - sum(map(len, rows.values()))
     slow = ResultColumn("wall_s", "", "", speed, is_figure=True)
-    marks = result_map(results, results.columns[0], results.columns[1], slow).heat_map.marks
+    marks = result_map(results, results.columns[0], results.columns[1], slow)[0].marks
     assert marks[BEST] == min(means, key=lambda cell: means[cell])
 
 
@@ -141,7 +141,7 @@ def test_what_is_missing_is_no_value_of_an_axis() -> None:
 
 def test_a_map_over_one_setting_is_a_row() -> None:
     columns = figure("n", [1, 2, 2, 3]), figure("s", [5, 1, 3, float("nan")])
-    heat = result_map(results_of(*columns), columns[0], None, columns[1]).heat_map
+    heat = result_map(results_of(*columns), columns[0], None, columns[1])[0]
     np.testing.assert_array_equal(heat.values, [[5, 2, np.nan]])
     assert (heat.y_name, heat.y_labels, heat.place(0, 1)) == ("", ("",), "n 2")
 
@@ -149,7 +149,7 @@ def test_a_map_over_one_setting_is_a_row() -> None:
 def test_many_values_become_ranges_and_long_words_are_cut() -> None:
     many, names = np.linspace(0, 1, 500), [f"{i:03} " + "x" * 5000 for i in range(500)]
     results = results_of(figure("a", many.tolist()), words("b", names), figure("s", [1.0] * 500))
-    heat = result_map(results, *results.columns).heat_map
+    heat = result_map(results, *results.columns)[0]
     assert heat.values.shape == (MOST_CELLS, MOST_CELLS)
     assert heat.x_labels[0] == "≥ 0" and len(heat.y_labels[0]) < 70
     assert len(results.columns[1].text(0)) < 70

@@ -11,7 +11,7 @@ from PySide6.QtGui import QFontMetrics, QScreen
 from PySide6.QtWidgets import QApplication, QLabel, QStyle, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.actions.actions import Actions
+from app.actions import Actions
 from app.looks.theme import Theme
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.divergence.divergence_view import DivergenceView
@@ -22,12 +22,12 @@ from app.panels.plots.rollback_view import RollbackView
 from app.panels.runs.runs_view import RunsView
 from app.panels.tokens.end_card import COMPARE, EndCard, NextStep, RunEnd
 from app.panels.tokens.tokens_view import TokensView
+from app.panels.tune.drafter_view import DrafterQuality
 from app.panels.tune.results_view import ResultsView
 from app.panels.tune.tune_view import TuneView
 from app.panels.tune.what_if_view import WhatIfView
 from app.trace_models.results import read
 from app.trace_models.run_rows import RunOverlay
-from app.widgets.drafter_quality import DrafterQuality
 from app.widgets.fitted_labels import LowPanel, ScrollPage
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef

@@ -14,8 +14,8 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import DraftFile, OpenedFiles, ProgressMade
 from app.looks.theme import Theme
 from app.panels.model.model_map import LayerStrip, ModelMapView, SizeBars
-from app.trace_models.number_text import significant
 from app.trace_models.run_facts import LiveNumbers
+from app.trace_models.shown_text import significant
 from app.widgets.fitted_labels import MOST_LINES
 from app.window.banner import MOST_BANNERS, BannerArea
 from app.window.status_line import StatusLine

@@ -15,9 +15,9 @@ from app.engine_thread.jobs.judging import TriageRuns
 from app.panels.findings.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
-from app.trace_models.number_text import NOT_OBSERVED
 from app.trace_models.run_facts import observed_text
 from app.trace_models.run_rows import Position
+from app.trace_models.shown_text import NOT_OBSERVED
 from app.window.window import MainWindow
 from engine.observe.files.records import fill
 from engine.trace.export import export_csv

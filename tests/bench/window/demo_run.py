@@ -58,8 +58,8 @@ def _rest(n_predict: int) -> float:
 
 def _headless(lengths: Sequence[int]) -> TraceStore:
     from engine.experiments.bench.request import run_to_end
-    from engine.model.threads import use_threads
     from engine.session import Session
+    from engine.threads import use_threads
 
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)
     use_threads(None, session.info)  # as `draftscope run` does

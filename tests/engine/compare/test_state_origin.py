@@ -49,7 +49,7 @@ def windows_folded_less(patch: Patch) -> None:
     def fewer(self: ReplayMemory, key: StateKey) -> Any:
         fold = to_fold(self, key)
         is_window = self.layout.states[key].is_window
-        return fold._replace(counts=max(fold.counts - 1, 0)) if is_window else fold
+        return (max(fold[0] - 1, 0), fold[1]) if is_window else fold
 
     patch.setattr(ReplayMemory, "_to_fold", fewer)
 

@@ -51,11 +51,10 @@ def a_window_too_early(patch: pytest.MonkeyPatch) -> None:
     to_fold = ReplayMemory._to_fold
 
     def shifted(self: Any, key: StateKey) -> Any:
-        fold = to_fold(self, key)
+        n, n_read = to_fold(self, key)
         if not self.layout.states[key].is_window:
-            return fold
-        n = fold.counts
-        return fold._replace(counts=max(n - 1, 0) if isinstance(n, int) else (n - 1).clamp_min(0))
+            return n, n_read
+        return max(n - 1, 0) if isinstance(n, int) else (n - 1).clamp_min(0), n_read
 
     patch.setattr(ReplayMemory, "_to_fold", shifted)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.conversation.recorded import read_recorded
+from engine.conversation.turns import read_recorded
 from engine.errors import OptionError
 from resources import CONVERSATIONS
 
@@ -31,7 +31,7 @@ HISTORY = [SYSTEM, user("a"), answer("A"), user("b"), CALL, RESULT, answer("B"),
 def shape(path) -> list[tuple[int | None, list[str], str | None]]:
     return [
         (turn.parent, [m["content"] for m in turn.messages], turn.answer and turn.answer["content"])
-        for turn in read_recorded(path).turns
+        for turn in read_recorded(path)[0]
     ]
 
 
@@ -50,7 +50,7 @@ WANTED = [(None, ["Be brief.", "a"], "A"), (0, ["b"], ""), (1, ["42"], "B"), (2,
 def test_forms_of_one_conversation(tmp_path, text):
     path = tmp_path / "turns.json"
     path.write_text(text, "utf-8")
-    assert shape(path) == WANTED and read_recorded(path).has_roles
+    assert shape(path) == WANTED and read_recorded(path)[1]
 
 
 def test_an_edited_history_is_a_branch(tmp_path):
@@ -59,15 +59,15 @@ def test_an_edited_history_is_a_branch(tmp_path):
     lines = [{"messages": HISTORY, "tools": [{"type": "function"}]}, {"messages": edited}]
     path.write_text("\n".join(map(json.dumps, lines)), "utf-8")
     assert shape(path) == [*WANTED, (0, ["other"], None)]
-    assert read_recorded(path).tools == [{"type": "function"}]
+    assert read_recorded(path)[2] == [{"type": "function"}]
 
 
 def test_texts_and_the_bundled_conversation(tmp_path):
     path = tmp_path / "texts.json"
     path.write_text('["one", "two"]', "utf-8")
     assert shape(path) == [(None, ["one"], None), (0, ["two"], None)]
-    assert not read_recorded(path).has_roles
-    assert len(read_recorded(CONVERSATIONS["python"]).turns) == 4
+    assert not read_recorded(path)[1]
+    assert len(read_recorded(CONVERSATIONS["python"])[0]) == 4
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decode.target_facts import TargetFacts, all_target_facts, target_facts
+from engine.decode.recorder import TargetFacts, all_target_facts, target_facts
 
 
 def test_target_facts_against_numpy():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.machine.launches import Arena
+from engine.machine.graphs import Arena
 
 _STEPS = st.lists(
     st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 3 << 20)), min_size=1, max_size=40

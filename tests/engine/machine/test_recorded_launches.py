@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from engine.machine.launches import RecordOnProcessor
+from engine.machine.graphs import RecordOnProcessor
 from kernels.attention.compressed_choice import BlockScores, see_blocks_naive, see_blocks_with_llvm
 from kernels.norm import rms_norm
 from kernels.pointwise import add
@@ -93,7 +93,7 @@ def test_recording_leaves_torchs_compiler_alone():
     """Which would take a second to import in front of the second token."""
     code = """
 import sys, torch
-from engine.machine.launches import RecordOnProcessor
+from engine.machine.graphs import RecordOnProcessor
 RecordOnProcessor()(lambda: (torch.empty(2, 3).view(6),))
 print(sorted(name for name in sys.modules if name.startswith("torch._dynamo")))
 """

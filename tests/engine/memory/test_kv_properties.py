@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from engine.batch import Span, UBatch, UBatchPlan, make_ubatch
 from engine.errors import ContextFullError
-from engine.memory.kv import AttentionKV, AttentionState, GatheredCells
+from engine.memory.kv import AttentionKV, AttentionState
+from engine.model.memory import AttentionView
 from engine.model.parts import CellRow, CellSize
 
 CPU = torch.device("cpu")
@@ -96,7 +97,7 @@ def contents(state: AttentionState) -> list[tuple[int, int, int]]:
     return sorted(rows)
 
 
-def seen(view: GatheredCells, row: int, token: int, layer: int) -> list[tuple[int, ...]]:
+def seen(view: AttentionView, row: int, token: int, layer: int) -> list[tuple[int, ...]]:
     """Positions, keys and values that a token may look at."""
     mask = view.mask[row, token]
     assert view.positions is not None

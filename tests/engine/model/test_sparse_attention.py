@@ -11,8 +11,8 @@ from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.memory.hybrid import HybridMemory
 from engine.model.families import read_config
+from engine.model.memory import RopeAndMemory
 from engine.model.mixers.attention import SparseAttention
-from engine.model.mixers.mixer import RopeAndMemory
 from engine.model.parts import CellRow
 from engine.model.parts.attention import INDEX_ROW
 from engine.model.rope_tables import RopeTables

@@ -92,11 +92,7 @@ def test_what_cannot_be_told_from_others_gives_no_key(unnamed):
 def test_the_processor_and_its_features_count(monkeypatch):
     here = processor.target()
     keys = set()
-    for target in (
-        here,
-        here._replace(name="another"),
-        here._replace(features={**here.features, "avx2": not here.features["avx2"]}),
-    ):
+    for target in (here, ("another", here[1]), (here[0], {**here[1], "avx2": not here[1]["avx2"]})):
         monkeypatch.setattr(processor, "target", lambda target=target: target)
         keys.add(program_key(norm))
     assert len(keys) == 3

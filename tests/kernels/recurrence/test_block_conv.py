@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.recurrence import block_conv
+from kernels.recurrence import conv as block_conv
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 

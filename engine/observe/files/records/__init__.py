@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.foreign_numbers import is_whole
+from engine.foreign import is_whole
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import is_printed, read_printed

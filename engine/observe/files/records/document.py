@@ -13,8 +13,17 @@ from itertools import chain
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.foreign_json import DEEPEST, JsonError, parse_json, value_end
-from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, is_real, is_whole
+from engine.foreign import (
+    COUNT,
+    DEEPEST,
+    LARGEST,
+    LONGEST_DRAFT,
+    JsonError,
+    is_real,
+    is_whole,
+    parse_json,
+    value_end,
+)
 from engine.gguf.binary import shorten
 
 MOST_BYTES = 64 << 20

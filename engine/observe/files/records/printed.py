@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from engine.foreign_numbers import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
+from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"

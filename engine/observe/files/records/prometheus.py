@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from engine.errors import TraceFileError
-from engine.foreign_numbers import COUNT, LARGEST, LONGEST_DRAFT, is_real
+from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
 from engine.gguf.binary import shorten
 from engine.observe.files.records.document import MOST_BYTES
 from engine.observe.files.records.request import RecordedRequest

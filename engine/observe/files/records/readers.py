@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.foreign_numbers import LONGEST_DRAFT
+from engine.foreign import LONGEST_DRAFT
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.request import TIMINGS, RecordedRequest
 

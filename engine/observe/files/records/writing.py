@@ -11,7 +11,7 @@ import msgspec
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.foreign_numbers import is_real
+from engine.foreign import is_real
 from engine.observe.files.records.document import MOST_STEPS, Node
 from engine.observe.files.records.readers import LLAMA_SERVER
 from engine.observe.files.records.replies import KeptReply, kept_replies

@@ -9,8 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.trace_models.run_range import RunRange, range_figures
-from app.trace_models.run_rows import Position
+from app.trace_models.run_rows import Position, RunRange, range_figures
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
 from tests.support.timed_trace import timed_trace

@@ -12,8 +12,7 @@ from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import Theme
-from app.panels.tune.drafter_view import DrafterView
-from app.widgets.drafter_quality import SurvivalChart
+from app.panels.tune.drafter_view import DrafterView, SurvivalChart
 from app.window.window import MainWindow
 from engine.analysis.acceptance.counts import Survival
 from engine.trace.run_ref import RunRef

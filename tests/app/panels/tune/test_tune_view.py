@@ -56,7 +56,7 @@ def shown(window: MainWindow, qtbot: QtBot, run: RunRef) -> TuneView:
 
 
 def test_the_map_is_that_of_the_surface(run: RunRef) -> None:
-    found = estimate(SurfaceRequest(run, "fixed"))
+    found = estimate((run, "fixed"))
     assert found is not None
     one, drawn = found.surface, heat_map(found)
     assert drawn.values.shape == (10, 4)
@@ -75,7 +75,7 @@ def test_the_map_is_that_of_the_surface(run: RunRef) -> None:
 
 def test_a_run_far_from_its_estimate_is_told() -> None:
     run = confident_trace(60)
-    found = estimate(SurfaceRequest(run, "fixed"))
+    found = estimate((run, "fixed"))
     assert found is not None and "The run itself" not in note(found)
     slow = note(replace(found, measured=found.measured / 3))
     assert f"The run itself had {found.measured / 3:.3g} tok/s" in slow
@@ -84,7 +84,7 @@ def test_a_run_far_from_its_estimate_is_told() -> None:
 
 
 def test_no_setting_is_best_that_is_no_faster_than_the_one_in_effect() -> None:
-    found = estimate(SurfaceRequest(confident_trace(60), "fixed"))
+    found = estimate((confident_trace(60), "fixed"))
     assert found is not None and found.current is not None
     speeds = found.surface.tokens_per_second
     speeds[...] = np.minimum(speeds, speeds[found.current])
@@ -101,7 +101,7 @@ def test_no_setting_is_best_that_is_no_faster_than_the_one_in_effect() -> None:
 
 
 def test_below_the_floor_of_the_run_nothing_was_recorded() -> None:
-    found = estimate(SurfaceRequest(confident_trace(60, p_min=0.45), "fixed"))
+    found = estimate((confident_trace(60, p_min=0.45), "fixed"))
     assert found is not None
     assert heat_map(found).y_labels == ("0.45", "0.5", "0.6", "0.7", "0.8", "0.9")
     assert found.current == (3, 0)
@@ -136,7 +136,7 @@ def test_another_rule_is_shown_but_not_set(window: MainWindow, qtbot: QtBot, run
     at = view.rule.findText("survival")
     view.rule.setCurrentIndex(at)
     view.rule.activated.emit(at)
-    qtbot.waitUntil(lambda: view.shown is not None and view.shown.request.rule == "survival")
+    qtbot.waitUntil(lambda: view.shown is not None and view.shown.request[1] == "survival")
     assert view.grid.shown is not None
     assert view.grid.shown.values.shape == (1, 4)
     assert CURRENT not in view.grid.shown.marks
@@ -176,7 +176,7 @@ def test_out_of_sight_nothing_is_asked(
     assert not asked
     window.docks.reveal("tune")
     qtbot.waitUntil(lambda: window.plots["tune"].shown is not None)
-    assert [request.run for request in asked] == [run]
+    assert [one for one, _ in asked] == [run]
 
 
 def test_one_request_at_a_time(view: TuneView, run: RunRef) -> None:
@@ -186,7 +186,7 @@ def test_one_request_at_a_time(view: TuneView, run: RunRef) -> None:
     for index in (1, 0):
         view.rule.activated.emit(index)
     assert len(asked) == 1
-    view.show_surface(SurfaceRequest(run, "fixed"), None)  # of an earlier run: not waited for
+    view.show_surface((run, "fixed"), None)  # of an earlier run: not waited for
     assert len(asked) == 1
     view.show_surface(asked[0], estimate(asked[0]))
     assert view.shown is not None and len(asked) == 2

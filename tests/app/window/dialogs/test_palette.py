@@ -8,7 +8,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QTableWidgetItem
 from pytestqt.qtbot import QtBot
 
-from app.actions.actions import SPECS, submenu_of
+from app.actions import SPECS, submenu_of
 from app.window.dialogs.help import ShortcutsDialog
 from app.window.dialogs.palette import Command, CommandPalette
 from app.window.dock_area import PAGES

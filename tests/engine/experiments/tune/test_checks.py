@@ -9,16 +9,16 @@ import pytest
 
 from app.cli.tune import grid_lines
 from engine.experiments.bench.request import Configuration
-from engine.experiments.tune import checks, record
-from engine.experiments.tune.checks import (
+from engine.experiments.tune import record, tune
+from engine.experiments.tune.confirm import Confirmed
+from engine.experiments.tune.lengths import DraftSetting
+from engine.experiments.tune.tune import (
     GRID_FLOORS,
     GRID_LENGTHS,
     GridCheck,
     check_grid,
     grid_settings,
 )
-from engine.experiments.tune.confirm import Confirmed
-from engine.experiments.tune.lengths import DraftSetting
 from engine.options import RunOptions
 from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
@@ -39,7 +39,7 @@ def played(chosen: DraftSetting | None, monkeypatch: pytest.MonkeyPatch) -> Grid
             found.append(Confirmed(one.name, tuple(speeds), 1, 1, ()))
         return found
 
-    monkeypatch.setattr(checks, "confirm", run)
+    monkeypatch.setattr(tune, "confirm", run)
     rates = (0.5,) * 16
     return check_grid(NONE, (), RunOptions(), ["draft-mtp"], chosen, pairs=6, rates=rates)
 
@@ -75,13 +75,13 @@ def test_a_grid_has_floors_where_they_mean_something() -> None:
 
 
 def test_a_draft_models_rounds_are_played_as_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LENGTHS", (1, 3))
-    monkeypatch.setattr(checks, "FLOORS", ((4, 0.5),))
+    monkeypatch.setattr(tune, "LENGTHS", (1, 3))
+    monkeypatch.setattr(tune, "FLOORS", ((4, 0.5),))
     monkeypatch.setattr(record, "_LENGTHS", (1, 4))
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)
     prompts = [session.prompt(p.text) for p in demo_prompts()[:2]]
     base = RunOptions(n_predict=12, ignore_eos=True)
-    found = checks.simulator_error(session, prompts, base, "draft-simple", repeats=2)
+    found = tune.simulator_error(session, prompts, base, "draft-simple", repeats=2)
     assert [one.setting.n_max for one in found] == [1, 3, 4]
     assert [one.simulated_per_round for one in found] == pytest.approx(
         [one.real_per_round for one in found]

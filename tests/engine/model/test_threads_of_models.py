@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine import threads
 from engine.gguf.file import GgufFile
-from engine.model import info, threads
+from engine.model import info
 from engine.model.info import describe
-from engine.model.threads import all_threads, threads_for, use_threads
+from engine.threads import all_threads, threads_for, use_threads
 
 NAME = "qwen35-a-f32"
 

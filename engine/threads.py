@@ -1,5 +1,6 @@
-"""The trial of threads: passes of a small model timed with one thread and with more, once for each
-machine, shape of a model, compute mode and version; the fastest number is kept for the next time.
+"""Threads: how many a model is given on the processor, and the trial of them: passes of a small
+model timed with one thread and with more, once for each machine, shape of a model, compute mode and
+version; the fastest number is kept for the next time.
 
 Only where results have the same bits with any number of threads: in `blocks` and `q8`.
 """
@@ -10,8 +11,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -21,11 +22,54 @@ from engine.environment import version
 from engine.errors import OptionError
 from engine.files import written_whole
 from engine.memory.hybrid import HybridMemory
-from engine.model import threads
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
 from kernels.cache_folder import cache_folder
 from kernels.processor import processor_name, target
+
+ALL = torch.get_num_threads()
+"""Before anything has changed it: torch counts cores, and heeds OMP_NUM_THREADS."""
+_times: dict[int, float] = {}
+
+
+def threads_for(info: ModelInfo) -> int:
+    """One for a small model, whose operations may end before a second thread has woken up; for any
+    other as many as torch has found to be useful on this machine."""
+    return 1 if info.is_small else ALL
+
+
+def use_threads(
+    n_threads: int | None, info: ModelInfo, times: Mapping[int, float] | None = None
+) -> None:
+    """Have torch, and kernels with it, use this many threads from here on; None = `threads_for`.
+
+    times: seconds of a pass by number of threads, if they were chosen by them
+    (engine.threads).
+    """
+    _times.clear()
+    _times.update(times or {})
+    torch.set_num_threads(n_threads or threads_for(info))
+
+
+def chosen_by() -> str:
+    """The number of threads in use and what it was chosen by, if that was measured; else ""."""
+    n = torch.get_num_threads()
+    if n not in _times:
+        return ""
+    parts = (f"{1000 * seconds:.2f} with {n}" for n, seconds in sorted(_times.items()))
+    return f"{n}, chosen by measurement (ms a token: {', '.join(parts)})"
+
+
+@contextmanager
+def all_threads() -> Iterator[None]:
+    """Within the context all of them, as loading any model can use; then as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(ALL)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
 
 MODES = ("blocks", "q8")
 _BUDGET_S = 0.3
@@ -39,9 +83,9 @@ _MOST_KEPT, _MOST_BYTES = 256, 1 << 20
 
 def choose_threads(n_threads: int | None, info: ModelInfo, model: HybridModel) -> None:
     """Have torch, and kernels with it, use this many threads from here on; None: what was fastest,
-    of a large model `engine.model.threads.threads_for`."""
-    threads.use_threads(n_threads, info)
-    candidates = _doubled(threads.ALL)
+    of a large model `threads_for`."""
+    use_threads(n_threads, info)
+    candidates = _doubled(ALL)
     fixed = model.device.type == "cpu" and model.compute in MODES
     if n_threads or not (info.is_small and fixed and len(candidates) > 1):
         return
@@ -51,7 +95,7 @@ def choose_threads(n_threads: int | None, info: ModelInfo, model: HybridModel) -
         times = timed(candidates, _passes(model), time.perf_counter)
         if times:
             _keep(key, times)
-    threads.use_threads(fastest(times, threads.threads_for(info)), info, times)
+    use_threads(fastest(times, threads_for(info)), info, times)
 
 
 def timed(
@@ -87,9 +131,7 @@ def _doubled(most: int) -> list[int]:
 
 def _passes(model: HybridModel) -> Callable[[int], None]:
     """One token after another, each with a number of threads."""
-    memory = HybridMemory.for_model(
-        model.config, 1, _ROUNDS * len(_doubled(threads.ALL)), model.device
-    )
+    memory = HybridMemory.for_model(model.config, 1, _ROUNDS * len(_doubled(ALL)), model.device)
     n_done = 0
 
     @torch.inference_mode()
@@ -113,7 +155,7 @@ def kept_file() -> Path:
 
 def _key(info: ModelInfo, compute: str) -> str:
     shape = {name: value for name, value in info.to_dict().items() if name != "name"}
-    parts = [version(), compute, threads.ALL, processor_name(), target(), shape]
+    parts = [version(), compute, ALL, processor_name(), target(), shape]
     return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
 
 
@@ -132,9 +174,7 @@ def _read() -> dict[str, dict[int, float]]:
 
 
 def _is_sound(times: dict[int, float]) -> bool:
-    return list(times) == _doubled(threads.ALL) and all(
-        0 < one < math.inf for one in times.values()
-    )
+    return list(times) == _doubled(ALL) and all(0 < one < math.inf for one in times.values())
 
 
 def _keep(key: str, times: dict[int, float]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.context_checkpoints import ContextCheckpoints, cuts
+from engine.decode.held_sequences import ContextCheckpoints, cuts
 from engine.memory.hybrid import SequenceCheckpoint
 from engine.options import CacheOptions
 

@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from engine import thread_trial
+from engine import threads
 from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
-from engine.model import info, threads
+from engine.model import info
 from engine.options import RunOptions
 from engine.session import Session
-from engine.thread_trial import choose_threads, fastest, kept_file, timed
+from engine.threads import choose_threads, fastest, kept_file, timed
 from resources import DEMO_TARGET
 
 
@@ -45,7 +45,7 @@ def test_the_least_of_turns_within_the_budget(seconds, expected) -> None:
     assert found == pytest.approx(expected)
     assert passes.turns[:4] == [1, 2, 1, 2][: len(passes.turns)]
     longest = max(max(each) for each in seconds.values())
-    assert passes.now <= thread_trial._BUDGET_S + longest + 1e-9
+    assert passes.now <= threads._BUDGET_S + longest + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def machine(monkeypatch, tmp_path):
 
     monkeypatch.setenv("DRAFTSCOPE_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(threads, "ALL", 2)
-    monkeypatch.setattr(thread_trial, "timed", trial)
+    monkeypatch.setattr(threads, "timed", trial)
     before = torch.get_num_threads()
     yield trials
     torch.set_num_threads(before)
@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_written_costs_another_trial(machine, demo, tmp_
     assert len(machine) == 2
 
 
-@pytest.mark.parametrize("compute", thread_trial.MODES)
+@pytest.mark.parametrize("compute", threads.MODES)
 def test_bits_do_not_depend_on_the_number_of_threads(compute) -> None:
     model, found = Session.open(DEMO_TARGET, compute=compute).model, []
     before = torch.get_num_threads()

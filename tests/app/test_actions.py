@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from PySide6.QtGui import QAction, QKeySequence
 
-from app.actions.actions import MENUS, SEPARATOR, SPECS, TOOLBAR
+from app.actions import MENUS, SEPARATOR, SPECS, TOOLBAR
 from app.window.window import MainWindow
 from resources import ICONS
 

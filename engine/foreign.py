@@ -1,8 +1,9 @@
-"""JSON from anyone: what it may hold is bounded here, so that its values can be used as they are.
+"""Values from anyone: JSON, TOML and numbers. What they may hold is bounded here, so that it can be
+used as it is.
 
-Whole numbers of more than 40 digits, more than identifiers have, become texts; reals are finite;
-nesting ends long before Python's own limit does. Ranges by meaning are in
-`engine.foreign_numbers`.
+Of JSON, whole numbers of more than 40 digits, more than identifiers have, become texts; reals are
+finite; nesting ends long before Python's own limit does. Numbers have ranges by what they mean, so
+that sums of some of them fit the columns of a trace and nothing takes memory without bounds.
 """
 
 from __future__ import annotations
@@ -10,9 +11,59 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections import Counter
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeGuard
+
+from msgspec import Meta
+
+COUNT = 2**31 - 1
+MOST_TOKENS, MOST_PROMPT_TOKENS = 2**30 - 1, 2**29
+"""Of an answer or its drafts, and of either part of a prompt: a position, their sum, fits COUNT."""
+LONGEST_DRAFT = 1024
+LARGEST = 2**53
+"""Up to here float64 has every whole number."""
+Count = Annotated[int, Meta(ge=0, le=COUNT)]
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]
+LONGEST_MS = 1e12
+LONGEST_PART_MS = 1e11
+"""Of one time that a server or a file tells, 3 years: a sum of several fits LONGEST_MS."""
+_REAL = re.compile(r"\d{1,20}(?:\.\d{0,20})?", re.ASCII)
+
+
+class OutOfRangeError(ValueError):
+    """A number that cannot be; the message is a clause about it."""
+
+
+def whole(text: str, most: int = COUNT) -> int:
+    """A number of decimal digits, from 0 to `most`. Raises OutOfRangeError."""
+    if not (text.isascii() and text.isdigit()):
+        raise OutOfRangeError(f"{text[:40]!r} is not a whole number")
+    digits = text.lstrip("0") or "0"
+    if len(digits) > 20 or int(digits) > most:
+        raise OutOfRangeError(f"{digits[:20]}{'…' * (len(digits) > 20)} is more than {most:,}")
+    return int(digits)
+
+
+def real(text: str, most: float = LONGEST_PART_MS) -> float:
+    """A decimal number from 0 to `most`. Raises OutOfRangeError."""
+    if _REAL.fullmatch(text) is None:
+        raise OutOfRangeError(f"{text[:40]!r} is not a number that is read")
+    if (value := float(text)) > most:
+        raise OutOfRangeError(f"{text[:40]} is more than {most:,.0f}")
+    return value
+
+
+def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
+    """Whether a value is a whole number from 0 to `most`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def is_real(value: Any, most: float = LONGEST_PART_MS) -> TypeGuard[int | float]:
+    """Whether a value is a number from 0 to `most`; no NaN is."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
+
 
 DEEPEST = 64
 MOST_OBJECTS = 4_000_000
@@ -146,3 +197,17 @@ def _whole(value: Any) -> Any:
     if isinstance(value, dict):
         return {_whole(key): _whole(one) for key, one in value.items()}
     return value
+
+
+MOST_PARTS = 64
+_PART = r"""(?:[\w-]++|"[^"\n]{0,40}+"|'[^'\n]{0,40}+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}\s*+\.\s*+){{{MOST_PARTS}}}", re.ASCII)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a text. Raises ValueError or RecursionError for what is not TOML, and ValueError
+    for a text of more than MOST_PARTS words joined by points, as only a key out of range has."""
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ValueError(f"more than {MOST_PARTS} words joined by points (at line {line})")
+    return tomllib.loads(text)

@@ -9,7 +9,7 @@ from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtTest import QAbstractItemModelTester
 from pytestqt.qtbot import QtBot
 
-from app.trace_models.column_table import ColumnTable, TableColumn
+from app.widgets.plain_table import ColumnTable, TableColumn
 
 _COLUMNS = (
     TableColumn("kind", "what", "What it is", True),

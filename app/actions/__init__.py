@@ -1,1 +1,0 @@
-"""What a user can do, as actions with texts, keys and icons."""
