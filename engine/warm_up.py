@@ -53,10 +53,9 @@ from engine.trace.run_ref import same_model
 from kernels.dispatch import uses_llvm
 from kernels.llvm.program import Launch, watched
 
-WIDTHS = (17, 1, 2, 3, 4)
-"""A prompt, and what plain decoding and drafts of up to three tokens take."""
-
-_N_RS_SEQ = max(WIDTHS[1:]) - 1
+WIDTHS = (25, 1, 2, 3, 4)
+"""A prompt, of more rows than are multiplied without panels, and what plain decoding and drafts of
+up to three tokens take."""
 
 # parts that do the same whatever the numbers are: not so, where experts are chosen
 _STEADY = (AttentionPart, DeltaNetPart, SwigluPart)
@@ -86,14 +85,15 @@ def _ignore(launch: Launch) -> None:
 
 @torch.inference_mode()
 def _decode(model: HybridModel, is_plain: bool = False) -> None:
-    config, n_ctx = model.config, sum(WIDTHS)
+    config, widths = model.config, WIDTHS[:2] if is_plain else WIDTHS
+    n_ctx, n_rs_seq = sum(widths), max(widths[1:]) - 1
     memory = HybridMemory.for_model(
-        config, 1, n_ctx, model.device, policy="planes", n_rs_seq=_N_RS_SEQ
+        config, 1, n_ctx, model.device, policy="planes", n_rs_seq=n_rs_seq
     )
     has_head = model.head and not is_plain
     of_head = HybridMemory.for_head(config, 1, n_ctx, model.device) if has_head else None
     start = 0
-    for width in WIDTHS[:2] if is_plain else WIDTHS:
+    for width in widths:
         (ubatch,) = memory.split([Span(0, start, [0] * width, range(width))], width, "seq")
         hidden = model.forward(ubatch, memory).hidden
         if model.head and of_head:
@@ -221,6 +221,7 @@ def load_ready(
     if not describe(file).is_small:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
+        give_back_freed_memory()  # of strings and tables read on the way: the passes take more
         warm_up(model, is_plain=options is not None and not options.spec.types)
     return model
 

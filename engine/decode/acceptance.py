@@ -132,7 +132,9 @@ class SyntheticAcceptance:
         end_tokens: Collection[int],
     ) -> list[int]:
         """As an AcceptanceRule, but chance decides. It never accepts an end token."""
-        n, luck = 0, self._random.setdefault(seq_id, _luck(self._seed)).random()
+        if seq_id not in self._random:
+            self._random[seq_id] = _luck(self._seed)
+        n, luck = 0, self._random[seq_id].random()
         for token, rate in zip(draft.tokens, self._rates, strict=False):
             if token in end_tokens or luck >= rate:
                 break
