@@ -145,7 +145,8 @@ class LineRun:
 
         def make() -> RecordedRequest:
             time = time_of(prefix)
-            found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
+            place = ", ".join(filter(None, (label, time)))
+            found = RecordedRequest(_engine_of(prefix), place, stop="interval")
             found.num_draft_tokens, found.num_accepted_draft_tokens = n_drafted, n_accepted
             if emitted is not None:
                 found.timings["predicted_n"] = emitted
@@ -401,10 +402,15 @@ def _interval(label: str, part: RecordedRequest | _Part) -> RecordedRequest:
         for name, values in sorted(sums[0].items()):
             found.given[name] = sum(values) / len(values)
         return found
-    found = RecordedRequest("vllm", place, stop="interval", n_merged=n)
+    found = RecordedRequest(_engine_of(prefix), place, stop="interval", n_merged=n)
     found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = sums[:3]
     found.per_pos = sums[3]
     return found
+
+
+def _engine_of(prefix: str) -> str:
+    """LMDeploy has vLLM's line after its own about throughput."""
+    return "lmdeploy" if "Avg thr (in/out)" in prefix else "vllm"
 
 
 def _exact_counts(

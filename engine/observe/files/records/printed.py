@@ -191,7 +191,8 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
     if mean is not None:
         found.given["mean_acceptance_length"] = mean
     if rate is not None and drafted is None and rate <= 100:
-        found.given["draft_acceptance_rate"] = rate / 100
+        is_share = values[_RATE]["name"].startswith("[")
+        found.given["draft_acceptance_rate"] = rate if is_share else rate / 100
     for name, given, part, whole_ in (
         (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
         (_RATE, rate, 100 * (accepted or 0), drafted),
