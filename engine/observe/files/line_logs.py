@@ -281,7 +281,7 @@ class LineLogs:
             name = name.rpartition("}")[2].strip()
             if self._tables:
                 self._tables[-1].engine = "closed"
-        name = name[-100:]
+        name = re.split(r"\s{2,}|[\]:|] ", name[-100:])[-1]
         known = {one.place for one in map(made, self._tables[-1].requests)} if self._tables else ()
         if not self._tables or self._tables[-1].engine == "closed" or name in known:
             if len(self._tables) >= _MOST_RUNS:
