@@ -728,7 +728,7 @@ def test_the_lines_of_lmdeploy_and_tabbyapi() -> None:
 
 
 def test_letters_and_rows_keep_their_names() -> None:
-    """A letter between the digits of a pod's name is not a level, nor a prefix a part of a prompt's name."""
+    """A letter among the digits of a pod's name is kept; a prompt's name has no prefix."""
     lines = (DATA / "logs" / "default.log").read_text().splitlines()
     store = read("".join(f"[pod/llama-6d5f-x2/server] {line}\n" for line in lines))
     assert store.runs[0]["server"]["address"] == "pod/llama-6d5f-x2/server"
