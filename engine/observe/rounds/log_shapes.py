@@ -200,11 +200,15 @@ class LightRows:
         self._is_usual = np.zeros(n_lines, bool)
 
     def add(
-        self, block: Block, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
+        self,
+        rows: np.ndarray,
+        columns: list[Any],
+        is_good: np.ndarray,
+        streams: tuple[list[str], np.ndarray],
     ) -> None:
-        """Lines of a shape. name: of a prefix."""
-        names, of = block.streams(reading, rows, name)
-        (us, *columns), is_good = block.columns(reading, rows)
+        """Lines of a shape, as for `Block.rows`."""
+        names, of = streams
+        us, *columns = columns
         *_, accepted, drafted = columns
         self._is_usual[rows] = is_good & (accepted <= drafted) & (drafted > 0)
         if not len(self._rows):

@@ -476,14 +476,16 @@ class ServerState:
         """Give their slots the drafted tokens since the last time."""
         new, self._candidates = self._candidates, []
         self.n_candidates += len(new)
+        get, pieces = self.slots.get, self.pieces
         for _, _, number, rank, at, token, p, text in new:
-            slot = self.slots.get(number)
-            if slot is not None and rank < 8 and at < LONGEST_DRAFT:
-                if not rank and not at:
-                    slot.candidates = {}
-                slot.candidates.setdefault(at, {})[rank] = token, min(p, 1.0)
-                if token not in self.pieces:
-                    self._learn(token, text)
+            slot = get(number)
+            if slot is None or rank >= 8 or at >= LONGEST_DRAFT:
+                continue
+            if not rank and not at:
+                slot.candidates = {}
+            slot.candidates.setdefault(at, {})[rank] = token, p if p < 1.0 else 1.0
+            if token not in pieces:
+                self._learn(token, text)
 
     def _learn(self, token_id: int, text: str) -> None:
         if text and token_id not in self.pieces and "\ufffd" not in text:
