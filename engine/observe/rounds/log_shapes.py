@@ -339,11 +339,10 @@ class Block:
             return [reading.stream], of
         numbers = self._first[rows][:, None] + np.arange(n_numbers)
         lengths = self._lengths[numbers]
-        ends = self._places(rows, end)
-        begins = self._lines[rows]
 
         def prefix(i: int) -> str:
-            return self._data[begins[i] : ends[i]].decode("utf-8", "replace")
+            (last,) = self._places(rows[i : i + 1], end)
+            return self._data[self._lines[rows[i]] : last].decode("utf-8", "replace")
 
         kinds, kind_of = _groups(lengths.T)
         keys = np.zeros((n_numbers + 1, len(rows)), np.int64)

@@ -16,7 +16,7 @@ _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
 )
 _MOST_OTHERS = 8
-"""Bytes of a log for each that is no ASCII, with which it is worth to look for them."""
+"""Bytes of a log for each that is not ASCII, with which it is worth to look for these."""
 _UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
 """What comes before the text of a token."""
 
@@ -117,7 +117,7 @@ def utf8_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _of_characters(data: bytes) -> bytes:
-    """The bytes that are no ASCII, with one that is between those that do not follow each other:
+    """The bytes that are not ASCII, with one that is between those that do not follow each other:
     UTF-8 if the whole is. All of them where they are many."""
     is_other = np.frombuffer(data, np.int8) < 0
     if _MOST_OTHERS * np.count_nonzero(is_other) > len(data):

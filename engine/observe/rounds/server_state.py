@@ -468,7 +468,7 @@ class ServerState:
         """Give a round what its drafter looked at, if that is known of each drafted token."""
         n_told = drafted if len(slot.candidates) >= drafted else 0
         tops = [slot.candidates.get(i, {}) for i in range(n_told)]
-        if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
+        if tops and "ngram" not in one.drafter and None not in [top.get(0) for top in tops]:
             one.draft = tuple(tuple(map(top.__getitem__, sorted(top))) for top in tops)
         slot.candidates = {}
 
