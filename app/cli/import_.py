@@ -125,4 +125,5 @@ def _partly(requests: Sequence[RequestFacts]) -> Iterator[str]:
     for name, words in names.items():
         values = [v for one in requests if (v := one.told.get(name)) is not None]
         if values:
-            yield f"{words} {min(values):.3g} to {max(values):.3g}"
+            least, most = f"{min(values):.3g}", f"{max(values):.3g}"
+            yield f"{words} {least}" + (f" to {most}" if most != least else "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -91,10 +92,14 @@ class Table:
             for row in rows:
                 self.append(**same, **row)
             return
-        names = list(rows[0])
-        if any(list(row) != names for row in rows):
-            names = list(dict.fromkeys(chain.from_iterable(rows)))
-        values = [tuple(map(row.get, names)) for row in rows]
+        kinds = dict.fromkeys(map(tuple, rows))
+        names = list(dict.fromkeys(chain.from_iterable(kinds)))
+        is_one = len(kinds) == 1 < len(names)
+        values = (
+            list(map(itemgetter(*names), rows))
+            if is_one
+            else [tuple(map(row.get, names)) for row in rows]
+        )
         self.append_rows(names, values, **same)
 
     def append_rows(

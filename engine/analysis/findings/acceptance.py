@@ -60,7 +60,7 @@ def _never_drafts(run: ExaminedRun) -> Iterator[RuleHit]:
     told = facts.told or {}
     drafted = told.get("num_draft_tokens", told.get("draft_n"))
     tokens = told.get("predicted_n") or int((run.tokens["pos"] >= 0).sum())
-    if drafted or tokens < _LEAST_TOKENS:
+    if drafted or tokens < _LEAST_TOKENS or (drafted is None and not run.drafters):
         return
     if any(one.rule == "log-unread" for one in facts.observed_findings or ()):
         return  # a line that cannot be read may tell of drafts

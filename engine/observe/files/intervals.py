@@ -145,7 +145,8 @@ class LineRun:
 
         def make() -> RecordedRequest:
             time = time_of(prefix)
-            found = RecordedRequest("vllm", ", ".join(filter(None, (label, time))), stop="interval")
+            place = ", ".join(filter(None, (label, time)))
+            found = RecordedRequest(_engine_of(prefix), place, stop="interval")
             found.num_draft_tokens, found.num_accepted_draft_tokens = n_drafted, n_accepted
             if emitted is not None:
                 found.timings["predicted_n"] = emitted
@@ -401,10 +402,15 @@ def _interval(label: str, part: RecordedRequest | _Part) -> RecordedRequest:
         for name, values in sorted(sums[0].items()):
             found.given[name] = sum(values) / len(values)
         return found
-    found = RecordedRequest("vllm", place, stop="interval", n_merged=n)
+    found = RecordedRequest(_engine_of(prefix), place, stop="interval", n_merged=n)
     found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = sums[:3]
     found.per_pos = sums[3]
     return found
+
+
+def _engine_of(prefix: str) -> str:
+    """LMDeploy has vLLM's line after its own about throughput."""
+    return "lmdeploy" if "Avg thr (in/out)" in prefix else "vllm"
 
 
 def _exact_counts(
@@ -472,4 +478,7 @@ def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> in
         steps = drafted // n
         if not mean or _is_mean(1 + accepted / steps, mean):
             return steps
-    return found.steps_of(*mean_of(mean)) if mean else None
+    if not mean:
+        return None
+    found.given["mean_acceptance_length"] = mean_of(mean)[0]  # if the counts do not make it
+    return found.steps_of(*mean_of(mean))

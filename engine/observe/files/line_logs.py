@@ -1,6 +1,6 @@
 """Lines in which other engines tell sums: vLLM's of every ten seconds, SGLang's of its decode
-batches and finished requests, those of oMLX and koboldcpp of requests, and the table of the script
-mtp-bench.
+batches and finished requests, those of oMLX, koboldcpp and TabbyAPI of requests, and the table of
+the script mtp-bench.
 
 vLLM: `vllm/v1/spec_decode/metrics.py` and, of the first generation, `vllm/engine/metrics.py`, whose
 counts go on from line to line. SGLang: `scheduler_metrics_mixin.py`; its lengths and rates are
@@ -31,6 +31,7 @@ from engine.observe.files.line_words import (
     kobold_request,
     mtp_request,
     source_of,
+    tabby_request,
     vllm_saying,
 )
 from engine.observe.files.records.document import Node
@@ -42,7 +43,7 @@ from engine.observe.rounds.log_words import Saying, values_of
 from engine.trace.store import TraceStore
 
 VLLM, SGLANG_LOG, BENCH, MTP_LOG = "vllm-log", "sglang-log", "mtp-bench", "mtp-log"
-KOBOLD = "koboldcpp-log"
+KOBOLD, TABBY = "koboldcpp-log", "tabbyapi-log"
 UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", BENCH: "prompts"}
 """What a sequence is in a run of this shape."""
 _MOST_RUNS = 256
@@ -50,6 +51,12 @@ _LONGEST = 1 << 14
 _TABLE_END = 40
 """Lines that the object after a table may have."""
 _SHAPES = {"vllm": VLLM, "speed": VLLM, "batch": SGLANG_LOG}
+_REQUESTS: tuple[tuple[str, str, Callable[[str], RecordedRequest | None]], ...] = (
+    ("] finish=", MTP_LOG, mtp_request),
+    ("CtxLimit:", KOBOLD, kobold_request),
+    ("Metrics (ID: ", TABBY, tabby_request),
+)
+"""What lines have that tell of a whole request, of which run, and how each is read."""
 _TOTALS = {
     "total_draft": "num_draft_tokens",
     "total_draft_accepted": "num_accepted_draft_tokens",
@@ -89,8 +96,7 @@ class LineLogs:
             or "pred=" in said
             or "throughput:" in said
             or "Aggregate" in said
-            or "MTP[" in said
-            or "CtxLimit:" in said
+            or any(word in said for word, *_ in _REQUESTS)
             or "Draft" in said
         ):
             return self._takes(number, stream, said[:_LONGEST])
@@ -179,11 +185,8 @@ class LineLogs:
             if not at or "pred=" in said[at:]:
                 self._row(number, said[at:])
             return True
-        elif "MTP[" in said and "finish=" in said:
-            self._read(self._run(MTP_LOG, stream), number, said, mtp_request)
-            return True
-        elif "CtxLimit:" in said:
-            self._read(self._run(KOBOLD, stream), number, said, kobold_request)
+        elif (whose := next((one for one in _REQUESTS if one[0] in said), None)) is not None:
+            self._read(self._run(whose[1], stream), number, said, whose[2])
             return True
         elif (found := KOBOLD_DRAFTS.search(said)) is not None:
             self._on_kobold_drafts(self._run(KOBOLD, stream), number, found)
@@ -278,7 +281,7 @@ class LineLogs:
             name = name.rpartition("}")[2].strip()
             if self._tables:
                 self._tables[-1].engine = "closed"
-        name = name[-100:]
+        name = re.split(r"\s{2,}|[\]:|] ", name[-100:])[-1]
         known = {one.place for one in map(made, self._tables[-1].requests)} if self._tables else ()
         if not self._tables or self._tables[-1].engine == "closed" or name in known:
             if len(self._tables) >= _MOST_RUNS:

@@ -16,6 +16,7 @@ SIGNS = re.compile(
     r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
     r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
     r"|CtxLimit: ?\d{1,10}/\d{1,10}, (?:Amt|Process):"
+    r"|Metrics \(ID: [\w-]{1,64}\): \d{1,20} tokens generated in "
 )
 """What a text has in which there are such lines."""
 METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
@@ -27,7 +28,7 @@ _COUNTED = re.compile(
     r"^((?:[^\s:\[]{1,200}:)?)(?:\d{1,9}:(?!\d\d\b)(?=\S)|\s*\d{1,9}\t|\s+\d{1,9} )"
 )
 """Numbers that `grep -n`, `cat -n` and `less -N` count lines by."""
-_ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b")
+_ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b|\bDP(\d{1,4})\]")
 SPEED = re.compile(
     r"Avg prompt throughput:\s{0,9}([\d.]{1,20})\s{0,9}tokens/s.{0,40}?"
     r"Avg generation throughput:\s{0,9}([\d.]{1,20})"
@@ -71,6 +72,31 @@ KOBOLD_DRAFTS = re.compile(
 )
 """With --debugmode, of each draft what was drafted, and after a request its tokens that were
 accepted and its drafts that a wrong one ended."""
+
+
+_TABBY = re.compile(
+    r"Metrics \(ID: ([\w-]{1,64})\): (\d{1,20}) tokens generated in .{0,80}?"
+    r"Process: (\d{1,20}) cached tokens and (\d{1,20}) new tokens at (\S{1,20}) T/s, "
+    r"Generate: (\S{1,20}) T/s(?:.{0,60}?Draft: (\d{1,20}) / (\d{1,20}) tokens accepted)?"
+)
+"""Of TabbyAPI, when a request ends."""
+
+
+def tabby_request(said: str) -> RecordedRequest | None:
+    """A request of TabbyAPI."""
+    found = _TABBY.search(said)
+    if found is None:
+        return None
+    n, cached, new = (whole(one, MOST_TOKENS) for one in found.groups()[1:4])
+    request = RecordedRequest("tabbyapi", f"request {found[1]}", stop="end")
+    request.set_tokens(cached + new, cached, n)
+    for name, speed in (("prompt_per_second", found[5]), ("predicted_per_second", found[6])):
+        if re.fullmatch(r"\d{1,12}(?:\.\d{1,12})?", speed):
+            request.timings[name] = real(speed)
+    if found[8]:
+        request.num_draft_tokens = whole(found[8], COUNT)
+        request.num_accepted_draft_tokens = whole(found[7], request.num_draft_tokens)
+    return request
 
 
 def kobold_request(said: str) -> RecordedRequest | None:
@@ -157,7 +183,7 @@ def source_of(prefix: str, stream: str) -> str:
 def engine_in(said: str) -> Value:
     """Where the number of an engine is."""
     found = _ENGINE.search(said)
-    return NOTHING if found is None else (*found.span(1 if found[1] else 2), None)
+    return NOTHING if found is None else (*found.span(found.lastindex or 0), None)
 
 
 def _items(said: str, at: int) -> list[Value]:

@@ -89,7 +89,7 @@ _TIMES = re.compile(
 )
 _LEVELS = re.compile(
     r"(?<![A-Za-z])(?:TRACE|DEBUG|DBG|INFO|INF|NOTICE|WARN|WARNING|WRN|ERROR|ERR|FATAL|stdout|stderr"
-    r"|[FPIWED])(?![A-Za-z])",
+    r"|(?<![\w.-])[FPIWED](?![A-Za-z_.-]|\d(?!\d{3} )))(?![A-Za-z])",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(

@@ -42,6 +42,8 @@ _MOST_HASHES = 1 << 18
 _MOST_BETWEEN = 64
 """Lines of other servers between two of one that are looked at."""
 _NUMBERS = re.compile("[0-9]+")
+_OF_DRAFTS = ("impl", "candidate")
+"""Lines of a server between those of a slot, after which it works on."""
 _QUIET = Reading("", "nothing", None, "", is_own=False)
 """Of lines that have no word that any reader looks for."""
 
@@ -167,7 +169,9 @@ class LogReader(LogServers):
                     except OutOfRangeError:
                         is_said = False
                 else:
-                    is_said, slots[row[0]] = self._say(reading, before + i + 1, row)
+                    is_said, found = self._say(reading, before + i + 1, row)
+                    if reading.whose == "slot":
+                        slots[row[0]] = found
                 if is_said:
                     at += 1
                     continue
@@ -268,8 +272,9 @@ class LogReader(LogServers):
         self, block: Block, known: list[Reading | None]
     ) -> tuple[list[tuple[Any, ...] | None], LightRows, list[tuple[str, OfShape]], np.ndarray]:
         """Values of lines, None for those that have to be looked at; lines of other engines by
-        server and shape; and server, slot, task and time of those that have a slot, int64 [4, n],
-        -1 for what there is not. known: how lines of each shape are read."""
+        server and shape; and server, slot, task and time of lines, int64 [4, n], -1 for what there
+        is not, slot -2 of lines that say more of their server. known: how lines of each shape are
+        read."""
         of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
@@ -282,10 +287,6 @@ class LogReader(LogServers):
         for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
             if reading is None or reading.whose == "nothing" or len(rows) < FEW:
                 continue
-            is_light = self._has_batches and (reading.name, reading.kind) == ("accepted", "")
-            if is_light:
-                light.add(block, reading, rows, self._lines.source)
-                continue
             is_other = reading.whose == "other"
             names = self._others if is_other and self._others is not None else self._lines
             columns, is_good = block.columns(reading, rows)
@@ -297,15 +298,20 @@ class LogReader(LogServers):
                     if len(of_one):
                         others.append((name, (reading.name, reading.kind, rows[of_one], parts)))
                 continue
-            for i, row in block.rows(rows, columns, is_good, streams):
-                values[i] = row
+            if self._has_batches and (reading.name, reading.kind) == ("accepted", ""):
+                light.add(rows, columns, is_good, streams)
+            else:
+                for i, row in block.rows(rows, columns, is_good, streams):
+                    values[i] = row
             names_of, of = streams
             mine = [numbers.setdefault(one, len(numbers)) for one in names_of]
             whose[0, rows] = np.array(mine)[of]
             whose[0, rows[~is_good]] = -1
+            whose[3, rows] = -1 if columns[0] is None else columns[0]
             if reading.whose == "slot":
                 whose[1:3, rows] = columns[1:3]
-                whose[3, rows] = -1 if columns[0] is None else columns[0]
+            elif not (reading.is_mark or reading.name in _OF_DRAFTS):
+                whose[1, rows] = -2
         return values, light, others, whose
 
     @staticmethod
@@ -313,17 +319,21 @@ class LogReader(LogServers):
         whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
     ) -> tuple[np.ndarray, list[bool]]:
         """Some lines without those that say no more than that a slot works for a task, as the next
-        line of its server does; and which of the others are of the same slot and task as the one
-        before of theirs. A line that has to be looked at comes between those of all servers.
+        line of its server does; and which of the others are of the same slot and task as the last
+        of theirs that has one. A line that has to be looked at comes between those of all servers.
         whose: as `_columns` finds it. is_silent: which lines of a slot say nothing."""
         is_known = whose[0, todo] >= 0
         part = np.cumsum(~is_known)
         order = np.argsort(whose[0, todo], kind="stable")
         server, slot, task, us = whose[:, todo[order]]
-        is_later = (us[1:] >= us[:-1]) & ((us[1:] < 0) == (us[:-1] < 0)) & (slot[1:] >= 0)
-        is_later &= (server[1:] == server[:-1]) & is_known[order[1:]]
-        is_later &= part[order[1:]] == part[order[:-1]]
-        is_same = is_later & (slot[1:] == slot[:-1]) & (task[1:] == task[:-1])
+        is_next = (us[1:] >= us[:-1]) & ((us[1:] < 0) == (us[:-1] < 0))
+        is_next &= (server[1:] == server[:-1]) & is_known[order[1:]]
+        is_next &= part[order[1:]] == part[order[:-1]]
+        is_later = is_next & (slot[1:] >= 0)
+        chain = np.concatenate([np.zeros(1, np.int64), np.cumsum(~is_next)])
+        last = np.maximum.accumulate(np.where(slot == -1, 0, np.arange(len(slot))))[:-1]
+        is_same = is_later & (slot[1:] == slot[last]) & (task[1:] == task[last])
+        is_same &= chain[1:] == chain[last]
         goes_on, is_left = np.zeros(len(todo), bool), np.ones(len(todo), bool)
         goes_on[order[1:]] = is_same
         is_left[order[1:-1]] = ~(is_same[:-1] & is_later[1:] & is_silent[todo[order[1:-1]]])

@@ -200,11 +200,15 @@ class LightRows:
         self._is_usual = np.zeros(n_lines, bool)
 
     def add(
-        self, block: Block, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
+        self,
+        rows: np.ndarray,
+        columns: list[Any],
+        is_good: np.ndarray,
+        streams: tuple[list[str], np.ndarray],
     ) -> None:
-        """Lines of a shape. name: of a prefix."""
-        names, of = block.streams(reading, rows, name)
-        (us, *columns), is_good = block.columns(reading, rows)
+        """Lines of a shape, as for `Block.rows`."""
+        names, of = streams
+        us, *columns = columns
         *_, accepted, drafted = columns
         self._is_usual[rows] = is_good & (accepted <= drafted) & (drafted > 0)
         if not len(self._rows):
@@ -335,11 +339,10 @@ class Block:
             return [reading.stream], of
         numbers = self._first[rows][:, None] + np.arange(n_numbers)
         lengths = self._lengths[numbers]
-        ends = self._places(rows, end)
-        begins = self._lines[rows]
 
         def prefix(i: int) -> str:
-            return self._data[begins[i] : ends[i]].decode("utf-8", "replace")
+            (last,) = self._places(rows[i : i + 1], end)
+            return self._data[self._lines[rows[i]] : last].decode("utf-8", "replace")
 
         kinds, kind_of = _groups(lengths.T)
         keys = np.zeros((n_numbers + 1, len(rows)), np.int64)

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import msgspec
+import numpy as np
 
 from engine.foreign import LARGEST, is_whole
 
 _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
 )
+_MOST_OTHERS = 8
+"""Bytes of a log for each that is not ASCII, with which it is worth to look for these."""
 _UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
 """What comes before the text of a token."""
 
@@ -107,10 +110,24 @@ def utf8_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
         data, rest = rest + piece[:end], piece[end:]
         if not data.isascii():
             try:
-                data.decode()
+                _of_characters(data).decode()
             except UnicodeDecodeError:
                 data = data.decode("utf-8", "replace").encode()
         yield data
+
+
+def _of_characters(data: bytes) -> bytes:
+    """The bytes that are not ASCII, with one that is between those that do not follow each other:
+    UTF-8 if the whole is. All of them where they are many."""
+    is_other = np.frombuffer(data, np.int8) < 0
+    if _MOST_OTHERS * np.count_nonzero(is_other) > len(data):
+        return data
+    at = np.flatnonzero(is_other)
+    places = np.arange(len(at))
+    places[1:] += np.cumsum(np.diff(at) > 1)
+    found = np.zeros(places[-1] + 1, np.uint8)
+    found[places] = np.frombuffer(data, np.uint8)[at]
+    return found.tobytes()
 
 
 def n_open(data: bytes) -> int:

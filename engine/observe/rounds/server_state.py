@@ -468,7 +468,7 @@ class ServerState:
         """Give a round what its drafter looked at, if that is known of each drafted token."""
         n_told = drafted if len(slot.candidates) >= drafted else 0
         tops = [slot.candidates.get(i, {}) for i in range(n_told)]
-        if tops and all(0 in top for top in tops) and "ngram" not in one.drafter:
+        if tops and "ngram" not in one.drafter and None not in [top.get(0) for top in tops]:
             one.draft = tuple(tuple(map(top.__getitem__, sorted(top))) for top in tops)
         slot.candidates = {}
 
@@ -476,14 +476,16 @@ class ServerState:
         """Give their slots the drafted tokens since the last time."""
         new, self._candidates = self._candidates, []
         self.n_candidates += len(new)
+        get, pieces = self.slots.get, self.pieces
         for _, _, number, rank, at, token, p, text in new:
-            slot = self.slots.get(number)
-            if slot is not None and rank < 8 and at < LONGEST_DRAFT:
-                if not rank and not at:
-                    slot.candidates = {}
-                slot.candidates.setdefault(at, {})[rank] = token, min(p, 1.0)
-                if token not in self.pieces:
-                    self._learn(token, text)
+            slot = get(number)
+            if slot is None or rank >= 8 or at >= LONGEST_DRAFT:
+                continue
+            if not rank and not at:
+                slot.candidates = {}
+            slot.candidates.setdefault(at, {})[rank] = token, p if p < 1.0 else 1.0
+            if token not in pieces:
+                self._learn(token, text)
 
     def _learn(self, token_id: int, text: str) -> None:
         if text and token_id not in self.pieces and "\ufffd" not in text:

@@ -249,8 +249,8 @@ class RowWriter:
         tokens = one.tokens if self._vocabulary is None else tuple(map(self._known, one.tokens))
         if one.log is not None:
             known, pieces = self.log_pieces, self._writer.store.pieces
-            drafted = (token for tops in one.log.draft for token, _ in tops if token not in pieces)
-            self._writer.learn((one for one in drafted if one in known), known.__getitem__)
+            if new := [t for tops in one.log.draft for t, _ in tops if t not in pieces]:
+                self._writer.learn((token for token in new if token in known), known.__getitem__)
         n_kept = kinds.count("accepted")
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
             if i == n_kept:

@@ -14,7 +14,7 @@ from engine.errors import TraceFileError
 from engine.foreign import is_whole
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
-from engine.observe.files.records.printed import is_printed, read_printed
+from engine.observe.files.records.printed import SPEC_BENCH, SPEED_BENCH, is_printed, read_printed
 from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, Shape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
@@ -25,7 +25,9 @@ from engine.trace.store import TraceStore
 _HEAD = 1 << 18
 METRICS, REPLY, PRINTED = "prometheus", "reply", "benchmark"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
-SHAPES: dict[str, Shape] = {shape.name: shape for shape in (AIPERF, *READERS, LLAMA_SERVER)}
+SHAPES: dict[str, Shape] = {
+    one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, SPEED_BENCH, LLAMA_SERVER)
+}
 _SIGNS = {key for shape in SHAPES.values() for sign in shape.signs for key in sign}
 _REPLY = re.compile(
     rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"|"type"\s*:\s*"response\.'

@@ -1,5 +1,5 @@
 """AIPerf's acceptance records: read, and written for every sequence of a trace; and its summaries
-of a whole benchmark, as JSON and as CSV (docs/tutorials/spec-decode-metrics.md).
+of a whole benchmark, as JSON, as CSV and as printed (docs/tutorials/spec-decode-metrics.md).
 
 A record has no time and no text, so nothing of a trace but its counts goes into it.
 """
@@ -33,21 +33,42 @@ _RATE = "spec_decode_overall_draft_acceptance_rate"
 _ROW = re.compile(
     r'^"?([A-Za-z][^,"()\n]{0,80}?)(?: \([^)\n]{1,40}\))?"?,"?([\d.]{1,40})"?\r?$', re.M
 )
-_CSV = re.compile(rb'^"?Total Spec Decode Steps[^,\n]{0,40},', re.MULTILINE)
+_SUMMARY = re.compile(
+    r'^"?Total Spec Decode Steps[^,\n]{0,40},|^[│|] {1,60}Overall Draft Acceptance Rate',
+    re.MULTILINE,
+)
+_CELLS = re.compile(r"^[│|]([^│|\n]{1,120})[│|] {0,20}([\d.,]{0,20}) {0,20}[│|]", re.MULTILINE)
+_SHARES = re.compile(r"Accepted drafts per step \(% of steps\):((?: {1,9}\d{1,3}: \d{1,3}%){1,9})")
+_PRINTED = {_MEAN: "Token-Weighted Acceptance Length", _RATE: "Overall Draft Acceptance Rate"}
+_OF_STEPS = "percent_of_steps"
 WARMUP = "warmup_metrics"
 """What a summary says of requests before the benchmark."""
 
 
 def is_summary_table(data: bytes) -> bool:
-    """Whether bytes are a summary as CSV, with sums of speculative decoding."""
-    return _CSV.search(data) is not None
+    """Whether bytes are a summary as CSV or as printed, with sums of speculative decoding."""
+    return _SUMMARY.search(data.decode("utf-8", "replace")) is not None
 
 
 def table_values(data: bytes) -> dict[str, Any]:
-    """A summary as CSV with the keys that the one as JSON has; rows of a single number only. Ratios
-    have two decimals there, so they are not held to the counts."""
+    """A summary as CSV or as printed with the keys that the one as JSON has; rows of one number
+    only. Ratios have two decimals there, so they are not held to the counts. What is printed has
+    averages of requests and, of all steps, two ratios and the shares by accepted tokens."""
     found: dict[str, Any] = {}
-    for name, value in _ROW.findall(data.decode("utf-8-sig", "replace")):
+    text = data.decode("utf-8-sig", "replace")
+    rows: list[list[str]] = []
+    for name, value in _CELLS.findall(text):
+        if not value and rows:  # a name goes on in the next line
+            rows[-1][0] += f" {name.strip()}"
+        else:
+            rows.append([name.strip(), value])
+    for name, value in rows:
+        key = next((k for k, words in _PRINTED.items() if name.startswith(words)), None)
+        if key is not None and re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", value):
+            found[key] = {"avg": float(value)}
+    if (shares := _SHARES.search(text)) is not None:
+        found[_OF_STEPS] = {k: int(n) for k, n in re.findall(r"(\d+): (\d+)%", shares[1])}
+    for name, value in _ROW.findall(text):
         key = re.sub(r"\W", "_", name.strip().lower())
         if re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", value):
             found[key] = {"avg": float(value)}
@@ -75,9 +96,15 @@ def _read_summary(node: Node) -> RecordedRequest:
     found.histogram = values.histogram(_POOLED)
     steps, accepted = found.num_spec_steps, found.num_accepted_draft_tokens
     names = _TOTALS["num_accepted_draft_tokens"], _TOTALS["num_spec_steps"]
-    if (mean := figure(_MEAN)) is not None and accepted is not None and steps:
+    if (mean := figure(_MEAN)) is not None:
+        found.given["mean_acceptance_length"] = mean
+    if mean is not None and accepted is not None and steps:
         found.check_ratio(_MEAN, mean, accepted + steps, steps, *names)
     drafted, rate = found.num_draft_tokens, figure(_RATE)
+    if rate is not None and rate <= 100:
+        found.given["draft_acceptance_rate"] = rate / 100
+    if (shares := values.histogram(_OF_STEPS)) is not None:
+        found.rates = [sum(shares[i:]) / 100 for i in range(1, len(shares))]
     if rate is not None and accepted is not None and drafted:
         names = names[0], _TOTALS["num_draft_tokens"]
         found.check_ratio(_RATE, rate, 100 * accepted, drafted, *names)
@@ -91,7 +118,7 @@ def _read_summary(node: Node) -> RecordedRequest:
 
 
 def _read(node: Node) -> RecordedRequest:
-    if _TOTALS["num_spec_steps"] in node.values:
+    if _TOTALS["num_spec_steps"] in node.values or _RATE in node.values:
         return _read_summary(node)
     found, values = read_acceptance(node, "")
     found.engine = values.text("engine") or ""
@@ -106,6 +133,7 @@ AIPERF = Shape(
         ("engine", "num_spec_steps", "mean_acceptance_length"),
         ("engine", "per_step_accepted"),
         (_TOTALS["num_spec_steps"],),
+        (_RATE,),
     ),
     _read,
 )

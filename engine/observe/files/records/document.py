@@ -161,7 +161,7 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     """What the events hold, in one list. Engines write each into one line; one that is
     not complete ends the stream."""
     found: list[Any] = []
-    left = _LeftOut()
+    left = LeftOut()
     held: list[str] = []
     fault: tuple[int, JsonError] | None = None
     for number, line in enumerate(chain(_lines(text), [""]), start=1):
@@ -200,7 +200,7 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
 def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any]], str]:
     """Values one after another; `whole`: why the text is not one value."""
     found: list[tuple[str, Any]] = []
-    left = _LeftOut()
+    left = LeftOut()
     members: dict[str, Any] = {}
     at, number, room = 0, 1, 4 * len(text)
     while at < len(text):
@@ -265,7 +265,7 @@ def _parse_line(line: str, name: str, number: int) -> Any:
         raise _invalid(name, f"line {number}", error) from error
 
 
-class _LeftOut:
+class LeftOut:
     """Lines that were not read, without those of HTTP and of what curl prints."""
 
     def __init__(self) -> None:

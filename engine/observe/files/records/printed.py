@@ -1,8 +1,11 @@
 """Sums that benchmark programs print when they end: llama.cpp's `llama-speculative` and
-`-simple`, vLLM's example `spec_decode.py` and `vllm bench serve`, SGLang's benchmarks.
+`-simple`, vLLM's example `spec_decode.py` and `vllm bench serve`, SGLang's and TensorRT-LLM's
+benchmarks, whose averages are those of requests.
 
 A line is a name and a number; a name that comes again begins another run of the program. Of
-ik_llama.cpp's `llama-spec-bench`, a row of its table is an attempt, or a stage of one.
+ik_llama.cpp's `llama-spec-bench`, a row of its table is an attempt, or a stage of one; of
+llama.cpp's speed_bench.py and speed_bench_compare.py, a row is a category, or a setting, and has
+rates alone. Sums of all rows are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import re
 from collections.abc import Callable
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
+from engine.observe.files.records.document import Fields, Node
+from engine.observe.files.records.readers import Shape
 from engine.observe.files.records.request import RecordedRequest
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
@@ -31,6 +36,8 @@ _NAMES = {
     "accept length": _MEAN,
     "average accept length": _MEAN,
     "acc_length": _MEAN,
+    "[al] average": _MEAN,
+    "[dar] average": _RATE,
     "avg draft acceptance rate": _RATE,
     "drafts": _STEPS,
     "draft tokens": _DRAFTED,
@@ -45,7 +52,7 @@ _LINE = re.compile(
 )
 _SIGN = re.compile(
     r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:"
-    r"|(?:average )?accept length:|acc_length=)[ \t]{0,60}\d"
+    r"|(?:average )?accept length:|\[al\] average:|acc_length=)[ \t]{0,60}\d"
     r"|(?:^|, )acceptance length:[ \t]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -63,8 +70,11 @@ _ROW = re.compile(
     r"\| +(?:(?P<steps>\d{1,20}) \| +(?P<acc>\d{1,20})/(?P<drafted>\d{1,20})|- \| +-) "
     r"\|[^|\n]{1,40}\|[^|\n]{1,40}\|(?P<by>[^|\n]{0,60})"
 )
+_SPEEDS = re.compile(r"^[^\n]{0,200}pred_t/s[^\n]{0,200}\baccept_rate\b", re.MULTILINE)
+_CELLS = re.compile(r"\s*\|\s*|\s{2,}|\t")
 _ENGINES = (
     ("n_drafted", "llama.cpp"),
+    ("[al] average", "tensorrt-llm"),
     ("accept length", "sglang"),
     ("acc_length", "sglang"),
     ("#questions", "sglang"),
@@ -73,7 +83,7 @@ _ENGINES = (
 
 def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
-    if _SIGN.search(text) is not None or _TABLE.search(text) is not None:
+    if any(one.search(text) is not None for one in (_SIGN, _TABLE, _SPEEDS)):
         return True
     return "metrics: " not in text and _ALONE.search(text) is not None
 
@@ -96,7 +106,35 @@ def read_printed(text: str) -> list[RecordedRequest]:
             close()
         values[name] = match
     close()
-    return found + [_row(row, text) for row in _ROW.finditer(text) if _TABLE.search(text)]
+    rows = [_row(row, text) for row in _ROW.finditer(text) if _TABLE.search(text)]
+    return found + rows + (_speeds(text) if _SPEEDS.search(text) else [])
+
+
+def _speeds(text: str) -> list[RecordedRequest]:
+    """The rows of speed-bench's tables: by their first cell the speed and the rate, which has no
+    counts."""
+    found: list[RecordedRequest] = []
+    columns: list[str] = []
+    for line in text.splitlines():
+        cells = _CELLS.split(line.strip(" \t|>`*"))
+        if "accept_rate" in cells:
+            columns = cells
+        elif len(cells) != len(columns):
+            columns = columns if set(line) <= set(" -|:") else []
+        elif not set(line) <= set(" -|:"):
+            row = dict(zip(columns, cells, strict=True))
+            one = RecordedRequest("llama-server", cells[0], stop="end", record=dict(row))
+            speed = next(row[name] for name in reversed(columns) if name.endswith("pred_t/s"))
+            for name, value in (("speed", speed), ("rate", row["accept_rate"])):
+                number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(%?)", value)
+                if number is None:
+                    continue
+                if name == "speed":
+                    one.timings["predicted_per_second"] = float(number[1])
+                elif (rate := float(number[1]) / (100 if number[2] else 1)) <= 1:
+                    one.given["draft_acceptance_rate"] = rate
+            found.append(one)
+    return [one for one in found if one.place != "overall"] or found
 
 
 def _row(row: re.Match[str], text: str) -> RecordedRequest:
@@ -153,7 +191,8 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
     if mean is not None:
         found.given["mean_acceptance_length"] = mean
     if rate is not None and drafted is None and rate <= 100:
-        found.given["draft_acceptance_rate"] = rate / 100
+        is_share = values[_RATE]["name"].startswith("[")
+        found.given["draft_acceptance_rate"] = rate if is_share else rate / 100
     for name, given, part, whole_ in (
         (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
         (_RATE, rate, 100 * (accepted or 0), drafted),
@@ -191,3 +230,74 @@ def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], te
     if not rates:
         return
     found.rates, found.num_spec_tokens = rates, len(rates)
+
+
+# -- the same as JSON -------------------------------------------------------------------------
+
+_STAGE_NAMES = {
+    "num_spec_steps": ("num_drafts", "drafts"),
+    "num_draft_tokens": ("draft_tokens",),
+    "num_accepted_draft_tokens": ("accepted_tokens", "accepted"),
+}
+
+
+def _read_spec_bench(node: Node) -> RecordedRequest:
+    """An attempt, short or with --output-details: the sums of its stages, which draft in turn."""
+    values = node.fields()
+    name, run = values.text("task_name") or values.text("task"), values.count("run")
+    if run is None and (run := values.count("repeat_index")) is not None:
+        run += 1
+    found = RecordedRequest("ik_llama.cpp", f"{name}, run {run}", record=dict(node.values))
+    inner = values.object("speculative") or values
+    stages = [
+        Fields(one, node.file, f"{node.place}.stages", node.taken)
+        for one in inner.values.get("stages") or ()
+        if isinstance(one, dict)
+    ]
+    for field, names in _STAGE_NAMES.items():
+        counts = [next((n for k in names if (n := s.count(k)) is not None), None) for s in stages]
+        known = [n for n in counts if n is not None]
+        setattr(found, field, sum(known) if known and len(known) == len(counts) else None)
+    if len(stages) == 1:
+        found.per_pos = stages[0].counts("accepted_by_position") or None
+    tokens, timing = values.object("tokens"), values.object("timing")
+    generated = tokens.count("generated") if tokens else values.count("generated")
+    found.set_tokens(tokens.count("prompt") if tokens else None, None, generated)
+    seconds = timing.number("decode_s") if timing else values.number("decode_s")
+    if seconds is not None:
+        found.timings["predicted_ms"] = 1e3 * seconds
+    found.stop = values.text("stop") or "end"
+    found.check_counts({field: names[0] for field, names in _STAGE_NAMES.items()})
+    return found
+
+
+SPEC_BENCH = Shape(
+    "spec-bench",
+    "llama-spec-bench",
+    (("row_type", "task", "stages"), ("row_type", "task_id", "speculative")),
+    _read_spec_bench,
+)
+
+
+def _read_speed_bench(node: Node) -> RecordedRequest:
+    """A sample, of which the program writes 0 drafted also where the server says nothing of it."""
+    values = node.fields()
+    found = RecordedRequest("llama-server", values.text("id") or "", record=dict(node.values))
+    found.set_tokens(values.count("prompt_tokens"), None, values.count("completion_tokens"))
+    for name in ("prompt_ms", "predicted_ms"):
+        if (ms := values.number(name)) is not None:
+            found.timings[name] = ms
+    drafted, accepted = map(values.count, ("draft_n", "draft_n_accepted"))
+    if drafted:
+        found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, accepted
+        found.check_counts({_DRAFTED: "draft_n", _ACCEPTED: "draft_n_accepted"})
+    found.stop = values.text("finish_reason") or ""
+    return found
+
+
+SPEED_BENCH = Shape(
+    "speed-bench",
+    "llama.cpp's speed_bench.py",
+    (("latency_s", "draft_n", "draft_n_accepted"),),
+    _read_speed_bench,
+)

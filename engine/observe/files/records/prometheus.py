@@ -1,5 +1,5 @@
-"""Counters of a server as Prometheus text: of vLLM, of llama-server, which names them alike, of
-TensorRT-LLM and of rapid-mlx.
+"""Counters of a server as Prometheus text: of vLLM, of llama-server and LMDeploy, which name them
+alike, of TensorRT-LLM, SGLang, rapid-mlx and TGI.
 
 Two scrapes in the order taken show what was done between them; one alone shows what was done since
 the server started.
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from engine.errors import TraceFileError
 from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
-from engine.gguf.binary import shorten
-from engine.observe.files.records.document import MOST_BYTES
+from engine.observe.files.records.document import MOST_BYTES, LeftOut
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 
@@ -24,6 +23,9 @@ _ENGINES = {
     "llamacpp": "llama-server",
     "trtllm": "tensorrt-llm",
     "rapid_mlx": "rapid-mlx",
+    "lmdeploy": "lmdeploy",
+    "sglang": "sglang",
+    "tgi": "tgi",
 }
 _COUNTERS = {
     "num_drafts": "num_spec_steps",
@@ -31,8 +33,11 @@ _COUNTERS = {
     "num_accepted_tokens": "num_accepted_draft_tokens",
 }
 _PER_POS = "num_accepted_tokens_per_pos"
+_EMITTED, _STEPS, _AT_MOST, _REQUESTS = "emitted", "steps", "at_most", "requests"
+"""The last three are TGI's: of each step of a request, that of its prompt too, a histogram has the
+tokens that were accepted; how many were drafted it does not count."""
 _SERIES = re.compile(
-    rf"(vllm|llamacpp):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
+    rf"(vllm|llamacpp|lmdeploy):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
 _OTHER_SERIES = {
     "rapid_mlx_spec_decode_attempts": ("rapid_mlx", "num_draft_tokens"),
@@ -41,6 +46,10 @@ _OTHER_SERIES = {
     "rapid_mlx_spec_decode_accepted_by_depth": ("rapid_mlx", _PER_POS),
     "trtllm_spec_decode_num_draft_tokens": ("trtllm", "num_draft_tokens"),
     "trtllm_spec_decode_num_accepted_tokens": ("trtllm", "num_accepted_tokens"),
+    "tgi_request_skipped_tokens_sum": ("tgi", "num_accepted_tokens"),
+    "tgi_request_skipped_tokens_count": ("tgi", _STEPS),
+    "tgi_request_skipped_tokens_bucket": ("tgi", _AT_MOST),
+    "tgi_request_generated_tokens_count": ("tgi", _REQUESTS),
     "llamacpp:draft_tokens": ("llamacpp", "num_draft_tokens"),
     "llamacpp:draft_tokens_accepted": ("llamacpp", "num_accepted_tokens"),
     "llamacpp:draft_verify_steps": ("llamacpp", "num_drafts"),
@@ -49,7 +58,13 @@ _OTHER_SERIES = {
 }
 """By other names, without `_total`: of rapid-mlx, for which each token of a draft is an attempt and
 depths count from 1, of TensorRT-LLM, and of builds of llama.cpp before it had vLLM's names."""
-_TOKENS = {"vllm:generation_tokens": "vllm", "llamacpp:tokens_predicted": "llamacpp"}
+_TOKENS = {
+    "vllm:generation_tokens": "vllm",
+    "llamacpp:tokens_predicted": "llamacpp",
+    "lmdeploy:generation_tokens": "lmdeploy",
+    "sglang:generation_tokens": "sglang",
+    "tgi_request_generated_tokens_sum": "tgi",
+}
 """Emitted tokens, of all requests, with and without drafts."""
 _GAUGES = {
     "spec_accept_length": "mean_acceptance_length",
@@ -57,14 +72,15 @@ _GAUGES = {
 }
 """SGLang's, averages of its last batches: no counts follow from them."""
 _SIGN = re.compile(
-    rb"^(?:(?:vllm|llamacpp):spec_decode_num_(?:drafts|draft_tokens|accepted_tokens)(?:_total)?"
+    rb"^(?:(?:vllm|llamacpp|lmdeploy):spec_decode_num_(?:drafts|draft_tokens|accepted_tokens)(?:_total)?"
     rb"|sglang:spec_accept_(?:length|rate)|rapid_mlx_spec_decode_attempts_total"
     rb"|trtllm_spec_decode_num_draft_tokens(?:_total)?"
-    rb"|llamacpp:(?:draft_tokens|spec_tokens_drafted)(?:_total)?)[ {]",
+    rb"|llamacpp:(?:draft_tokens|spec_tokens_drafted)(?:_total)?"
+    rb"|tgi_request_skipped_tokens_(?:sum|count))[ {]",
     re.MULTILINE,
 )
-_EXACT = {"vllm": COUNT, "llamacpp": 10**6, "trtllm": COUNT, "rapid_mlx": COUNT}
-"""Up to where a server prints a counter with all its digits."""
+_EXACT = {"llamacpp": 10**6}
+"""Up to where a server prints a counter with all its digits, if not all."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
 _SAMPLE = re.compile(
@@ -72,9 +88,7 @@ _SAMPLE = re.compile(
     r"(?<=[\s|}])([^\s|]{1,40}(?: \d{1,20})?)[\s|]{0,9}"
 )
 """A sample, also as a row of a table."""
-_BEGIN = re.compile(r"[`>*|\s]{0,9}(?:(?:vllm|llamacpp|sglang):|rapid_mlx_|trtllm_)")
-
-_EMITTED = "emitted"
+_BEGIN = re.compile(r"[`>*|\s]{0,9}(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_|tgi_)")
 
 _Counters = dict[str, dict[int, float]]
 
@@ -88,9 +102,9 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
     """Counters as a person has copied them: commands, table rules and tags around them are left
     out, and a sentence says how many lines; as they are where there are none."""
     kept: list[str] = []
-    left: list[str] = []
+    left = LeftOut()
     lines = data.decode("utf-8-sig", "replace").splitlines()
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             kept.append(line)
         elif len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
@@ -98,12 +112,8 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
         elif _BEGIN.match(line) or len(line) > LONGEST_LINE:
             kept.append(line)  # what is wrong with it is said later
         elif any(map(str.isalnum, line)):
-            left.append(line)
-    if not left and kept == lines:
-        return data, ""
-    n = "1 line was" if len(left) == 1 else f"{len(left):,} lines were"
-    sentence = f"{n} left out, the first is {shorten(left[0].strip(), 80)}" if left else ""
-    return ("\n".join(kept) + "\n").encode(), sentence
+            left.add(number, line.strip())
+    return (data if kept == lines else ("\n".join(kept) + "\n").encode()), left.sentence
 
 
 def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:
@@ -123,9 +133,7 @@ def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedReq
     scrapes = [_read_scrape(text, name) for text in texts]
     before = scrapes[0] if len(scrapes) == 2 else {}
     return [
-        _averages(labels, last)
-        if engine == "sglang"
-        else _difference(engine, labels, before.get((engine, labels)), last)
+        _difference(engine, labels, before.get((engine, labels)), last, name)
         for (engine, labels), last in scrapes[-1].items()
     ]
 
@@ -175,7 +183,9 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             continue
         labels = dict(sample.labels)
         first = int(engine == "rapid_mlx")
-        at = labels.pop("depth" if first else "position", None)
+        at = labels.pop({"rapid_mlx": "depth", "tgi": "le"}.get(engine, "position"), None)
+        if at == "+Inf":
+            continue
         index = -1 if at is None else _position(at, sample.name, name, first)
         values = found.setdefault((engine, _labels_text(labels)), defaultdict(dict))[series]
         if index in values:
@@ -206,25 +216,19 @@ def _position(text: str, series: str, file: str, first: int) -> int:
     return int(text) - first
 
 
-def _averages(labels: str, last: _Counters) -> RecordedRequest:
-    found = RecordedRequest("sglang", labels)
-    found.given = {_GAUGES[name]: values[-1] for name, values in last.items()}
-    found.record = {name: values[-1] for name, values in last.items()}
-    return found
-
-
 def _difference(
-    engine: str, labels: str, before: _Counters | None, last: _Counters
+    engine: str, labels: str, before: _Counters | None, last: _Counters, file: str
 ) -> RecordedRequest:
     before = before or defaultdict(dict)
-    series = [(name, index) for name, values in last.items() for index in values]
+    gauges = {name: last[name][-1] for name in _GAUGES if name in last}
+    series = [(name, i) for name, values in last.items() if name not in gauges for i in values]
     fell = [name for name, index in series if before[name].get(index, 0.0) > last[name][index]]
     found = RecordedRequest(_ENGINES[engine], labels)
     if fell:  # another process of the server: the first scrape is not of the same counters
         before = defaultdict(dict)
         found.record["restarted"] = f"{fell[0]} fell between the scrapes"
     most = max((last[name][i] for name, i in series if name != _EMITTED), default=0.0)
-    exact = most < _EXACT[engine]
+    exact = most < _EXACT.get(engine, COUNT)
     if not exact:
         found.record["rounded"] = f"counters from {_EXACT[engine]:,} on have six digits"
 
@@ -237,6 +241,13 @@ def _difference(
         found.record[name] = count(name)
     if (emitted := count(_EMITTED)) is not None:
         found.timings["predicted_n"] = emitted
+    if gauges:
+        found.given = {_GAUGES[name]: value for name, value in gauges.items()}
+        found.record = dict(gauges)
+        return found
+    if engine == "tgi":
+        _take_steps(found, count, sorted(last[_AT_MOST]), file)
+        return found
     positions = sorted(last[_PER_POS])
     found.per_pos = [count(_PER_POS, i) or 0 for i in range(max(positions, default=-1) + 1)]
     found.record[_PER_POS] = list(found.per_pos)
@@ -245,6 +256,29 @@ def _difference(
     if exact:
         _check(found)
     return found
+
+
+def _take_steps(
+    found: RecordedRequest, count: Callable[..., int | None], lengths: list[int], file: str
+) -> None:
+    """What TGI's histogram has of steps. The first one of a request is that of its prompt; how many
+    there were is known where all requests have ended."""
+    accepted, steps = found.num_accepted_draft_tokens, count(_STEPS)
+    if not accepted and lengths[-1:] in ([], [0]):
+        raise TraceFileError(
+            f"{file} has counters of TGI and no token in them that was speculated.",
+            "Start TGI with --speculate N, and save /metrics after its requests.",
+        )
+    if accepted is None or steps is None:
+        return
+    at_most = [count(_AT_MOST, i) or 0 for i in lengths]
+    if lengths == list(range(len(lengths))) and at_most[-1:] == [steps]:
+        per_pos = [steps - n for n in at_most[:-1]]
+        found.per_pos = per_pos if sum(per_pos) == accepted else None
+    n_requests = count(_REQUESTS)
+    if n_requests is not None and found.timings.get("predicted_n") == steps + accepted:
+        found.num_spec_steps = steps - n_requests
+        found.derived = ("num_spec_steps",)
 
 
 def _check(found: RecordedRequest) -> None:

@@ -9,7 +9,8 @@ TensorRT-LLM: `speculative_decoding` of a choice, or of the performance metrics,
 request; `specDecodingStats` of the iterations that /metrics lists.
 mlx-vlm: `timings` with llama-server's names and the number of rounds. Accepted tokens may exceed
 those emitted: a round counts before a stop cuts it.
-ik_llama.cpp's llama-spec-bench: lines of attempts; sums of all attempts are left out.
+Servers of the OpenAI API: `usage` with the tokens of a prediction that were accepted and rejected,
+as TabbyAPI has them, or with those proposed and accepted, as servers of mlx-swift.
 LM Studio: `stats` of a prediction, and fragments of text. What it calls ignored was never sent to
 the target, so that it is not a drafted token here.
 """
@@ -455,51 +456,29 @@ LLAMA_SERVER = Shape(
 )
 """Its replies are read as if they came from the server: see `writing`."""
 
-# -- llama-spec-bench ------------------------------------------------------------------------
+# -- usage -----------------------------------------------------------------------------------
 
-_STAGE_NAMES = {
-    "num_spec_steps": ("num_drafts", "drafts"),
-    "num_draft_tokens": ("draft_tokens",),
-    "num_accepted_draft_tokens": ("accepted_tokens", "accepted"),
-}
+_PREDICTED = "accepted_prediction_tokens", "rejected_prediction_tokens"
+_PROPOSED = "proposed_tokens", "accepted_tokens"
 
 
-def _read_spec_bench(node: Node) -> RecordedRequest:
-    """An attempt, short or with --output-details: the sums of its stages, which draft in turn."""
-    values = node.fields()
-    name, run = values.text("task_name") or values.text("task"), values.count("run")
-    if run is None and (run := values.count("repeat_index")) is not None:
-        run += 1
-    found = RecordedRequest("ik_llama.cpp", f"{name}, run {run}", record=dict(node.values))
-    inner = values.object("speculative") or values
-    stages = [
-        Fields(one, node.file, f"{node.place}.stages", node.taken)
-        for one in inner.values.get("stages") or ()
-        if isinstance(one, dict)
-    ]
-    for field, names in _STAGE_NAMES.items():
-        counts = [next((n for k in names if (n := s.count(k)) is not None), None) for s in stages]
-        known = [n for n in counts if n is not None]
-        setattr(found, field, sum(known) if known and len(known) == len(counts) else None)
-    if len(stages) == 1:
-        found.per_pos = stages[0].counts("accepted_by_position") or None
-    tokens, timing = values.object("tokens"), values.object("timing")
-    generated = tokens.count("generated") if tokens else values.count("generated")
-    found.set_tokens(tokens.count("prompt") if tokens else None, None, generated)
-    seconds = timing.number("decode_s") if timing else values.number("decode_s")
-    if seconds is not None:
-        found.timings["predicted_ms"] = 1e3 * seconds
-    found.stop = values.text("stop") or "end"
-    found.check_counts({field: names[0] for field, names in _STAGE_NAMES.items()})
+def _read_prediction(node: Node) -> RecordedRequest:
+    """Counts inside of `usage`."""
+    values, found = node.fields(), RecordedRequest("", node.place, record=dict(node.values))
+    is_predicted = _PREDICTED[0] in node.values
+    names = _PREDICTED if is_predicted else _PROPOSED
+    one, other = map(values.count, names)
+    found.num_draft_tokens, found.num_accepted_draft_tokens = one, other
+    if is_predicted:
+        found.num_draft_tokens = None if one is None or other is None else one + other
+        found.num_accepted_draft_tokens = one
+        found.derived = ("num_draft_tokens", "draft_n")
+    found.check_counts({"num_draft_tokens": names[0], "num_accepted_draft_tokens": names[1]})
+    _read_usage(node, node.owner("usage"), found)
     return found
 
 
-SPEC_BENCH = Shape(
-    "spec-bench",
-    "llama-spec-bench",
-    (("row_type", "task", "stages"), ("row_type", "task_id", "speculative")),
-    _read_spec_bench,
-)
+USAGE = Shape("usage", "the OpenAI API", (_PREDICTED, _PROPOSED), _read_prediction)
 
-READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, SPEC_BENCH)
+READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, USAGE)
 """Of what replies say."""

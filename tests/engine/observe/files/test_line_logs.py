@@ -704,3 +704,41 @@ def test_the_console_of_koboldcpp() -> None:
         (5, None, None, None, 9840, 90),  # most of its drafts are missing
     ]  # fmt: skip
     assert rules(store) == ["log-unread"] and recognise(text.encode()) == "log"
+
+
+def test_the_lines_of_lmdeploy_and_tabbyapi() -> None:
+    head = (
+        "[2026-11-02 10:00:0{0} DP{0}] Avg thr (in/out): 100.0 / 250.0 tokens/s, KV cache: 10.0%, "
+    )
+    said = "SpecDecoding metrics: Draft acceptance rate: 61.67%, Mean acceptance length: 2.85, "
+    said += "Accepted: 555 tokens, Drafted: 900 tokens, Per-position acceptance rate: "
+    store = read("".join(head.format(i) + said + "0.800, 0.600, 0.450\n" for i in (0, 1)))
+    assert store.runs[0]["source"]["engine"] == "lmdeploy"
+    assert told(store, "num_spec_steps", "draft_n_accepted", "draft_n") == [(300, 555, 900)] * 2
+    assert [one["place"][:8] for one in store.runs[0]["requests"]] == ["engine 0", "engine 1"]
+    line = "INFO: Metrics (ID: {}): 120 tokens generated in 2.2 seconds (Queue: 0.0 s, Process: 64 "
+    line += "cached tokens and 36 new tokens at 500.0 T/s, Generate: 60.0 T/s, Context: 100 tokens"
+    drafts = ", Draft: 80 / 120 tokens accepted (66.67%)"
+    store = read(f"{line.format('8c1d')}{drafts}) \n{line.format('8c1e')}) \n")
+    assert told(store, "cache_n", *COUNTS) == [
+        (64, 36, 120, 120, 80, None),
+        (64, 36, 120, *[None] * 3),
+    ]
+    assert store.runs[0]["source"]["engine"] == "tabbyapi" and not rules(store)
+
+
+def test_letters_and_rows_keep_their_names() -> None:
+    """A letter among the digits of a pod's name is kept; a prompt's name has no prefix."""
+    lines = (DATA / "logs" / "default.log").read_text().splitlines()
+    store = read("".join(f"[pod/llama-6d5f-x2/server] {line}\n" for line in lines))
+    assert store.runs[0]["server"]["address"] == "pod/llama-6d5f-x2/server"
+    row = "nov 02 box bench[9]:   code_python        pred= 192 draft= 153 acc= 140 rate=0.915"
+    store = read(f"{row}\n")
+    assert [one["place"] for one in store.runs[0]["requests"]] == ["code_python"]
+
+
+def test_a_mean_length_that_has_several_numbers_of_steps_is_told() -> None:
+    head = "0.02.100.120 I slot print_timing: id  0 | task 0 | "
+    counts = "draft acceptance = 0.43103 (  400 accepted /   928 generated), "
+    store = read(f"{head}{counts}mean acceptance length =  2.00\n")
+    assert told(store, "num_spec_steps", "mean_acceptance_length") == [(None, 2.0)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.analysis.findings.check import find, record_findings
+from engine.errors import TraceFileError
 from engine.observe.files.importing import import_file, recognise
 from engine.trace.store import TraceStore
 
@@ -332,3 +333,148 @@ def test_averages_alone(text: str, told: tuple[Any, ...], tmp_path: Path) -> Non
 def test_a_wrapped_line_of_vllm_is_no_benchmark() -> None:
     line = b"INFO [metrics.py:96] SpecDecoding metrics:\nMean acceptance length: 1.90, Accepted: 9"
     assert recognise(line.replace(b"metrics:\n", b"metrics: \n")) != "benchmark"
+
+
+CONSOLE = """
+                  NVIDIA AIPerf: Spec Decode
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━┓
+┃                            Metric ┃    avg ┃   min ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━┩
+│         Acceptance Length (ratio) │   2.61 │  1.00 │
+│  Token-Weighted Acceptance Length │   2.55 │   N/A │
+│                           (ratio) │        │       │
+│         Draft Acceptance Rate (%) │  52.20 │  0.00 │
+│ Overall Draft Acceptance Rate (%) │  51.70 │   N/A │
+└───────────────────────────────────┴────────┴───────┘
+  Accepted drafts per step (% of steps):  0: 20%   1: 25%   2: 35%   3: 20%
+"""
+SPEEDS = """Summary (elapsed=101.20s)
+category    samples  avg_prompt_t/s  avg_pred_t/s  avg_latency  accept_rate
+----------  -------  --------------  ------------  -----------  -----------
+coding      8        812.10          41.20         10.120s      0.7312
+writing     8        811.40          22.00         15.300s      n/a
+overall     16       806.20          33.70         10.710s      0.6907
+"""
+COMPARED = """Comparison: baseline=a.json speculative=b.json
+category  base_avg_pred_t/s  spec_avg_pred_t/s  decode_speedup  accept_rate
+--------  -----------------  -----------------  --------------  -----------
+coding    25.10              41.20              1.64x           0.7312
+writing   25.00              22.00              0.88x           n/a
+overall   25.05              39.60              1.58x           0.6907
+"""
+SETTINGS = """
+| n_max | avg_pred_t/s | accept_rate |
+|-------|--------------|-------------|
+| 2 | 41.2 | 73.12% |
+| 5 | 22 | n/a |
+"""
+
+
+def _read(text: str, tmp_path: Path) -> TraceStore:
+    path = tmp_path / "pasted.txt"
+    path.write_text(text)
+    store = TraceStore()
+    import_file(store, path)
+    assert not find(store)
+    return store
+
+
+@pytest.mark.parametrize("mark", ["│", "|"])
+def test_the_console_table_of_aiperf(tmp_path: Path, mark: str) -> None:
+    store = _read(CONSOLE.replace("│", mark), tmp_path)
+    told = store.runs[0]["requests"][0]["told"]
+    assert (told["mean_acceptance_length"], told["draft_acceptance_rate"]) == (2.55, 0.517)
+    by_position = told["acceptance_per_position"]["unconditional"]
+    assert (
+        by_position == [0.8, 0.55, 0.2] and 1 + sum(by_position) == told["mean_acceptance_length"]
+    )
+    assert [told.get(name) for name in SUMS] == [None] * 4  # averages of requests are no counts
+    assert store.runs[0]["source"]["engine"] == "aiperf"
+
+
+@pytest.mark.parametrize("text", [SPEEDS, COMPARED, SETTINGS], ids=["one", "two", "settings"])
+def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
+    requests = _read(text, tmp_path).runs[0]["requests"]
+    assert [one["place"] for one in requests] in (["coding", "writing"], ["2", "5"])
+    told = [one["told"] for one in requests]
+    assert [one["predicted_per_second"] for one in told] == [41.2, 22.0]
+    assert [one["draft_acceptance_rate"] for one in told] == [pytest.approx(0.7312), None]
+    assert not any(one.get(name) is not None for one in told for name in SUMS)
+
+
+def test_what_speed_bench_keeps_has_its_samples(tmp_path: Path) -> None:
+    """Of a server without speculation it writes 0 drafted tokens: not observed."""
+    sample = {"category": "math", "ok": True, "latency_s": 3.5, "prompt_tokens": 90, "error": None}
+    sample |= {"completion_tokens": 200, "prompt_ms": 100.0, "predicted_ms": 5000.0}
+    samples = [
+        sample | {"id": name, "draft_n": drafted, "draft_n_accepted": accepted}
+        for name, drafted, accepted in (("a", 150, 90), ("b", 0, 0))
+    ]
+    summary = [{"category": "math", "requests": 2, "draft_n": 150, "accepted": 90}]
+    store = _read(json.dumps({"config": {}, "summary": summary, "results": samples}), tmp_path)
+    told = [one["told"] for one in store.runs[0]["requests"]]
+    assert [[one.get(name) for name in SUMS] for one in told] == [
+        [200, None, 150, 90],
+        [200, None, None, None],
+    ]
+    assert [one["predicted_ms"] for one in told] == [5000.0, 5000.0]
+
+
+def test_the_averages_of_tensorrt_llms_benchmark(tmp_path: Path) -> None:
+    names = ("DT", 200.0), ("ADT", 120.0), ("DAR", 0.6), ("AL", 2.5)
+    lines = [f"[{name}] {kind:<7}: {value:.2f}" for name, value in names
+             for kind in ("MINIMUM", "AVERAGE", "P50")]  # fmt: skip
+    store = _read("= DECODING STATISTICS (MTP)\n" + "\n".join(lines) + "\n", tmp_path)
+    assert store.runs[0]["source"]["engine"] == "tensorrt-llm"
+    told = store.runs[0]["requests"][0]["told"]
+    assert (told["mean_acceptance_length"], told["draft_acceptance_rate"]) == (2.5, 0.6)
+    assert [told.get(name) for name in SUMS] == [None] * 4
+
+
+TGI = """HTTP/1.1 200 OK
+content-type: text/plain
+
+# TYPE tgi_request_skipped_tokens histogram
+tgi_request_skipped_tokens_bucket{le="0"} 60
+tgi_request_skipped_tokens_bucket{le="1"} 80
+tgi_request_skipped_tokens_bucket{le="2"} 100
+tgi_request_skipped_tokens_bucket{le="+Inf"} 100
+tgi_request_skipped_tokens_sum 60
+tgi_request_skipped_tokens_count 100
+tgi_request_generated_tokens_sum 160
+tgi_request_generated_tokens_count 10
+"""
+
+
+def test_counters_of_tgi(tmp_path: Path) -> None:
+    """100 steps, of which 10 are those of prompts; how many tokens were drafted is not counted."""
+    told = _read(TGI, tmp_path).runs[0]["requests"][0]["told"]
+    assert told["num_accepted_draft_tokens"] == 60 and told["num_draft_tokens"] is None
+    assert (told["predicted_n"], told["num_spec_steps"]) == (160, 90)
+    assert told["num_accepted_tokens_per_pos"] == [40, 20]
+    running = TGI.replace("tokens_sum 160", "tokens_sum 150")  # a request has not ended
+    assert _read(running, tmp_path).runs[0]["requests"][0]["told"]["num_spec_steps"] is None
+    plain = "tgi_request_skipped_tokens_sum 0\ntgi_request_skipped_tokens_count 100\n"
+    with pytest.raises(TraceFileError, match="no token in them that was speculated"):
+        _read(plain, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "remedy"),
+    [
+        ("      1: UINT32     |        1 | GGUF.version = 3\n", "GGUF file", "draftscope info"),
+        ("llama_model_loader: - kv   0: general.architecture str = qwen35\n", "GGUF", "info"),
+        ('{"data": [{"id": "a", "object": "model", "created": 1}]}', "models", "--model-name"),
+        ('[{"id": 0, "n_ctx": 4096, "is_processing": false}]', "/slots", "/metrics"),
+        ("seq_cp 0 1\n", "memory operations", "draftscope memory"),
+        ("eval count:           298 token(s)\n", "ollama", "log"),
+        ('{"generated_text": "abc", "details": {}}', "TGI", "/metrics"),
+        ("# TYPE vllm:num_requests_running gauge\n", "counters", "with speculation"),
+    ],
+)
+def test_what_has_no_counts_is_named_with_what_to_bring(
+    tmp_path: Path, text: str, what: str, remedy: str
+) -> None:
+    with pytest.raises(TraceFileError, match="which has no counts of drafted tokens") as caught:
+        _read(text, tmp_path)
+    assert what in caught.value.message and remedy in caught.value.remedy

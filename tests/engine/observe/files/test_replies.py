@@ -606,3 +606,28 @@ def test_the_average_of_sglangs_server_info(tmp_path: Path) -> None:
     (run,) = import_file(store, path)
     (one,) = store.runs[run].requests or ()
     assert one.told["mean_acceptance_length"] == 3.17
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": 80,
+                "rejected_prediction_tokens": 40,
+            }
+        },
+        {"speculative_decoding": {"proposed_tokens": 120, "accepted_tokens": 80}},
+    ],
+    ids=["predicted", "proposed"],
+)
+def test_usage_may_count_drafted_tokens(tmp_path: Path, usage: dict[str, Any]) -> None:
+    usage |= {"prompt_tokens": 100, "completion_tokens": 120, "total_tokens": 220}
+    choice = {"index": 0, "finish_reason": "stop", "message": {"content": "ok"}}
+    path = tmp_path / "reply.json"
+    path.write_text(json.dumps({"model": "q", "choices": [choice], "usage": usage}))
+    store = TraceStore()
+    import_file(store, path)
+    told = store.runs[0]["requests"][0]["told"]
+    assert (told["draft_n_accepted"], told["draft_n"], told["predicted_n"]) == (80, 120, 120)
+    assert told["num_spec_steps"] is None and not recorded(store)
