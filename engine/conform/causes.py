@@ -11,17 +11,7 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
-from engine.conform.fits import (
-    advanced,
-    closest,
-    exchanged,
-    fitted,
-    of_rounding,
-    place,
-    same,
-    taken,
-    tile,
-)
+from engine.conform.fits import advanced, closest, exchanged, of_rounding, place, same, taken, tile
 from engine.conform.mistakes import formulas, layouts, offsets, strides
 from engine.conform.reference import (
     HEAD_WEIGHTS,
@@ -33,6 +23,7 @@ from engine.conform.reference import (
     step,
     terms,
 )
+from engine.conform.shares import Kept, Quantities, shares
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
@@ -63,7 +54,7 @@ class Situation:
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
         self.batch, self.first, self.begin = batch or self.tokens, first, first
-        self.start = reference.state(sequence)
+        self.start, self.own = reference.state(sequence), len(self.tokens)
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
         self.before_chunk: list[dict[str, torch.Tensor]] = []
@@ -409,10 +400,8 @@ class Situation:
             return "wrong-scale", words
         if words := tile(seen, wanted, bound):
             return "wrong-tile", words
-        if not self.parents:
-            state = [self.start, *self._played(self.start, self.tokens[:row])[1]][-1]
-            if shares := fitted(self.shape, state, self.tokens[row], seen[row], bound, False):
-                return shares
+        if found := self._shares(seen[row], row, bound, last=False):
+            return found
         if words := of_rounding(seen, wanted):
             return "drift", words
         return self._unnamed("wrong-output", place(seen, wanted, bound))
@@ -460,13 +449,36 @@ class Situation:
             return "head-mapping", heads
         if words := tile(seen, right, bound):
             return "wrong-tile", words
-        if count == 1 and (
-            shares := fitted(self.shape, self.start, self.tokens[0], seen, bound, True)
-        ):
-            return shares
+        if found := self._shares(seen, count - 1, bound, last=True):
+            return found
         if words := of_rounding(seen, right):
             return "drift", words
         return self._unnamed("wrong-state", place(seen, right, bound))
+
+    def _shares(
+        self, seen: torch.Tensor, row: int, bound: float, last: bool
+    ) -> tuple[str, str] | None:
+        """Parts that a row's output, or (last) the state after it, has in other shares."""
+        if self.parents or self.shape.recurrence == "conv":
+            return None
+        kept: list[Kept] = [("the state before the pass", self.start, self.first)]
+        if self.before_chunk:
+            first = self.first - len(self.before_chunk)
+            whole = Log(self.shape, self.earlier[-1], self.before_chunk).kept()
+            kept = [("the state before the chunk before", whole, first)]
+            kept.append(("what the chunk before wrote", self.start - whole, self.first))
+        log = Log(self.shape, self.start, self.tokens[:row])
+        for i, (decay, _, since) in enumerate(kept):
+            kept[i] = decay, log.kept(kept[i][1]), since
+        if row > (_MOST_COMMITS if last else 2) or (row and self.before_chunk):
+            wrote = log.states[-1] - log.kept()
+            kept.append(("what earlier rows wrote", wrote, self.first + row))
+        else:
+            for j, part in enumerate(log.writes):
+                words, since = f"what row {self.first + j} wrote", self.first + j + 1
+                kept.append((words, log.kept(part, j + 1), since))
+        known = Quantities(self.shape, self.batch, self.begin, self.own, self.first + row)
+        return shares(self.shape, kept, self.tokens[row], seen, bound, last, known)
 
     def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
         """The inputs that a window after `count` rows of this pass holds, where all are known."""

@@ -43,6 +43,7 @@ _OF_OTHERS = ("gate-order", "gate-of-other-row", "wrong-gate", "wrong-chunk", "o
 # Causes that a short last chunk may have
 _OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
 Changed = Callable[[Pass], Iterator[Pass]]
+_GUARD = "interpreter_with_triton"
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
@@ -450,7 +451,6 @@ def check(
         return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)
     except Exception as error:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-        last = traceback.extract_tb(error.__traceback__)[-1]
         ours = [c for c in codes if Path(c.co_filename).parent == Path(adapters.__file__).parent]
         # an adapter's call is refused before the named function's first line, if by a wrapper
         called = str(error).partition("(")[0].rpartition(".")[2]
@@ -458,7 +458,14 @@ def check(
             c.co_name != called for c in codes
         )
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
+        while error.__cause__ and type(error).__name__ == "InterpreterError":
+            error = error.__cause__  # what Triton's interpreter met in the kernel
         words = f"{type(error).__name__}: {error}"[:300]
+        if type(error).__name__ == "OutsideMemoryError":
+            cause, words = "padding-written", str(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [f for f in frames if not {"triton", "numpy"} & {*Path(f.filename).parts}]
+        last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
         words += f" ({Path(last.filename).name}, line {last.lineno})"
         return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, math.inf)]
 
@@ -467,7 +474,10 @@ def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
     """The fault at the smallest shape that still shows its cause, halving one size at a time."""
     while True:
         for shape in fault.shape.smaller():
-            same = [f for f in again(shape) if f.cause == fault.cause]
+            found = again(shape)
+            same = [f for f in found if f.cause == fault.cause and f.detail]
+            if found and fault.cause in _VAGUE and found[0].cause not in ("crash", "hang"):
+                same = found  # the first of which is named, if one of them is
             if same:
                 fault = same[0]
                 break

@@ -201,6 +201,14 @@ class Log:
             made.append(row["key"][:, :, None] * value[:, None, :])
         return made
 
+    def kept(self, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+        """What is kept of a part, that of the state before where none is given, after the rows from
+        `first` on."""
+        part = self.states[0] if part is None else part
+        for row in self.rows[first:]:
+            part = row["decay"] * part
+        return part
+
     def folded(self, start: int, rows: Sequence[int], stored: bool) -> torch.Tensor:
         """The state from the one before row `start` on, with these rows after it; stored: what they
         wrote is kept, else it is computed anew."""
