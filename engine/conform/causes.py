@@ -50,6 +50,7 @@ class Situation:
         first: int = 0,
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
+        self.folds = kernel.ring > 0 or kernel.log
         self.shape: Shape = reference.shape
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
@@ -117,7 +118,7 @@ class Situation:
             cause = "stale-column"
             if not age and count > self.accepted and self.shape.recurrence == "conv":
                 cause = "window-not-rolled-back"
-            elif not age and count < self.accepted and self.kernel.ring:
+            elif not age and count < self.accepted and self.folds:
                 cause = "lost-fold"
             when = f"of the pass {age} earlier" if age else f"where {self.accepted} were accepted"
             yield cause, f"state after row {count} {when}", state
@@ -363,8 +364,7 @@ class Situation:
         if len(seen) <= _MOST_ROWS and (words := advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words
         if seen.isnan().any():
-            first = int(seen.flatten(1).isnan().any(1).nonzero()[0])
-            return self._unnamed("unused-memory", f"NaN in the output of row {first + 1}")
+            return self.unnamed("unused-memory", "NaN in outputs")
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
         if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
@@ -404,7 +404,7 @@ class Situation:
             return found
         if words := of_rounding(seen, wanted):
             return "drift", words
-        return self._unnamed("wrong-output", place(seen, wanted, bound))
+        return self.unnamed("wrong-output", place(seen, wanted, bound))
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
@@ -416,9 +416,11 @@ class Situation:
                 cause = "wrong-chunk" if chunk else "stale-column"
                 if self.shape.recurrence == "conv" and rows > count:
                     cause = "window-not-rolled-back"
+                elif self.folds and rows < count:
+                    cause = "lost-fold"
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
         if same(seen, [self.start], bound):
-            cause = "lost-fold" if self.kernel.ring else "state-not-committed"
+            cause = "lost-fold" if self.folds else "state-not-committed"
             if count < chunk:
                 cause = "wrong-chunk"
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
@@ -441,8 +443,9 @@ class Situation:
             if same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
                 return cause, sentence
             if same(seen, [state], bound):
-                words = "" if cause == "other-sequence" else ", without the rows of this pass"
-                return cause, sentence + words
+                if cause == "other-sequence":
+                    return "other-sequence-written", f"the state is {sentence}"
+                return cause, f"{sentence}, without the rows of this pass"
         if found := closest(seen, self._ways(self.start, count, 1, bound), bound, right, last=True):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
         if heads := self._heads(seen, self.tokens[:count], bound, last=True):
@@ -453,7 +456,7 @@ class Situation:
             return found
         if words := of_rounding(seen, right):
             return "drift", words
-        return self._unnamed("wrong-state", place(seen, right, bound))
+        return self.unnamed("wrong-state", place(seen, right, bound))
 
     def _shares(
         self, seen: torch.Tensor, row: int, bound: float, last: bool
@@ -504,8 +507,9 @@ class Situation:
                 return cause, f"{words}, though it is not in this pass"
         return "other-sequence-written", place(seen, self.start, bound)
 
-    def _unnamed(self, cause: str, words: str) -> tuple[str, str]:
+    def unnamed(self, cause: str, words: str) -> tuple[str, str]:
+        """A cause that says what is seen alone; of a log, whether it was about to wrap."""
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
-            return "wrong-wrap", f"after {taken} rows in a log of {self.kernel.ring}"
+            return "wrong-wrap", f"{words}, after {taken} rows in a log of {self.kernel.ring}"
         return cause, words

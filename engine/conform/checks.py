@@ -16,6 +16,7 @@ import torch
 from engine.conform import adapters
 from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
+from engine.conform.fits import spans
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, token
@@ -149,6 +150,9 @@ class Player:
                 return replace(fault, cause="stale-column", detail=words)
             if found.cause not in (*_VAGUE, "state-lost", "null-slot-written"):
                 return replace(fault, cause=found.cause, detail=words)
+            if found.cause == "unused-memory":
+                words = "never written, or from what was not written between two kernels"
+                return replace(fault, detail=f"{fault.detail}: {words}")
         return fault
 
     def _by_count(self, fault: Fault) -> Fault:
@@ -229,7 +233,8 @@ class Player:
             return replace(fault, cause="wrong-wrap", detail=words)
         for (cause, may_be), words, changed, other in ways:
             if may_be and not self._wrong_with(fault, changed, other):
-                if cause == "other-sequence" and stale and fault.cause != "state-not-committed":
+                kept = stale and fault.cause != "state-not-committed"
+                if cause == "other-sequence" and kept and "all" not in words:
                     cause = fault.cause
                 words = f"{fault.detail}; right where {words}".lstrip("; ")
                 return replace(fault, cause=cause, detail=words)
@@ -296,20 +301,29 @@ class Player:
             if error > self.bound:
                 cause, detail = "wrong-output", ""
                 if self._unnamed(faults):
-                    cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
+                    explain = situations[sequence].explain_outputs
+                    cause, detail = _named(cause, explain, seen[part], self.bound)
                 each = _each(seen[part], wanted[part])
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
+        if any(fault.cause == "unused-memory" for fault in faults):
+            parts = zip(one.sequences, rows.slices(), strict=False)
+            where = [(s, seen[part].flatten(1).isnan().any(1)) for s, part in parts]
+            words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
+            faults = [replace(f, detail=f"no number in the output of rows {words}") for f in faults]
         if one.drafts or one.reset:
             subject.accept(one.sequences, one.accepted)
-        if faults:
+        if faults and not self.kernel.chunk:
             return faults
-        for cause, words in self.memory.changed():
+        off = {fault.sequence for fault in faults}
+        for cause, words in () if faults else self.memory.changed():
+            if cause == "padding-written":
+                cause, words = situations[one.sequences[0]].unnamed(cause, words)
             faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
         for sequence, count in zip(one.sequences, one.accepted, strict=True):
             held = subject.state(sequence)
             right = reference.depths(sequence)[count - 1]
-            if held is None:
+            if held is None or sequence in off:
                 continue
             if words := _unlike(held, list(self.shape.state), self.shape.dtype):
                 return [fault("wrong-return", f"state {words}", sequence, -1, math.inf)]
@@ -318,7 +332,8 @@ class Player:
             if error > self.bound:
                 cause, detail = "wrong-state", ""
                 if self._unnamed(faults):
-                    cause, detail = situations[sequence].explain_state(state, count, self.bound)
+                    explain = situations[sequence].explain_state
+                    cause, detail = _named(cause, explain, state, count, self.bound)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = _each(state.expand_as(depths), depths)
                 found = fault(cause, detail, sequence, count - 1, error)
@@ -402,6 +417,14 @@ class Player:
         state = _copy(subject.state(0))
         assert state is not None
         return _worst(state.unsqueeze(0), reference.state(0).unsqueeze(0))[0]
+
+
+def _named(cause: str, explain: Callable[..., tuple[str, str]], *seen: Any) -> tuple[str, str]:
+    """What a search for the cause says; the cause that is there already, where it fails."""
+    try:
+        return explain(*seen)
+    except Exception as error:  # the fault remains, whatever the search met
+        return cause, f"the search for its cause ended with {type(error).__name__}: {error}"
 
 
 def _unlike(made: object, size: list[int], least: torch.dtype) -> str:

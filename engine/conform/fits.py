@@ -34,18 +34,22 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
 
 def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     """Which rows, heads or channels, and columns are wrong: of each dimension those that are."""
-    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
-    words = []
-    for dim in range(off.dim()):
-        rest = off.transpose(0, dim).flatten(1).any(1) if off.dim() > 1 else off
-        at = rest.nonzero().flatten().tolist()
-        shown = ", ".join(str(i) for i in at[:8]) + ", …" * (len(at) > 8)
-        if len(at) == len(rest):
-            shown = "all"
-        elif len(at) > 2 and at[-1] - at[0] == len(at) - 1:
-            shown = f"{at[0]} to {at[-1]}"
-        words.append(f"{shown} of {len(rest)}")
-    return f"wrong are {', '.join(words)} of its dimensions"
+    off = ~((seen - wanted).abs() <= bound * max(1.0, float(wanted.abs().max())))
+    each = (
+        off.transpose(0, d).flatten(1).any(1) if off.dim() > 1 else off for d in range(off.dim())
+    )
+    return f"wrong are {', '.join(map(spans, each))} of its dimensions"
+
+
+def spans(off: torch.Tensor) -> str:
+    """Which of the values [n] are true, in words."""
+    at = off.nonzero().flatten().tolist()
+    shown = ", ".join(str(i) for i in at[:8]) + ", …" * (len(at) > 8)
+    if len(at) == len(off):
+        shown = "all"
+    elif len(at) > 2 and at[-1] - at[0] == len(at) - 1:
+        shown = f"{at[0]} to {at[-1]}"
+    return f"{shown} of {len(off)}"
 
 
 def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:

@@ -48,6 +48,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         ("exp is taken for softplus", torch.exp(raw + bias)),
         ("sigmoid is taken for softplus", torch.sigmoid(raw + bias)),
         ("max(x, 0) is taken for softplus", (raw + bias).clamp(min=0)),
+        ("softplus has 2 for e within", torch.log(1 + torch.exp2(raw + bias))),
         ("softplus has base 2", torch.log2(1 + torch.exp(raw + bias))),
     ]
 

@@ -25,6 +25,17 @@ class Quantities:
         logs = [row["decay"].log().clamp(min=-80)[..., 0] for row in self.rows]
         self.up = torch.stack([torch.zeros_like(logs[0]), *logs]).cumsum(0)  # [rows + 1, heads, …]
 
+    def softplus(self, head: int, times: torch.Tensor) -> str:
+        """What the softplus of a head's decay was, where it is all that is wrong."""
+        row = self.rows[self.at]
+        x = (row["dt" if "dt" in row else "a"] + row["dt_bias"])[head]
+        if x.dim():
+            return ""
+        right = torch.nn.functional.softplus(x)
+        rate = self.up[self.at + 1, head] - self.up[self.at, head]
+        other = right * (1 + times.log() / rate.flatten()[0])
+        return f", as if softplus({float(x):.4g}) were {float(other):.4g}, not {float(right):.4g}"
+
     def _ranges(self, since: int) -> Iterator[tuple[int, int]]:
         n = len(self.rows)
         near = {0, self.begin, since, since - 1, since + 1, self.at}
@@ -35,26 +46,30 @@ class Quantities:
     def of(self, since: int) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, words and factors [heads] or [heads, d_k] of what has the decays of rows `since`
         to `at`."""
-        right = self.up[self.at + 1] - self.up[max(since, 0)]
+        right = self.up[self.at + 1] - self.up[since]
         for power, words in (
-            (0, "without its decay"),
-            (2, "with its decay twice"),
-            (-1, "with the inverse of its decay"),
-            (0.6931471805599453, "with 2 for e in its decay"),
-            (1.4426950408889634, "with e for 2 in its decay"),
+            ()
+            if since > self.at
+            else (
+                (0, "without its decay"),
+                (2, "with its decay twice"),
+                (-1, "with the inverse of its decay"),
+                (0.6931471805599453, "with 2 for e in its decay"),
+                (1.4426950408889634, "with e for 2 in its decay"),
+            )
         ):
             cause = "wrong-gate" if power else "gate-order"
             yield cause, words, torch.exp((power - 1) * right)
         for words, at in heads_of(self.shape):
             yield "head-mapping", f"with the decay of {words}", torch.exp(right[at] - right)
         for a, b in self._ranges(since):
-            if (a, b) != (max(since, 0), self.at + 1):
+            if (a, b) != (since, self.at + 1):
                 own = self.begin <= a and b <= self.end
                 one = b - a == 1 and self.at == since
                 cause = "gate-of-other-row" if one else "gate-order"
                 words = f"rows {a} to {b - 1}" if b - a > 1 else f"row {a}"
                 factor = torch.exp(self.up[b] - self.up[a] - right)
-                rows = f"not {max(since, 0)} to {self.at}"
+                rows = f"not {since} to {self.at}" if since <= self.at else "which it has not"
                 yield (
                     cause if own else "other-sequence",
                     f"with the decay of {words} of the pass, {rows}",
@@ -136,9 +151,10 @@ def shares(
                 return of_cause, f"{what} is taken {words}"
         at = int((factor - 1).abs().argmax())
         place = f"head {at // shape.d_k}, channel {at % shape.d_k}" if channels else f"head {at}"
-        return cause, f"{what} of {place} is {float(factor[at]):.4g} times what it should be"
+        said = f"{what} of {place} is {float(factor[at]):.4g} times what it should be"
+        return cause, said + known.softplus(at, factor[at]) * (what == "the decay" and not channels)
 
-    every, patterns = range(len(parts)), _patterns(kept, known.at, mamba, len(parts))
+    every, patterns = range(len(parts)), _patterns(kept, known.at, mamba, len(parts), last)
     for pattern in patterns:
         if alike(share[:, pattern[2].index(1)], pattern[2], every):
             return named(pattern, every)
@@ -150,13 +166,13 @@ def shares(
 _Pattern = tuple[str, str, tuple[int, ...], int]
 
 
-def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int) -> list[_Pattern]:
+def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int, last: bool) -> list[_Pattern]:
     """Which power of one mistaken factor each part has: words, cause, powers, and the first row of
     the decay that it has."""
     n, made = len(kept), []
     off = range(n + 1, n + 1 + n * (not mamba))
     for indices in (range(n), *([i] for i in range(n) if n > 1)):
-        words = kept[indices[0]][0] if len(indices) < n else "the state before the row"
+        words = kept[indices[0]][0] if len(indices) < n else "the state before"
         since = kept[indices[0]][2] if len(indices) < n else at
         views = {words: {*indices}}
         if not mamba:
@@ -166,21 +182,25 @@ def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int) -> list[_Pa
             }
             views[words] = {*indices, *(off[i] for i in indices)}
         for about, columns in views.items():
-            cause = "wrong-gate"
             powers = tuple(int(i in columns) for i in range(size))
-            made.append((about, cause, powers, since))
+            about = "the decay" if since == at and about == words else about
+            made.append((about, "wrong-gate", powers, since))
     value = [int(i == n) for i in range(size)]
     if mamba:
-        made.append(("what the row writes", "wrong-gate", tuple(value), at))
+        made.append(("what the row writes", "wrong-gate", tuple(value), at + 1))
         if size > n + 1:
-            made.append(("C", "wrong-scale", (1,) * (n + 1) + (0,), at))
-            made.append(("D x", "wrong-term", tuple(int(i > n) for i in range(size)), at))
+            made.append(("C", "wrong-scale", (1,) * (n + 1) + (0,), at + 1))
+            made.append(("D x", "wrong-term", tuple(int(i > n) for i in range(size)), at + 1))
         return made
     taken = [int(i in off) for i in range(size)]
     made += [
-        ("q", "wrong-norm", (1,) * size, at),
-        ("beta", "wrong-gate", tuple(a + b for a, b in zip(value, taken, strict=True)), at),
-        ("k", "wrong-norm", tuple(a + 2 * b for a, b in zip(value, taken, strict=True)), at),
-        ("v", "wrong-term", tuple(value), at),
+        (
+            *(("all of the state", "wrong-state") if last else ("q", "wrong-norm")),
+            (1,) * size,
+            at + 1,
+        ),
+        ("beta", "wrong-gate", tuple(a + b for a, b in zip(value, taken, strict=True)), at + 1),
+        ("k", "wrong-norm", tuple(a + 2 * b for a, b in zip(value, taken, strict=True)), at + 1),
+        ("v", "wrong-term", tuple(value), at + 1),
     ]
     return made
