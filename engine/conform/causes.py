@@ -11,7 +11,18 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
-from engine.conform.fits import advanced, closest, exchanged, of_rounding, place, same, taken, tile
+from engine.conform.fits import (
+    advanced,
+    closest,
+    exchanged,
+    of_rounding,
+    place,
+    same,
+    spans,
+    taken,
+    tile,
+    wrong_heads,
+)
 from engine.conform.mistakes import formulas, layouts, offsets, strides
 from engine.conform.reference import (
     HEAD_WEIGHTS,
@@ -284,10 +295,13 @@ class Situation:
         row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
         right = self._played(self.start, self.tokens[:row])[1]
         rest = [terms(self.shape, one) for one in self.tokens[row:]]
+        heads = wrong_heads(seen, wanted, bound)
+        alone = "" if heads.all() else f", in heads {spans(heads)} alone"
         for cause, words, state in self._folds(self.tokens[:row]) if row else ():
             wrong = not same(state, [right[-1]], bound / 4)
-            if wrong and same(seen[row:], self._played(state, rest)[0], bound):
-                return cause, f"{words}, after row {row} of the pass"
+            made = torch.stack(self._played(state, rest)[0]) if wrong else wanted
+            if wrong and same(seen[row:, heads], [made[:, heads]], bound):
+                return cause, f"{words}, after row {row} of the pass{alone}"
         return None
 
     def _heads(self, seen: torch.Tensor, tokens: Sequence[Any], bound: float, last: bool) -> str:
@@ -329,9 +343,11 @@ class Situation:
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and outputs of wrong states to start from that explain the first row."""
-        row = terms(self.shape, self.tokens[0])
+        row, wrong = terms(self.shape, self.tokens[0]), wrong_heads(seen, wanted, bound)
         for cause, sentence, state in self.starts(bound):
-            if same(seen[0], [step(self.shape, state, row)[0]], bound):  # most are not
+            if same(
+                seen[0][wrong], [step(self.shape, state, row)[0][wrong]], bound
+            ):  # most are not
                 yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
             more = wanted[0] + taken(self.shape, row, state - self.start)
             if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
@@ -439,10 +455,14 @@ class Situation:
                 return cause, f"{sentence} is written"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
+        heads = wrong_heads(seen[None], right[None], bound)
+        alone = "" if heads.all() else f", in heads {spans(heads)} alone"
         for cause, sentence, state in self.starts(bound):
-            if same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
+            sentence += alone
+            made = self._played(state, self.tokens[:count])[1][-1]
+            if same(seen[heads], [made[heads]], bound):
                 return cause, sentence
-            if same(seen, [state], bound):
+            if same(seen[heads], [state[heads]], bound):
                 if cause == "other-sequence":
                     return "other-sequence-written", f"the state is {sentence}"
                 return cause, f"{sentence}, without the rows of this pass"

@@ -35,21 +35,25 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
 def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     """Which rows, heads or channels, and columns are wrong: of each dimension those that are."""
     off = ~((seen - wanted).abs() <= bound * max(1.0, float(wanted.abs().max())))
-    each = (
-        off.transpose(0, d).flatten(1).any(1) if off.dim() > 1 else off for d in range(off.dim())
-    )
+    moved = (off.unsqueeze(-1).transpose(0, d).flatten(1) for d in range(off.dim()))
+    each = (part.any(1) for part in moved)
     return f"wrong are {', '.join(map(spans, each))} of its dimensions"
+
+
+def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:
+    """Which heads, or channels, of [rows, heads, …] have a wrong value; bool [heads]."""
+    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    return off.transpose(0, 1).flatten(1).any(1)
 
 
 def spans(off: torch.Tensor) -> str:
     """Which of the values [n] are true, in words."""
     at = off.nonzero().flatten().tolist()
-    shown = ", ".join(str(i) for i in at[:8]) + ", …" * (len(at) > 8)
     if len(at) == len(off):
-        shown = "all"
-    elif len(at) > 2 and at[-1] - at[0] == len(at) - 1:
-        shown = f"{at[0]} to {at[-1]}"
-    return f"{shown} of {len(off)}"
+        return f"all of {len(off)}"
+    firsts, lasts = ([i for i in at if i + way not in at] for way in (-1, 1))
+    runs = [f"{a} to {b}" if b > a else f"{a}" for a, b in zip(firsts, lasts, strict=True)]
+    return f"{', '.join(runs[:8])}{', …' * (len(runs) > 8)} of {len(off)}"
 
 
 def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:

@@ -193,12 +193,9 @@ def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int, last: bool)
             made.append(("D x", "wrong-term", tuple(int(i > n) for i in range(size)), at + 1))
         return made
     taken = [int(i in off) for i in range(size)]
+    whole = ("all of the state", "wrong-state") if last else ("q", "wrong-norm")
     made += [
-        (
-            *(("all of the state", "wrong-state") if last else ("q", "wrong-norm")),
-            (1,) * size,
-            at + 1,
-        ),
+        (*whole, (1,) * size, at + 1),
         ("beta", "wrong-gate", tuple(a + b for a, b in zip(value, taken, strict=True)), at + 1),
         ("k", "wrong-norm", tuple(a + 2 * b for a, b in zip(value, taken, strict=True)), at + 1),
         ("v", "wrong-term", tuple(value), at + 1),

@@ -457,7 +457,7 @@ PLANTED = [
     (NotCommitted, "gdn", "state-not-committed"),
     (OneRowShort, "kda", "stale-column"),
     (Neighbour, "gdn", "other-sequence"),
-    (WritesNeighbour, "gdn", "other-sequence"),
+    (WritesNeighbour, "gdn", "other-sequence-written"),
     (WritesAbsent, "gdn", "other-sequence-written"),
     (GateAfterDelta, "gdn", "gate-order"),
     (FirstGate, "kda", "gate-of-other-row"),
