@@ -101,8 +101,6 @@ class Situation:
             yield cause, f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
-        first = self.first - len(self.before_chunk)
-        yield from log.kept_with(self.batch, first, self.begin, self.kernel.chunk)
         yield from self._others()
         yield from layouts(self.shape, self.start)
 
@@ -270,7 +268,6 @@ class Situation:
             log = Log(self.shape, state, self.tokens[:count])
             yield from log.decays()
             yield from log.formulas()
-            yield from log.kept_with(self.batch, self.first, self.begin, self.kernel.chunk)
             for i in range(count) if count > 1 else ():
                 rows = self.tokens[:i] + self.tokens[i + 1 : count]
                 words = f"row {i + 1} of {count} accepted is missing"
@@ -392,6 +389,9 @@ class Situation:
             return cause, words
         if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found
+        share = self._shares(seen[row], row, bound, last=False)
+        if share and chunk and "times what" not in share[1]:
+            return share
         begins = (row, 0) if len(seen) <= _MOST_ROWS else (row,)
         for begin in dict.fromkeys(begins if not self.parents else (0,)):
             ways = self._ways(self.start, len(seen), 0, bound, begin)
@@ -416,8 +416,8 @@ class Situation:
             return "wrong-scale", words
         if words := tile(seen, wanted, bound):
             return "wrong-tile", words
-        if found := self._shares(seen[row], row, bound, last=False):
-            return found
+        if share:
+            return share
         if words := of_rounding(seen, wanted):
             return "drift", words
         return self.unnamed("wrong-output", place(seen, wanted, bound))

@@ -196,7 +196,12 @@ def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int, last: bool)
     whole = ("all of the state", "wrong-state") if last else ("q", "wrong-norm")
     made += [
         (*whole, (1,) * size, at + 1),
-        ("beta", "wrong-gate", tuple(a + b for a, b in zip(value, taken, strict=True)), at + 1),
+        (
+            "what the row writes (beta)",
+            "wrong-gate",
+            tuple(a + b for a, b in zip(value, taken, strict=True)),
+            at + 1,
+        ),
         ("k", "wrong-norm", tuple(a + 2 * b for a, b in zip(value, taken, strict=True)), at + 1),
         ("v", "wrong-term", tuple(value), at + 1),
     ]
