@@ -23,21 +23,19 @@ from engine.conform.fits import (
     tile,
     wrong_heads,
 )
-from engine.conform.mistakes import formulas, layouts, offsets, strides
-from engine.conform.reference import (
-    HEAD_WEIGHTS,
-    ROW_INPUTS,
-    VARIANTS,
-    Reference,
-    Row,
-    play,
-    step,
-    terms,
+from engine.conform.mistakes import (
+    formulas,
+    heads_read,
+    layouts,
+    offsets,
+    parents_followed,
+    strides,
 )
+from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, play, step, terms
 from engine.conform.shares import Kept, Quantities, shares
 from engine.conform.subject import Kernel
 
-_MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
+_MOST_COMMITS, _MOST_ROWS = 12, 8
 
 
 class Situation:
@@ -197,7 +195,6 @@ class Situation:
     def _mappings(self, n: int) -> Iterator[tuple[str, list[int]]]:
         """Rows of the pass that may be taken in place of a sequence's first n, with words."""
         first = self.first
-        per_group = self.shape.n_heads // self.shape.n_groups
         yield "the first row", [first] * n
         yield "the row before", [first, *range(first, first + n - 1)]
         yield "the row after", [*range(first + 1, first + n), first + n - 1]
@@ -205,9 +202,6 @@ class Situation:
         yield "the row after in the pass", list(range(first + 1, first + 1 + n))
         yield "the rows in reverse order", list(range(first + n - 1, first - 1, -1))
         yield "the pass's first rows", list(range(n))
-        for stride in {2, per_group, self.shape.n_heads} - {1}:
-            yield f"row {stride} i", list(range(first, first + stride * n, stride))
-            yield f"row {stride} i", list(range(stride * first, stride * (first + n), stride))
 
     def inputs(
         self, tokens: Sequence[Row]
@@ -261,7 +255,7 @@ class Situation:
         if few and not self.parents:
             rows = self.batch[self.first - self.begin :][:count] if self.begin else ()
             views = decays(self.shape, state, self.tokens[:count], bool(of), first, rows)
-        for cause, sentence, played in chain(ways, views, self._carried(state, count)):
+        for cause, sentence, played in chain(ways, views):
             if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
         if of and few and self.shape.recurrence != "conv":
@@ -272,18 +266,6 @@ class Situation:
                 rows = self.tokens[:i] + self.tokens[i + 1 : count]
                 words = f"row {i + 1} of {count} accepted is missing"
                 yield "lost-fold", words, self._played(state, rows)[1][-1]
-
-    def _carried(self, state: torch.Tensor, count: int) -> Iterator[tuple[str, str, Played]]:
-        """Ways in which the state is folded with other decays after one of the rows."""
-        if count > _MOST_ROWS or self.parents or self.shape.recurrence == "conv":
-            return
-        for end in range(1, count):
-            log = Log(self.shape, state, self.tokens[:end])
-            before = self._played(state, self.tokens[:end])
-            for cause, words, after in log.decays():
-                outputs, states = self._played(after, self.tokens[end:count])
-                sentence = f"{words}, after row {end} of {count}"
-                yield cause, sentence, ([*before[0], *outputs], [*before[1][:-1], after, *states])
 
     def _folded_within(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
@@ -300,41 +282,6 @@ class Situation:
             if wrong and same(seen[row:, heads], [made[:, heads]], bound):
                 return cause, f"{words}, after row {row} of the pass{alone}"
         return None
-
-    def _heads(self, seen: torch.Tensor, tokens: Sequence[Any], bound: float, last: bool) -> str:
-        """Which key heads a value head reads, where other ones than its own explain all; last:
-        seen is the last state [heads, …], else outputs [rows, heads, …]."""
-        n, groups = self.shape.n_heads, self.shape.n_groups
-        if self.shape.recurrence == "conv" or n > _MOST_HEADS:
-            return ""
-        of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
-        shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
-        others = (x for x in ROW_INPUTS[self.shape.recurrence] if x not in shared)
-        weights = HEAD_WEIGHTS[self.shape.recurrence]
-        for names, count in (
-            (shared, groups),
-            *(((x,), n) for x in (*others, *weights)),
-            (weights, n),
-        ):
-            read: dict[int, tuple[int, ...]] = {}
-            for heads in product(range(count), repeat=len(names)):
-                if (last or names is weights) and len(set(heads)) > 1:
-                    continue  # states do not depend on q
-                at = dict(zip(names, heads, strict=True))
-                rows = [
-                    row | {x: row[x][i : i + 1].expand_as(row[x]) for x, i in at.items()}
-                    for row in tokens
-                ]
-                outputs, states = self._played(self.start, rows)
-                for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
-                    if same(of_heads[head], [made], bound):
-                        read.setdefault(head, heads)
-            wrong = [(h, at) for h, at in read.items() if set(at) != {h // (n // count)}]
-            if len(read) == n and wrong:
-                head, heads = wrong[0]
-                words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
-                return f"value head {head} reads {', '.join(words)}"
-        return ""
 
     def _begun(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
@@ -353,23 +300,6 @@ class Situation:
                     f"{sentence}, which outputs see alone",
                     torch.cat([more[None], seen[1:]]),
                 )
-
-    def _parents(self, seen: torch.Tensor, bound: float) -> str:
-        """Of a tree, a row whose output is right after another row than its parent, where all
-        outputs can be had from some row, or from the state before the pass (-1); else empty."""
-        states, words = [self.start], ""
-        for i, row in enumerate(self.tokens if self.parents else ()):
-            others = [p for p in range(-1, i) if p != self.parents[i]]
-            for parent in (self.parents[i], *others):
-                output, after = step(self.shape, states[parent + 1], row)
-                if same(seen[i], [output], bound):
-                    break
-            else:
-                return ""
-            if parent != self.parents[i] and not words:
-                words = f"row {i} follows row {parent} and not row {self.parents[i]}"
-            states.append(after)
-        return words
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
@@ -399,21 +329,19 @@ class Situation:
                 return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
             return folded
-        if parents := self._parents(seen, bound):
+        if parents := parents_followed(
+            self.shape, self.start, seen, self.tokens, bound, self.parents
+        ):
             return "wrong-parent", parents
-        if heads := self._heads(seen, self.tokens, bound, last=False):
+        if heads := heads_read(
+            self.shape, self.start, seen, self.tokens, bound, False, self.parents
+        ):
             return "head-mapping", heads
         if words := exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
         if of_heads and (words := exchanged(of_heads[0], of_heads[1], bound)):
             return "head-mapping", f"head {words}"
-        times = float((seen * wanted).sum() / (wanted * wanted).sum())
-        if abs(times) > 1e-9 and abs(times - 1) > 1e-2 and same(seen / times, [wanted], bound):
-            words = f"outputs are {times:.4g} times the right ones"
-            if (size := self.shape.d_k / times**2) > 1 and abs(size - round(size)) < 1e-3:
-                words += f": the root of {round(size)} in place of {self.shape.d_k}"
-            return "wrong-scale", words
         if words := tile(seen, wanted, bound):
             return "wrong-tile", words
         if share:
@@ -468,7 +396,7 @@ class Situation:
                 return cause, f"{sentence}, without the rows of this pass"
         if found := closest(seen, self._ways(self.start, count, 1, bound), bound, right, last=True):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        if heads := self._heads(seen, self.tokens[:count], bound, last=True):
+        if heads := heads_read(self.shape, self.start, seen, self.tokens[:count], bound, True):
             return "head-mapping", heads
         if words := tile(seen, right, bound):
             return "wrong-tile", words

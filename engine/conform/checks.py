@@ -28,8 +28,8 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
-_VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
-_LESS = ("state-not-committed", "other-sequence-written", "state-lost", *_VAGUE)
+VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
+_LESS = ("state-not-committed", "other-sequence-written", "state-lost", *VAGUE)
 # Causes that may be those of a wrong count, or of another sequence's
 _COUNTED = (
     "stale-column",
@@ -109,7 +109,8 @@ class Player:
     def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
         """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
         states are given, and the reference starts with zeros."""
-        source = Source(self.shape, self.seed, self.device, self.kernel.rows_dtype)
+        dtype, long = self.kernel.rows_dtype, self.kernel.chunk > 0
+        source = Source(self.shape, self.seed, self.device, dtype, long)
         self.memory = Memory(self.device, self.blank)
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
@@ -148,7 +149,7 @@ class Player:
             words = f"{found.detail}; from memory that was never written"
             if found.cause == "state-lost" and found.row_errors:
                 return replace(fault, cause="stale-column", detail=words)
-            if found.cause not in (*_VAGUE, "state-lost", "null-slot-written"):
+            if found.cause not in (*VAGUE, "state-lost", "null-slot-written"):
                 return replace(fault, cause=found.cause, detail=words)
             if found.cause == "unused-memory":
                 words = "never written, or from what was not written between two kernels"
@@ -193,7 +194,7 @@ class Player:
         """A fault that several mistakes have is named by the first change of its passes, or of its
         shape, under which they are right."""
         shape, n, t = self.shape, self.shape.n_sequences, self.shape.n_tokens
-        c, vague = self.kernel.chunk, fault.cause in _VAGUE[:3]
+        c, vague = self.kernel.chunk, fault.cause in VAGUE[:3]
         stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
         of_length = (*_WRITTEN, "other-sequence")
         log = self.kernel.ring or self.kernel.log
@@ -491,18 +492,3 @@ def check(
         last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
         words += f" ({Path(last.filename).name}, line {last.lineno})"
         return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, math.inf)]
-
-
-def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
-    """The fault at the smallest shape that still shows its cause, halving one size at a time."""
-    while True:
-        for shape in fault.shape.smaller():
-            found = again(shape)
-            same = [f for f in found if f.cause == fault.cause and f.detail]
-            if found and fault.cause in _VAGUE and found[0].cause not in ("crash", "hang"):
-                same = found  # the first of which is named, if one of them is
-            if same:
-                fault = same[0]
-                break
-        else:
-            return fault
