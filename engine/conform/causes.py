@@ -419,15 +419,15 @@ class Situation:
             kept = [("the state before the chunk before", whole, first)]
             kept.append(("what the chunk before wrote", self.start - whole, self.first))
         log = Log(self.shape, self.start, self.tokens[:row])
-        for i, (decay, _, since) in enumerate(kept):
-            kept[i] = decay, log.kept(kept[i][1]), since
+        for i, (about, part, since) in enumerate(kept):
+            kept[i] = about, log.kept(part), since
         if row > (_MOST_COMMITS if last else 2) or (row and self.before_chunk):
             wrote = log.states[-1] - log.kept()
             kept.append(("what earlier rows wrote", wrote, self.first + row))
         else:
-            for j, part in enumerate(log.writes):
+            for j, write in enumerate(log.writes):
                 words, since = f"what row {self.first + j} wrote", self.first + j + 1
-                kept.append((words, log.kept(part, j + 1), since))
+                kept.append((words, log.kept(write, j + 1), since))
         known = Quantities(self.shape, self.batch, self.begin, self.own, self.first + row)
         return shares(self.shape, kept, self.tokens[row], seen, bound, last, known)
 

@@ -302,8 +302,8 @@ class Player:
             if error > self.bound:
                 cause, detail = "wrong-output", ""
                 if self._unnamed(faults):
-                    explain = situations[sequence].explain_outputs
-                    cause, detail = _named(cause, explain, seen[part], self.bound)
+                    one_seen = seen[part], self.bound
+                    cause, detail = _named(cause, situations[sequence].explain_outputs, *one_seen)
                 each = _each(seen[part], wanted[part])
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
@@ -333,8 +333,8 @@ class Player:
             if error > self.bound:
                 cause, detail = "wrong-state", ""
                 if self._unnamed(faults):
-                    explain = situations[sequence].explain_state
-                    cause, detail = _named(cause, explain, state, count, self.bound)
+                    this = state, count, self.bound
+                    cause, detail = _named(cause, situations[sequence].explain_state, *this)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = _each(state.expand_as(depths), depths)
                 found = fault(cause, detail, sequence, count - 1, error)
@@ -482,12 +482,13 @@ def check(
             c.co_name != called for c in codes
         )
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
-        while error.__cause__ and type(error).__name__ == "InterpreterError":
-            error = error.__cause__  # what Triton's interpreter met in the kernel
-        words = f"{type(error).__name__}: {error}"[:300]
-        if type(error).__name__ == "OutsideMemoryError":
-            cause, words = "padding-written", str(error)
-        frames = traceback.extract_tb(error.__traceback__)
+        met: BaseException = error  # of Triton's interpreter, what it met in the kernel
+        while met.__cause__ and type(met).__name__ == "InterpreterError":
+            met = met.__cause__
+        words = f"{type(met).__name__}: {met}"[:300]
+        if type(met).__name__ == "OutsideMemoryError":
+            cause, words = "padding-written", str(met)
+        frames = traceback.extract_tb(met.__traceback__)
         theirs = [f for f in frames if not {"triton", "numpy"} & {*Path(f.filename).parts}]
         last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
         words += f" ({Path(last.filename).name}, line {last.lineno})"

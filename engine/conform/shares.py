@@ -3,6 +3,7 @@ these shares are: what else a kernel may have taken for a decay, beta, norm or s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -12,6 +13,13 @@ from engine.conform.mistakes import heads_of
 from engine.conform.reference import Row, terms
 
 _MOST_RANGES = 12  # rows of a pass of which all ranges are tried
+_DECAYS = (
+    (0, "without its decay"),
+    (2, "with its decay twice"),
+    (-1, "with the inverse of its decay"),
+    (math.log(2), "with 2 for e in its decay"),
+    (1 / math.log(2), "with e for 2 in its decay"),
+)
 Kept = tuple[str, torch.Tensor, int]
 
 
@@ -25,17 +33,6 @@ class Quantities:
         logs = [row["decay"].log().clamp(min=-80)[..., 0] for row in self.rows]
         self.up = torch.stack([torch.zeros_like(logs[0]), *logs]).cumsum(0)  # [rows + 1, heads, …]
 
-    def softplus(self, head: int, times: torch.Tensor) -> str:
-        """What the softplus of a head's decay was, where it is all that is wrong."""
-        row = self.rows[self.at]
-        x = (row["dt" if "dt" in row else "a"] + row["dt_bias"])[head]
-        if x.dim():
-            return ""
-        right = torch.nn.functional.softplus(x)
-        rate = self.up[self.at + 1, head] - self.up[self.at, head]
-        other = right * (1 + times.log() / rate.flatten()[0])
-        return f", as if softplus({float(x):.4g}) were {float(other):.4g}, not {float(right):.4g}"
-
     def _ranges(self, since: int) -> Iterator[tuple[int, int]]:
         n = len(self.rows)
         near = {0, self.begin, since, since - 1, since + 1, self.at}
@@ -47,17 +44,7 @@ class Quantities:
         """Cause, words and factors [heads] or [heads, d_k] of what has the decays of rows `since`
         to `at`."""
         right = self.up[self.at + 1] - self.up[since]
-        for power, words in (
-            ()
-            if since > self.at
-            else (
-                (0, "without its decay"),
-                (2, "with its decay twice"),
-                (-1, "with the inverse of its decay"),
-                (0.6931471805599453, "with 2 for e in its decay"),
-                (1.4426950408889634, "with e for 2 in its decay"),
-            )
-        ):
+        for power, words in _DECAYS if since <= self.at else ():
             cause = "wrong-gate" if power else "gate-order"
             yield cause, words, torch.exp((power - 1) * right)
         for words, at in heads_of(self.shape):
@@ -151,8 +138,7 @@ def shares(
                 return of_cause, f"{what} is taken {words}"
         at = int((factor - 1).abs().argmax())
         place = f"head {at // shape.d_k}, channel {at % shape.d_k}" if channels else f"head {at}"
-        said = f"{what} of {place} is {float(factor[at]):.4g} times what it should be"
-        return cause, said + known.softplus(at, factor[at]) * (what == "the decay" and not channels)
+        return cause, f"{what} of {place} is {float(factor[at]):.4g} times what it should be"
 
     every, patterns = range(len(parts)), _patterns(kept, known.at, mamba, len(parts), last)
     for pattern in patterns:
