@@ -396,8 +396,8 @@ class Situation:
                 return cause, f"{sentence}, without the rows of this pass"
         if found := closest(seen, self._ways(self.start, count, 1, bound), bound, right, last=True):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        if heads := heads_read(self.shape, self.start, seen, self.tokens[:count], bound, True):
-            return "head-mapping", heads
+        if words := heads_read(self.shape, self.start, seen, self.tokens[:count], bound, True):
+            return "head-mapping", words
         if words := tile(seen, right, bound):
             return "wrong-tile", words
         if found := self._shares(seen, count - 1, bound, last=True):

@@ -319,7 +319,8 @@ class Player:
         off = {fault.sequence for fault in faults}
         for cause, words in () if faults else self.memory.changed():
             if cause == "padding-written":
-                cause, words = situations[one.sequences[0]].unnamed(cause, words)
+                of_each = [situation.unnamed(cause, words) for situation in situations.values()]
+                cause, words = max(of_each)  # wrong-wrap, where a log was about to wrap
             faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
         for sequence, count in zip(one.sequences, one.accepted, strict=True):
             held = subject.state(sequence)
