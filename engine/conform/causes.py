@@ -412,24 +412,28 @@ class Situation:
         """Parts that a row's output, or (last) the state after it, has in other shares."""
         if self.parents or self.shape.recurrence == "conv":
             return None
-        kept: list[Kept] = [("the state before the pass", self.start, self.first)]
+        kept: list[Kept] = [("the state before the pass", self.start, self.first, False)]
         if self.before_chunk:
             first = self.first - len(self.before_chunk)
             whole = Log(self.shape, self.earlier[-1], self.before_chunk).kept()
-            kept = [("the state before the chunk before", whole, first)]
-            kept.append(("what the chunk before wrote", self.start - whole, self.first))
+            kept = [("the state before the chunk before", whole, first, False)]
+            kept.append(("what the chunk before wrote", self.start - whole, self.first, False))
         log = Log(self.shape, self.start, self.tokens[:row])
-        for i, (about, part, since) in enumerate(kept):
-            kept[i] = about, log.kept(part), since
+        for i, (about, part, begin, one) in enumerate(kept):
+            kept[i] = about, log.kept(part), begin, one
         if row > (_MOST_COMMITS if last else 2) or (row and self.before_chunk):
             wrote = log.states[-1] - log.kept()
-            kept.append(("what earlier rows wrote", wrote, self.first + row))
+            kept.append(("what earlier rows wrote", wrote, self.first + row, row == 1))
         else:
             for j, write in enumerate(log.writes):
                 words, since = f"what row {self.first + j} wrote", self.first + j + 1
-                kept.append((words, log.kept(write, j + 1), since))
+                kept.append((words, log.kept(write, j + 1), since, True))
         known = Quantities(self.shape, self.batch, self.begin, self.own, self.first + row)
-        return shares(self.shape, kept, self.tokens[row], seen, bound, last, known)
+        whole_one: Kept = ("the state before", log.states[-1], self.first + row, False)
+        for parts in ([whole_one], kept):
+            if found := shares(self.shape, parts, self.tokens[row], seen, bound, last, known):
+                return found
+        return None
 
     def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
         """The inputs that a window after `count` rows of this pass holds, where all are known."""

@@ -20,7 +20,7 @@ _DECAYS = (
     (math.log(2), "with 2 for e in its decay"),
     (1 / math.log(2), "with e for 2 in its decay"),
 )
-Kept = tuple[str, torch.Tensor, int]
+Kept = tuple[str, torch.Tensor, int, bool]
 
 
 class Quantities:
@@ -86,7 +86,7 @@ class Quantities:
                 yield "wrong-norm", f"times the length of {x}", size
                 yield "wrong-norm", f"divided by the length of {x} twice", 1 / size
         for times, words in ((2.0, "twice"), (-1.0, "with the other sign"), (0.5, "by half")):
-            yield "wrong-term", words, torch.full_like(beta, times)
+            yield "", words, torch.full_like(beta, times)
 
 
 def shares(
@@ -96,20 +96,26 @@ def shares(
     """Cause and sentence where what a row gave has the right parts in other shares.
 
     kept: what of the state before the row is there, [heads, d_k, d_v], in parts: words, the part,
-    and the first row of the pass whose decay it has; seen: the row's output, or (last) the state
-    after it. Shares are those of a head, or of a head's channel where decays are.
+    the first row of the pass whose decay it has, and whether one row wrote it; seen: the row's
+    output, or (last) the state after it. Shares are those of a head, or of a head's channel where
+    decays are.
     """
     if shape.recurrence == "conv":
         return None
     row, mamba = terms(shape, row), shape.recurrence == "mamba2"
-    key, held = row["key"][:, :, None], [row["decay"] * part for _, part, _ in kept]
+    channels = last and shape.recurrence == "kda"
+    key, held = row["key"][:, :, None], [row["decay"] * part for _, part, _, _ in kept]
     parts = [*held, key * (row["beta"] * row["value"])[:, None]]
     if not mamba:
-        parts += [-key * (row["beta"] * (key * part).sum(1))[:, None] for part in held]
+        off = [-key * (row["beta"] * (key * part).sum(1))[:, None] for part in held]
+        # of one row's write, what is read and what is taken off have one direction
+        both = [one and (channels or not last) for _, _, _, one in kept]
+        parts[: len(kept)] = [h + o * b for h, o, b in zip(held, off, both, strict=True)]
+        parts += [o for o, b in zip(off, both, strict=True) if not b]
+        kept = [(*k[:3], b) for k, b in zip(kept, both, strict=True)]
     if not last:
         parts = [(row["read"][:, :, None] * part).sum(1) for part in parts]
         parts += [row["skip"]] * mamba
-    channels = last and shape.recurrence == "kda"
     flat = [p.flatten(0, 1) if channels else p.flatten(1) for p in parts]
     basis = torch.stack(flat, -1)
     wanted = seen.reshape(*basis.shape[:2], 1)
@@ -135,7 +141,7 @@ def shares(
                 one = one.view(shape.n_heads, -1).expand(-1, shape.d_k).flatten()
             one = one.view(len(one), -1)
             if one.shape[1] == 1 and alike(one[:, 0], powers, columns):
-                return of_cause, f"{what} is taken {words}"
+                return of_cause or cause, f"{what} is taken {words}"
         at = int((factor - 1).abs().argmax())
         place = f"head {at // shape.d_k}, channel {at % shape.d_k}" if channels else f"head {at}"
         return cause, f"{what} of {place} is {float(factor[at]):.4g} times what it should be"
@@ -156,20 +162,22 @@ def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int, last: bool)
     """Which power of one mistaken factor each part has: words, cause, powers, and the first row of
     the decay that it has."""
     n, made = len(kept), []
-    off = range(n + 1, n + 1 + n * (not mamba))
+    apart = [i for i in range(n) if not (mamba or kept[i][3])]
+    off = {i: n + 1 + at for at, i in enumerate(apart)}
     for indices in (range(n), *([i] for i in range(n) if n > 1)):
         words = kept[indices[0]][0] if len(indices) < n else "the state before"
         since = kept[indices[0]][2] if len(indices) < n else at
         views = {words: {*indices}}
-        if not mamba:
-            views |= {
-                f"{words}, as outputs see it": {*indices},
-                f"{words}, as it is taken off v": {off[i] for i in indices},
+        taken_off = {off[i] for i in indices if i in off}
+        if taken_off:
+            views = {
+                words + " and is taken off v" * last: {*indices, *taken_off},
+                words + ", as outputs see it" * (not last): {*indices},
+                f"{words}, as it is taken off v": taken_off,
             }
-            views[words] = {*indices, *(off[i] for i in indices)}
         for about, columns in views.items():
             powers = tuple(int(i in columns) for i in range(size))
-            about = "the decay" if since == at and about == words else about
+            about = "the decay" if since == at and len(columns) > len(indices) else about
             made.append((about, "wrong-gate", powers, since))
     value = [int(i == n) for i in range(size)]
     if mamba:
@@ -178,7 +186,7 @@ def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int, last: bool)
             made.append(("C", "wrong-scale", (1,) * (n + 1) + (0,), at + 1))
             made.append(("D x", "wrong-term", tuple(int(i > n) for i in range(size)), at + 1))
         return made
-    taken = [int(i in off) for i in range(size)]
+    taken = [int(i in off.values()) for i in range(size)]
     whole = ("all of the state", "wrong-state") if last else ("q", "wrong-norm")
     made += [
         (*whole, (1,) * size, at + 1),
