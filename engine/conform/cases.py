@@ -142,16 +142,19 @@ _WEIGHTS = {
 
 class Source:
     """Draws weights, first states and rows of one shape from a seed, on the CPU; rows are float32
-    of what `rows_dtype` can hold."""
+    of what `rows_dtype` can hold; long: gates let a state last for a hundred rows."""
 
     def __init__(
-        self, shape: Shape, seed: int, device: str = "cpu", rows_dtype: str = "float32"
-    ) -> None:
+        self, shape: Shape, seed: int, device: str = "cpu", rows_dtype: str = "float32",
+        long: bool = False,
+    ) -> None:  # fmt: skip
         self.shape = shape
         self.device = device
         self.rows_dtype = getattr(torch, rows_dtype)
         self.random = torch.Generator().manual_seed(seed)
         self.weights = self._weights()
+        if long and "A_log" in self.weights:
+            self.weights["A_log"] -= 3.0
 
     def _normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, generator=self.random)

@@ -15,27 +15,27 @@ from engine.conform.fits import (
     advanced,
     closest,
     exchanged,
-    fitted,
     of_rounding,
     place,
     same,
+    spans,
     taken,
     tile,
+    wrong_heads,
 )
-from engine.conform.mistakes import formulas, layouts, offsets, strides
-from engine.conform.reference import (
-    HEAD_WEIGHTS,
-    ROW_INPUTS,
-    VARIANTS,
-    Reference,
-    Row,
-    play,
-    step,
-    terms,
+from engine.conform.mistakes import (
+    formulas,
+    heads_read,
+    layouts,
+    offsets,
+    parents_followed,
+    strides,
 )
+from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, play, step, terms
+from engine.conform.shares import Kept, Quantities, shares
 from engine.conform.subject import Kernel
 
-_MOST_COMMITS, _MOST_HEADS, _MOST_ROWS = 12, 16, 8
+_MOST_COMMITS, _MOST_ROWS = 12, 8
 
 
 class Situation:
@@ -59,11 +59,12 @@ class Situation:
         first: int = 0,
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
+        self.folds = kernel.ring > 0 or kernel.log
         self.shape: Shape = reference.shape
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
         self.batch, self.first, self.begin = batch or self.tokens, first, first
-        self.start = reference.state(sequence)
+        self.start, self.own = reference.state(sequence), len(self.tokens)
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
         self.before_chunk: list[dict[str, torch.Tensor]] = []
@@ -98,8 +99,6 @@ class Situation:
             yield cause, f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
-        first = self.first - len(self.before_chunk)
-        yield from log.kept_with(self.batch, first, self.begin, self.kernel.chunk)
         yield from self._others()
         yield from layouts(self.shape, self.start)
 
@@ -126,7 +125,7 @@ class Situation:
             cause = "stale-column"
             if not age and count > self.accepted and self.shape.recurrence == "conv":
                 cause = "window-not-rolled-back"
-            elif not age and count < self.accepted and self.kernel.ring:
+            elif not age and count < self.accepted and self.folds:
                 cause = "lost-fold"
             when = f"of the pass {age} earlier" if age else f"where {self.accepted} were accepted"
             yield cause, f"state after row {count} {when}", state
@@ -196,7 +195,6 @@ class Situation:
     def _mappings(self, n: int) -> Iterator[tuple[str, list[int]]]:
         """Rows of the pass that may be taken in place of a sequence's first n, with words."""
         first = self.first
-        per_group = self.shape.n_heads // self.shape.n_groups
         yield "the first row", [first] * n
         yield "the row before", [first, *range(first, first + n - 1)]
         yield "the row after", [*range(first + 1, first + n), first + n - 1]
@@ -204,9 +202,6 @@ class Situation:
         yield "the row after in the pass", list(range(first + 1, first + 1 + n))
         yield "the rows in reverse order", list(range(first + n - 1, first - 1, -1))
         yield "the pass's first rows", list(range(n))
-        for stride in {2, per_group, self.shape.n_heads} - {1}:
-            yield f"row {stride} i", list(range(first, first + stride * n, stride))
-            yield f"row {stride} i", list(range(stride * first, stride * (first + n), stride))
 
     def inputs(
         self, tokens: Sequence[Row]
@@ -260,30 +255,17 @@ class Situation:
         if few and not self.parents:
             rows = self.batch[self.first - self.begin :][:count] if self.begin else ()
             views = decays(self.shape, state, self.tokens[:count], bool(of), first, rows)
-        for cause, sentence, played in chain(ways, views, self._carried(state, count)):
+        for cause, sentence, played in chain(ways, views):
             if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
         if of and few and self.shape.recurrence != "conv":
             log = Log(self.shape, state, self.tokens[:count])
             yield from log.decays()
             yield from log.formulas()
-            yield from log.kept_with(self.batch, self.first, self.begin, self.kernel.chunk)
             for i in range(count) if count > 1 else ():
                 rows = self.tokens[:i] + self.tokens[i + 1 : count]
                 words = f"row {i + 1} of {count} accepted is missing"
                 yield "lost-fold", words, self._played(state, rows)[1][-1]
-
-    def _carried(self, state: torch.Tensor, count: int) -> Iterator[tuple[str, str, Played]]:
-        """Ways in which the state is folded with other decays after one of the rows."""
-        if count > _MOST_ROWS or self.parents or self.shape.recurrence == "conv":
-            return
-        for end in range(1, count):
-            log = Log(self.shape, state, self.tokens[:end])
-            before = self._played(state, self.tokens[:end])
-            for cause, words, after in log.decays():
-                outputs, states = self._played(after, self.tokens[end:count])
-                sentence = f"{words}, after row {end} of {count}"
-                yield cause, sentence, ([*before[0], *outputs], [*before[1][:-1], after, *states])
 
     def _folded_within(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
@@ -292,54 +274,24 @@ class Situation:
         row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
         right = self._played(self.start, self.tokens[:row])[1]
         rest = [terms(self.shape, one) for one in self.tokens[row:]]
+        heads = wrong_heads(seen, wanted, bound)
+        alone = "" if heads.all() else f", in heads {spans(heads)} alone"
         for cause, words, state in self._folds(self.tokens[:row]) if row else ():
             wrong = not same(state, [right[-1]], bound / 4)
-            if wrong and same(seen[row:], self._played(state, rest)[0], bound):
-                return cause, f"{words}, after row {row} of the pass"
+            made = torch.stack(self._played(state, rest)[0]) if wrong else wanted
+            if wrong and same(seen[row:, heads], [made[:, heads]], bound):
+                return cause, f"{words}, after row {row} of the pass{alone}"
         return None
-
-    def _heads(self, seen: torch.Tensor, tokens: Sequence[Any], bound: float, last: bool) -> str:
-        """Which key heads a value head reads, where other ones than its own explain all; last:
-        seen is the last state [heads, …], else outputs [rows, heads, …]."""
-        n, groups = self.shape.n_heads, self.shape.n_groups
-        if self.shape.recurrence == "conv" or n > _MOST_HEADS:
-            return ""
-        of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
-        shared = ("C", "B") if self.shape.recurrence == "mamba2" else ("q", "k")
-        others = (x for x in ROW_INPUTS[self.shape.recurrence] if x not in shared)
-        weights = HEAD_WEIGHTS[self.shape.recurrence]
-        for names, count in (
-            (shared, groups),
-            *(((x,), n) for x in (*others, *weights)),
-            (weights, n),
-        ):
-            read: dict[int, tuple[int, ...]] = {}
-            for heads in product(range(count), repeat=len(names)):
-                if (last or names is weights) and len(set(heads)) > 1:
-                    continue  # states do not depend on q
-                at = dict(zip(names, heads, strict=True))
-                rows = [
-                    row | {x: row[x][i : i + 1].expand_as(row[x]) for x, i in at.items()}
-                    for row in tokens
-                ]
-                outputs, states = self._played(self.start, rows)
-                for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
-                    if same(of_heads[head], [made], bound):
-                        read.setdefault(head, heads)
-            wrong = [(h, at) for h, at in read.items() if set(at) != {h // (n // count)}]
-            if len(read) == n and wrong:
-                head, heads = wrong[0]
-                words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
-                return f"value head {head} reads {', '.join(words)}"
-        return ""
 
     def _begun(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and outputs of wrong states to start from that explain the first row."""
-        row = terms(self.shape, self.tokens[0])
+        row, wrong = terms(self.shape, self.tokens[0]), wrong_heads(seen, wanted, bound)
         for cause, sentence, state in self.starts(bound):
-            if same(seen[0], [step(self.shape, state, row)[0]], bound):  # most are not
+            if same(
+                seen[0][wrong], [step(self.shape, state, row)[0][wrong]], bound
+            ):  # most are not
                 yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
             more = wanted[0] + taken(self.shape, row, state - self.start)
             if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
@@ -349,31 +301,13 @@ class Situation:
                     torch.cat([more[None], seen[1:]]),
                 )
 
-    def _parents(self, seen: torch.Tensor, bound: float) -> str:
-        """Of a tree, a row whose output is right after another row than its parent, where all
-        outputs can be had from some row, or from the state before the pass (-1); else empty."""
-        states, words = [self.start], ""
-        for i, row in enumerate(self.tokens if self.parents else ()):
-            others = [p for p in range(-1, i) if p != self.parents[i]]
-            for parent in (self.parents[i], *others):
-                output, after = step(self.shape, states[parent + 1], row)
-                if same(seen[i], [output], bound):
-                    break
-            else:
-                return ""
-            if parent != self.parents[i] and not words:
-                words = f"row {i} follows row {parent} and not row {self.parents[i]}"
-            states.append(after)
-        return words
-
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         if len(seen) <= _MOST_ROWS and (words := advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words
         if seen.isnan().any():
-            first = int(seen.flatten(1).isnan().any(1).nonzero()[0])
-            return self._unnamed("unused-memory", f"NaN in the output of row {first + 1}")
+            return self.unnamed("unused-memory", "NaN in outputs")
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
         if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
@@ -385,6 +319,9 @@ class Situation:
             return cause, words
         if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found
+        share = self._shares(seen[row], row, bound, last=False)
+        if share and chunk and "times what" not in share[1]:
+            return share
         begins = (row, 0) if len(seen) <= _MOST_ROWS else (row,)
         for begin in dict.fromkeys(begins if not self.parents else (0,)):
             ways = self._ways(self.start, len(seen), 0, bound, begin)
@@ -392,30 +329,26 @@ class Situation:
                 return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
             return folded
-        if parents := self._parents(seen, bound):
+        if parents := parents_followed(
+            self.shape, self.start, seen, self.tokens, bound, self.parents
+        ):
             return "wrong-parent", parents
-        if heads := self._heads(seen, self.tokens, bound, last=False):
+        if heads := heads_read(
+            self.shape, self.start, seen, self.tokens, bound, False, self.parents
+        ):
             return "head-mapping", heads
         if words := exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
         if of_heads and (words := exchanged(of_heads[0], of_heads[1], bound)):
             return "head-mapping", f"head {words}"
-        times = float((seen * wanted).sum() / (wanted * wanted).sum())
-        if abs(times) > 1e-9 and abs(times - 1) > 1e-2 and same(seen / times, [wanted], bound):
-            words = f"outputs are {times:.4g} times the right ones"
-            if (size := self.shape.d_k / times**2) > 1 and abs(size - round(size)) < 1e-3:
-                words += f": the root of {round(size)} in place of {self.shape.d_k}"
-            return "wrong-scale", words
         if words := tile(seen, wanted, bound):
             return "wrong-tile", words
-        if not self.parents:
-            state = [self.start, *self._played(self.start, self.tokens[:row])[1]][-1]
-            if shares := fitted(self.shape, state, self.tokens[row], seen[row], bound, False):
-                return shares
+        if share:
+            return share
         if words := of_rounding(seen, wanted):
             return "drift", words
-        return self._unnamed("wrong-output", place(seen, wanted, bound))
+        return self.unnamed("wrong-output", place(seen, wanted, bound))
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
@@ -427,9 +360,11 @@ class Situation:
                 cause = "wrong-chunk" if chunk else "stale-column"
                 if self.shape.recurrence == "conv" and rows > count:
                     cause = "window-not-rolled-back"
+                elif self.folds and rows < count:
+                    cause = "lost-fold"
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
         if same(seen, [self.start], bound):
-            cause = "lost-fold" if self.kernel.ring else "state-not-committed"
+            cause = "lost-fold" if self.folds else "state-not-committed"
             if count < chunk:
                 cause = "wrong-chunk"
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
@@ -448,25 +383,57 @@ class Situation:
                 return cause, f"{sentence} is written"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
+        heads = wrong_heads(seen[None], right[None], bound)
+        alone = "" if heads.all() else f", in heads {spans(heads)} alone"
         for cause, sentence, state in self.starts(bound):
-            if same(seen, [self._played(state, self.tokens[:count])[1][-1]], bound):
+            sentence += alone
+            made = self._played(state, self.tokens[:count])[1][-1]
+            if same(seen[heads], [made[heads]], bound):
                 return cause, sentence
-            if same(seen, [state], bound):
-                words = "" if cause == "other-sequence" else ", without the rows of this pass"
-                return cause, sentence + words
+            if same(seen[heads], [state[heads]], bound):
+                if cause == "other-sequence":
+                    return "other-sequence-written", f"the state is {sentence}"
+                return cause, f"{sentence}, without the rows of this pass"
         if found := closest(seen, self._ways(self.start, count, 1, bound), bound, right, last=True):
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        if heads := self._heads(seen, self.tokens[:count], bound, last=True):
-            return "head-mapping", heads
+        if words := heads_read(self.shape, self.start, seen, self.tokens[:count], bound, True):
+            return "head-mapping", words
         if words := tile(seen, right, bound):
             return "wrong-tile", words
-        if count == 1 and (
-            shares := fitted(self.shape, self.start, self.tokens[0], seen, bound, True)
-        ):
-            return shares
+        if found := self._shares(seen, count - 1, bound, last=True):
+            return found
         if words := of_rounding(seen, right):
             return "drift", words
-        return self._unnamed("wrong-state", place(seen, right, bound))
+        return self.unnamed("wrong-state", place(seen, right, bound))
+
+    def _shares(
+        self, seen: torch.Tensor, row: int, bound: float, last: bool
+    ) -> tuple[str, str] | None:
+        """Parts that a row's output, or (last) the state after it, has in other shares."""
+        if self.parents or self.shape.recurrence == "conv":
+            return None
+        kept: list[Kept] = [("the state before the pass", self.start, self.first, False)]
+        if self.before_chunk:
+            first = self.first - len(self.before_chunk)
+            whole = Log(self.shape, self.earlier[-1], self.before_chunk).kept()
+            kept = [("the state before the chunk before", whole, first, False)]
+            kept.append(("what the chunk before wrote", self.start - whole, self.first, False))
+        log = Log(self.shape, self.start, self.tokens[:row])
+        for i, (about, part, begin, one) in enumerate(kept):
+            kept[i] = about, log.kept(part), begin, one
+        if row > (_MOST_COMMITS if last else 2) or (row and self.before_chunk):
+            wrote = log.states[-1] - log.kept()
+            kept.append(("what earlier rows wrote", wrote, self.first + row, row == 1))
+        else:
+            for j, write in enumerate(log.writes):
+                words, since = f"what row {self.first + j} wrote", self.first + j + 1
+                kept.append((words, log.kept(write, j + 1), since, True))
+        known = Quantities(self.shape, self.batch, self.begin, self.own, self.first + row)
+        whole_one: Kept = ("the state before", log.states[-1], self.first + row, False)
+        for parts in ([whole_one], kept):
+            if found := shares(self.shape, parts, self.tokens[row], seen, bound, last, known):
+                return found
+        return None
 
     def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
         """The inputs that a window after `count` rows of this pass holds, where all are known."""
@@ -492,8 +459,9 @@ class Situation:
                 return cause, f"{words}, though it is not in this pass"
         return "other-sequence-written", place(seen, self.start, bound)
 
-    def _unnamed(self, cause: str, words: str) -> tuple[str, str]:
+    def unnamed(self, cause: str, words: str) -> tuple[str, str]:
+        """A cause that says what is seen alone; of a log, whether it was about to wrap."""
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
-            return "wrong-wrap", f"after {taken} rows in a log of {self.kernel.ring}"
+            return "wrong-wrap", f"{words}, after {taken} rows in a log of {self.kernel.ring}"
         return cause, words

@@ -16,6 +16,7 @@ import torch
 from engine.conform import adapters
 from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
+from engine.conform.fits import spans
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, token
@@ -27,8 +28,8 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
-_VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
-_LESS = ("state-not-committed", "other-sequence-written", "state-lost", *_VAGUE)
+VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
+_LESS = ("state-not-committed", "other-sequence-written", "state-lost", *VAGUE)
 # Causes that may be those of a wrong count, or of another sequence's
 _COUNTED = (
     "stale-column",
@@ -43,6 +44,7 @@ _OF_OTHERS = ("gate-order", "gate-of-other-row", "wrong-gate", "wrong-chunk", "o
 # Causes that a short last chunk may have
 _OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
 Changed = Callable[[Pass], Iterator[Pass]]
+_GUARD = "interpreter_with_triton"
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
@@ -107,7 +109,8 @@ class Player:
     def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
         """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
         states are given, and the reference starts with zeros."""
-        source = Source(self.shape, self.seed, self.device, self.kernel.rows_dtype)
+        dtype, long = self.kernel.rows_dtype, self.kernel.chunk > 0
+        source = Source(self.shape, self.seed, self.device, dtype, long)
         self.memory = Memory(self.device, self.blank)
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
@@ -146,8 +149,11 @@ class Player:
             words = f"{found.detail}; from memory that was never written"
             if found.cause == "state-lost" and found.row_errors:
                 return replace(fault, cause="stale-column", detail=words)
-            if found.cause not in (*_VAGUE, "state-lost", "null-slot-written"):
+            if found.cause not in (*VAGUE, "state-lost", "null-slot-written"):
                 return replace(fault, cause=found.cause, detail=words)
+            if found.cause == "unused-memory":
+                words = "never written, or from what was not written between two kernels"
+                return replace(fault, detail=f"{fault.detail}: {words}")
         return fault
 
     def _by_count(self, fault: Fault) -> Fault:
@@ -188,7 +194,7 @@ class Player:
         """A fault that several mistakes have is named by the first change of its passes, or of its
         shape, under which they are right."""
         shape, n, t = self.shape, self.shape.n_sequences, self.shape.n_tokens
-        c, vague = self.kernel.chunk, fault.cause in _VAGUE[:3]
+        c, vague = self.kernel.chunk, fault.cause in VAGUE[:3]
         stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
         of_length = (*_WRITTEN, "other-sequence")
         log = self.kernel.ring or self.kernel.log
@@ -228,7 +234,8 @@ class Player:
             return replace(fault, cause="wrong-wrap", detail=words)
         for (cause, may_be), words, changed, other in ways:
             if may_be and not self._wrong_with(fault, changed, other):
-                if cause == "other-sequence" and stale and fault.cause != "state-not-committed":
+                kept = stale and fault.cause != "state-not-committed"
+                if cause == "other-sequence" and kept and "all" not in words:
                     cause = fault.cause
                 words = f"{fault.detail}; right where {words}".lstrip("; ")
                 return replace(fault, cause=cause, detail=words)
@@ -295,20 +302,30 @@ class Player:
             if error > self.bound:
                 cause, detail = "wrong-output", ""
                 if self._unnamed(faults):
-                    cause, detail = situations[sequence].explain_outputs(seen[part], self.bound)
+                    one_seen = seen[part], self.bound
+                    cause, detail = _named(cause, situations[sequence].explain_outputs, *one_seen)
                 each = _each(seen[part], wanted[part])
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
+        if any(fault.cause == "unused-memory" for fault in faults):
+            parts = zip(one.sequences, rows.slices(), strict=False)
+            where = [(s, seen[part].flatten(1).isnan().any(1)) for s, part in parts]
+            words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
+            faults = [replace(f, detail=f"no number in the output of rows {words}") for f in faults]
         if one.drafts or one.reset:
             subject.accept(one.sequences, one.accepted)
-        if faults:
+        if faults and not self.kernel.chunk:
             return faults
-        for cause, words in self.memory.changed():
+        off = {fault.sequence for fault in faults}
+        for cause, words in () if faults else self.memory.changed():
+            if cause == "padding-written":
+                of_each = [situation.unnamed(cause, words) for situation in situations.values()]
+                cause, words = max(of_each)  # wrong-wrap, where a log was about to wrap
             faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
         for sequence, count in zip(one.sequences, one.accepted, strict=True):
             held = subject.state(sequence)
             right = reference.depths(sequence)[count - 1]
-            if held is None:
+            if held is None or sequence in off:
                 continue
             if words := _unlike(held, list(self.shape.state), self.shape.dtype):
                 return [fault("wrong-return", f"state {words}", sequence, -1, math.inf)]
@@ -317,7 +334,8 @@ class Player:
             if error > self.bound:
                 cause, detail = "wrong-state", ""
                 if self._unnamed(faults):
-                    cause, detail = situations[sequence].explain_state(state, count, self.bound)
+                    this = state, count, self.bound
+                    cause, detail = _named(cause, situations[sequence].explain_state, *this)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = _each(state.expand_as(depths), depths)
                 found = fault(cause, detail, sequence, count - 1, error)
@@ -403,6 +421,14 @@ class Player:
         return _worst(state.unsqueeze(0), reference.state(0).unsqueeze(0))[0]
 
 
+def _named(cause: str, explain: Callable[..., tuple[str, str]], *seen: Any) -> tuple[str, str]:
+    """What a search for the cause says; the cause that is there already, where it fails."""
+    try:
+        return explain(*seen)
+    except Exception as error:  # the fault remains, whatever the search met
+        return cause, f"the search for its cause ended with {type(error).__name__}: {error}"
+
+
 def _unlike(made: object, size: list[int], least: torch.dtype) -> str:
     """What an adapter returned, where it is not a tensor of this size and precision."""
     precision = str(least).removeprefix("torch.")
@@ -450,7 +476,6 @@ def check(
         return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)
     except Exception as error:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-        last = traceback.extract_tb(error.__traceback__)[-1]
         ours = [c for c in codes if Path(c.co_filename).parent == Path(adapters.__file__).parent]
         # an adapter's call is refused before the named function's first line, if by a wrapper
         called = str(error).partition("(")[0].rpartition(".")[2]
@@ -458,18 +483,14 @@ def check(
             c.co_name != called for c in codes
         )
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
-        words = f"{type(error).__name__}: {error}"[:300]
+        met: BaseException = error  # of Triton's interpreter, what it met in the kernel
+        while met.__cause__ and type(met).__name__ == "InterpreterError":
+            met = met.__cause__
+        words = f"{type(met).__name__}: {met}"[:300]
+        if type(met).__name__ == "OutsideMemoryError":
+            cause, words = "padding-written", str(met)
+        frames = traceback.extract_tb(met.__traceback__)
+        theirs = [f for f in frames if not {"triton", "numpy"} & {*Path(f.filename).parts}]
+        last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
         words += f" ({Path(last.filename).name}, line {last.lineno})"
         return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, math.inf)]
-
-
-def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
-    """The fault at the smallest shape that still shows its cause, halving one size at a time."""
-    while True:
-        for shape in fault.shape.smaller():
-            same = [f for f in again(shape) if f.cause == fault.cause]
-            if same:
-                fault = same[0]
-                break
-        else:
-            return fault

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import formulas, heads_of
+from engine.conform.mistakes import formulas
 from engine.conform.reference import Row, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
@@ -94,37 +94,6 @@ def _factors(
     return right, found
 
 
-def _factors_of(shape: Shape, rows: Sequence[Row], right: Factor) -> Iterator[tuple[Any, ...]]:
-    """The same for what corrections take off, which has a factor beta, and for outputs, which have
-    a scale: cause, sentence, views, what it is about, and factor."""
-    root = shape.d_k**0.5
-    betas = [row["beta"][:, :, None] for row in rows]
-
-    def beta(power: int, back: int = 0) -> Factor:
-        return lambda i, j: right(i, j) / betas[i] * betas[max(i - back, 0)] ** power
-
-    def of_writer(i: int, j: int) -> torch.Tensor:
-        return right(i, j) / betas[i] * (betas[j] if j >= 0 else betas[i])
-
-    take = "corrections take {}"
-    for about, side in (_SIDES | (_BLOCKS if len(rows) > _BLOCK else {})).items():
-        for cause, words, view, factor in (
-            ("wrong-gate", f"{take} without beta", 0, beta(0)),
-            ("wrong-gate", f"{take} with beta twice", 0, beta(2)),
-            ("other-row", f"{take} with the beta of the row that wrote", 0, of_writer),
-            ("other-row", f"{take} with the beta of the row before", 0, beta(1, 1)),
-            ("other-row", f"{take} with the beta of row i - {_BLOCK}", 0, beta(1, _BLOCK)),
-            ("wrong-scale", "outputs see {} without the scale", 1, lambda i, j: right(i, j) * root),
-            (
-                "wrong-scale",
-                "outputs see {} with the scale twice",
-                1,
-                lambda i, j: right(i, j) / root,
-            ),
-        ):
-            yield cause, words.format(about), (view,), side, factor
-
-
 def decays(
     shape: Shape,
     state: torch.Tensor,
@@ -134,8 +103,8 @@ def decays(
     others: Sequence[Row] = (),
 ) -> Iterator[tuple[str, str, Played]]:
     """Cause, sentence and outputs of a few rows, or (last) their last state in place of them, where
-    a part of the recurrence sees the state before the rows, or what rows wrote, with another decay,
-    beta or scale than it should, from row `first` on; others: rows of another sequence."""
+    a part of the recurrence sees the state before the rows, or what rows wrote, with another decay
+    than it should, from row `first` on; others: rows of another sequence."""
     if shape.recurrence == "conv":
         return
     known, rows = Log(shape, state, rows[:first]), [terms(shape, row) for row in rows]
@@ -145,8 +114,6 @@ def decays(
         for cause, words, side, factor in wrong
         for who, views in _VIEWS.items()
     ]
-    if shape.recurrence != "mamba2":
-        ways += _factors_of(shape, rows, right)
     for cause, sentence, views, side, factor in ways:
         if not last or 1 not in views or 2 in views:
             yield cause, sentence, _viewed(known, rows, right, views, side, factor, last)
@@ -200,6 +167,14 @@ class Log:
             value = correction(self.shape, right["decay"] * before, right)
             made.append(row["key"][:, :, None] * value[:, None, :])
         return made
+
+    def kept(self, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+        """What is kept of a part, that of the state before where none is given, after the rows from
+        `first` on."""
+        part = self.states[0] if part is None else part
+        for row in self.rows[first:]:
+            part = row["decay"] * part
+        return part
 
     def folded(self, start: int, rows: Sequence[int], stored: bool) -> torch.Tensor:
         """The state from the one before row `start` on, with these rows after it; stored: what they
@@ -334,29 +309,6 @@ class Log:
                 if side(last, j):
                     more = more + (factor(last, j) - right(last, j)) * part
             yield cause, f"the fold takes {words}", end + linear @ more
-
-    def kept_with(
-        self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Cause, sentence and last state where the state before, or all, is kept with the decay of
-        as many rows (or a chunk's) up to another one of the pass, or of another head, where these
-        rows are the batch's from `first` on, and their sequence's from `begin` on."""
-        n, each = len(self.rows), [terms(self.shape, row)["decay"] for row in batch]
-        own, last = torch.stack(each[first : first + n]).prod(0), first + n - 1
-        others = [
-            ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
-        ]
-        for end in (end for end in range(len(each)) if end != last):
-            cause = "gate-of-other-row" if end >= begin else "other-sequence"
-            for many in dict.fromkeys((n, chunk or n)):
-                other = torch.stack(each[max(0, end + 1 - many) : end + 1]).prod(0)
-                words = f"the decay up to row {end} of the pass, not {last}"
-                others.append((cause, words, other))
-        state, kept = self.states[-1], self.states[0]
-        for cause, words, other in others:
-            all_ = torch.where(own > 0, other / own * state, state)
-            yield cause, f"the state before is kept with {words}", state + (other - own) * kept
-            yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
     def formulas(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,

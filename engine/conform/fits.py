@@ -1,5 +1,5 @@
 """Comparisons of what a kernel gave with what a mistake would give: equality, places of errors,
-shares of what a row keeps, writes and takes off, and errors of the size of rounding."""
+and errors of the size of rounding."""
 
 from __future__ import annotations
 
@@ -10,61 +10,7 @@ import torch
 from engine.conform.cases import Shape
 from engine.conform.reference import Row, terms
 
-# Which power of one mistaken factor each part has: what is kept, what is written, and what is taken
-# off (delta rules) or D x (Mamba-2)
-_POWERS = {
-    True: {
-        ("wrong-gate", "the decay"): (1, 0, 0),
-        ("wrong-gate", "dt (or B)"): (0, 1, 0),
-        ("wrong-scale", "C"): (1, 1, 0),
-        ("wrong-term", "D"): (0, 0, 1),
-    },
-    False: {
-        ("wrong-norm", "q"): (1, 1, 1),
-        ("wrong-gate", "the decay"): (1, 0, 1),
-        ("wrong-gate", "beta"): (0, 1, 1),
-        ("wrong-norm", "k"): (0, 1, 2),
-        ("wrong-term", "v"): (0, 1, 0),
-        ("wrong-gate", "what is taken off v"): (0, 0, 1),
-    },
-}
-
-
 _LEAST = 12  # values that tell a mistake from chance
-
-
-def fitted(
-    shape: Shape, state: torch.Tensor, row: Row, seen: torch.Tensor, bound: float, last: bool
-) -> tuple[str, str] | None:
-    """Cause and sentence where a row's output has the right parts in other shares, head by head;
-    last: seen is the state [heads, …] after it."""
-    if shape.recurrence == "conv":
-        return None
-    row, mamba = terms(shape, row), shape.recurrence == "mamba2"
-    key, kept = row["key"][:, :, None], row["decay"] * state
-    parts = [kept, key * (row["beta"] * row["value"])[:, None]]
-    if not mamba:
-        parts.append(-key * (row["beta"] * (key * kept).sum(1))[:, None])
-    if not last:
-        parts = [(row["read"][:, :, None] * part).sum(1) for part in parts]
-        parts += [row["skip"]] * mamba
-    basis = torch.stack([part.flatten(1) for part in parts], -1)
-    wanted = seen.reshape(len(state), -1, 1)
-    share = torch.linalg.lstsq(basis, wanted).solution
-    limit = 4 * bound * max(1.0, float(wanted.abs().max()))
-    rest = (basis @ share - wanted).abs().max()
-    share, weight = share[..., 0], basis.abs().amax(1)
-    near = ((share - 1).abs() < 1e-2) | ((share - 1).abs() * weight <= limit)
-    if basis.shape[1] < 2 * len(parts) or not rest <= limit or near.all():
-        return None  # or as of rounding
-    for (cause, name), powers in _POWERS[mamba].items():
-        factor = share[:, powers.index(1) % len(parts)]
-        alike = torch.stack([factor**n for n in powers[: len(parts)]], 1)
-        if ((alike - share).abs() * weight <= limit).all():
-            head = int((factor - 1).abs().argmax())
-            words = f"{float(factor[head]):.4g} times what it should be"
-            return cause, f"{name} of head {head} is {words}"
-    return "wrong-gate", "what is kept, written and taken off have other shares than they should"
 
 
 def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
@@ -88,18 +34,26 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
 
 def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     """Which rows, heads or channels, and columns are wrong: of each dimension those that are."""
+    off = ~((seen - wanted).abs() <= bound * max(1.0, float(wanted.abs().max())))
+    moved = (off.unsqueeze(-1).transpose(0, d).flatten(1) for d in range(off.dim()))
+    each = (part.any(1) for part in moved)
+    return f"wrong are {', '.join(map(spans, each))} of its dimensions"
+
+
+def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:
+    """Which heads, or channels, of [rows, heads, …] have a wrong value; bool [heads]."""
     off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
-    words = []
-    for dim in range(off.dim()):
-        rest = off.transpose(0, dim).flatten(1).any(1) if off.dim() > 1 else off
-        at = rest.nonzero().flatten().tolist()
-        shown = ", ".join(str(i) for i in at[:8]) + ", …" * (len(at) > 8)
-        if len(at) == len(rest):
-            shown = "all"
-        elif len(at) > 2 and at[-1] - at[0] == len(at) - 1:
-            shown = f"{at[0]} to {at[-1]}"
-        words.append(f"{shown} of {len(rest)}")
-    return f"wrong are {', '.join(words)} of its dimensions"
+    return off.transpose(0, 1).flatten(1).any(1)
+
+
+def spans(off: torch.Tensor) -> str:
+    """Which of the values [n] are true, in words."""
+    at = off.nonzero().flatten().tolist()
+    if len(at) == len(off):
+        return f"all of {len(off)}"
+    firsts, lasts = ([i for i in at if i + way not in at] for way in (-1, 1))
+    runs = [f"{a} to {b}" if b > a else f"{a}" for a, b in zip(firsts, lasts, strict=True)]
+    return f"{', '.join(runs[:8])}{', …' * (len(runs) > 8)} of {len(off)}"
 
 
 def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:

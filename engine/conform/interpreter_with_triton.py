@@ -1,13 +1,61 @@
-"""Triton's interpreter as kernels need it: products of bfloat16, and nothing replaced twice."""
+"""Triton's interpreter as kernels need it: products of bfloat16, nothing replaced twice, and no
+access to what is not theirs."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpreterBuilder
+from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+
+class OutsideMemoryError(Exception):
+    """A kernel writes outside of the memory of all its tensors; the process would be damaged."""
+
+
+class _Bounds:
+    """The memory that a kernel's tensors have; one kernel runs at a time."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, tuple[int, str]] = {}  # first byte: end, and which tensor it is
+        self.firsts: list[int] = []
+
+    def set(self, tensors: dict[str, Any]) -> None:
+        self.parts = {}
+        for name, one in tensors.items():
+            if isinstance(one, torch.Tensor):
+                held = one.untyped_storage()
+                words = f"{name} {list(one.shape)}"
+                self.parts[held.data_ptr()] = held.data_ptr() + held.nbytes(), words
+        self.firsts = sorted(self.parts)
+
+    def outside(self, places: np.ndarray, mask: np.ndarray, size: int) -> np.ndarray | None:
+        """Which of the places of values of `size` bytes are in no tensor; None: all are in one."""
+        if not self.firsts or not places.size:
+            return None
+        at = bisect_right(self.firsts, int(places.min())) - 1
+        if at >= 0 and int(places.max()) + size <= self.parts[self.firsts[at]][0]:
+            return None
+        first = np.searchsorted(self.firsts, places, "right") - 1
+        ends = np.array([self.parts[x][0] for x in self.firsts])
+        off = mask & ((first < 0) | (places + size > ends[first]))
+        return off if off.any() else None
+
+    def nearest(self, place: int) -> str:
+        """Where a place is, in words."""
+        first = min(self.parts, key=lambda x: max(x - place, place - self.parts[x][0]))
+        end, words = self.parts[first]
+        if place < first:
+            return f"{first - place} bytes before {words}"
+        return f"{place - end} bytes after the end of {words}"
+
+
+_BOUNDS = _Bounds()
 
 
 def mend() -> None:
@@ -41,4 +89,32 @@ def mend() -> None:
         scope.restore = put_back
         return scope
 
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    to_host = GridExecutor._init_args_hst
+
+    def args_on_host(self: Any, args: Any, options: Any) -> Any:
+        made, named = to_host(self, args, options)
+        _BOUNDS.set(dict(zip(self.arg_names, made, strict=False)) | named)
+        return made, named
+
+    def masked_load(self: Any, ptrs: Any, mask: Any, *others: Any) -> Any:
+        size = ptrs.get_element_ty().primitive_bitwidth // 8
+        off = _BOUNDS.outside(ptrs.data, mask.data, size)
+        if off is not None:  # whatever lies there, in place of which NaN is seen
+            mask = interpreter.TensorHandle(mask.data & ~off, tl.int1)
+        made = load(self, ptrs, mask, *others)
+        if off is not None and np.issubdtype(made.data.dtype, np.floating):
+            made.data[off] = np.nan
+        return made
+
+    def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *others: Any) -> Any:
+        off = _BOUNDS.outside(ptrs.data, mask.data, value.data.itemsize)
+        if off is not None:
+            place = _BOUNDS.nearest(int(ptrs.data[off].flat[0]))
+            raise OutsideMemoryError(f"{int(off.sum())} values are written {place}")
+        return store(self, ptrs, value, mask, *others)
+
     InterpreterBuilder.create_dot, interpreter._patch_lang = create_dot, replace_new
+    InterpreterBuilder.create_masked_load = masked_load
+    InterpreterBuilder.create_masked_store = masked_store
+    GridExecutor._init_args_hst = args_on_host

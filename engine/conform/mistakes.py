@@ -10,9 +10,10 @@ import torch
 from torch.nn.functional import softplus
 
 from engine.conform.cases import Shape
-from engine.conform.reference import Row, terms
+from engine.conform.fits import same
+from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, play, step, terms
 
-_MOST_ROWS = 8
+_MOST_ROWS, _MOST_HEADS = 8, 16
 
 
 def formulas(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -48,6 +49,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         ("exp is taken for softplus", torch.exp(raw + bias)),
         ("sigmoid is taken for softplus", torch.sigmoid(raw + bias)),
         ("max(x, 0) is taken for softplus", (raw + bias).clamp(min=0)),
+        ("softplus has 2 for e within", torch.log(1 + torch.exp2(raw + bias))),
         ("softplus has base 2", torch.log2(1 + torch.exp(raw + bias))),
     ]
 
@@ -132,12 +134,6 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
         made.append(("wrong-scale", scaled, right | {"read": read * root}))
         made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
-        for cause, words, other in list(made):  # k and beta are used twice
-            for name in (x for x in ("key", "beta") if other[x] is not right[x]):
-                old, new = right[name], other[name]
-                made.append((cause, f"{words}, in what is taken off", right | {f"off_{name}": new}))
-                written = right | {name: new, f"off_{name}": old}
-                made.append((cause, f"{words}, in what is written", written))
     return made
 
 
@@ -228,3 +224,59 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
         ("the head before", heads.roll(1)),
         ("the last head first", heads.flip(0)),
     ]
+
+
+def heads_read(
+    shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row], bound: float,
+    last: bool, parents: Sequence[int] = (),
+) -> str:  # fmt: skip
+    """Which key heads a value head reads, where other ones than its own explain all; last:
+    seen is the last state [heads, …], else outputs [rows, heads, …]."""
+    n, groups = shape.n_heads, shape.n_groups
+    if shape.recurrence == "conv" or n > _MOST_HEADS:
+        return ""
+    of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
+    shared = ("C", "B") if shape.recurrence == "mamba2" else ("q", "k")
+    others = (x for x in ROW_INPUTS[shape.recurrence] if x not in shared)
+    weights = HEAD_WEIGHTS[shape.recurrence]
+    for names, count in ((shared, groups), *(((x,), n) for x in (*others, *weights)), (weights, n)):
+        read: dict[int, tuple[int, ...]] = {}
+        for heads in product(range(count), repeat=len(names)):
+            if (last or names is weights) and len(set(heads)) > 1:
+                continue  # states do not depend on q
+            at = dict(zip(names, heads, strict=True))
+            rows = [
+                row | {x: row[x][i : i + 1].expand_as(row[x]) for x, i in at.items()}
+                for row in tokens
+            ]
+            outputs, states = play(shape, start, rows, parents=parents)
+            for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
+                if same(of_heads[head], [made], bound):
+                    read.setdefault(head, heads)
+        wrong = [(h, at) for h, at in read.items() if set(at) != {h // (n // count)}]
+        if len(read) == n and wrong:
+            head, heads = wrong[0]
+            words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
+            return f"value head {head} reads {', '.join(words)}"
+    return ""
+
+
+def parents_followed(
+    shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row], bound: float,
+    parents: Sequence[int],
+) -> str:  # fmt: skip
+    """Of a tree, a row whose output is right after another row than its parent, where all
+    outputs can be had from some row, or from the state before the pass (-1); else empty."""
+    states, words = [start], ""
+    for i, row in enumerate(tokens if parents else ()):
+        others = [p for p in range(-1, i) if p != parents[i]]
+        for parent in (parents[i], *others):
+            output, after = step(shape, states[parent + 1], row)
+            if same(seen[i], [output], bound):
+                break
+        else:
+            return ""
+        if parent != parents[i] and not words:
+            words = f"row {i} follows row {parent} and not row {parents[i]}"
+        states.append(after)
+    return words

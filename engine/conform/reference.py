@@ -81,13 +81,11 @@ def step(
 
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
-    """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has
-    (along `off_key` times `off_beta`, where a mistake has others than `key` and `beta`)."""
+    """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has."""
     wrote = row["beta"] * row["value"]
     if shape.recurrence == "mamba2":
         return wrote
-    key, beta = (row.get(f"off_{name}", row[name]) for name in ("key", "beta"))
-    return wrote - beta * (key[:, :, None] * decayed).sum(1)
+    return wrote - row["beta"] * (row["key"][:, :, None] * decayed).sum(1)
 
 
 def token(rows: Rows, index: int) -> Row:

@@ -21,7 +21,7 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import CHECKS, Fault, Player, check, has_check, smallest
+from engine.conform.checks import CHECKS, VAGUE, Fault, Player, check, has_check
 from engine.conform.cost import measure
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel
@@ -431,6 +431,21 @@ def _checked(
 
     found = [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
     return [Player(kernel, package, f.shape, seed, device).placed(f) for f in found]
+
+
+def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
+    """The fault at the smallest shape that still shows its cause, halving one size at a time."""
+    while True:
+        for shape in fault.shape.smaller():
+            found = again(shape)
+            same = [f for f in found if f.cause == fault.cause and f.detail]
+            if found and fault.cause in VAGUE and found[0].cause not in ("crash", "hang"):
+                same = found  # the first of which is named, if one of them is
+            if same:
+                fault = same[0]
+                break
+        else:
+            return fault
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import torch
 
 from engine.conform.adapters import own
 from engine.conform.cases import Rows, Shape
-from engine.conform.checks import CHECKS, Fault, Player, check, has_check, smallest
+from engine.conform.checks import CHECKS, Fault, Player, check, has_check
 from engine.conform.packages import Package
+from engine.conform.runner import smallest
 from engine.conform.subject import Kernel, Prompts
 
 PACKAGE = Package("kernels", Path("."), "")
@@ -457,7 +458,7 @@ PLANTED = [
     (NotCommitted, "gdn", "state-not-committed"),
     (OneRowShort, "kda", "stale-column"),
     (Neighbour, "gdn", "other-sequence"),
-    (WritesNeighbour, "gdn", "other-sequence"),
+    (WritesNeighbour, "gdn", "other-sequence-written"),
     (WritesAbsent, "gdn", "other-sequence-written"),
     (GateAfterDelta, "gdn", "gate-order"),
     (FirstGate, "kda", "gate-of-other-row"),

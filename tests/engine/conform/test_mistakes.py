@@ -432,7 +432,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
         (ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
         (ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
-        (Unscaled, "gdn", "wrong-scale", "outputs see what earlier rows wrote without the scale"),
+        (Unscaled, "gdn", "wrong-scale", "what the row writes (beta) is taken without the scale"),
         (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
         (FirstDecay, "kda", "other-sequence", "with the decay of the pass's first rows"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),

@@ -1,0 +1,72 @@
+"""Shares of the right parts of an output or a state, named as a quantity of the pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.conform.cases import Shape, Source
+from engine.conform.reference import correction, play, step, terms, token
+from engine.conform.shares import Quantities, shares
+
+SHAPE = Shape("gdn", 4, 2, 16, 16, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    source = Source(SHAPE, 3)
+    drawn = source.rows([0, 1], [3, 3])
+    batch = [terms(SHAPE, token(drawn, i)) for i in range(6)]
+    return source.state().double(), batch
+
+
+def found(rows, seen, last=False):
+    """What is said of row 4, the second of sequence 1."""
+    state, batch = rows
+    first = step(SHAPE, state, batch[3])[1]
+    whole = batch[3]["decay"] * state
+    known = Quantities(SHAPE, batch, 3, 3, 4)
+    kept = [("the state before the pass", whole, 3, False)]
+    kept.append(("what row 3 wrote", first - whole, 4, True))
+    parts = kept if last else [("the state before", first, 4, False)]
+    return shares(SHAPE, parts, batch[4], seen, 1e-6, last, known)
+
+
+def made(rows, at, **others):
+    state, batch = rows
+    return step(SHAPE, step(SHAPE, state, batch[3])[1], batch[at] | others)
+
+
+def test_what_is_right_has_no_other_shares(rows):
+    assert found(rows, made(rows, 4)[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "cause", "words"),
+    [
+        ("decay", 5, "gate-of-other-row", "the decay is taken with the decay of row 5"),
+        ("decay", 1, "other-sequence", "the decay is taken with the decay of row 1"),
+        ("beta", 2, "other-sequence", "the row writes (beta) is taken with the beta of row 2"),
+    ],
+)
+def test_a_quantity_of_another_row_is_found_by_its_value(rows, name, row, cause, words):
+    said = found(rows, made(rows, 4, **{name: rows[1][row][name]})[0])
+    assert (said[0], words in said[1]) == (cause, True), said
+
+
+def test_corrections_that_see_another_decay_are_told_from_the_state(rows):
+    state, batch = rows
+    before, row = step(SHAPE, state, batch[3])[1], batch[4]
+    value = correction(SHAPE, batch[0]["decay"] * before, row)
+    after = row["decay"] * before + row["key"][:, :, None] * value[:, None, :]
+    cause, words = found(rows, (row["read"][:, :, None] * after).sum(1))
+    assert cause == "other-sequence"
+    assert words.startswith("the state before, as it is taken off v is taken with the decay of row")
+
+
+def test_a_row_that_a_state_lacks_is_lost(rows):
+    state, batch = rows
+    right = made(rows, 4)[1]
+    wrote = batch[4]["decay"] * (play(SHAPE, state, batch[3:4])[1][0] - batch[3]["decay"] * state)
+    assert found(rows, right - wrote, last=True) == ("lost-fold", "what row 3 wrote is lost")
+    off = found(rows, right - 0.25 * wrote, last=True)
+    assert " is 0.75 times what it should be" in off[1]
