@@ -99,6 +99,8 @@ class Situation:
             yield cause, f"{words}, the chunk's", state
         for cause, words, state in log.formulas():
             yield cause, f"{words}, in what the chunk before leaves", state
+        first = self.first - len(self.before_chunk)
+        yield from log.kept_with(self.batch, first, self.begin, self.kernel.chunk)
         yield from self._others()
         yield from layouts(self.shape, self.start)
 

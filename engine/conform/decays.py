@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import formulas
+from engine.conform.mistakes import formulas, heads_of
 from engine.conform.reference import Row, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
@@ -309,6 +309,29 @@ class Log:
                 if side(last, j):
                     more = more + (factor(last, j) - right(last, j)) * part
             yield cause, f"the fold takes {words}", end + linear @ more
+
+    def kept_with(
+        self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
+    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Cause, sentence and last state where the state before, or all, is kept with the decay of
+        as many rows (or a chunk's) up to another one of the pass, or of another head, where these
+        rows are the batch's from `first` on, and their sequence's from `begin` on."""
+        n, each = len(self.rows), [terms(self.shape, row)["decay"] for row in batch]
+        own, last = torch.stack(each[first : first + n]).prod(0), first + n - 1
+        others = [
+            ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
+        ]
+        for end in (end for end in range(len(each)) if end != last):
+            cause = "gate-of-other-row" if end >= begin else "other-sequence"
+            for many in dict.fromkeys((n, chunk or n)):
+                other = torch.stack(each[max(0, end + 1 - many) : end + 1]).prod(0)
+                words = f"the decay up to row {end} of the pass, not {last}"
+                others.append((cause, words, other))
+        state, kept = self.states[-1], self.states[0]
+        for cause, words, other in others:
+            all_ = torch.where(own > 0, other / own * state, state)
+            yield cause, f"the state before is kept with {words}", state + (other - own) * kept
+            yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
     def formulas(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
