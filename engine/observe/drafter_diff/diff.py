@@ -139,6 +139,7 @@ def _pair(
             choices = redrafter.choices
             rules = [choices.lossy_rule(), choices.stale_choice(), choices.greedy_rule()]
             rules += [None if any(rules) else choices.threshold_rule()]
+            rules += [None if any(rules) else choices.other_draws()]
             causes += filter(None, (seen, found, *rules))
     for side, partner in ((a, b), (b, a)):
         if side.looks_up and side.prompt is not None:
