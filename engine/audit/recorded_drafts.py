@@ -340,9 +340,11 @@ class DraftedText:
             rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
 
-    def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
+    def in_batches(
+        self, model: DraftModel, which: str, *, with_prompt: bool = True, after: str = ""
+    ) -> DraftedText:
         """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
-        in the first one."""
+        in the first one. after: only in those whose draft ended so, one of OUTCOMES."""
         assert self.table is not None
         of_batch = {
             "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
@@ -352,7 +354,12 @@ class DraftedText:
         }[which]
         before = model.newest_row(0) + 1
         bounds = [0, *self.starts, len(self.table) - before]
-        places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
+        ended = {draft.pos0 for draft in self.drafts if after in outcomes(draft)}
+        places = [
+            p + before
+            for ends in pairwise(bounds)
+            for p in (of_batch(*ends) if not after or ends[0] in ended else range(*ends))
+        ]
         if not with_prompt:
             n = before + self.starts[0]
             places[: n - before] = range(before, n)

@@ -112,7 +112,7 @@ class Mistakes:
         for deviation in (*OF_ENGINES, *(() if after else self._unseen(wrong))):
             which = deviation.batch
             model = self._model
-            if (after and which) or (deviation.is_of_rows and not model.reads_rows):
+            if deviation.is_of_rows and not model.reads_rows:
                 continue
             if not model.has_newest and (deviation.own or deviation.drops or deviation.early):
                 continue
@@ -126,9 +126,9 @@ class Mistakes:
             about = deviation.about + (f", only after {OUTCOMES[after]}" if after else "")
             guess = self._guess(stage, about, deviation=replace(deviation, after=after))
             if which:
-                for whole in (True, False):
-                    text = self._text.in_batches(self._model, which, with_prompt=whole)
-                    yield replace(guess, text=text)
+                for whole in (False,) if after else (True, False):
+                    text = self._text.in_batches(model, which, with_prompt=whole, after=after)
+                    yield replace(guess, text=text, deviation=replace(guess.deviation, after=""))
             else:
                 yield guess
 
@@ -212,8 +212,6 @@ class Mistakes:
             about = "its walk takes the best candidate for the one chosen before every row"
             yield replace(self._guess(CANDIDATES, about), changes=((model, "walks", False),))
         if (markov := own.get("_markov")) is not None:
-            about = "its chain over a block is left out"
-            yield self._with(BLOCK, about, _markov=_no_chain)
             assert isinstance(model, BlockModel)
             about = "every row of its chain goes on from the newest token, not from the one before"
             linked = partial(_one_link, markov, model.first)
@@ -454,13 +452,6 @@ def _where(
     mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 ) -> torch.Tensor:
     return torch.where(mask, change(x), x)
-
-
-def _no_chain(
-    logits: torch.Tensor, hidden: torch.Tensor, last: torch.Tensor, *, invariant: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """In the place of a MarkovHead."""
-    return logits, logits.new_empty(len(logits), 0)
 
 
 def _one_link(

@@ -78,11 +78,9 @@ a rejection, and of all where no mistake, or one that gives a part of anything, 
 _EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
-_EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE, _EXPLAINS_MOST = 0.34, 0.3, 0.1, 0.5
-_LEAST_RIGHT = 0.6
-"""Of the distance from right drafts, what a mistake may leave to be taken for the cause; one of the
-many of a module's parts and one that gives a part of anything may leave less, and the most likely
-one of all more, if it gives this share of the drafts."""
+_EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE = 0.34, 0.3, 0.1
+"""Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
+to give most drafts; one of a module's many parts and one that gives a part of anything less."""
 _SHOWN_FIRST, _NEAR_FIRST, _NEAR = 4, 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
@@ -241,7 +239,7 @@ class Redrafter:
         if not any(rank for draft in wrong for rank, _ in self._ranks[draft.round]):
             return self._other_shares(sampled, wrong, limit)
         if not (about := self._sent_again(wrong)):
-            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
+            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many)
         if not about and guess is None and not (is_sure and n_wrong):
             return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
@@ -393,14 +391,12 @@ class Redrafter:
         return recorded, (accepted, drafted)
 
     def _best_guess(
-        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool, sure: bool
+        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool
     ) -> tuple[Guess | None, dict[int, float]]:
-        """The mistake that gives the recorded drafts, and what is left between; where drafts are
-        sure to be wrong also the one that gives most of them."""
+        """The mistake that gives the recorded drafts, and what is left between. vague: many
+        drafts are wrong."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        likely = _EXPLAINS_MOST * clean * sure
-        second: tuple[Guess | None, dict[int, float]] = None, left
-        is_late, first = first_step(wrong, self._ranks) > 0, wrong[:_SHOWN_FIRST]
+        first = wrong[:_SHOWN_FIRST]
         right = Replay(self._model, self._text, CLEAN, distance=self._apart(None))
         of_first = sum(right.of(first).values())
         at = self._drafts.index(window[0])
@@ -417,42 +413,30 @@ class Redrafter:
             most = min(most, share * clean)
             apart, what = self._apart(guess.change), (guess.model, guess.text, guess.deviation)
             replay = Replay(*what, distance=apart, left=guess.left)
-            may_be_second = best is None and share == _EXPLAINS
             with guess.applied():
                 if share == _EXPLAINS_PART and (
                     most < _NEAR * clean or sum(replay.of(first).values()) > _NEAR_FIRST * of_first
                 ):
                     continue
-                found = replay.of(window, max(most, likely) if may_be_second else most)
+                found = replay.of(window, most)
                 total = sum(found.values())
                 if total <= _NOTHING and len(more) > len(window) == len(found):
                     # several may give these few
                     total = min(sum(replay.of(more).values()), most * _EXPLAINS)
-            if len(found) < len(window):
-                continue
-            if total < most:
+            if len(found) == len(window) < 2 * _n_right(found) and total < most:
                 best, left, most = guess, found, total * _EXPLAINS
                 if total <= _NOTHING:
                     break
-            elif (
-                total < likely
-                and share == _EXPLAINS
-                and _n_right(found) >= _LEAST_RIGHT * len(found)
-                and not (is_late and guess.stage == CANDIDATES)  # it would show in first tokens
-            ):
-                second, likely = (guess, found), total
-        is_choice = second[0] is None or second[0].stage == CANDIDATES
-        sampled = self._drafts[:_MOST_DRAFTS]
-        may_be_drawn = not shape_of(sampled, wrong, self._ranks)  # it would show everywhere
-        if self._same is False:
-            may_be_drawn = False  # a draw leaves the candidates as they are
-        if best is None and is_choice and may_be_drawn and vague and len(window) >= _SHOWS_DRAWN:
-            for drawn in self._mistakes.drawn():
-                found, picks = self._picks(drawn, window)
-                is_near = sum(found.values()) < _EXPLAINS_VAGUE * clean
-                if is_near and (seen := as_drawn(picks)):
-                    return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
-        return (best, left) if best else second
+        # a draw leaves the candidates as they are, and shows everywhere
+        is_drawn = self._same is not False and vague and len(window) >= _SHOWS_DRAWN
+        if best or not is_drawn or shape_of(self._drafts[:_MOST_DRAFTS], wrong, self._ranks):
+            return best, left
+        for drawn in self._mistakes.drawn():
+            found, picks = self._picks(drawn, window)
+            is_near = sum(found.values()) < _EXPLAINS_VAGUE * clean
+            if is_near and (seen := as_drawn(picks)):
+                return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
+        return None, left
 
     def _picks(
         self, guess: Guess, window: _Drafts

@@ -177,40 +177,37 @@ class TargetChoices:
         """Whether a run of this engine emitted other tokens than its sampler draws with its random
         numbers: where in a round, and which part of the sampler is left out there."""
         side, options, n = self._side, self._side.run.facts.options, self._side.n_prompt
-        if not self._is_exact or options is None or options.sampler.temp <= 0:
+        if not self._is_exact or options is None or options.spec.accept != "match":
             return None
-        if options.spec.synthetic or options.spec.accept != "match":
+        own = options.sampler
+        if own.temp <= 0 or options.spec.synthetic or own.json_schema or own.grammar_file:
             return None
-        wrong = self._wrong_draws(options, options.sampler)
-        if not wrong:
-            return None
-        accepted, drafts = self._accepted_places(), side.drafts
-        ends = {d.pos0 + 1 + d.n_accepted - n: d.n_accepted == d.n_drafted for d in drafts}
+        wrong, accepted = self._wrong_draws(options, own), self._accepted_places()
+        ends = {d.pos0 + 1 + d.n_accepted - n: d.n_accepted == d.n_drafted for d in side.drafts}
         rejected = {place for place, whole in ends.items() if not whole}
         where = {
             "Accepted drafted tokens": accepted,
             "Tokens after a rejection": rejected,
             "Tokens after a draft that was accepted whole": {*ends} - rejected,
             "Verified tokens, accepted or after a rejection,": accepted | rejected,
-            "Tokens of rounds with a draft": accepted | {*ends},
+            "Tokens since the first rejection": range(min(rejected, default=0) + 1, len(side.text)),
         }
-        which = next((what for what, places in where.items() if places.issuperset(wrong)), "Tokens")
+        # a sampler that went on from another text draws otherwise from the first token on
+        which = next((one for one, places in where.items() if {*places}.issuperset(wrong)), "")
+        if not wrong or not which:
+            return None
         about = f"{which} are other ones than the sampler draws with its random numbers"
-        for name, value in _OFF.items():
-            other = replace(options.sampler, **{name: value})
-            if other != options.sampler and not wrong & self._wrong_draws(options, other):
+        others = {name: replace(own, **{name: value}) for name, value in _OFF.items()}
+        for name in (name for name, other in others.items() if other != own):
+            if not wrong & self._wrong_draws(options, others[name]):
                 about += f": those that it draws without {name}"
                 break
         else:
-            shares = [self._shares[i] for i in wrong if i < len(self._shares)]
-            if which.startswith("Accepted"):
-                is_best = all(share >= best for share, best in shares)
-                how = (
-                    "where they are the target's most probable ones, without"
-                    if is_best
-                    else "not by"
-                )
-                about += f": they are accepted {how} a draw, a lossy rule"
+            if wrong <= accepted:
+                is_best = all(share >= best for share, best in map(self._shares.__getitem__, wrong))
+                about += ": a lossy rule" + ", which accepts the most probable ones" * is_best
+            elif "since" in which:
+                about += ": it, or its penalties, are not set back"
         size = f"{len(wrong)} of {len(self._chosen)} tokens"
         return Cause(RULE, side.name, f"{about}.", f"position {n + min(wrong)}", size)
 
