@@ -188,6 +188,7 @@ class Mistakes:
         n, drafts = self._text.starts[0], self._text.drafts
         found: dict[str, Collection[int]] = {
             "the prompt": range(n),
+            "the prompt's last token": [n - 1],
             "decoded tokens": range(n, len(self._text.tokens)),
             "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
             "tokens that were not drafted": [draft.pos0 for draft in drafts],

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from engine.session import Session
 _SHARE, _SHARE_AFTER, _LEAST_LIKELY = 0.05, 0.25, -6.0
 """Share of accepted tokens, and of those after a rejection, that have to be wrong; logarithm of a
 chance."""
-_OFF = {
+_OFF: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
