@@ -137,9 +137,11 @@ def _pair(
             if found is None:
                 found = redrafter.ends_cause()
             choices = redrafter.choices
-            rules = [choices.lossy_rule(), choices.stale_choice(), choices.greedy_rule()]
+            special = choices.greedy_rule()
+            if special is None and (drawn := choices.other_draws()) is not None:
+                special = choices.threshold_rule() or drawn
+            rules = [special] if special else [choices.lossy_rule(), choices.stale_choice()]
             rules += [None if any(rules) else choices.threshold_rule()]
-            rules += [None if any(rules) else choices.other_draws()]
             causes += filter(None, (seen, found, *rules))
     for side, partner in ((a, b), (b, a)):
         if side.looks_up and side.prompt is not None:
