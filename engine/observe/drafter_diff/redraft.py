@@ -256,8 +256,6 @@ class Redrafter:
                 about += f" Of llama.cpp, {family.peer_drafts}."
         else:
             stage, about = guess.stage, guess.about
-            if self._shows_when(guess, shape):
-                about = f"{about[:-1]}{shape}."
             size += f"; of {len(window)} made again so, {_n_right(left)} are equal"
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended)
@@ -273,10 +271,6 @@ class Redrafter:
         about = f"Tokens are the right ones, and their probabilities are {how}."
         size = f"{len(wrong)} of {len(sampled)} drafts"
         return Cause(CANDIDATES, self._side.name, about, place_of(wrong[0]), size)
-
-    def _shows_when(self, guess: Guess, shape: str) -> bool:
-        """Whether a sentence lacks after which rounds its mistake shows."""
-        return "only after" in shape and "only" not in guess.about and "after" not in guess.about
 
     def _sent_again(self, wrong: _Drafts) -> str:
         """What to say where most wrong drafts are a right one of an earlier round; else empty."""
