@@ -175,16 +175,17 @@ class Deviation:
     and the drafted entries, or only these, are this many positions on; stride: positions from one
     of these to the next. newest: its token is that of this many positions on; takes_back: it is
     noticed then. steady: all drafted tokens are paired with one row. drift: positions that entries
-    are moved by in each round. unseen: entries of this many first positions are missing; window:
-    those further back than this, 0 = none. own: entries of accepted tokens stay as drafting wrote
-    them. forgets: memory is emptied before every draft; frozen: nothing is written after the
-    prompt. drops: the first token of every draft is left out, -1: the newest one put before it.
-    best: a step goes on from the best token of the one before, whatever was drafted.
-    late: what a round decoded is written one round later. early: the first token is taken from the
-    row before the newest one, where a pass has several. only: of a memory with states, the kept
-    drafted entries stay in its "attention" or its "states" alone. after: it happens only where the
-    draft before ended so, one of OUTCOMES, empty = always. other: another text is "instead" of the
-    beginning, "before" this one, "next to" it in the same positions, leaves a "gap", or "rows".
+    are moved by in each round; restarts: those of each begin at 0. unseen: entries of this many
+    first positions are missing; window: those further back than this, 0 = none. own: entries of
+    accepted tokens stay as drafting wrote them. forgets: memory is emptied before every draft;
+    frozen: nothing is written after the prompt. drops: the first token of every draft is left out,
+    -1: the newest one put before it. best: a step goes on from the best token of the one before,
+    whatever was drafted. late: what a round decoded is written one round later. early: the first
+    token is taken from the row before the newest one, where a pass has several. only: of a memory
+    with states, the kept drafted entries stay in its "attention" or its "states" alone. after: it
+    happens only where the draft before ended so, one of OUTCOMES, empty = always. other: another
+    text is "instead" of the beginning, "before" this one, "next to" it in the same positions,
+    leaves a "gap", or "rows".
     """
 
     what: str
@@ -206,6 +207,7 @@ class Deviation:
     takes_back: bool = False
     steady: bool = False
     drift: int = 0
+    restarts: bool = False
     stride: int = 1
     unseen: int = 0
     window: int = 0
@@ -303,8 +305,9 @@ OF_ENGINES = (
         for only in ("attention", "states")
         for n, what in ((1, "the first rejected token"), (64, "rejected tokens"))
     ),
-    Deviation(BEHIND, "it has not seen what was decoded after the prompt", frozen=True),
     *DEVIATIONS,
+    Deviation(BEHIND, "positions of what a pass writes begin at 0 again", restarts=True),
+    Deviation(BEHIND, "it has not seen what was decoded after the prompt", frozen=True),
 )
 """Those, and what other engines may do."""
 Distance = Callable[[RecordedDraft, Sequence[Candidates]], float]
@@ -337,9 +340,11 @@ class DraftedText:
             rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
 
-    def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
+    def in_batches(
+        self, model: DraftModel, which: str, *, with_prompt: bool = True, after: str = ""
+    ) -> DraftedText:
         """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
-        in the first one."""
+        in the first one. after: only in those whose draft ended so, one of OUTCOMES."""
         assert self.table is not None
         of_batch = {
             "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
@@ -349,7 +354,12 @@ class DraftedText:
         }[which]
         before = model.newest_row(0) + 1
         bounds = [0, *self.starts, len(self.table) - before]
-        places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
+        ended = {draft.pos0 for draft in self.drafts if after in outcomes(draft)}
+        places = [
+            p + before
+            for ends in pairwise(bounds)
+            for p in (of_batch(*ends) if not after or ends[0] in ended else range(*ends))
+        ]
         if not with_prompt:
             n = before + self.starts[0]
             places[: n - before] = range(before, n)
@@ -416,7 +426,10 @@ class Replay:
             before = model.draft(one_before, places[-1], None, 1)
             model.write(one_before)
         else:
-            model.write(moved.part(0, len(places) - 1))
+            written = moved.part(0, len(places) - 1)
+            if how.restarts:
+                written = written.moved(-places[0])
+            model.write(written)
         newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
         newest = newest.moved(how.place)
         if how.newest:

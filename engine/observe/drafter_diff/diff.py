@@ -137,7 +137,10 @@ def _pair(
             if found is None:
                 found = redrafter.ends_cause()
             choices = redrafter.choices
-            rules = [choices.lossy_rule(), choices.stale_choice(), choices.greedy_rule()]
+            special = choices.greedy_rule()
+            if special is None and (drawn := choices.other_draws()) is not None:
+                special = choices.threshold_rule() or drawn
+            rules = [special] if special else [choices.lossy_rule(), choices.stale_choice()]
             rules += [None if any(rules) else choices.threshold_rule()]
             causes += filter(None, (seen, found, *rules))
     for side, partner in ((a, b), (b, a)):

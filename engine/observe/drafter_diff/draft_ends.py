@@ -13,7 +13,7 @@ from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
 from engine.observe.drafter_diff.records import FEW
 from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE
 
-_EXPLAINS, _FITTED = 0.34, 1.5
+_EXPLAINS, _EXPLAINS_FITTED, _FITTED = 0.34, 0.1, 1.5
 _FLOORS = [round(0.05 * i, 2) for i in range(20)]
 
 
@@ -37,21 +37,32 @@ class _Rule(NamedTuple):
     is_fitted: bool = False
 
 
+def wrong_ends(drafts: Sequence[DraftEnd], p_min: float, n_min: int) -> list[int]:
+    """Positions of drafts that end otherwise than they should; empty for a few."""
+    found = _wrong(_Rule("", _usual(drafts), p_min, n_min), drafts, [*map(_numbers, drafts)])
+    return found if len(found) >= FEW else []
+
+
 def ends_words(
-    drafts: Sequence[DraftEnd], p_min: float, n_min: int
-) -> tuple[str, list[int], int] | None:
-    """The rule by which these drafts end where they do not as they should: a sentence, positions of
-    drafts that end otherwise, and how many would by that rule. None where they end rightly, or no
-    rule gives most of them."""
-    numbers = [_numbers(draft) for draft in drafts]
-    usual = "confidence" if any(draft.sure for draft in drafts) else "share"
-    wrong = _wrong(_Rule("", usual, p_min, n_min), drafts, numbers)
-    if len(wrong) < FEW:
-        return None
-    left = [(len(_wrong(rule, drafts, numbers)), rule) for rule in _rules(usual, p_min, n_min)]
+    drafts: Sequence[DraftEnd], wrong: Sequence[int], p_min: float, n_min: int
+) -> tuple[str, int]:
+    """The rule by which drafts end where these do not as they should: a sentence, and how many
+    would by it. Where no rule gives most of them, what is known is said."""
+    numbers = [*map(_numbers, drafts)]
+    rules = _rules(_usual(drafts), p_min, n_min)
+    left = [(len(_wrong(rule, drafts, numbers)), rule) for rule in rules]
     # a fitted bound says less than another number does
     n, rule = min(left, key=lambda pair: pair[0] + _FITTED * pair[1].is_fitted)
-    return (rule.about, wrong, n) if n <= _EXPLAINS * len(wrong) else None
+    if n <= (_EXPLAINS_FITTED if rule.is_fitted else _EXPLAINS) * len(wrong):
+        return rule.about, n
+    early = sum(draft.pos0 in wrong and draft.length < len(draft.logits) for draft in drafts)
+    how = "early, whatever their probability" if early == len(wrong) else "by no bound of it"
+    about = "Tokens are right and drafts end otherwise than by their probability"
+    return f"{about}: {how}; what is compared with p_min is another number.", len(wrong)
+
+
+def _usual(drafts: Sequence[DraftEnd]) -> str:
+    return "confidence" if any(draft.sure for draft in drafts) else "share"
 
 
 def _rules(usual: str, p_min: float, n_min: int) -> Iterator[_Rule]:

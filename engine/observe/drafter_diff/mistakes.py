@@ -112,22 +112,23 @@ class Mistakes:
         for deviation in (*OF_ENGINES, *(() if after else self._unseen(wrong))):
             which = deviation.batch
             model = self._model
-            if (after and which) or (deviation.is_of_rows and not model.reads_rows):
+            if deviation.is_of_rows and not model.reads_rows:
                 continue
             if not model.has_newest and (deviation.own or deviation.drops or deviation.early):
                 continue
             if model.can_cut if deviation.only else deviation.late and not model.can_cut:
                 continue
             moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
+            moves |= deviation.restarts
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
             about = deviation.about + (f", only after {OUTCOMES[after]}" if after else "")
             guess = self._guess(stage, about, deviation=replace(deviation, after=after))
             if which:
-                for whole in (True, False):
-                    text = self._text.in_batches(self._model, which, with_prompt=whole)
-                    yield replace(guess, text=text)
+                for whole in (False,) if after else (True, False):
+                    text = self._text.in_batches(model, which, with_prompt=whole, after=after)
+                    yield replace(guess, text=text, deviation=replace(guess.deviation, after=""))
             else:
                 yield guess
 
@@ -187,6 +188,7 @@ class Mistakes:
         n, drafts = self._text.starts[0], self._text.drafts
         found: dict[str, Collection[int]] = {
             "the prompt": range(n),
+            "the prompt's last token": [n - 1],
             "decoded tokens": range(n, len(self._text.tokens)),
             "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
             "tokens that were not drafted": [draft.pos0 for draft in drafts],
@@ -206,29 +208,23 @@ class Mistakes:
         if (before := getattr(config, "norm_before_residual", None)) is not None:
             about = f"its residual is taken {'before' if before else 'after'} the norm of its rows"
             yield self._with(BLOCK, about, config=replace(config, norm_before_residual=not before))
-        for name in ("_join", "_attention"):
-            if (joined := own.get(name)) is not None and model.reads_rows:
-                about = "token and row are joined the other way round: halves are exchanged"
-                yield self._with(BLOCK, about, **{name: partial(_halves, joined)})
         if own.get("selector") is not None:
             yield self._with(BLOCK, "its selector is left out", selector=None)
             about = "its walk takes the best candidate for the one chosen before every row"
             yield replace(self._guess(CANDIDATES, about), changes=((model, "walks", False),))
         if (markov := own.get("_markov")) is not None:
-            about = "its chain over a block is left out"
-            yield self._with(BLOCK, about, _markov=_no_chain)
             assert isinstance(model, BlockModel)
             about = "every row of its chain goes on from the newest token, not from the one before"
             linked = partial(_one_link, markov, model.first)
             yield self._with(CANDIDATES, about, _markov=linked)
 
-    def of_parts(self) -> Iterator[Guess]:
+    def of_parts(self, only: str = "") -> Iterator[Guess]:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
-        any number of tokens that it has not seen."""
-        for size in (n for n in range(1, self._text.starts[0]) if n not in _SIZES):
+        any number of tokens that it has not seen. only: of one stage."""
+        for size in (n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only):
             unseen = Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
             yield self._guess(STATE, unseen.about, deviation=unseen)
-        parts = list(part_changes(self._model.core))
+        parts = [one for one in part_changes(self._model.core) if only in ("", one.stage)]
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
@@ -457,18 +453,6 @@ def _where(
     mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 ) -> torch.Tensor:
     return torch.where(mask, change(x), x)
-
-
-def _halves(own: Callable[..., torch.Tensor], x: torch.Tensor, *more: Any, **options: Any) -> Any:
-    """What a layer makes of two rows side by side, put in the other order."""
-    return own(x.roll(x.shape[-1] // 2, -1), *more, **options)
-
-
-def _no_chain(
-    logits: torch.Tensor, hidden: torch.Tensor, last: torch.Tensor, *, invariant: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """In the place of a MarkovHead."""
-    return logits, logits.new_empty(len(logits), 0)
 
 
 def _one_link(

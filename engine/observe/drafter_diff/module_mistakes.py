@@ -1,6 +1,6 @@
-"""What a drafter's module may compute otherwise: every norm, rope, scale, table, sublayer and layer
-that it is made of left out, scaled or exchanged; everywhere, or only for what is written into its
-memory, or only while it drafts."""
+"""What a drafter's module may compute otherwise: one search over all its parts. Each norm, rope,
+table, projection, sublayer, layer and head is left out, scaled, exchanged, or reads another row or
+its halves in another order; always, or only in what is written into memory, or while it drafts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.model.drafters.dflash import Lattice, MarkovHead, Selector
+from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import OutputHead, ResidualBlock
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection
@@ -107,7 +107,7 @@ def _is_part(x: Any) -> bool:
 def part_changes(core: Any) -> Iterator[PartChange]:
     """Changes of a module's parts, the likely ones first."""
     found = list(sites(core))
-    for kind in (_ropes, _norms, _exchanged, _heads, _scales, _left_out, _layers):
+    for kind in (_ropes, _norms, _exchanged, _heads, _scales, _left_out, _layers, _calls):
         yield from kind(found)
 
 
@@ -242,16 +242,6 @@ def _scales(found: Sequence[_Site]) -> Iterator[PartChange]:
     for which, about in _SEEN.items():
         changes = tuple(_functions(found, ("attend",), _seeing, which))
         yield PartChange(BLOCK, f"rows of a block {about}", changes, ["draft"])
-    for site in found:
-        tables = [getattr(owner, site.name) for owner in site.owners]
-        if site.name != "_embedding" or not all(map(callable, tables)):
-            continue
-        (owner,), (table,) = site.owners[:1], tables[:1]
-        width = table._width if isinstance(table, Embedding) else 1
-        for factor in dict.fromkeys((0.0, width**0.5, width**-0.5, 2.0, 0.5)):
-            about = f"embeddings of its tokens are {factor:.3g} times what they should be"
-            changed = partial(_times, table, factor)
-            yield PartChange(BLOCK, about, ((owner, site.name, changed),), [*PHASES])
 
 
 _SEEN = {
@@ -288,31 +278,83 @@ def _scaled(
     return own(q * factor, *more, **options)
 
 
-def _times(own: Callable[..., torch.Tensor], factor: float, *args: Any, **options: Any) -> Any:
-    return own(*args, **options) * factor
-
-
 def _left_out(found: Sequence[_Site]) -> Iterator[PartChange]:
     for site in found:
         value, name = getattr(site.owners[0], site.name), site.name
-        changes: Changes
         for owners, whose in _some(site.owners):
-            words = f"{site.words}{whose}"
-            if name in _OPTIONAL.split() and value is not None:
-                none: Any = [None] * len(value) if isinstance(value, list) else None
-                if none != value:
-                    changes = tuple((owner, name, none) for owner in owners)
-                    about = f"its {words} is left out"
-                    if name == "_ids":
-                        about = f"ids are not mapped to the target's (d2t) in {words.split()[-1]}"
-                    stage = CANDIDATES if name == "_ids" else BLOCK
-                    yield PartChange(stage, about, changes, ["", "draft"])
+            none: Any = [None] * len(value) if isinstance(value, list) else None
+            if name in _OPTIONAL.split() and value is not None and none != value:
+                about, stage = f"its {site.words}{whose} is left out", BLOCK
+                if name == "_ids":
+                    about = f"ids are not mapped to the target's (d2t) in {site.words.split()[-1]}"
+                    stage = CANDIDATES
+                changes = tuple((owner, name, none) for owner in owners)
+                yield PartChange(stage, about, changes, ["", "draft"])
             elif isinstance(site.owners[0], ResidualBlock) and name in ("_mixer", "_ffn"):
                 changes = tuple((owner, name, None) for owner in owners)
-                yield PartChange(BLOCK, f"its {words} adds nothing", changes)
-            elif name in ("_attention", "attention", "_ffn") and callable(value):
-                changes = tuple((o, name, partial(_times, getattr(o, name), 0.0)) for o in owners)
-                yield PartChange(BLOCK, f"its {words} adds nothing", changes, ["draft"])
+                yield PartChange(BLOCK, f"its {site.words}{whose} adds nothing", changes)
+
+
+# -- what a part reads, and what it gives ------------------------------------------------------
+
+
+class _Altered:
+    """A part that is called in another way."""
+
+    def __init__(self, own: Any, read: _Change | None, given: _Change | None) -> None:
+        self._own, self._read, self._given = own, read, given
+
+    def __call__(self, x: Any, *more: Any, **options: Any) -> Any:
+        if self._read is not None and torch.is_tensor(x):
+            x = self._read(x)
+        y = self._own(x, *more, **options)
+        return y if self._given is None or not torch.is_tensor(y) else self._given(y)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+_Change = Callable[[torch.Tensor], torch.Tensor]
+_READS: dict[str, _Change] = {
+    "reads the row before its own": lambda x: _rows_on(x, 1),
+    "reads the row after its own": lambda x: _rows_on(x, -1),
+    "reads its halves the other way round": lambda x: _halves(x),
+}
+
+
+def _halves(x: torch.Tensor) -> torch.Tensor:
+    return x.roll(x.shape[-1] // 2, -1) if x.is_floating_point() else x
+
+
+def _rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
+    axis = -2 if x.is_floating_point() and x.dim() > 1 else -1
+    return x.roll(by, axis).contiguous()
+
+
+def _calls(found: Sequence[_Site]) -> Iterator[PartChange]:
+    """Parts that are called with rows or ids."""
+    for site in found:
+        value, name = getattr(site.owners[0], site.name), site.name
+        if not callable(value) or isinstance(value, MarkovHead | Selector | RopeTables):
+            continue
+        factors = [0.0, 2.0, 0.5]
+        if isinstance(value, Embedding):
+            factors += [value._width**0.5, value._width**-0.5]
+        reads = [(how, change, None) for how, change in _READS.items()]
+        gives = [
+            (f"gives {factor:.3g} times what it should", None, partial(torch.mul, other=factor))
+            for factor in factors
+        ]
+        head = any(isinstance(owner, MarkovHead | Selector) for owner in site.owners)
+        for owners, whose in _some(site.owners):
+            for how, read, given in (*gives, *reads):
+                changes = tuple(
+                    (owner, name, _Altered(getattr(owner, name), read, given)) for owner in owners
+                )
+                stage = CANDIDATES if head else BLOCK
+                if any(part in name for part in _OF_ROWS):
+                    stage = ROWS
+                yield PartChange(stage, f"its {site.words}{whose} {how}", changes, [*PHASES])
 
 
 # -- what is taken for another ----------------------------------------------------------------
@@ -339,11 +381,31 @@ def _exchanged(found: Sequence[_Site]) -> Iterator[PartChange]:
             about = f"{one.name.strip('_')}` and `{other.name.strip('_')}` are exchanged"
             what = "norms" if "norm" in one.name else "parts"
             yield PartChange(BLOCK, f"its {what} `{about}", tuple(changes), [*PHASES])
+        pairs = [site for site in own if _is_pair(site)]
+        if pairs:
+            both = [
+                (owner, site.name, _swapped(getattr(owner, site.name)))
+                for site in own
+                for owner in site.owners
+                if site in pairs or isinstance(getattr(owner, site.name), Projection)
+            ]
+            about = f"the two {pairs[0].words} are exchanged, with what is made for each"
+            yield PartChange(BLOCK, about, tuple(both))
         for site in own:
             value = getattr(site.owners[0], site.name)
             if "norm" in site.name and isinstance(value, list) and len(value) == 2:
                 swapped = tuple((o, site.name, getattr(o, site.name)[::-1]) for o in site.owners)
                 yield PartChange(BLOCK, f"the two of {site.words} are exchanged", swapped)
+
+
+def _is_pair(site: _Site) -> bool:
+    x = getattr(site.owners[0], site.name)
+    return torch.is_tensor(x) and x.dim() > 1 and len(x) == 2 and "norm" not in site.name
+
+
+def _swapped(x: Any) -> Any:
+    """Two tensors, or the halves of what a projection gives, in the other order."""
+    return x.flip(0) if torch.is_tensor(x) else _Altered(x, None, _halves)
 
 
 def _shape(x: Any) -> tuple[Any, ...] | None:
@@ -369,14 +431,18 @@ def _layers(found: Sequence[_Site]) -> Iterator[PartChange]:
 
 
 def _heads(found: Sequence[_Site]) -> Iterator[PartChange]:
-    """What reads the rows of a block after it."""
+    """What reads the rows of a block after it: logits and hidden rows."""
     for site in found:
         owner, value = site.owners[0], getattr(site.owners[0], site.name)
-        if isinstance(value, Selector):
+        if not isinstance(value, Selector | MarkovHead):
+            continue
+        name = type(value).__name__
+        place = (value, "lattice") if isinstance(value, Selector) else (owner, site.name)
+        called = getattr(*place)
+        for i, what in enumerate(("logits", "hidden rows")):
             for by, which in ((1, "before"), (-1, "after")):
-                about = f"its selector reads the row {which} the one that is drafted for its gate"
-                changed = ((value, "lattice", partial(_of_row, value.lattice, by)),)
-                yield PartChange(CANDIDATES, about, changed)
+                about = f"its {name} reads the {what} of the row {which} the one that is drafted"
+                yield PartChange(CANDIDATES, about, ((*place, partial(_of_row, called, i, by)),))
         if isinstance(value, MarkovHead):
             for rows, where in ((range(1), "its first row"), (range(1, 1024), "all later rows")):
                 changed = ((owner, site.name, partial(_unbiased, value, rows)),)
@@ -384,15 +450,9 @@ def _heads(found: Sequence[_Site]) -> Iterator[PartChange]:
                 yield PartChange(CANDIDATES, about, changed)
 
 
-def _of_row(
-    own: Callable[..., Lattice],
-    by: int,
-    logits: torch.Tensor,
-    hidden: torch.Tensor,
-    *more: Any,
-    **options: Any,
-) -> Lattice:
-    return own(logits, hidden.roll(by, 1), *more, **options)
+def _of_row(own: Callable[..., Any], which: int, by: int, *args: Any, **options: Any) -> Any:
+    rows = [x.roll(by, 1).contiguous() if i == which else x for i, x in enumerate(args)]
+    return own(*rows, **options)
 
 
 def _unbiased(own: MarkovHead, which: range, *args: Any, **options: Any) -> Any:

@@ -35,7 +35,7 @@ from engine.gguf.binary import check_cancelled, never
 from engine.model.families import FAMILIES
 from engine.model.mtp_file import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
-from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words
+from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
 from engine.observe.drafter_diff.mistakes import Guess, Mistakes
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
@@ -52,13 +52,17 @@ from engine.observe.drafter_diff.target_choices import TargetChoices
 from engine.observe.drafter_diff.target_rows import TextRows, what_rows_are
 from engine.observe.drafter_diff.wrong_drafts import (
     EXACT_TIE,
+    SHARES_EXACT,
+    SHARES_TIE,
     TIE,
     Ranks,
     as_drawn,
     first_step,
     gap,
     is_clear,
+    logits_scale,
     ranked,
+    same_logits,
     shape_of,
     stage_of,
 )
@@ -74,11 +78,9 @@ a rejection, and of all where no mistake, or one that gives a part of anything, 
 _EXACT = ("f32", "blocks")
 _ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
-_EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE, _EXPLAINS_MOST = 0.34, 0.3, 0.1, 0.7
-_LEAST_RIGHT = 0.3
-"""Of the distance from right drafts, what a mistake may leave to be taken for the cause; one of the
-many of a module's parts and one that gives a part of anything may leave less, and the most likely
-one of all more, if it gives this share of the drafts."""
+_EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE = 0.34, 0.3, 0.1
+"""Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
+to give most drafts; one of a module's many parts and one that gives a part of anything less."""
 _SHOWN_FIRST, _NEAR_FIRST, _NEAR = 4, 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
@@ -123,6 +125,7 @@ class Redrafter:
         self._target = TextRows(session.model, side.text, taps, cancelled)
         self._stood_in: set[int] = set()
         self._best: dict[int, list[int]] = {}
+        self._rows: dict[int, list[Candidates]] = {}
         self._ranks: Ranks = {}
         self._above: Counter[int] = Counter()
         self._drafts = [d for d in map(self._padded, side.drafts) if d is not None]
@@ -130,7 +133,10 @@ class Redrafter:
         table = self._model.table(self._target.rows)
         self._text = DraftedText(side.seq_id, side.text, starts, table, self._drafts)
         self._mistakes = Mistakes(session, self._model, self._text, self._target, n_ctx, side.shown)
-        self.choices = TargetChoices(session, side, self._target.rows.hidden, self._share)
+        hidden = self._target.rows.hidden
+        self.choices = TargetChoices(
+            session, side, hidden, self._share, is_exact and facts.compute == session.compute
+        )
 
     def _padded(self, draft: RecordedDraft) -> RecordedDraft | None:
         """A draft with a stand-in for the token that was rejected where its id is not known: the
@@ -178,22 +184,36 @@ class Redrafter:
             return None  # which end drafts, too
         plain = [RecordedDraft(-1, at, [], [], 0, 0, 0.0) for at in side.plain]
         drafts = sorted([*self._drafts[:_MOST_DRAFTS], *plain], key=lambda draft: draft.pos0)
+        last = len(side.text) - spec.n_max - 2
+        drafts = [one for one in drafts if side.n_prompt <= one.pos0 < last]
+        ends = self._ends(drafts, spec.n_max)
+        if not (wrong := wrong_ends(ends, spec.p_min, spec.n_min)):
+            return None
+        about, n_left = ends_words(ends, wrong, spec.p_min, spec.n_min)
+        for guess in self._mistakes.of_parts(CANDIDATES) if n_left else ():
+            with guess.applied():
+                n = len(wrong_ends(self._ends(drafts, spec.n_max), spec.p_min, spec.n_min))
+            if n < n_left:
+                about, n_left = f"Drafts end by another confidence: {guess.about}", n
+            if not n:
+                break
+        size = f"{len(wrong)} of {len(ends)} drafts end otherwise, {n_left} if it is so"
+        return Cause(CANDIDATES, side.name, about, f"position {wrong[0]}", size)
+
+    def _ends(self, drafts: _Drafts, n_max: int) -> list[DraftEnd]:
+        """Where those of them end whose tokens are right."""
+        n, found = 0, list[DraftEnd]()
         self._model.clear()
-        n, found, last = 0, list[DraftEnd](), len(side.text) - spec.n_max - 2
-        for draft in (one for one in drafts if side.n_prompt <= one.pos0 < last):
+        for draft in drafts:
             check_cancelled(self._cancelled)
-            rows, n = self._right(draft, n, None, spec.n_max)
+            rows, n = self._right(draft, n, None, n_max)
             length = len(draft.tokens)
             if rows and draft.tokens == [next(iter(row)) for row in rows[:length]]:
                 width = min(map(len, rows))
                 logits = np.array([[*row.values()][:width] for row in rows])
                 sure = getattr(self._model, "sure", ())[: len(rows)]
                 found.append(DraftEnd(draft.pos0, length, logits, sure))
-        if (words := ends_words(found, spec.p_min, spec.n_min)) is None:
-            return None
-        about, wrong, n_left = words
-        size = f"{len(wrong)} of {len(found)} drafts end otherwise, {n_left} if it is so"
-        return Cause(CANDIDATES, side.name, about, f"position {wrong[0]}", size)
+        return found
 
     # -- right drafts --------------------------------------------------------------------------
 
@@ -208,13 +228,18 @@ class Redrafter:
         if len(wrong) < FEW or not self._is_persistent(sampled, wrong):
             return None
         first, window = wrong[0], self._window(wrong)
+        exact = self._tie is EXACT_TIE
+        limit = SHARES_EXACT if exact else SHARES_TIE
+        self._same = same_logits(wrong, self._rows, self._ranks, limit)
         clean = Replay(self._model, self._text, CLEAN, distance=self._apart(None)).of(window)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
-        is_sure = is_many or self._tie is EXACT_TIE
+        is_sure = is_many or exact
         n_wrong = sum(clean.values())
         guess, left = None, dict[int, float]()
+        if not any(rank for draft in wrong for rank, _ in self._ranks[draft.round]):
+            return self._other_shares(sampled, wrong, limit)
         if not (about := self._sent_again(wrong)):
-            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
+            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many)
         if not about and guess is None and not (is_sure and n_wrong):
             return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
@@ -225,17 +250,27 @@ class Redrafter:
         elif guess is None:
             model = self._model
             kinds = model.reads_rows, not model.has_newest
-            stage, about = stage_of(wrong, self._ranks, shape, *kinds)
+            stage, about = stage_of(wrong, self._ranks, shape, *kinds, self._same)
             family = FAMILIES[self._session.config.architecture]
             if self.drafter == DRAFT_MTP and family.peer_drafts:
                 about += f" Of llama.cpp, {family.peer_drafts}."
         else:
             stage, about = guess.stage, guess.about
-            if sum(left.values()) > _EXPLAINS * n_wrong:
-                about = f"Most likely: {about[0].lower()}{about[1:]}"
             size += f"; of {len(window)} made again so, {_n_right(left)} are equal"
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended)
+
+    def _other_shares(self, sampled: _Drafts, wrong: _Drafts, tie: float) -> Cause | None:
+        """Right tokens whose recorded probabilities are not those of their candidates."""
+        if (scale := logits_scale(sampled, self._rows, tie)) is not None:
+            how = f"those at a temperature of about {1 / scale:.2g}, which p_min is compared with"
+        elif self._tie is EXACT_TIE:
+            how = "other ones, as of another set of candidates or another scale"
+        else:
+            return None
+        about = f"Tokens are the right ones, and their probabilities are {how}."
+        size = f"{len(wrong)} of {len(sampled)} drafts"
+        return Cause(CANDIDATES, self._side.name, about, place_of(wrong[0]), size)
 
     def _sent_again(self, wrong: _Drafts) -> str:
         """What to say where most wrong drafts are a right one of an earlier round; else empty."""
@@ -309,6 +344,7 @@ class Redrafter:
             check_cancelled(self._cancelled)
             rows, n = self._right(draft, n, draft.tokens, len(draft.tokens))
             found[draft.round] = apart(draft, rows)
+            self._rows[draft.round] = rows
             self._best[draft.round] = [next(iter(row)) for row in rows if row]
             known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]
             pairs = [pair for pair in zip(rows, known, strict=False) if pair[0]]
@@ -349,14 +385,12 @@ class Redrafter:
         return recorded, (accepted, drafted)
 
     def _best_guess(
-        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool, sure: bool
+        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool
     ) -> tuple[Guess | None, dict[int, float]]:
-        """The mistake that gives the recorded drafts, and what is left between; where drafts are
-        sure to be wrong also the one that gives most of them."""
+        """The mistake that gives the recorded drafts, and what is left between. vague: many
+        drafts are wrong."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        likely = _EXPLAINS_MOST * clean * sure
-        second: tuple[Guess | None, dict[int, float]] = None, left
-        is_late, first = first_step(wrong, self._ranks) > 0, wrong[:_SHOWN_FIRST]
+        first = wrong[:_SHOWN_FIRST]
         right = Replay(self._model, self._text, CLEAN, distance=self._apart(None))
         of_first = sum(right.of(first).values())
         at = self._drafts.index(window[0])
@@ -368,43 +402,35 @@ class Redrafter:
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
+            if self._same and guess.stage != CANDIDATES:
+                continue  # all before the choice is right
             most = min(most, share * clean)
             apart, what = self._apart(guess.change), (guess.model, guess.text, guess.deviation)
             replay = Replay(*what, distance=apart, left=guess.left)
-            may_be_second = best is None and share == _EXPLAINS
             with guess.applied():
                 if share == _EXPLAINS_PART and (
                     most < _NEAR * clean or sum(replay.of(first).values()) > _NEAR_FIRST * of_first
                 ):
                     continue
-                found = replay.of(window, max(most, likely) if may_be_second else most)
+                found = replay.of(window, most)
                 total = sum(found.values())
                 if total <= _NOTHING and len(more) > len(window) == len(found):
                     # several may give these few
                     total = min(sum(replay.of(more).values()), most * _EXPLAINS)
-            if len(found) < len(window):
-                continue
-            if total < most:
+            if len(found) == len(window) < 2 * _n_right(found) and total < most:
                 best, left, most = guess, found, total * _EXPLAINS
                 if total <= _NOTHING:
                     break
-            elif (
-                total < likely
-                and share == _EXPLAINS
-                and _n_right(found) >= _LEAST_RIGHT * len(found)
-                and not (is_late and guess.stage == CANDIDATES)  # it would show in first tokens
-            ):
-                second, likely = (guess, found), total
-        is_choice = second[0] is None or second[0].stage == CANDIDATES
-        sampled = self._drafts[:_MOST_DRAFTS]
-        may_be_drawn = not shape_of(sampled, wrong, self._ranks)  # it would show everywhere
-        if best is None and is_choice and may_be_drawn and vague and len(window) >= _SHOWS_DRAWN:
-            for drawn in self._mistakes.drawn():
-                found, picks = self._picks(drawn, window)
-                is_near = sum(found.values()) < _EXPLAINS_VAGUE * clean
-                if is_near and (seen := as_drawn(picks)):
-                    return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
-        return (best, left) if best else second
+        # a draw leaves the candidates as they are, and shows everywhere
+        is_drawn = self._same is not False and vague and len(window) >= _SHOWS_DRAWN
+        if best or not is_drawn or shape_of(self._drafts[:_MOST_DRAFTS], wrong, self._ranks):
+            return best, left
+        for drawn in self._mistakes.drawn():
+            found, picks = self._picks(drawn, window)
+            is_near = sum(found.values()) < _EXPLAINS_VAGUE * clean
+            if is_near and (seen := as_drawn(picks)):
+                return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
+        return None, left
 
     def _picks(
         self, guess: Guess, window: _Drafts

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +19,25 @@ from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.target_rows import PASS
 from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE, TIE, gap, least
 from engine.observe.rescoring.request_sampler import EmittedJudge, NotJudgedError, request_sampling
+from engine.options import RunOptions, SamplerOptions
+from engine.sampling.sampler import Sampler
 from engine.session import Session
 
 _SHARE, _SHARE_AFTER, _LEAST_LIKELY = 0.05, 0.25, -6.0
 """Share of accepted tokens, and of those after a rejection, that have to be wrong; logarithm of a
 chance."""
-_SMALL, _MOST_SIGMAS = 1e-9, 4.0
+_OFF: dict[str, Any] = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "temp": 1.0,
+}
+"""Options of a sampler, and what leaves each of them out."""
+_SMALL, _MOST_SIGMAS, _NEXT_TO = 1e-9, 4.0, 1e-3
 _LEAST_OWN, _NEAR_OWN, _FEW_OWN = 0.8, 0.95, 8
 """Of the target's own tokens, those that have to be its choice, or of all, those that have to be
 among its best, for the text to be this model's; and how many have to be known."""
@@ -31,12 +46,19 @@ among its best, for the text to be this model's; and how many have to be known."
 class TargetChoices:
     """Of each emitted token of a side, whether the target may have chosen it: at temperature 0 the
     most probable one but for rounding, else one of the most probable. hidden: the target's rows of
-    the text, f32 [n, 1, n_embd] or [n, n_embd]. share: of tokens that have to be wrong."""
+    the text, f32 [n, 1, n_embd] or [n, n_embd]. share: of tokens that have to be wrong;
+    is_exact: the run rounds as this session does."""
 
     def __init__(
-        self, session: Session, side: DraftSide, hidden: torch.Tensor, share: float
+        self,
+        session: Session,
+        side: DraftSide,
+        hidden: torch.Tensor,
+        share: float,
+        is_exact: bool = False,
     ) -> None:
         self._side, self._share, n = side, share, side.n_prompt
+        self._session, self._hidden, self._is_exact = session, hidden, is_exact
         is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
         found: list[bool] = []
         n_near, judges, self._shares = 0, list[EmittedJudge](), list[tuple[float, float]]()
@@ -151,6 +173,61 @@ class TargetChoices:
         )
         size = f"{len(shares)} of {len(shares)} tokens, by chance once in e^{-likely:.0f}"
         return Cause(RULE, self._side.name, about, place_of(drafts[0]), size)
+
+    def other_draws(self) -> Cause | None:
+        """Whether a run of this engine emitted other tokens than its sampler draws with its random
+        numbers: where in a round, and which part of the sampler is left out there."""
+        side, options, n = self._side, self._side.run.facts.options, self._side.n_prompt
+        if not self._is_exact or options is None or options.spec.accept != "match":
+            return None
+        own = options.sampler
+        if own.temp <= 0 or options.spec.synthetic or own.json_schema or own.grammar_file:
+            return None
+        wrong, accepted = self._wrong_draws(options, own), self._accepted_places()
+        ends = {d.pos0 + 1 + d.n_accepted - n: d.n_accepted == d.n_drafted for d in side.drafts}
+        rejected = {place for place, whole in ends.items() if not whole}
+        where = {
+            "Accepted drafted tokens": accepted,
+            "Tokens after a rejection": rejected,
+            "Tokens after a draft that was accepted whole": {*ends} - rejected,
+            "Verified tokens, accepted or after a rejection,": accepted | rejected,
+            "Tokens since the first rejection": range(min(rejected, default=0) + 1, len(side.text)),
+        }
+        # a sampler that went on from another text draws otherwise from the first token on
+        which = next((one for one, places in where.items() if {*places}.issuperset(wrong)), "")
+        if not wrong or not which:
+            return None
+        about = f"{which} are other ones than the sampler draws with its random numbers"
+        others = {name: replace(own, **{name: value}) for name, value in _OFF.items()}
+        for name in (name for name, other in others.items() if other != own):
+            if not wrong & self._wrong_draws(options, others[name]):
+                about += f": those that it draws without {name}"
+                break
+        else:
+            if wrong <= accepted:
+                is_best = all(share >= best for share, best in map(self._shares.__getitem__, wrong))
+                about += ": a lossy rule" + ", which accepts the most probable ones" * is_best
+            elif "since" in which:
+                about += ": it, or its penalties, are not set back"
+        size = f"{len(wrong)} of {len(self._chosen)} tokens"
+        return Cause(RULE, side.name, f"{about}.", f"position {n + min(wrong)}", size)
+
+    def _wrong_draws(self, options: RunOptions, sampling: SamplerOptions) -> set[int]:
+        """Emitted tokens, by index, that a sampler does not draw after those before them with its
+        random number, nor with one next to it."""
+        side, session, n = self._side, self._session, self._side.n_prompt
+        banned = session.tokenizer.eog_ids if options.ignore_eos else ()
+        sampler, found = Sampler(sampling, banned, side.text[:n]), set[int]()
+        for start in range(n - 1, len(side.text) - 1, PASS):
+            stop = min(start + PASS, len(side.text) - 1)
+            logits = session.model.logits_of(self._hidden[start:stop])
+            for i, token in enumerate(side.text[start + 1 : stop + 1]):
+                row, number = sampler.rows(logits[i : i + 1])(0), sampler.uniform()
+                near = (max(0.0, number - _NEXT_TO), number, min(number + _NEXT_TO, 1 - _NEXT_TO))
+                if token not in [row.at(one) for one in near]:
+                    found.add(start + 1 - n + i)
+                sampler.accept(token)
+        return found
 
     def threshold_rule(self) -> Cause | None:
         """Whether at a temperature drafted tokens are accepted where their probability is above a

@@ -4,15 +4,14 @@ stage that this points to."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
 from engine.draft.model_drafter import N_CANDIDATES
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, ROWS, STATE
+from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE
 
 Ranks = dict[int, list[tuple[int, float]]]
 """By round, of each drafted token: how many right candidates are better, 0 where none is but for
@@ -20,13 +19,15 @@ rounding, and how far the best is above the second, of its distance to the tenth
 _AS_CLEAR, _NEAR = 0.6, 0.9
 """Where wrong tokens are to be chosen, not computed, otherwise: the lead of the best candidate over
 the second, of what it is where drafts are right; share of them that is among the best."""
-_SHOWS = 5
-"""Right drafts that show that a mistake needs something that they have not."""
+_SHOWS, _STRAY, _SCALED = 5, 0.05, 0.05
+"""Right drafts that show that a mistake needs something that they have not; share of them that may
+be wrong all the same; what a factor of logits has to be away from 1."""
+Rows = Mapping[int, Sequence[Candidates]]
 
 TIE, EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
 """How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
 in all; of runs of this engine in modes that round alike, less."""
-SHARES_TIE = 0.02
+SHARES_TIE, SHARES_EXACT = 0.02, 0.003
 """How far apart two probabilities are alike but for rounding."""
 _TEMPS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 _MOST_SIGMAS, _LEAST_SIGMA = 1.8, 0.5
@@ -103,42 +104,118 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
 
 
 def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
-    """What all wrong drafts have and right ones have not, as far as it shows."""
+    """When drafts are wrong, by counts over rounds: after which outcomes, from which drafted token
+    on, in which stretch of the text. Empty where they are so anywhere."""
     found, rounds = "", {draft.round for draft in wrong}
+    first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
+    shown = list[tuple[float, str]]()
     for end, after in OUTCOMES.items():
-        others = [two for one, two in pairwise(drafts) if end not in outcomes(one)]
-        n_right = sum(two.round not in rounds for two in others)
-        if len(others) == n_right >= _SHOWS and drafts[0].round not in rounds:
-            found = f", only after {after}"
-            break
-    if first := first_step(wrong, ranks):
-        found += f", only from drafted token {first} on"
-    if not found and drafts.index(wrong[0]) >= _SHOWS:
-        found = f", only from position {wrong[0].pos0} on"
-    return found
+        counts = [[0, 0], [0, 0]]
+        for i, draft in enumerate(drafts):
+            inside = i > 0 and end in outcomes(drafts[i - 1])
+            counts[inside][0] += draft.round in rounds
+            counts[inside][1] += 1
+        (n_else, others), (n, inside_all) = counts
+        if others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong)):
+            but = f" but {n_else}" if n_else else ""
+            shown.append((n / inside_all, f", only after {after} ({n} of {inside_all}){but}"))
+    if shown:
+        found = max(shown, key=lambda pair: pair[0])[1]
+    if step := first_step(wrong, ranks):
+        found += f", only from drafted token {step} on"
+    if shown or first < _SHOWS:
+        n_after = len(drafts) - 1 - last
+        if not shown and n_after >= max(_SHOWS, last + 1):
+            found += f", only up to position {wrong[-1].pos0}"
+        return found
+    before = [set(outcomes(draft)) for draft in drafts[:first]]
+    new = before[-1].difference(*before[:-1])
+    if new and (after := next((OUTCOMES[end] for end in OUTCOMES if end in new), "")):
+        return f"{found}, only from the first one on that comes after {after}"
+    return found or f", only from position {wrong[0].pos0} on"
+
+
+def same_logits(
+    wrong: Sequence[RecordedDraft], rows: Rows, ranks: Ranks, tie: float
+) -> bool | None:
+    """Whether the recorded shares of the best candidates are those of the right rows where the
+    first wrong token of a draft was chosen, whatever ids they have: then the choice is wrong, and
+    all before it right. rows: by round, of teacher-forced drafts. None where too few are known."""
+    found = []
+    for draft in wrong:
+        step = next(iter(_wrong_steps(ranks, draft)), len(draft.tops))
+        for own, shares in _logits_and_shares(draft, rows[draft.round], step, step + 1):
+            found.append(np.abs(_softmax(own) - shares).sum() / 2)
+    return None if len(found) < FEW else float(np.quantile(found, _NEAR)) < tie
+
+
+def logits_scale(drafts: Sequence[RecordedDraft], rows: Rows, tie: float) -> float | None:
+    """The factor of right logits that gives the recorded shares of all candidates; None where none
+    does, or it is 1."""
+    known = [
+        pair
+        for draft in drafts
+        for pair in _logits_and_shares(draft, rows[draft.round], 0, len(draft.tokens))
+    ]
+    ratios = [
+        np.log(shares[0] / shares[1]) / (own[0] - own[1])
+        for own, shares in known
+        if shares[1] > 0 and own[0] - own[1] > tie
+    ]
+    if len(ratios) < _SHOWS:
+        return None
+    scale = float(np.median(ratios))
+    apart = [np.abs(_softmax(own * scale) - shares).sum() / 2 for own, shares in known]
+    is_it = float(np.quantile(apart, _NEAR)) < tie and abs(scale - 1) > _SCALED
+    return scale if is_it else None
+
+
+def _logits_and_shares(
+    draft: RecordedDraft, rows: Sequence[Candidates], start: int, stop: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Right logits, and recorded shares of the best tokens, both from the best on."""
+    for top, row in zip(draft.tops[start:stop], rows[start:stop], strict=False):
+        shares, logits = np.sort([*top.values()])[::-1], np.array([*row.values()])
+        if 1 < len(shares) <= len(logits) and shares.sum() > 0:
+            yield logits[: len(shares)], shares / shares.sum()
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.exp(logits - logits.max())
+    return found / found.sum()
 
 
 def stage_of(
-    wrong: Sequence[RecordedDraft], ranks: Ranks, shape: str, reads_rows: bool, in_blocks: bool
+    wrong: Sequence[RecordedDraft],
+    ranks: Ranks,
+    shape: str,
+    reads_rows: bool,
+    in_blocks: bool,
+    same: bool | None = None,
 ) -> tuple[str, str]:
-    """The stage that wrong drafts point to where nothing gives them, and a sentence."""
+    """The stage that wrong drafts point to where nothing gives them, and a sentence. same: see
+    `same_logits`."""
     apart = [ranks[draft.round][at] for draft in wrong for at in _wrong_steps(ranks, draft)]
     right = [lead for own in ranks.values() for rank, lead in own if not rank]
     n_near = sum(rank < N_CANDIDATES for rank, _ in apart)
     is_near = apart and right and n_near >= _NEAR * len(apart)
-    if "drafted token" in shape and in_blocks:
-        stage, what = BLOCK, "what later rows of a block read"
+    is_chosen = is_near and _mean([lead for _, lead in apart]) >= _AS_CLEAR * _mean(right)
+    if same or (same is None and is_chosen and "drafted token" not in shape):
+        stage, what = CANDIDATES, "the choice among right candidates is wrong"
+        if same:
+            what += ", whose probabilities are recorded as they should be"
+    elif "drafted token" in shape and in_blocks:
+        stage, what = BLOCK, "what later rows of a block read is wrong"
     elif "drafted token" in shape:
-        stage, what = STATE, "what one step of a draft hands on to the next one"
-    elif is_near and _mean([lead for _, lead in apart]) >= _AS_CLEAR * _mean(right):
-        stage, what = CANDIDATES, "the choice among right candidates"
-    elif in_blocks and not shape:
-        stage, what = BLOCK, "its block, or the rows that it reads"
-    elif reads_rows and not in_blocks:
-        stage, what = ROWS, "the rows that it reads, or what it reads with them"
+        stage, what = STATE, "what one step of a draft hands on to the next one is wrong"
+    elif in_blocks and "after" not in shape:
+        stage, what = BLOCK, "its block, or the rows that it reads, are wrong"
+    elif reads_rows and not in_blocks and "after" not in shape:
+        stage, what = ROWS, "the rows that it reads, or what it reads with them, are wrong"
     else:
-        stage, what = STATE, "its memory, or what it was given to go on from"
-    return stage, f"No change of one stage gives its drafts; most likely it is {what}{shape}."
+        stage, what = STATE, "its memory, or what it was given to go on from, is wrong"
+    when = f"{shape}, and right otherwise" if shape else " everywhere"
+    return stage, f"{what[0].upper()}{what[1:]}{when}; no change of one part gives its drafts."
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words
+from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
 
 _P_MIN = 0.5
 
@@ -38,8 +38,9 @@ def _ends(number: str, n_min: int = 0) -> list[DraftEnd]:
     ],
 )
 def test_a_number_that_is_compared_in_place_of_the_share_is_named(number: str, said: str) -> None:
-    found = ends_words(_ends(number), _P_MIN, 0)
-    assert found is not None and said in found[0] and found[2] == 0
+    drafts = _ends(number)
+    about, n_left = ends_words(drafts, wrong_ends(drafts, _P_MIN, 0), _P_MIN, 0)
+    assert said in about and n_left == 0
 
 
 def test_bounds_are_named_where_the_number_is_right() -> None:
@@ -47,6 +48,12 @@ def test_bounds_are_named_where_the_number_is_right() -> None:
         (_ends("share", 3), _P_MIN, "n_min of 3, not 0"),
         (_ends("share"), 0.8, "p_min of about 0.5, not 0.8"),
     ):
-        found = ends_words(drafts, p_min, 0)
-        assert found is not None and said in found[0]
-    assert ends_words(_ends("share"), _P_MIN, 0) is None
+        assert said in ends_words(drafts, wrong_ends(drafts, p_min, 0), p_min, 0)[0]
+    assert not wrong_ends(_ends("share"), _P_MIN, 0)
+
+
+def test_ends_by_no_known_number_are_said_to_be_so() -> None:
+    drafts = [one._replace(length=i % 3) for i, one in enumerate(_ends("share"))]
+    wrong = wrong_ends(drafts, _P_MIN, 0)
+    about, n_left = ends_words(drafts, wrong, _P_MIN, 0)
+    assert "another number" in about and n_left == len(wrong)

@@ -61,3 +61,23 @@ def test_acceptance_by_a_bound_or_too_often_is_told_from_draws() -> None:
     assert "more often" in lossy_words(often)
     for _ in range(20):
         assert not lossy_words([(p, bool(random.random() < p)) for p in probs])
+
+
+def _without_top_k(draft: Any, rows: Any, sampler: Any, end_tokens: Any) -> list[int]:
+    own = sampler._options
+    sampler._options = replace(own, top_k=0) if draft.tokens else own
+    try:
+        return acceptance.match(draft, rows, sampler, end_tokens)
+    finally:
+        sampler._options = own
+
+
+def test_a_part_of_the_sampler_that_verification_leaves_out_is_named() -> None:
+    more = {"temp": 1.2, "top_k": 2, "repeat_penalty": 1.1}
+    right = _run(4, **more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(acceptance.RULES, "match", _without_top_k)
+        wrong = _run(4, **more)
+    first = drafter_diff(right, wrong, opened("mtp")).first
+    assert first is not None and (first.stage, first.side) == ("acceptance rule", "B")
+    assert "without top_k" in first.about, first.about

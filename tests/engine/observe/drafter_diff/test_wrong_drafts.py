@@ -11,7 +11,9 @@ from engine.observe.drafter_diff.wrong_drafts import (
     as_drawn,
     gap,
     is_clear,
+    logits_scale,
     ranked,
+    same_logits,
     shape_of,
     stage_of,
 )
@@ -92,3 +94,20 @@ def test_the_stage_that_wrong_drafts_point_to(
     assert (f"drafted token {first}" in shape) == bool(first)
     named, about = stage_of(wrong, ranks, shape, *kind)
     assert named == stage and shape in about
+
+
+def test_recorded_shares_tell_whether_logits_are_right_and_by_what_they_are_scaled() -> None:
+    random, drafts, rows = np.random.default_rng(7), list[RecordedDraft](), {}
+    for i in range(8):
+        logits = np.sort(random.normal(0, 2, 12))[::-1]
+        rows[i] = [dict(enumerate(logits.tolist()))]
+        shares = np.exp(logits[:5]) / np.exp(logits[:5]).sum()
+        drafts.append(RecordedDraft(i, i, [3], [dict(enumerate(shares.tolist()))], 0, 0, 0.0, 1))
+    ranks: Ranks = {i: [(3, 0.5)] for i in rows}
+    assert same_logits(drafts, rows, ranks, 0.003)
+    assert logits_scale(drafts, rows, 0.003) is None
+    cold = {i: [{t: 0.5 * x for t, x in row.items()} for row in own] for i, own in rows.items()}
+    assert same_logits(drafts, cold, ranks, 0.003) is False
+    assert logits_scale(drafts, cold, 0.003) == pytest.approx(2)
+    assert same_logits(drafts[:2], rows, ranks, 0.003) is None
+    assert stage_of(drafts, ranks, "", True, True, True)[0] == "candidates"
