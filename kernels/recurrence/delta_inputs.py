@@ -10,6 +10,9 @@ from kernels.norm import l2_norm
 from kernels.pointwise import delta_gates
 from kernels.recurrence.channel_gates import channel_gates
 
+RawGates = tuple[float, torch.Tensor, torch.Tensor, float | None]
+"""eps, dt, a and bound of `normed_and_gated`."""
+
 
 def normed_and_gated(
     qk: torch.Tensor,

@@ -144,10 +144,20 @@ def _convolved(
 
 
 @jit
+def opened_gate(x, scale, bound):
+    """The log decay of a channel; bound: None for none."""
+    if bound is None:
+        kept = softplus(x) * scale
+    else:
+        kept = tl.sigmoid(-x * scale) * bound
+    return kept
+
+
+@jit
 def _normed_and_gated(
     qk, normed, decay, dt, a, beta, g, opened,
     n_heads, d, qk_t, qk_h, eps, n_channels, n_betas, decay_row, beta_row, bound, n_tiles,
-    BOUNDED: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
+    BR: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """Of one token BR heads of queries and keys divided by their lengths, or BG gates."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -165,8 +175,7 @@ def _normed_and_gated(
         x = tl.load(decay + token * decay_row + channel, known, 0.0)
         x += tl.load(dt + channel, known, 0.0)
         scale = tl.load(a + channel, known, 0.0)
-        kept = tl.sigmoid(-x * scale) * bound if BOUNDED else softplus(x) * scale
-        tl.store(g + token * n_channels + channel, kept, known)
+        tl.store(g + token * n_channels + channel, opened_gate(x, scale, bound), known)
         in_betas = channel < n_betas
         written = tl.sigmoid(tl.load(beta + token * beta_row + channel, in_betas, 0.0))
         tl.store(opened + token * n_betas + channel, written, in_betas)
@@ -210,8 +219,8 @@ def normed_and_gated(
     _normed_and_gated[(len(decays), n_tiles + cdiv(max(n_channels, n_betas), side))](
         heads, normed, decays, dt.contiguous(), a.contiguous(), betas, g, opened,
         n_heads, d, heads.stride(0), heads.stride(1), eps,
-        n_channels, n_betas, decays.stride(0), betas.stride(0), float(bound or 0.0), n_tiles,
-        BOUNDED=bound is not None, BR=together, BD=wide, BG=side, num_warps=4,
+        n_channels, n_betas, decays.stride(0), betas.stride(0), bound, n_tiles,
+        BR=together, BD=wide, BG=side, num_warps=4,
     )  # fmt: skip
     return normed, g, opened
 

@@ -112,11 +112,16 @@ def test_the_delta_rule_between_rows_of_a_pool(compiled, sizes, kda):
     n_tokens, n, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
     pool = scattered(inputs.state, n, over=0)
-    delta.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=True)
-    (kernel,) = compiled
-    assert kernel.name == "_recurrence"
-    assert "ld.global.v4" in kernel.ptx
-    assert "st.global.v4" in kernel.ptx
+    rows, gates = (pool.rows, pool.read, pool.write), torch.ones(32 * 128)
+    delta.gated_delta_slots(*inputs[:5], *rows, grouped=True)
+    raw = 1e-6, gates, gates, -5.0 if kda else None
+    delta.gated_delta_slots(*inputs[:5], *rows, grouped=True, raw=raw)
+    assert [kernel.name for kernel in compiled] == ["_recurrence"] * 2
+    for kernel in compiled:
+        assert "ld.global.v4" in kernel.ptx
+        assert "st.global.v4" in kernel.ptx
+        # room for 16 programs of one warp side by side in a multiprocessor at least
+        assert kernel.n_registers <= 128
 
 
 @in_turn("numbers", [(3, 10, 40)])
@@ -193,7 +198,9 @@ def test_state_space_duality(compiled):
     ssd.fold(inputs.state, log, torch.tensor([1, 0]))
     pool = scattered(inputs.state, 2, over=0)
     ssd.ssd_slots(*inputs[:6], pool.rows, pool.read, pool.write)
-    names = ["_recurrence", "_recurrence", "_fold", "_fold", "_recurrence"]
+    gates = torch.ones(32), torch.ones(32)
+    ssd.ssd_slots(*inputs[:6], pool.rows, pool.read, pool.write, raw=gates)
+    names = ["_recurrence", "_recurrence", "_fold", "_fold", "_recurrence", "_recurrence"]
     assert [kernel.name for kernel in compiled] == names
     assert "ld.global.v4" in compiled[0].ptx and "st.global.v4" in compiled[0].ptx
 
