@@ -178,15 +178,15 @@ def _combine(
     if sinks is not None:
         weight += tl.exp(sink - highest)
     values = tl.zeros((BH, BC), tl.float32)
-    # so many at a time stay in registers
+    # 16 at a time stay in registers
     for start in range(0, n_splits, 16):
         some = start + tl.arange(0, 16)
-        place = (b * n_splits + some)[:, None] * n_rows + row[None]
-        best = tl.load(most + place, (some < n_splits)[:, None], float("-inf"))
+        of_some = (b * n_splits + some)[:, None] * n_rows + row[None]
+        largest = tl.load(most + of_some, (some < n_splits)[:, None], float("-inf"))
         # a split that the row sees nothing of holds no values
-        read = (best > float("-inf"))[:, :, None] & in_columns[None, None]
-        parts = tl.load(o + place[:, :, None] * d + columns[None, None], read, 0.0)
-        values += tl.sum(parts * tl.exp(best - highest[None])[:, :, None], 0)
+        read = (largest > float("-inf"))[:, :, None] & in_columns[None, None]
+        parts = tl.load(o + of_some[:, :, None] * d + columns[None, None], read, 0.0)
+        values += tl.sum(parts * tl.exp(largest - highest[None])[:, :, None], 0)
     values = values / weight[:, None]
     token = b * (n_rows // n_heads) + first // n_heads
     column = (row % n_heads)[:, None] * d + columns[None]

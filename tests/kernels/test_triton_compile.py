@@ -158,6 +158,11 @@ def test_attention(compiled, d):
         *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)),
         torch.ones(1, 4, 4096, dtype=torch.bool),
     )
+    reads = [pack_blocks(random_blocks("Q4_K", 4, 256), "Q4_K", "q8")]
+    x = q.flatten(2)
+    attention.attend_rows(
+        q, k, v, torch.ones(1, 4, 4096, dtype=torch.bool), x, reads, invariant=False
+    )
     assert {kernel.name for kernel in compiled} == {"_split", "_combine"}
     assert not any("mma" in kernel.ptx for kernel in compiled)
     # room for two programs side by side at least
@@ -366,6 +371,16 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
         table[:, 0],
         table,
     )
+    thirds = torch.ones(2, n_tokens, 3 * 2048).chunk(3, -1)
+    recurrence.causal_conv_slots(
+        thirds[0],
+        torch.ones(2048, 3),
+        torch.ones(9, 2, 2048),
+        table[:, 0],
+        table,
+        activate=False,
+        gate=thirds[1],
+    )
     x, d = torch.ones(n_tokens, 2560), torch.ones(2560)
     norm.rms_norm(x, d, 1e-6)
     norm.l2_norm(torch.ones(n_tokens, 32, 128), 1e-6)
@@ -375,6 +390,14 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     rope.rope_at_end(torch.ones(1, n_tokens, 16, 256), table, table, back=True)
     rope.norm_and_rope(torch.ones(1, n_tokens, 16, 256), torch.ones(16, 256), 1e-6, table, table)
     cells, numbers = torch.ones(1, 4, 512, 256), torch.zeros(n_tokens, dtype=torch.int64)
+    rope.rope_into_cells(
+        torch.ones(1, n_tokens, 24, 256),
+        d.expand(20, -1)[:, :256],
+        1e-6,
+        table,
+        table,
+        (cells, cells, numbers, numbers),
+    )
     streams.write_cells_each(
         ((cells, cells[:, :1, :n_tokens].transpose(1, 2)),) * 2, numbers, numbers
     )
@@ -384,7 +407,7 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     )
     pointwise.relu2(x)
     names = [kernel.name for kernel in compiled]
-    assert names == ["_conv"] * 2 + ["_norm"] * 3 + ["_rotate"] * 3 + [
+    assert names == ["_conv"] * 3 + ["_norm"] * 3 + ["_rotate"] * 4 + [
         "_write_cells",
         "_swiglu",
         "_norm",

@@ -120,7 +120,7 @@ class _Inputs:
 
     def decoded(self, n: int, times: int) -> dict[StateKey, torch.Tensor]:
         """The states after decoding the first n tokens `times` times: what rounds must leave."""
-        (x, weight, _), delta = self._conv, self._delta.part(slice(None), slice(n))
+        (x, weight, *_), delta = self._conv, self._delta.part(slice(None), slice(n))
         n_v, d = delta.v.shape[2:]
         state = torch.zeros(1, n_v, d, d)
         window = torch.zeros(1, weight.shape[1] - 1, x.shape[2])

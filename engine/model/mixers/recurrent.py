@@ -464,6 +464,7 @@ class ShortConv:
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)
-        convolved = memory.advance(self._window, ConvInputs(multiply(b, x), self._conv))
+        inputs = ConvInputs(x, self._conv, gate=b)
+        convolved = memory.advance(self._window, inputs if runs_triton(x) else inputs.finished())
         rows = operation_rows(multiply, (c, convolved), (self._output.packed,))
         return self._output(rows, invariant=invariant, residual=residual)
