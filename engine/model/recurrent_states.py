@@ -45,7 +45,8 @@ class DeltaInputs(NamedTuple):
 
     def part(self, rows: slice, tokens: slice) -> DeltaInputs:
         """See engine.model.recurrence.RecurrenceInputs."""
-        return DeltaInputs(*(x[rows, tokens] for x in self[:5]), self.raw)
+        q, k, v, g, beta = (x[rows, tokens] for x in self[:5])
+        return DeltaInputs(q, k, v, g, beta, self.raw)
 
     def with_gates(self, type: str) -> DeltaInputs:
         """See engine.model.stored_state.GatedInputs."""

@@ -120,8 +120,8 @@ def test_the_delta_rule_between_rows_of_a_pool(compiled, sizes, kda):
     for kernel in compiled:
         assert "ld.global.v4" in kernel.ptx
         assert "st.global.v4" in kernel.ptx
-        # room for 16 programs of one warp side by side in a multiprocessor at least
-        assert kernel.n_registers <= 128
+        # room for 14 programs of one warp side by side in a multiprocessor at least
+        assert kernel.n_registers <= 144
 
 
 @in_turn("numbers", [(3, 10, 40)])
