@@ -23,7 +23,7 @@ from engine.memory.kv_cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
 from engine.model.memory import AttentionView
 from engine.model.parts import CellKey, CellRow, CellSize
-from kernels.rows.cells import write_cells, write_keys_and_values
+from kernels.rows.cells import CellPlaces, write_cells, write_keys_and_values
 from kernels.rows.next_token import TokenPlace
 
 
@@ -215,6 +215,19 @@ class AttentionKV:
             if values is not None:
                 assert v is not None
                 self._write(values, v)
+        return self.read(layer)
+
+    def places(self, layer: CellKey) -> CellPlaces | None:
+        """See engine.model.memory.AttentionMemory."""
+        storage = self._storage
+        if self._numbers is None or layer not in storage.values:
+            return None
+        return storage.keys[layer], storage.values[layer], *self._numbers
+
+    def read(self, layer: CellKey) -> AttentionView:
+        """What this ubatch attends to, after its keys and values were written."""
+        storage = self._storage
+        keys, values = storage.keys[layer], storage.values.get(layer)
         read_k = self._read(keys)
         read_v = read_k if values is None else self._read(values)
         mask = self._masks[self.layers[layer].window]

@@ -13,6 +13,7 @@ from engine.batch import GreedyTokens, UBatch, UBatchTensors
 from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, StateKey
 from kernels.linear import PackedWeight, Rows
+from kernels.rows.cells import CellPlaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,13 @@ class AttentionMemory(Protocol):
     ) -> AttentionView:
         """Store k (roped) and v [B, T, H_kv, hd]; return everything these tokens may see. v: None
         for a layer that keeps nothing but keys, whose values are then these."""
+
+    def places(self, layer: CellKey) -> CellPlaces | None:
+        """Where a kernel may write the tokens' keys and values itself, before `read`; None where
+        only `update` can."""
+
+    def read(self, layer: CellKey) -> AttentionView:
+        """What `update` returns, without storing."""
 
 
 class RecurrentMemory(Protocol):

@@ -17,7 +17,9 @@ import torch
 
 from engine.model.recurrence import Recurrence, RecurrentLayout, RowNumbers
 from kernels.linear.rounding import round_in_place, round_rows, rounded
+from kernels.pointwise import step_gates
 from kernels.recurrence import delta_rule, ssd
+from kernels.recurrence.channel_gates import RawGates, normed_and_gated
 from kernels.recurrence.conv import fold_window
 from kernels.recurrence.selective_scan import scan_into, scan_slots
 
@@ -26,26 +28,43 @@ Kernel = Callable[..., Any]
 
 class DeltaInputs(NamedTuple):
     """q, k: [B, T, H_k, d]. v: [B, T, H_v, d]. g: log decay [B, T, H_v], or [B, T, H_v, d] for one
-    gate per key channel. beta: [B, T, H_v]."""
+    gate per key channel. beta: [B, T, H_v]. raw: what is still to be done to them, on a GPU; q and
+    k are then both queries and keys, [B, T, 2 H_k, d], g and beta as the layer projects them.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     g: torch.Tensor
     beta: torch.Tensor
+    raw: RawGates | None = None
+
+    def finished(self, *, invariant: bool = False) -> DeltaInputs:
+        """The same with nothing to be done."""
+        if self.raw is None:
+            return self
+        (eps, dt, a, bound), decay = self.raw, self.g.flatten(2)
+        qk, g, beta = normed_and_gated(
+            self.q, eps, decay, dt, a, self.beta, bound, invariant=invariant
+        )
+        q, k = qk.chunk(2, 2)
+        return DeltaInputs(q, k, self.v, g.view(self.g.shape), beta)
 
     def part(self, rows: slice, tokens: slice) -> DeltaInputs:
         """See engine.model.recurrence.RecurrenceInputs."""
-        return DeltaInputs(*(x[rows, tokens] for x in self))
+        q, k, v, g, beta = (x[rows, tokens] for x in self[:5])
+        return DeltaInputs(q, k, v, g, beta, self.raw)
 
     def with_gates(self, type: str) -> DeltaInputs:
         """The same with the gates rounded to a type."""
-        return self._replace(g=rounded(self.g, type), beta=rounded(self.beta, type))
+        whole = self.finished()
+        return whole._replace(g=rounded(whole.g, type), beta=rounded(whole.beta, type))
 
 
 class SsdInputs(NamedTuple):
     """x: [B, T, H, P]. dt, g: step sizes and log decay, [B, T, H]. B, C: [B, T, G, N]. D: [H], of
-    the layer."""
+    the layer. raw: dt and a of step_gates where that is still to be done, of dt and g, one tensor.
+    """
 
     x: torch.Tensor
     dt: torch.Tensor
@@ -53,15 +72,24 @@ class SsdInputs(NamedTuple):
     B: torch.Tensor
     C: torch.Tensor
     D: torch.Tensor
+    raw: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def finished(self, *, invariant: bool = False) -> SsdInputs:
+        """The same with nothing to be done."""
+        if self.raw is None:
+            return self
+        dt, g = step_gates(self.dt, *self.raw, invariant=invariant)
+        return self._replace(dt=dt, g=g, raw=None)
 
     def part(self, rows: slice, tokens: slice) -> SsdInputs:
         """See engine.model.recurrence.RecurrenceInputs."""
         x, dt, g, B, C = (part[rows, tokens] for part in self[:5])
-        return SsdInputs(x, dt, g, B, C, self.D)
+        return SsdInputs(x, dt, g, B, C, self.D, self.raw)
 
     def with_gates(self, type: str) -> SsdInputs:
         """The same with the gates rounded to a type."""
-        return self._replace(dt=rounded(self.dt, type), g=rounded(self.g, type))
+        whole = self.finished()
+        return whole._replace(dt=rounded(whole.dt, type), g=rounded(whole.g, type))
 
 
 class ScanInputs(NamedTuple):
@@ -162,12 +190,12 @@ class MatrixState(Recurrence[Any]):
         *,
         invariant: bool = False,
     ) -> torch.Tensor:
-        return self._into(*inputs, start, slots=slots, invariant=invariant)
+        return self._into(*inputs.finished()[:-1], start, slots=slots, invariant=invariant)
 
     def log(
         self, inputs: Any, start: torch.Tensor, *, invariant: bool = False
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        return self._log(*inputs, start, invariant=invariant)
+        return self._log(*inputs.finished()[:-1], start, invariant=invariant)
 
     def fold(
         self,
@@ -181,7 +209,8 @@ class MatrixState(Recurrence[Any]):
         return self._fold(start, self._entries(*entries), n_tokens, out=out, invariant=invariant)
 
     def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
-        return self._slots(*inputs, pool, rows.read, rows.write)
+        *operands, raw = inputs
+        return self._slots(*operands, pool, rows.read, rows.write, raw=raw)
 
 
 class DeltaState(MatrixState):

@@ -9,21 +9,31 @@ from typing import NamedTuple
 import torch
 
 from engine.model.recurrence import InputsT, Recurrence, RowNumbers
+from kernels.pointwise import multiply
 from kernels.recurrence.conv import causal_conv, causal_conv_slots, fold_window
 from kernels.rows import take_rows
 from kernels.rows.ngrams import recent_tokens
 
 
 class ConvInputs(NamedTuple):
-    """x: rows to convolve [B, T, C]. weight: taps [C, K]. bias: [C], if there is one."""
+    """x: rows to convolve [B, T, C]. weight: taps [C, K]. bias: [C], if there is one. gate: what x
+    is still to be multiplied by, on a GPU."""
 
     x: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    gate: torch.Tensor | None = None
+
+    def finished(self) -> ConvInputs:
+        """The same with nothing to be done."""
+        if self.gate is None:
+            return self
+        return self._replace(x=multiply(self.gate, self.x), gate=None)
 
     def part(self, rows: slice, tokens: slice) -> ConvInputs:
         """See engine.model.recurrence.RecurrenceInputs."""
-        return ConvInputs(self.x[rows, tokens], self.weight, self.bias)
+        gate = None if self.gate is None else self.gate[rows, tokens]
+        return ConvInputs(self.x[rows, tokens], self.weight, self.bias, gate)
 
 
 class InputWindow(Recurrence[InputsT]):
@@ -123,18 +133,19 @@ class ConvWindow(InputWindow[ConvInputs]):
         super().__init__(d_conv - 1, n_channels)
 
     def rows(self, inputs: ConvInputs) -> torch.Tensor:
-        return inputs.x
+        return inputs.finished().x
 
     def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
-        x, weight, bias = inputs
+        x, weight, bias, gate = inputs
+        gated = {} if gate is None else {"gate": gate}
         return causal_conv_slots(
-            x, weight, pool, rows.read, rows.in_order, bias, activate=self._activate
+            x, weight, pool, rows.read, rows.in_order, bias, activate=self._activate, **gated
         )
 
     def outputs(
         self, inputs: ConvInputs, window: torch.Tensor, *, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight, bias = inputs
+        x, weight, bias, _ = inputs.finished()
         return causal_conv(x, weight, window, bias, activate=self._activate, invariant=invariant)
 
 

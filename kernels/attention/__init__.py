@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import pick
+from kernels.dispatch import pick, runs_triton
+from kernels.linear import PackedWeight, Rows, operation_rows
+from kernels.pointwise import output_gate
 
 
 def attend(
@@ -35,6 +39,31 @@ def attend(
     are, as long as its visible cells come in the same order. Hidden cells are then skipped.
     """
     return (_run_invariant if invariant else _run)(q, k, v, mask, scale, sinks)
+
+
+def attend_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    gate: torch.Tensor | None,
+    reads: Sequence[PackedWeight],
+    *,
+    invariant: bool = False,
+) -> Rows:
+    """attend with the heads of a token side by side, f32 [B, T, H * hd_v], through
+    kernels.pointwise.output_gate if there is a gate of that shape, as rows for `reads`
+    (kernels.norm.rms_norm_rows): on a GPU in the launch that adds up the parts."""
+    if runs_triton(q):
+        from kernels.attention import with_triton
+
+        found = with_triton.attend_rows(q, k, v, mask, gate, reads, invariant=invariant)
+        if found is not None:
+            return found
+    out = attend(q, k, v, mask, invariant=invariant).flatten(2)
+    if gate is None:
+        return out
+    return operation_rows(output_gate, (out, gate), reads, invariant=invariant)
 
 
 def attend_naive(

@@ -9,11 +9,23 @@ tokens and sequences that came with it. Products are plain f32.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import triton.language as tl
 
 from kernels.attention import FEW_TOKENS, attend_with_torch
-from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
+from kernels.linear.block_linear.with_triton import FEW_ROWS
+from kernels.linear.block_parts import IntegerRows, PreparedRows, Rows
+from kernels.linear.integer_blocks.rows_with_triton import (
+    empty_integers,
+    kinds_of,
+    parts_of,
+    store_row,
+)
+from kernels.linear.packed import PackedWeight
+from kernels.pointwise.with_triton import EXPRESSIONS
+from kernels.triton_setup import LEAST_DEPTH, as_rows, cdiv, jit, power_of_2
 
 # A product over CHUNK numbers of a head at a time and tiles of few cells keep its operands in
 # registers, and the tiles of head dim 256 within 48 KiB of shared memory.
@@ -22,6 +34,7 @@ ROWS, CELLS, CHUNK = 16, 16, 64
 LEAST_CELLS, MOST_SPLITS = 64, 64
 # numbers of a key: those of latent attention leave no room in registers
 WIDEST = 256
+_GATED = EXPRESSIONS["output_gate"]
 
 
 @jit
@@ -146,28 +159,46 @@ def _split_alone(
 
 @jit(do_not_specialize_on_alignment=["n_rows", "n_splits"])
 def _combine(
-    o, most, total, sinks, y, n_rows, n_splits, n_heads, d,
-    BS: tl.constexpr, BC: tl.constexpr, SINKS: tl.constexpr,
+    o, most, total, sinks, gate, y, kept, n_rows, n_splits, n_heads, d, gate_t,
+    BS: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Row `n_rows` of a sequence: what its splits left, on the scale of the largest score."""
-    row, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    splits, columns = tl.arange(0, BS), tl.program_id(1) * BC + tl.arange(0, BC)
-    place = (b * n_splits + splits) * n_rows + row
-    inside, in_columns = splits < n_splits, columns < d
+    """BH heads of a token: what its splits left, on the scale of the largest score, times the
+    sigmoid of the gate if there is one; rounded if any are KEPT, then a program has whole heads."""
+    first, b = tl.program_id(0) * BH, tl.program_id(2).to(tl.int64)
+    row, splits = first + tl.arange(0, BH), tl.arange(0, BS)
+    columns = tl.program_id(1) * BC + tl.arange(0, BC)
+    place = (b * n_splits + splits)[:, None] * n_rows + row[None]
+    inside, in_columns = (splits < n_splits)[:, None], columns < d
     best = tl.load(most + place, inside, float("-inf"))
     highest = tl.max(best, 0)
-    if SINKS:
+    if sinks is not None:
         sink = tl.load(sinks + row % n_heads)
         highest = tl.maximum(highest, sink)
-    rescale = tl.exp(best - highest)
-    weight = tl.sum(tl.load(total + place, inside, 0.0) * rescale, 0)
-    if SINKS:
+    weight = tl.sum(tl.load(total + place, inside, 0.0) * tl.exp(best - highest[None]), 0)
+    if sinks is not None:
         weight += tl.exp(sink - highest)
-    # a split that the row sees nothing of holds no values
-    read = (best > float("-inf"))[:, None] & in_columns[None, :]
-    values = tl.load(o + place[:, None] * d + columns[None, :], read, 0.0)
-    values = tl.sum(values * rescale[:, None], 0) / weight
-    tl.store(y + (b * n_rows + row) * d + columns, values, in_columns)
+    values = tl.zeros((BH, BC), tl.float32)
+    # 16 at a time stay in registers
+    for start in range(0, n_splits, 16):
+        some = start + tl.arange(0, 16)
+        of_some = (b * n_splits + some)[:, None] * n_rows + row[None]
+        largest = tl.load(most + of_some, (some < n_splits)[:, None], float("-inf"))
+        # a split that the row sees nothing of holds no values
+        read = (largest > float("-inf"))[:, :, None] & in_columns[None, None]
+        parts = tl.load(o + of_some[:, :, None] * d + columns[None, None], read, 0.0)
+        values += tl.sum(parts * tl.exp(largest - highest[None])[:, :, None], 0)
+    values = values / weight[:, None]
+    token = b * (n_rows // n_heads) + first // n_heads
+    column = (row % n_heads)[:, None] * d + columns[None]
+    if gate is not None:
+        opened = tl.load(gate + token * gate_t + column, in_columns[None], 0.0)
+        values = _GATED(values, opened)
+    tl.store(y + token * n_heads * d + column, values, in_columns[None])
+    if len(KEPT) > 0:
+        store_row(
+            tl.reshape(values, (BH * BC,)), kept, token, first % n_heads * d, n_heads * d, True,
+            KEPT, BH * BC,
+        )  # fmt: skip
 
 
 def attend(
@@ -180,9 +211,43 @@ def attend(
 ) -> torch.Tensor:
     """See kernels.attention.attend. Many queries, as of a prompt, and long keys run in torch."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
+    parts = _splits(q, k, v, mask, scale)
+    if parts is None:
+        return attend_with_torch(q, k, v, mask, scale, sinks)
+    return _combined(*parts, sinks, q.shape[2])[0]
+
+
+def attend_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    gate: torch.Tensor | None,
+    reads: Iterable[PackedWeight],
+    *,
+    invariant: bool,
+) -> Rows | None:
+    """See kernels.attention.attend_rows; None for queries that `attend` leaves to torch."""
+    if q.shape[1] > FEW_TOKENS:
+        return None
+    parts = (_splits_alone if invariant else _splits)(q, k, v, mask, q.shape[3] ** -0.5)
+    if parts is None:
+        return None
+    y, integers = _combined(*parts, None, q.shape[2], gate, reads)
+    return PreparedRows(y.flatten(2), integers) if integers else y.flatten(2)
+
+
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""What splits leave: values [B, splits, T * heads, d], largest scores and sums, without d."""
+
+
+def _splits(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> Parts | None:
+    """None for queries that torch takes."""
     n_batch, n_tokens, n_heads, d = q.shape
     if n_tokens > FEW_TOKENS or d > WIDEST:
-        return attend_with_torch(q, k, v, mask, scale, sinks)
+        return None
     n_kv_heads, n_cells, d_v = v.shape[1:]
     size = cells_per_split(n_cells)
     n_splits = cdiv(n_cells, size)
@@ -198,7 +263,7 @@ def attend(
         *q.stride(), *k.stride(), *v.stride(), *mask.stride(),
         BR=ROWS, BN=CELLS, BC=chunk, BD=width, BV=v_width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return _combined(o, most, total, sinks, n_heads)
+    return o, most, total
 
 
 def attend_invariant(
@@ -211,10 +276,16 @@ def attend_invariant(
 ) -> torch.Tensor:
     """See kernels.attention.attend with `invariant`: each query by itself."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    n_batch, n_tokens, n_heads, d = q.shape
-    if n_tokens > FEW_TOKENS:  # a split of every query is kept until all are there
+    if q.shape[1] > FEW_TOKENS:  # a split of every query is kept until all are there
         parts = zip(q.split(FEW_TOKENS, 1), mask.split(FEW_TOKENS, 1), strict=True)
         return torch.cat([attend_invariant(x, k, v, seen, scale, sinks) for x, seen in parts], 1)
+    return _combined(*_splits_alone(q, k, v, mask, scale), sinks, q.shape[2])[0]
+
+
+def _splits_alone(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> Parts:
+    n_batch, n_tokens, n_heads, d = q.shape
     n_kv_heads, n_cells, d_v = v.shape[1:]
     cells = mask.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
     counts = mask.sum(-1)
@@ -228,7 +299,7 @@ def attend_invariant(
         *q.stride(), *k.stride(), *v.stride(),
         LEAST=LEAST_CELLS, MOST=MOST_SPLITS, BN=8, BD=width, BV=v_width, num_warps=4,
     )  # fmt: skip
-    return _combined(o, most, total, sinks, n_heads)
+    return o, most, total
 
 
 def _combined(
@@ -237,16 +308,27 @@ def _combined(
     total: torch.Tensor,
     sinks: torch.Tensor | None,
     n_heads: int,
-) -> torch.Tensor:
-    """o: [B, splits, T * heads, d]; most, total: without d. f32 [B, T, heads, d]."""
+    gate: torch.Tensor | None = None,
+    reads: Iterable[PackedWeight] = (),
+) -> tuple[torch.Tensor, dict[int, IntegerRows]]:
+    """f32 [B, T, heads, d], and its rows as integers for `reads` where heads fill whole blocks."""
     n_batch, n_splits, n_rows, d = o.shape
     y = o.new_empty(n_batch, n_rows // n_heads, n_heads, d)
-    chunk = min(power_of_2(d), CHUNK)
-    _combine[(n_rows, cdiv(d, chunk), n_batch)](
-        o, most, total, sinks, y, n_rows, n_splits, n_heads, d,
-        BS=MOST_SPLITS, BC=chunk, SINKS=sinks is not None, num_warps=4,
+    chunk, together, n_in = min(power_of_2(d), CHUNK), 1, n_heads * d
+    parts = parts_of(reads) if n_batch * y.shape[1] <= FEW_ROWS else ()
+    sides = [side for side, _ in kinds_of(parts)]
+    if d != power_of_2(d) or d > WIDEST or any(n_in % side for side in sides):
+        parts = ()
+    if parts:
+        chunk, together = d, max(1, max(sides) // d)
+    made = empty_integers(n_batch * y.shape[1], n_in, parts, o.device)
+    gates = None if gate is None else as_rows(gate)
+    _combine[(n_rows // together, cdiv(d, chunk), n_batch)](
+        o, most, total, sinks, gates, y, tuple(map(tuple, made.values())),
+        n_rows, n_splits, n_heads, d, 0 if gates is None else gates.stride(0),
+        BS=MOST_SPLITS, BH=together, BC=chunk, KEPT=kinds_of(parts), num_warps=4,
     )  # fmt: skip
-    return y
+    return y, made
 
 
 def cells_per_split(n_cells: int) -> int:

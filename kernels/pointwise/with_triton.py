@@ -96,7 +96,7 @@ EXPRESSIONS = {
 """What kernels of other operations have inside."""
 
 
-_STEP = EXPRESSIONS["step_gates"]
+STEP_GATES = EXPRESSIONS["step_gates"]
 
 
 def _operation(expression: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ def _step_gates(step, dt, a, y, z, d, step_row, BD: tl.constexpr):
         tl.load(step + row * step_row + column, inside, 0.0),
         tl.load(dt + column, inside, 0.0),
     )
-    size, g = _STEP(x, bias, tl.load(a + column, inside, 0.0))
+    size, g = STEP_GATES(x, bias, tl.load(a + column, inside, 0.0))
     tl.store(y + row * d + column, size, inside)
     tl.store(z + row * d + column, g, inside)
 

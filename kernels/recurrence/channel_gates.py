@@ -16,6 +16,9 @@ from kernels.norm import l2_norm
 from kernels.pointwise import delta_gates
 from kernels.whole_vectors import pointwise
 
+RawGates = tuple[float, torch.Tensor, torch.Tensor, float | None]
+"""eps, dt, a and bound of `normed_and_gated`."""
+
 
 @operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def channel_gates(

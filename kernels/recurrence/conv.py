@@ -56,15 +56,17 @@ def causal_conv_slots(
     bias: torch.Tensor | None = None,
     *,
     activate: bool = True,
+    gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """causal_conv from and to rows of one pool of windows, whose numbers are on the device.
 
     x, weight, bias, activate: as there. pool: f32 [n_rows, K - 1, C], each row contiguous. read:
     int64 [B], the row with the window of sequence b. write: int64 [B, n], 1 <= n <= T; row
     write[b, i] receives the window n - 1 - i tokens before the last one. What b writes no other b'
-    reads or writes; one of its rows may be read[b]. The host looks at no number. Returns y
-    [B, T, C].
+    reads or writes; one of its rows may be read[b]. The host looks at no number. gate: of the shape
+    of x, which it multiplies, in torch and in Triton. Returns y [B, T, C].
     """
+    x = x if gate is None else gate * x
     y, history = torch_version(causal_conv)(x, weight, pool[read], bias, activate=activate)
     after_each = history.unfold(1, pool.shape[1], 1).transpose(2, 3)
     pool[write] = after_each[:, -write.shape[1] :]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 import triton.language as tl
 
+from kernels.pointwise import multiply
 from kernels.pointwise.with_triton import softplus
 from kernels.recurrence.selective_scan import ScanArguments, ScanSlotArguments
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
@@ -24,21 +25,32 @@ SCANNED = 2048
 """Numbers of a state in one program of the scan."""
 
 
+@jit
+def _gated(x, gate, at, inside):
+    rows = tl.load(x + at, inside, 0.0)
+    if gate is not None:
+        rows *= tl.load(gate + at, inside, 0.0)
+    return rows
+
+
 @jit(do_not_specialize_on_alignment=["n_tokens"])
 def _conv(
-    x, weight, window, bias, y, history, index, n_tokens, n_channels,
+    x, gate, weight, window, bias, y, history, index, n_tokens, n_channels,
     x_b, x_t, x_c, weight_c, weight_k, window_b, window_t, window_c, bias_c,
     INDEXED: tl.constexpr, BIASED: tl.constexpr, ACTIVATE: tl.constexpr,
     TAPS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """BT tokens of BC channels. INDEXED: all tokens; `window` is the pool, into whose rows the
-    windows after the last tokens go, once all of the program's own has been read."""
+    """BT tokens of BC channels, times a gate strided like them if there is one. INDEXED: all
+    tokens; `window` is the pool, into whose rows the windows after the last tokens go, once all of
+    the program's own has been read."""
     b = tl.program_id(2).to(tl.int64)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     t = (tl.program_id(1) * BT + tl.arange(0, BT))[:, None]
     in_channels = (c < n_channels)[None, :]
     inside = (t < n_tokens) & in_channels
     x += b * x_b + c[None, :] * x_c
+    if gate is not None:
+        gate += b * x_b + c[None, :] * x_c
     start = b
     if INDEXED:
         read, write, n_kept, read_b, write_b, write_s = index
@@ -50,7 +62,7 @@ def _conv(
     row = tl.zeros((BT, BC), tl.float32)
     for tap in tl.static_range(TAPS):
         at = t + tap - (TAPS - 1)
-        row = tl.load(x + at * x_t, inside & (at >= 0), 0.0)
+        row = _gated(x, gate, at * x_t, inside & (at >= 0))
         if tap < TAPS - 1:
             row += tl.load(window + (at + TAPS - 1) * window_t, inside & (at < 0), 0.0)
         total += row * tl.load(weight + c * weight_c + tap * weight_k, c < n_channels, 0.0)[None, :]
@@ -63,7 +75,8 @@ def _conv(
         # window and rows joined; where the window is read from may be where one is written
         place = tl.arange(0, BW)[:, None]
         at = place - (TAPS - 1)
-        rows = tl.load(x + at * x_t, (at >= 0) & (at < n_tokens) & in_channels, 0.0)
+        known = (at >= 0) & (at < n_tokens) & in_channels
+        rows = _gated(x, gate, at * x_t, known)
         rows += tl.load(window + place * window_t, (at < 0) & in_channels, 0.0)
         tl.debug_barrier()
         for i in range(n_kept):
@@ -103,10 +116,13 @@ def causal_conv_slots(
     bias: torch.Tensor | None = None,
     *,
     activate: bool = True,
+    gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See kernels.recurrence.conv. The tokens of a prompt go through windows of their own."""
+    if gate is not None and (x.shape[1] > FEW_TOKENS or gate.stride() != x.stride()):
+        x, gate = multiply(gate, x), None
     if x.shape[1] <= FEW_TOKENS:
-        return _convolved(x, weight, pool, bias, activate, index=(read, write))
+        return _convolved(x, weight, pool, bias, activate, index=(read, write), gate=gate)
     y, history = causal_conv(x, weight, pool[read], bias, activate=activate)
     after_each = history.unfold(1, pool.shape[1], 1).transpose(2, 3)
     pool[write] = after_each[:, -write.shape[1] :]
@@ -122,6 +138,7 @@ def _convolved(
     *,
     history: torch.Tensor | None = None,
     index: tuple[torch.Tensor, torch.Tensor] | None = None,
+    gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """history: filled with window and rows. index: `read` and `write` of causal_conv_slots, in
     place of it; then `window` is the pool."""
@@ -134,8 +151,8 @@ def _convolved(
         numbers = read, write, write.shape[1], read.stride(0), *write.stride()
         side, wide = power_of_2(n_tokens), power_of_2(n_taps - 1 + n_tokens)
     _conv[(cdiv(n_channels, CHANNELS), cdiv(n_tokens, side), n_batch)](
-        x, weight, window, weight if bias is None else bias, y, y if history is None else history,
-        numbers, n_tokens, n_channels,
+        x, gate, weight, window, weight if bias is None else bias, y,
+        y if history is None else history, numbers, n_tokens, n_channels,
         *x.stride(), *weight.stride(), *window.stride(), 0 if bias is None else bias.stride(0),
         INDEXED=index is not None, BIASED=bias is not None, ACTIVATE=activate,
         TAPS=n_taps, BT=side, BC=CHANNELS, BW=wide, num_warps=4,
@@ -144,10 +161,20 @@ def _convolved(
 
 
 @jit
+def opened_gate(x, scale, bound):
+    """The log decay of a channel; bound: None for none."""
+    if bound is None:
+        kept = softplus(x) * scale
+    else:
+        kept = tl.sigmoid(-x * scale) * bound
+    return kept
+
+
+@jit
 def _normed_and_gated(
     qk, normed, decay, dt, a, beta, g, opened,
     n_heads, d, qk_t, qk_h, eps, n_channels, n_betas, decay_row, beta_row, bound, n_tiles,
-    BOUNDED: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
+    BR: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """Of one token BR heads of queries and keys divided by their lengths, or BG gates."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -165,8 +192,7 @@ def _normed_and_gated(
         x = tl.load(decay + token * decay_row + channel, known, 0.0)
         x += tl.load(dt + channel, known, 0.0)
         scale = tl.load(a + channel, known, 0.0)
-        kept = tl.sigmoid(-x * scale) * bound if BOUNDED else softplus(x) * scale
-        tl.store(g + token * n_channels + channel, kept, known)
+        tl.store(g + token * n_channels + channel, opened_gate(x, scale, bound), known)
         in_betas = channel < n_betas
         written = tl.sigmoid(tl.load(beta + token * beta_row + channel, in_betas, 0.0))
         tl.store(opened + token * n_betas + channel, written, in_betas)
@@ -210,8 +236,8 @@ def normed_and_gated(
     _normed_and_gated[(len(decays), n_tiles + cdiv(max(n_channels, n_betas), side))](
         heads, normed, decays, dt.contiguous(), a.contiguous(), betas, g, opened,
         n_heads, d, heads.stride(0), heads.stride(1), eps,
-        n_channels, n_betas, decays.stride(0), betas.stride(0), float(bound or 0.0), n_tiles,
-        BOUNDED=bound is not None, BR=together, BD=wide, BG=side, num_warps=4,
+        n_channels, n_betas, decays.stride(0), betas.stride(0), bound, n_tiles,
+        BR=together, BD=wide, BG=side, num_warps=4,
     )  # fmt: skip
     return normed, g, opened
 

@@ -12,6 +12,7 @@ from kernels.dispatch import operation, runs_triton
 from kernels.llvm import F32X16, Code, Program, Value
 from kernels.llvm.functions import LANES, rows, run, start, vectors
 from kernels.norm import head_norm
+from kernels.rows.cells import CellPlaces
 
 Body = Callable[..., None]
 
@@ -53,6 +54,25 @@ def norm_and_rope(
 
         return with_triton.norm_and_rope(x, weight, eps, cos, sin)
     return apply_rope(head_norm(x, weight, eps), cos, sin)
+
+
+def rope_into_cells(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    places: CellPlaces,
+) -> torch.Tensor:
+    """In one launch, on a GPU alone: apply_rope, after head_norm if there is a weight, of queries
+    and keys, and keys and values into their cells.
+
+    x: f32 [B, T, H + 2 H_kv, hd], queries, keys and values; weight: [H + H_kv, hd]. Returns the
+    queries [B, T, H, hd].
+    """
+    from kernels.rope import with_triton
+
+    return with_triton.rope_into_cells(x, weight, eps, cos, sin, places)
 
 
 @operation(triton="kernels.rope.with_triton", llvm=__name__)

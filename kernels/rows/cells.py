@@ -13,6 +13,9 @@ from kernels.llvm.functions import rows as in_rows
 from kernels.llvm.functions import run, start
 from kernels.llvm.values import I64
 
+CellPlaces = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Cells for keys and for values, streams and cells of tokens: see write_keys_and_values."""
+
 
 @operation(triton="kernels.rows.with_triton", llvm=__name__)
 def write_cells(

@@ -28,20 +28,20 @@ MODELS = [*MTP_MODELS, *(f"{name}-mtp-f32" for name in ("bailingmoe3-a", "deepse
 MODELS += ["glm5-next-b-mtp-f32", "nemotron_h_moe-b-mtp-f32", "qwen4exp-c-mtp-f32"]
 DRAFTERS = [name for name in TARGETS if there(name)]
 MOST_LAUNCHES = {
-    "qwen35": {"DeltaNet Swiglu": 10, "Attention Swiglu": 11},
-    "lfm2": {"ShortConv Swiglu": 9, "Attention Swiglu": 11},
+    "qwen35": {"DeltaNet Swiglu": 9, "Attention Swiglu": 9},
+    "lfm2": {"ShortConv Swiglu": 8, "Attention Swiglu": 9},
     "kimi-linear": {
-        "Kda Swiglu": 14,
-        "Kda MixtureOfExperts": 18,
+        "Kda Swiglu": 13,
+        "Kda MixtureOfExperts": 17,
         "LatentAttention MixtureOfExperts": 19,
     },
     "lfm2moe": {
-        "ShortConv Swiglu": 9,
-        "ShortConv MixtureOfExperts": 11,
-        "Attention MixtureOfExperts": 13,
+        "ShortConv Swiglu": 8,
+        "ShortConv MixtureOfExperts": 10,
+        "Attention MixtureOfExperts": 11,
     },
-    "granitehybrid": {"Mamba2 Swiglu": 10, "Attention Swiglu": 10},
-    "nemotron_h": {"Mamba2 None": 7, "None Relu2": 4, "Attention None": 7},
+    "granitehybrid": {"Mamba2 Swiglu": 9, "Attention Swiglu": 9},
+    "nemotron_h": {"Mamba2 None": 6, "None Relu2": 4, "Attention None": 6},
 }
 """By the halves of a layer."""
 TOKENS = tuple(np.random.default_rng(3).integers(3, 100, 6).tolist()) * 2

@@ -112,11 +112,16 @@ def test_the_delta_rule_between_rows_of_a_pool(compiled, sizes, kda):
     n_tokens, n, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
     pool = scattered(inputs.state, n, over=0)
-    delta.gated_delta_slots(*inputs[:5], pool.rows, pool.read, pool.write, grouped=True)
-    (kernel,) = compiled
-    assert kernel.name == "_recurrence"
-    assert "ld.global.v4" in kernel.ptx
-    assert "st.global.v4" in kernel.ptx
+    rows, gates = (pool.rows, pool.read, pool.write), torch.ones(32 * 128)
+    delta.gated_delta_slots(*inputs[:5], *rows, grouped=True)
+    raw = 1e-6, gates, gates, -5.0 if kda else None
+    delta.gated_delta_slots(*inputs[:5], *rows, grouped=True, raw=raw)
+    assert [kernel.name for kernel in compiled] == ["_recurrence"] * 2
+    for kernel in compiled:
+        assert "ld.global.v4" in kernel.ptx
+        assert "st.global.v4" in kernel.ptx
+        # room for 14 programs of one warp side by side in a multiprocessor at least
+        assert kernel.n_registers <= 144
 
 
 @in_turn("numbers", [(3, 10, 40)])
@@ -152,6 +157,11 @@ def test_attention(compiled, d):
         q,
         *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)),
         torch.ones(1, 4, 4096, dtype=torch.bool),
+    )
+    reads = [pack_blocks(random_blocks("Q4_K", 4, 256), "Q4_K", "q8")]
+    x = q.flatten(2)
+    attention.attend_rows(
+        q, k, v, torch.ones(1, 4, 4096, dtype=torch.bool), x, reads, invariant=False
     )
     assert {kernel.name for kernel in compiled} == {"_split", "_combine"}
     assert not any("mma" in kernel.ptx for kernel in compiled)
@@ -193,7 +203,9 @@ def test_state_space_duality(compiled):
     ssd.fold(inputs.state, log, torch.tensor([1, 0]))
     pool = scattered(inputs.state, 2, over=0)
     ssd.ssd_slots(*inputs[:6], pool.rows, pool.read, pool.write)
-    names = ["_recurrence", "_recurrence", "_fold", "_fold", "_recurrence"]
+    gates = torch.ones(32), torch.ones(32)
+    ssd.ssd_slots(*inputs[:6], pool.rows, pool.read, pool.write, raw=gates)
+    names = ["_recurrence", "_recurrence", "_fold", "_fold", "_recurrence", "_recurrence"]
     assert [kernel.name for kernel in compiled] == names
     assert "ld.global.v4" in compiled[0].ptx and "st.global.v4" in compiled[0].ptx
 
@@ -360,6 +372,16 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
         table[:, 0],
         table,
     )
+    thirds = torch.ones(2, n_tokens, 3 * 2048).chunk(3, -1)
+    recurrence.causal_conv_slots(
+        thirds[0],
+        torch.ones(2048, 3),
+        torch.ones(9, 2, 2048),
+        table[:, 0],
+        table,
+        activate=False,
+        gate=thirds[1],
+    )
     x, d = torch.ones(n_tokens, 2560), torch.ones(2560)
     norm.rms_norm(x, d, 1e-6)
     norm.l2_norm(torch.ones(n_tokens, 32, 128), 1e-6)
@@ -369,6 +391,14 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     rope.rope_at_end(torch.ones(1, n_tokens, 16, 256), table, table, back=True)
     rope.norm_and_rope(torch.ones(1, n_tokens, 16, 256), torch.ones(16, 256), 1e-6, table, table)
     cells, numbers = torch.ones(1, 4, 512, 256), torch.zeros(n_tokens, dtype=torch.int64)
+    rope.rope_into_cells(
+        torch.ones(1, n_tokens, 24, 256),
+        d.expand(20, -1)[:, :256],
+        1e-6,
+        table,
+        table,
+        (cells, cells, numbers, numbers),
+    )
     streams.write_cells_each(
         ((cells, cells[:, :1, :n_tokens].transpose(1, 2)),) * 2, numbers, numbers
     )
@@ -378,7 +408,7 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     )
     pointwise.relu2(x)
     names = [kernel.name for kernel in compiled]
-    assert names == ["_conv"] * 2 + ["_norm"] * 3 + ["_rotate"] * 3 + [
+    assert names == ["_conv"] * 3 + ["_norm"] * 3 + ["_rotate"] * 4 + [
         "_write_cells",
         "_swiglu",
         "_norm",

@@ -37,6 +37,9 @@ class NaiveAttention:
     )
     positions: dict[int, list[int]] = field(default_factory=dict)
 
+    def places(self, layer: CellKey) -> None:
+        """None: the cells of a sequence are a list."""
+
     def update(self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None) -> View:
         assert self.ubatch is not None
         v = k if v is None else v

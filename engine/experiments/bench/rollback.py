@@ -120,12 +120,12 @@ class _Inputs:
 
     def decoded(self, n: int, times: int) -> dict[StateKey, torch.Tensor]:
         """The states after decoding the first n tokens `times` times: what rounds must leave."""
-        (x, weight, _), delta = self._conv, self._delta.part(slice(None), slice(n))
+        (x, weight, *_), delta = self._conv, self._delta.part(slice(None), slice(n))
         n_v, d = delta.v.shape[2:]
         state = torch.zeros(1, n_v, d, d)
         window = torch.zeros(1, weight.shape[1] - 1, x.shape[2])
         for _ in range(times):
-            state = gated_delta_rule(*delta, state, grouped=self._grouped)[1][:, 0]
+            state = gated_delta_rule(*delta[:5], state, grouped=self._grouped)[1][:, 0]
             window = causal_conv(x[:, :n], weight, window)[1][:, n:]
         return dict(zip(self._keys, (window[0], state[0]), strict=True))
 

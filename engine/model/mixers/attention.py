@@ -19,13 +19,14 @@ from engine.model.parts.attention import (
 )
 from engine.model.rope import RopeConfig
 from engine.model.weights import MatrixRows, Projection, Weights
-from kernels.attention import attend
+from kernels.attention import attend, attend_rows
 from kernels.attention.block_choice import Indexer, choose_blocks, choose_pools
-from kernels.linear import PackedWeight, Rows, operation_rows
+from kernels.dispatch import runs_triton
+from kernels.linear import PackedWeight, Rows
 from kernels.linear.head_linear import head_linear
 from kernels.norm import head_norm, layer_norm, rms_norm
 from kernels.pointwise import add, multiply, output_gate
-from kernels.rope import apply_rope, norm_and_rope
+from kernels.rope import apply_rope, norm_and_rope, rope_into_cells
 from kernels.rows import join
 
 
@@ -72,7 +73,29 @@ class Attention:
         """See engine.model.memory.Mixer; stores the tokens' keys and values."""
         (n_seqs, n_tokens, _), invariant = x.shape, around.invariant
         # split_with_sizes and view: split and unflatten would add Python calls of their own
-        qk, v, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
+        joined = self._input(x, invariant=invariant)
+        qk, v, gate = joined.split_with_sizes(self._sizes, -1)
+        memory = around.memory.attention
+        turns_in_cells = self._turns and self._scale is None and runs_triton(x)
+        places = memory.places(self._layer) if turns_in_cells else None
+        if places is not None:
+            heads = joined[..., : sum(self._sizes[:2])].view(n_seqs, n_tokens, -1, self._head_dim)
+            table = around.cos, around.sin
+            q = rope_into_cells(heads, self._qk_norm, self._qk_eps, *table, places)
+            cells = memory.read(self._layer)
+        else:
+            q, cells = self._turned(qk, v, around)
+        mask = self._visible(x, cells, around)
+        reads = (self._output.packed,)
+        given = gate if self._sizes[2] else None
+        rows = attend_rows(q, cells.k, cells.v, mask, given, reads, invariant=invariant)
+        return self._output(rows, invariant=invariant, residual=residual)
+
+    def _turned(
+        self, qk: torch.Tensor, v: torch.Tensor, around: RopeAndMemory
+    ) -> tuple[torch.Tensor, AttentionView]:
+        """The queries, and the cells, in which keys and values are then."""
+        n_seqs, n_tokens, _ = qk.shape
         qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
         if self._qk_norm is not None and self._turns:
             qk = norm_and_rope(qk, self._qk_norm, self._qk_eps, around.cos, around.sin)
@@ -84,15 +107,7 @@ class Attention:
         if self._scale is not None:
             q = multiply(q, self._scale)
         v = v.view(n_seqs, n_tokens, -1, self._head_dim)
-        cells = around.memory.attention.update(self._layer, k, v)
-        mask = self._visible(x, cells, around)
-        out = attend(q, cells.k, cells.v, mask, invariant=invariant)
-        out = out.reshape(n_seqs, n_tokens, -1)
-        rows: Rows = out
-        if self._sizes[2]:
-            reads = (self._output.packed,)
-            rows = operation_rows(output_gate, (out, gate), reads, invariant=invariant)
-        return self._output(rows, invariant=invariant, residual=residual)
+        return q, around.memory.attention.update(self._layer, k, v)
 
     def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> torch.Tensor:
         """Where these tokens look, bool [B, T, N]."""

@@ -28,10 +28,11 @@ from engine.model.recurrent_states import (
 )
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from engine.model.windows import ConvInputs, ConvWindow
+from kernels.dispatch import runs_triton
 from kernels.linear import PackedWeight, Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
-from kernels.recurrence.channel_gates import normed_and_gated
+from kernels.recurrence.channel_gates import RawGates
 
 
 def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
@@ -58,7 +59,6 @@ class DeltaNet:
         self._sigmoid = part.sigmoid_gate
         self._sizes = [part.conv_dim, part.value_dim, part.n_v_heads, part.n_v_heads]
         self._qkv_sizes = [2 * part.key_dim, part.value_dim]
-        self._qk_heads = [part.n_k_heads, part.n_k_heads]
         qkv_z = _qkv_and_z(weights, part)
         gates = _beta_and_decay(weights, part)
         if weights.compute == "f32":
@@ -89,12 +89,15 @@ class DeltaNet:
             channels, z, beta, decay = joined.split_with_sizes(self._sizes, -1)
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
         qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
-        qk, g, beta = normed_and_gated(
-            qk.reshape(heads), self._eps, decay, self._dt, self._a, beta, invariant=invariant
+        inputs = _delta_inputs(
+            qk.view(heads),
+            v.view(heads),
+            decay,
+            beta,
+            (self._eps, self._dt, self._a, None),
+            invariant=invariant,
         )
-        q, k = qk.split_with_sizes(self._qk_heads, 2)
-        v = v.reshape(heads)
-        out = memory.advance(self._state, DeltaInputs(q, k, v, g, beta))
+        out = memory.advance(self._state, inputs)
         rows = gated_rms_norm_rows(
             out,
             z.view(heads),
@@ -105,6 +108,20 @@ class DeltaNet:
             invariant=invariant,
         )
         return self._output(rows, invariant=invariant, residual=residual)
+
+
+def _delta_inputs(
+    qk: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    raw: RawGates,
+    *,
+    invariant: bool,
+) -> DeltaInputs:
+    """qk: [B, T, 2 H_k, d]; decay: as DeltaInputs.g. On a GPU the recurrence norms and gates."""
+    inputs = DeltaInputs(qk, qk, v, decay, beta, raw)
+    return inputs if runs_triton(qk) else inputs.finished(invariant=invariant)
 
 
 def _qkv_and_z(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
@@ -196,18 +213,14 @@ class Kda:
             gate = self._gate(gate, invariant=invariant)
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
         qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
-        qk, g, beta = normed_and_gated(
-            qk.reshape(heads),
-            self._l2_eps,
-            decay,
-            self._dt,
-            self._a,
+        inputs = _delta_inputs(
+            qk.view(heads),
+            v.view(heads),
+            decay.view(heads),
             beta,
-            self._bound,
+            (self._l2_eps, self._dt, self._a, self._bound),
             invariant=invariant,
         )
-        q, k = qk.split_with_sizes([self._heads] * 2, 2)
-        inputs = DeltaInputs(q, k, v.reshape(heads), g.view(heads), beta)
         out = memory.advance(self._state, inputs)
         rows = gated_rms_norm_rows(
             out,
@@ -349,15 +362,17 @@ class Mamba2:
             z, channels, steps = joined.split_with_sizes(self._sizes, -1)
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv, self._bias))
         values, B, C = convolved.split_with_sizes(self._channels, -1)
-        dt, g = step_gates(steps, self._dt, self._a, invariant=invariant)
         inputs = SsdInputs(
             values.view(*shape, *self._heads),
-            dt,
-            g,
+            steps,
+            steps,
             B.view(*shape, *self._groups),
             C.view(*shape, *self._groups),
             self._d,
+            (self._dt, self._a),
         )
+        if not runs_triton(steps):
+            inputs = inputs.finished(invariant=invariant)
         out = memory.advance(self._state, inputs).flatten(2)
         rows: Rows
         if self._norm is None:
@@ -413,9 +428,11 @@ class LowRankMamba2:
         low = self._low(values, invariant=invariant).split_with_sizes(self._sizes, -1)
         B, C, steps = (rms_norm(y, w, self._eps) for y, w in zip(low, self._norms, strict=True))
         steps = self._steps(steps, invariant=invariant)
-        dt, g = step_gates(steps, self._dt, self._a, invariant=invariant)
         values = values.view(*x.shape[:2], *self._heads)
-        inputs = SsdInputs(values, dt, g, B.unsqueeze(2), C.unsqueeze(2), self._d)
+        raw = self._dt, self._a
+        inputs = SsdInputs(values, steps, steps, B.unsqueeze(2), C.unsqueeze(2), self._d, raw)
+        if not runs_triton(steps):
+            inputs = inputs.finished(invariant=invariant)
         out = memory.advance(self._state, inputs).flatten(2)
         rows = operation_rows(swiglu, (z, out), (self._output.packed,), invariant=invariant)
         return self._output(rows, invariant=invariant, residual=residual)
@@ -447,6 +464,7 @@ class ShortConv:
         memory, invariant = around.memory.recurrent, around.invariant
         assert memory is not None  # a model with recurrent layers is given such a memory
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)
-        convolved = memory.advance(self._window, ConvInputs(multiply(b, x), self._conv))
+        inputs = ConvInputs(x, self._conv, gate=b)
+        convolved = memory.advance(self._window, inputs if runs_triton(x) else inputs.finished())
         rows = operation_rows(multiply, (c, convolved), (self._output.packed,))
         return self._output(rows, invariant=invariant, residual=residual)

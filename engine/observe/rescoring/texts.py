@@ -216,6 +216,9 @@ class HalfCells(AttentionKV):
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_heads, dim]."""
         return super().update(layer, _rounded(k), v if v is None else _rounded(v))
 
+    def places(self, layer: CellKey) -> None:
+        """None: what is written has to be rounded."""
+
 
 def _rounded(rows: torch.Tensor) -> torch.Tensor:
     return rows.half().to(rows.dtype)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import pick, pick_invariant
+from kernels.recurrence.channel_gates import RawGates
 from kernels.recurrence.delta_rule import naive, with_torch
 from kernels.recurrence.delta_rule.naive import DeltaLog
 
@@ -100,6 +101,7 @@ def gated_delta_slots(
     write: torch.Tensor,
     *,
     grouped: bool,
+    raw: RawGates | None = None,
 ) -> torch.Tensor:
     """gated_delta_rule from and to rows of one pool, whose numbers are on the device.
 
@@ -117,9 +119,19 @@ def gated_delta_slots(
     The numbers in them are the caller's promise, not looked at: 0 .. n_rows - 1; write[b] names n
     rows, of which one may be read[b]; what b writes no other b' reads or writes. Raises ValueError
     for n > T.
+
+    raw: in Triton alone. q and k are both [B, T, 2 H_k, d_k], queries and keys, g and beta a
+    layer's projections, and kernels.recurrence.channel_gates.normed_and_gated is part of the launch.
     """
     if write.shape[1] > v.shape[1]:
         raise ValueError(f"{v.shape[1]} tokens leave no {write.shape[1]} states to write")
+    if raw is not None:
+        from kernels.recurrence.delta_rule import with_triton
+
+        q, k = q.chunk(2, 2)
+        return with_triton.gated_delta_slots(
+            q, k, v, g, beta, pool, read, write, grouped=grouped, raw=raw
+        )
     return _slots(q, k, v, g, beta, pool, read, write, grouped=grouped)
 
 

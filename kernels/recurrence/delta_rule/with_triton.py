@@ -29,8 +29,9 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from kernels.recurrence.channel_gates import RawGates
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
-from kernels.recurrence.with_triton import FEW_TOKENS, run_into
+from kernels.recurrence.with_triton import FEW_TOKENS, opened_gate, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 
@@ -66,9 +67,11 @@ def _part(inputs: Inputs, start: int, stop: int) -> Inputs:
     return q, k, v, g, beta
 
 
-def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
+def gated_delta_slots(
+    *inputs: *DeltaSlotArguments, grouped: bool, raw: RawGates | None = None
+) -> torch.Tensor:
     """See kernels.recurrence.delta_rule.gated_delta_slots. Every token by the recurrence."""
-    o, _ = run_recurrence(inputs[:5], inputs[5], (), grouped=grouped, index=inputs[6:])
+    o, _ = run_recurrence(inputs[:5], inputs[5], (), grouped=grouped, index=inputs[6:], raw=raw)
     return o
 
 
@@ -155,7 +158,7 @@ def columns_per_program(n_states: int, d_v: int) -> int:
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
 def _recurrence(
-    q, k, v, g, beta, state, o, u_log, slots, index,
+    q, k, v, g, beta, state, o, u_log, slots, index, raw,
     n_tokens, n_heads, n_k_heads, d_k, d_v, scale,
     q_b, q_t, q_h, q_d, k_b, k_t, k_h, k_d, v_b, v_t, v_h, v_d,
     g_b, g_t, g_h, g_d, beta_b, beta_t, beta_h,
@@ -163,6 +166,7 @@ def _recurrence(
     N_SLOTS: tl.constexpr, INDEXED: tl.constexpr, GROUPED: tl.constexpr, CHANNELS: tl.constexpr,
     LOG: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
+    """raw: eps, dt and a of each gate, and the bound, where q, k, g and beta are a layer's own."""
     j = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     i = j // (n_heads // n_k_heads) if GROUPED else j % n_k_heads
@@ -184,15 +188,31 @@ def _recurrence(
     g += b * g_b + j * g_h
     beta += b * beta_b + j * beta_h
     written = (b * n_tokens * n_heads + j) * d_v + columns
+    if len(raw) > 0:
+        eps, bias, a, bound = raw
+        if CHANNELS:
+            bias = tl.load(bias + j * d_k + rows, in_rows, 0.0)
+            a = tl.load(a + j * d_k + rows, in_rows, 0.0)
+        else:
+            bias, a = tl.load(bias + j), tl.load(a + j)
     for t in range(n_tokens):
         q_t_row = tl.load(q, in_rows, 0.0)
         k_t_row = tl.load(k, in_rows, 0.0)
         v_t_row = tl.load(v, in_columns, 0.0)
         if CHANNELS:
-            S *= tl.exp(tl.load(g + rows * g_d, in_rows, 0.0))[:, None]
+            gate = tl.load(g + rows * g_d, in_rows, 0.0)
         else:
-            S *= tl.exp(tl.load(g))
-        u = tl.load(beta) * (v_t_row - tl.sum(S * k_t_row[:, None], 0))
+            gate = tl.load(g)
+        strength = tl.load(beta)
+        if len(raw) > 0:
+            q_t_row = q_t_row / tl.sqrt(tl.sum(q_t_row * q_t_row, 0) + eps)
+            k_t_row = k_t_row / tl.sqrt(tl.sum(k_t_row * k_t_row, 0) + eps)
+            gate, strength = opened_gate(gate + bias, a, bound), tl.sigmoid(strength)
+        if CHANNELS:
+            S *= tl.exp(gate)[:, None]
+        else:
+            S *= tl.exp(gate)
+        u = strength * (v_t_row - tl.sum(S * k_t_row[:, None], 0))
         S += k_t_row[:, None] * u[None, :]
         tl.store(o + written, tl.sum(S * q_t_row[:, None], 0) * scale, in_columns)
         if LOG:
@@ -223,10 +243,11 @@ def run_recurrence(
     grouped: bool,
     log: bool = False,
     index: tuple[torch.Tensor, torch.Tensor] | None = None,
+    raw: RawGates | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All tokens of q, k, v, g, beta from `state` on; each slot receives a state, newest first.
 
-    index: `read` and `write` of gated_delta_slots. Then `state` is the pool and `slots` is empty.
+    index, raw: of gated_delta_slots. Then `state` is the pool and `slots` is empty.
     Returns o and the rows u [B, T, H_v, d_v]; unless `log`, the second tensor is the first.
     """
     q, k, v, g, beta = inputs
@@ -241,7 +262,7 @@ def run_recurrence(
         read, write = index
         places = read, write, write.shape[1], *read.stride(), *write.stride()
     _recurrence[(cdiv(d_v, width), n_heads, n_batch)](
-        q, k, v, g, beta, state, o, u, tuple(slots), places,
+        q, k, v, g, beta, state, o, u, tuple(slots), places, raw or (),
         n_tokens, n_heads, n_k_heads, d_k, d_v, d_k**-0.5,
         *q.stride(), *k.stride(), *v.stride(),
         *g.stride(), *(() if channels else (0,)), *beta.stride(),

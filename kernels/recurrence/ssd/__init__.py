@@ -84,6 +84,8 @@ def ssd_slots(
     pool: torch.Tensor,
     read: torch.Tensor,
     write: torch.Tensor,
+    *,
+    raw: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """ssd from and to rows of one pool, whose numbers are on the device.
 
@@ -94,9 +96,16 @@ def ssd_slots(
 
     The numbers in them are the caller's promise, not looked at, as those of
     kernels.recurrence.delta_rule.gated_delta_slots are. Raises ValueError for n > T.
+
+    raw: dt and a of kernels.pointwise.step_gates, in Triton alone. dt and g are then both a layer's
+    projection, and the gates are part of the launch.
     """
     if write.shape[1] > x.shape[1]:
         raise ValueError(f"{x.shape[1]} tokens leave no {write.shape[1]} states to write")
+    if raw is not None:
+        from kernels.recurrence.ssd import with_triton
+
+        return with_triton.ssd_slots(x, dt, g, B, C, D, pool, read, write, raw=raw)
     return _slots(x, dt, g, B, C, D, pool, read, write)
 
 

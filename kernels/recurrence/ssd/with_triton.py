@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from kernels.pointwise.with_triton import STEP_GATES
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
 from kernels.recurrence.with_triton import FEW_TOKENS, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
@@ -53,9 +54,11 @@ def _part(inputs: SsdInputs, start: int, stop: int) -> SsdInputs:
     return x, dt, g, B, C, inputs[5]
 
 
-def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
+def ssd_slots(
+    *inputs: *SsdSlotArguments, raw: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> torch.Tensor:
     """See kernels.recurrence.ssd.ssd_slots. Every token by the recurrence."""
-    o, _ = run_recurrence(inputs[:6], inputs[6], (), index=inputs[7:])
+    o, _ = run_recurrence(inputs[:6], inputs[6], (), index=inputs[7:], raw=raw)
     return o
 
 
@@ -126,7 +129,7 @@ ROWS = 8
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
 def _recurrence(
-    x, dt, g, B, C, D, state, o, u_log, slots, index,
+    x, dt, g, B, C, D, state, o, u_log, slots, index, raw,
     n_tokens, n_heads, n_groups, p_size, n_size,
     x_b, x_t, x_h, x_p, dt_b, dt_t, dt_h, g_b, g_t, g_h,
     B_b, B_t, B_g, B_n, C_b, C_t, C_g, C_n, D_h,
@@ -156,12 +159,18 @@ def _recurrence(
     C += b * C_b + group * C_g + n * C_n
     skip = tl.load(D + h * D_h)
     written = (b * n_tokens * n_heads + h) * p_size + p
+    if len(raw) > 0:
+        bias, a = tl.load(raw[0] + h), tl.load(raw[1] + h)
     for t in range(n_tokens):
         x_row = tl.load(x, in_rows, 0.0)
         B_row = tl.load(B, in_columns, 0.0)
         C_row = tl.load(C, in_columns, 0.0)
-        u = tl.load(dt) * x_row
-        S = S * tl.exp(tl.load(g)) + u[:, None] * B_row[None, :]
+        if len(raw) > 0:
+            step, gate = STEP_GATES(tl.load(dt), bias, a)
+        else:
+            step, gate = tl.load(dt), tl.load(g)
+        u = step * x_row
+        S = S * tl.exp(gate) + u[:, None] * B_row[None, :]
         tl.store(o + written, tl.sum(S * C_row[None, :], 1) + skip * x_row, in_rows)
         if LOG:
             tl.store(u_log + written, u, in_rows)
@@ -190,10 +199,11 @@ def run_recurrence(
     *,
     log: bool = False,
     index: tuple[torch.Tensor, torch.Tensor] | None = None,
+    raw: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All tokens of the inputs from `state` on; each slot receives a state, newest first.
 
-    index: `read` and `write` of ssd_slots. Then `state` is the pool and `slots` is empty.
+    index, raw: of ssd_slots. Then `state` is the pool and `slots` is empty.
     Returns o and the rows u [B, T, H, P]; unless `log`, the second tensor is the first.
     """
     x, dt, g, B, C, D = inputs
@@ -206,7 +216,7 @@ def run_recurrence(
         read, write = index
         places = read, write, write.shape[1], *read.stride(), *write.stride()
     _recurrence[(cdiv(p, ROWS), n_heads, n_batch)](
-        x, dt, g, B, C, D, state, o, u, tuple(slots), places,
+        x, dt, g, B, C, D, state, o, u, tuple(slots), places, raw or (),
         n_tokens, n_heads, n_groups, p, n,
         *x.stride(), *dt.stride(), *g.stride(), *B.stride(), *C.stride(), *D.stride(),
         *state.stride(), *(slots[0] if slots else state).stride(),

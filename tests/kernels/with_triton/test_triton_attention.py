@@ -7,8 +7,12 @@ import torch
 
 from kernels import attention
 from kernels.attention import with_triton
+from kernels.linear.block_parts import PreparedRows
+from kernels.linear.blocks import pack_blocks
+from kernels.linear.integer_blocks.rows_with_triton import integer_rows
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
+from tests.support.random_blocks import random_blocks
 
 naive, with_torch = implementations(attention, "naive", "with_torch")
 
@@ -194,3 +198,39 @@ def test_prompts_run_in_torch(device, monkeypatch):
     for n_tokens, in_torch in ((16, False), (17, True)):
         result = run(device, *make(1, n_tokens, (1, 1, 8), 20))
         assert isinstance(result, tuple) == in_torch
+
+
+# a block of zeros has no factor: numpy, in which the interpreter counts, says so
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("heads", "types", "invariant"),
+    [
+        ((16, 2, 16), ("Q4_K", "Q8_0"), False),
+        ((2, 1, 256), ("Q8_0",), False),
+        ((2, 1, 128), ("Q4_K",), True),
+        ((8, 1, 20), ("Q8_0",), False),
+    ],
+    ids=str,
+)
+def test_rows_are_gated_and_rounded(device, small_splits, heads, types, invariant):
+    """The bits of attention, gate and rounding one after the other; the gate is columns of
+    something wider, and heads of 20 numbers fill no blocks together."""
+    q, k, v, mask = (x.to(device) for x in make(1, 2, heads, 37))
+    n_in = heads[0] * heads[2]
+    gate = torch.randn(1, 2, n_in + 5, device=device)[..., 2:-3]
+    reads = [pack_blocks(random_blocks(name, 4, 256).to(device), name, "q8") for name in types]
+    run = with_triton.attend_invariant if invariant else with_triton.attend
+    out = run(q, k, v, mask).flatten(2)
+    for given in (None, gate):
+        y = with_triton.attend_rows(q, k, v, mask, given, reads, invariant=invariant)
+        wanted = out if given is None else out * torch.sigmoid(given)
+        assert isinstance(y, PreparedRows) == (heads[2] != 20)
+        numbers = y.numbers if isinstance(y, PreparedRows) else y
+        torch.testing.assert_close(numbers, wanted, rtol=1e-6, atol=1e-12)
+        if isinstance(y, PreparedRows):
+            apart = integer_rows(numbers.flatten(0, 1), list(y.integers))
+            assert all(
+                torch.equal(a, b)
+                for part, made in y.integers.items()
+                for a, b in zip(made, apart[part], strict=True)
+            )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.recurrence.delta_rule import naive, with_triton
-from kernels.recurrence.with_triton import FEW_TOKENS, MAX_SLOTS
+from kernels.recurrence.delta_rule import gated_delta_slots, naive, with_triton
+from kernels.recurrence.with_triton import FEW_TOKENS, MAX_SLOTS, normed_and_gated
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import Pool, assert_the_rest_is_poison, scattered
@@ -82,3 +82,23 @@ def test_one_table_for_all_sequences_and_back_to_front(device):
     truth = naive.gated_delta_rule(*inputs.double(), grouped=False, n_snapshots=3)
     assert_near(rows[write], truth[1])
     assert_the_rest_is_poison(pool)
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+@pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
+def test_norms_and_gates_in_the_launch(device, kda, bound):
+    """The bits of both apart; queries, keys, decay and beta are columns of something wider."""
+    inputs = make(2, 12, 3, 2, repeat=2, kda=kda)
+    pool = scattered(inputs.state, 3, over=1).to(device)
+    apart = scattered(inputs.state, 3, over=1).to(device)
+    joined = torch.randn(2, 3, 4 * 12 + 5, device=device)[..., 2:-3].view(2, 3, 4, 12)
+    g, beta = (torch.randn(*each.shape, 2, device=device)[..., 0] for each in inputs[3:5])
+    dt, a = torch.randn(2, g[0, 0].numel(), device=device).unbind(0)
+    v, bound = inputs.v.to(device), bound if kda else None
+    given = joined, joined, v, g, beta, pool.rows, pool.read, pool.write
+    raw = 1e-6, dt, -a.abs(), bound
+    o = gated_delta_slots(*given, grouped=True, raw=raw)
+    qk, gates, written = normed_and_gated(joined, 1e-6, g.flatten(2), dt, -a.abs(), beta, bound)
+    q, k = qk.chunk(2, 2)
+    assert torch.equal(run((q, k, v, gates.view(g.shape), written), apart, grouped=True), o)
+    assert torch.equal(pool.rows[pool.write], apart.rows[apart.write])

@@ -86,6 +86,13 @@ def test_windows_come_from_rows_and_go_to_rows(device, n_taps, n_tokens, n, over
     first = x.to(device), weight.to(device)
     wanted, history = recurrence.causal_conv(*first, there[read.to(device)])
     y = recurrence.causal_conv_slots(*first, there, read.to(device), write.to(device))
+    both, rows = torch.randn(2, n_tokens, 306, device=device), [read.to(device), write.to(device)]
+    gate, values = both[..., 2:152], both[..., 153:303]
+    pools = [pool.clone().to(device) for _ in range(2)]
+    gated = recurrence.causal_conv_slots(values, first[1], pools[0], *rows, gate=gate)
+    apart = recurrence.causal_conv_slots(gate * values, first[1], pools[1], *rows)
+    assert torch.equal(gated, apart)
+    assert torch.equal(*(each.nan_to_num(-1.0) for each in pools))
     expected = pool.clone()
     for i in range(n):
         end = n_tokens - (n - 1 - i)
@@ -172,6 +179,27 @@ def test_rope_of_normed_heads(device, head_dim, n_rot):
     cos, sin = torch.randn(2, 2, 3, n_rot // 2, device=device).unbind(0)
     y = rope.norm_and_rope(x, weight, 1e-6, cos, sin)
     assert torch.equal(y, rope.apply_rope(norm.head_norm(x, weight, 1e-6), cos, sin))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("head_dim", "n_rot"), [(16, 12), (128, 64)])
+def test_rotated_keys_and_values_go_to_their_cells(device, head_dim, n_rot, normed):
+    """The bits of norm, rotation and cells one after the other; values stay as they are, infinite
+    ones too."""
+    wide = torch.full((2, 3, 7 * head_dim + 4), torch.nan)
+    wide[..., 1:-3].normal_()
+    wide[0, 0, -9] = torch.inf
+    x = wide.to(device)[..., 1:-3].view(2, 3, 7, head_dim)
+    weight = torch.randn(5, head_dim, device=device) if normed else None
+    table = torch.randn(2, 2, 3, n_rot // 2, device=device).unbind(0)
+    of, where = (torch.tensor(n, device=device) for n in ([2, 2, 2, 0, 0, 0], [6, 1, 2, 0, 3, 6]))
+    there, apart = torch.full((2, 2, 3, 2, 7, head_dim), torch.nan, device=device).unbind(0)
+    q = rope.rope_into_cells(x, weight, 1e-6, *table, (*there.unbind(0), of, where))
+    qk, v = x[:, :, :5], x[:, :, 5:]
+    turned = rope.norm_and_rope(qk, weight, 1e-6, *table) if normed else rope.apply_rope(qk, *table)
+    assert torch.equal(q, turned[:, :, :3])
+    streams.write_cells_each(list(zip(apart, (turned[:, :, 3:], v), strict=True)), of, where)
+    assert torch.equal(there.cpu().nan_to_num(-9.0), apart.cpu().nan_to_num(-9.0))
 
 
 def test_keys_and_values_go_to_their_cells(device):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.pointwise.with_triton import step_gates
+from kernels.recurrence import ssd
 from kernels.recurrence import with_triton as shared
 from kernels.recurrence.ssd import SsdLog, naive, with_triton
 from kernels.recurrence.with_triton import FEW_TOKENS
@@ -141,6 +143,20 @@ def test_the_bits_are_those_of_states_given_as_tensors(device):
     found = with_triton.ssd_slots(*given[:6], pool.rows, pool.read, pool.write)
     assert torch.equal(found, expected)
     assert torch.equal(pool.rows[pool.write], torch.stack(slots, 1))
+
+
+def test_step_gates_in_the_launch(device):
+    """The bits of them apart, of columns of something wider."""
+    inputs = make(3, n_batch=2).to(device)
+    pools = [scattered(inputs.state, 2, over=-1).to(device) for _ in range(2)]
+    steps = torch.randn(*inputs.dt.shape, 2, device=device)[..., 1]
+    raw = torch.randn(2, steps.shape[-1], device=device).unbind(0)
+    x, _, _, *others = inputs[:6]
+    first, other = ((pool.rows, pool.read, pool.write) for pool in pools)
+    found = ssd.ssd_slots(x, steps, steps, *others, *first, raw=raw)
+    gates = step_gates(steps, *raw)
+    assert torch.equal(found, with_triton.ssd_slots(x, *gates, *others, *other))
+    assert torch.equal(*(pool.rows[pool.write] for pool in pools))
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5, FEW + 5])
