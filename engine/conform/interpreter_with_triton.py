@@ -28,11 +28,20 @@ class _Bounds:
     def set(self, tensors: dict[str, Any]) -> None:
         self.parts = {}
         for name, one in tensors.items():
-            if isinstance(one, torch.Tensor):
-                held = one.untyped_storage()
-                words = f"{name} {list(one.shape)}"
-                self.parts[held.data_ptr()] = held.data_ptr() + held.nbytes(), words
+            self._add(name, one)
         self.firsts = sorted(self.parts)
+
+    def _add(self, name: str, one: Any) -> None:
+        """A tensor, one that a wrapper or a descriptor has, or several."""
+        if isinstance(one, torch.Tensor):
+            held = one.untyped_storage()
+            words = f"{name} {list(one.shape)}"
+            self.parts[held.data_ptr()] = held.data_ptr() + held.nbytes(), words
+        elif isinstance(one, (tuple, list)):
+            for each in one:
+                self._add(name, each)
+        elif hasattr(one, "base"):
+            self._add(name, one.base)
 
     def outside(self, places: np.ndarray, mask: np.ndarray, size: int) -> np.ndarray | None:
         """Which of the places of values of `size` bytes are in no tensor; None: all are in one."""

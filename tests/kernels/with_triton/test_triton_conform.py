@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import triton
+import triton.language as tl
 
 from kernels.recurrence.delta_rule import with_triton as delta_rule
 from kernels.recurrence.ssd import with_triton as ssd
@@ -16,3 +19,21 @@ def test_they_pass(device, monkeypatch, name, recurrence):
             monkeypatch.setattr(module, width, 128)
         monkeypatch.setattr(ssd, "CHUNK_ROWS", 32)
     assert not faults(name, recurrence, device, n_shapes=1 if device == "cpu" else 4)
+
+
+@triton.jit
+def _fill(rows, where, n: tl.constexpr):
+    tl.store(rows[1] + tl.load(where) + tl.arange(0, n), 1.0)
+
+
+@pytest.mark.parametrize("where", [0, 4, 5, 1 << 20, -1])
+def test_a_write_outside_of_all_tensors_ends_the_kernel(device, where):
+    if device != "cpu":
+        pytest.skip("the interpreter alone looks")
+    rows = torch.zeros(8), torch.zeros(8)
+    if 0 <= where <= 4:
+        _fill[(1,)](rows, torch.tensor([where]), 4)
+        assert rows[1].sum() == 4
+    else:
+        with pytest.raises(Exception, match=r"written \d+ bytes (before|after the end of) "):
+            _fill[(1,)](rows, torch.tensor([where]), 4)
