@@ -238,12 +238,13 @@ def _some(owners: Sequence[Any]) -> Iterator[tuple[Sequence[Any], str]]:
 def _scales(found: Sequence[_Site]) -> Iterator[PartChange]:
     for factor in _FACTORS:
         about = f"its attention has {factor:.3g} times the scale, or about that"
-        yield PartChange(BLOCK, about, tuple(_functions(found, ("attend",), _scaled, factor)))
+        yield PartChange(BLOCK, about, tuple(_functions(found, _ATTENTIONS, _scaled, factor)))
     for which, about in _SEEN.items():
-        changes = tuple(_functions(found, ("attend",), _seeing, which))
+        changes = tuple(_functions(found, _ATTENTIONS, _seeing, which))
         yield PartChange(BLOCK, f"rows of a block {about}", changes, ["draft"])
 
 
+_ATTENTIONS = ("attend", "attend_rows")
 _SEEN = {
     "alone": "do not see each other",
     "block": "do not see the context, each other alone",
@@ -252,14 +253,15 @@ _SEEN = {
 
 
 def _seeing(
-    own: Callable[..., torch.Tensor],
+    own: Callable[..., Any],
     which: str,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor,
+    *more: Any,
     **options: Any,
-) -> torch.Tensor:
+) -> Any:
     """Attention of a pass whose own cells are the last ones."""
     n = q.shape[1]
     mask = mask.clone()
@@ -269,12 +271,12 @@ def _seeing(
         inside = torch.eye(n, dtype=torch.bool, device=mask.device)
         inside[:, 0] |= which == "first"
         mask[..., mask.shape[-1] - n :] &= inside
-    return own(q, k, v, mask, **options)
+    return own(q, k, v, mask, *more, **options)
 
 
 def _scaled(
-    own: Callable[..., torch.Tensor], factor: float, q: torch.Tensor, *more: Any, **options: Any
-) -> torch.Tensor:
+    own: Callable[..., Any], factor: float, q: torch.Tensor, *more: Any, **options: Any
+) -> Any:
     return own(q * factor, *more, **options)
 
 
