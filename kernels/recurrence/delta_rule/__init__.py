@@ -121,7 +121,8 @@ def gated_delta_slots(
     for n > T.
 
     raw: in Triton alone. q and k are both [B, T, 2 H_k, d_k], queries and keys, g and beta a
-    layer's projections, and kernels.recurrence.channel_gates.normed_and_gated is part of the launch.
+    layer's projections, and normed_and_gated of kernels.recurrence.channel_gates is part of the
+    launch.
     """
     if write.shape[1] > v.shape[1]:
         raise ValueError(f"{v.shape[1]} tokens leave no {write.shape[1]} states to write")
