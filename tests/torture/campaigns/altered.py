@@ -115,7 +115,8 @@ def _scenario(case: Case, folder: Path) -> Said:
             options = read_scenario(path).options
         except DraftscopeError:
             options = None
-        if options and options.n_predict <= _N_DECODED:
+        # -1 is as many as there is room for
+        if options and 0 <= options.n_predict <= _N_DECODED:
             words = ["compare", str(DEMO_TARGET), "--scenario", path.stem]
     with patch.object(app.cli.compare, "SCENARIOS", folder):
         return said_by(words)
