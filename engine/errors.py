@@ -18,10 +18,11 @@ class DraftscopeError(Exception):
 
 
 class ModelFileError(DraftscopeError):
-    """A GGUF file that cannot be read. `place` names the key, tensor or byte offset."""
+    """A GGUF file that cannot be read. `place` names the key, tensor or byte offset; empty of the
+    file as a whole."""
 
     def __init__(self, path: Path | str, place: str, what: str, remedy: str) -> None:
-        super().__init__(f"{Path(path).name}: {place}: {what}.", remedy)
+        super().__init__(": ".join(filter(None, (Path(path).name, place, what))) + ".", remedy)
         self.path = Path(path)
         self.place = place
 

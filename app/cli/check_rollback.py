@@ -94,8 +94,6 @@ def run(args: argparse.Namespace) -> int:
     use_threads(args.threads, session.info)
     trace = TraceStore()
     checked: list[CheckedLane] = []
-    if not args.json:
-        print_line(_LINE.format(*_HEADS))
     try:
         for lane in check_rollback(
             session,
@@ -106,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
             only=args.only,
         ):
             checked.append(lane)
+            if not args.json and len(checked) == 1:
+                print_line(_LINE.format(*_HEADS))
             if not args.json:
                 print_line(_line(lane))
     finally:

@@ -91,10 +91,10 @@ def _line(store: TraceStore, run_id: int) -> str:
     summary = figures["summary"]
     tokens, drafted = summary.get("predicted_n"), summary.get("draft_n")
     unit = UNITS.get(facts.record.shape if facts.record else "", "requests")
-    n_rounds = figures["rounds"]
+    n, n_rounds = len(figures["stops"]), figures["rounds"]
     parts = [
         *([facts.server.address] if facts.server and "log" in (facts.attachment or "") else []),
-        f"{len(figures['stops'])} {unit}",
+        f"1 {unit.removesuffix('s')}" if n == 1 else f"{n} {unit}",
         f"{n_rounds} rounds" if n_rounds else "rounds not observed",
         "tokens not known" if tokens is None else f"{tokens:,} tokens",
     ]

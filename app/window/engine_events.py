@@ -112,7 +112,8 @@ class EngineNews(QObject):
         panels.model_map.server.set_status(status)
         panels.status.set_server_gone(status.gone)
         if is_news:
-            panels.banners.add("error", status.gone)
+            remedy = "Start the server again, or check address and port."
+            panels.banners.add("error", status.gone, remedy)
         self._show_model_text()
 
     def _show_no_server(self) -> None:

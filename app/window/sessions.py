@@ -287,7 +287,10 @@ class Sessions(QObject):
         )
 
     def _tell_unsaved(self, failed: CommandFailed) -> None:
-        self._banners.add("error", f"The runs are not saved. {failed.message}", failed.remedy)
+        message = f"The runs are not saved. {failed.message}"
+        banner = self._banners.add("error", message, failed.remedy, sticky=True)
+        if self.autosave is not None:  # said once, so it stays until it is no longer true
+            self.autosave.saved.connect(lambda: self._banners.take_down(banner))
 
     def _discard(self, folder: Path, banner: Banner) -> None:
         banner.dismissed.emit()

@@ -38,7 +38,7 @@ class ModelDraftOptions:
         3,
         "--spec-draft-n-max",
         "longest draft of draft-*, tokens",
-        NumberRange(1, 64, "Choose a length from 1."),
+        NumberRange(1, 64, "Choose a length from 1 to 64."),
         FormRow("n_max", 1, 64),
     )
     n_min: int = option(

@@ -58,21 +58,21 @@ class PartFile:
         try:
             status = path.stat()
             if stat.S_ISDIR(status.st_mode):
-                raise ModelFileError(path, "path", "this is a folder", "Choose a GGUF file in it.")
+                raise ModelFileError(path, "", "this is a folder", "Choose a GGUF file in it.")
             if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
-                raise ModelFileError(path, "path", "not a regular file", "Choose a GGUF file.")
+                raise ModelFileError(path, "", "not a regular file", "Choose a GGUF file.")
             self._file = path.open("rb", buffering=0)
         except FileNotFoundError:
             raise ModelFileError(
-                path, "path", "no such file", "Check the path, or choose the file again."
+                path, "", "no such file", "Check the path, or choose the file again."
             ) from None
         except PermissionError:
             raise ModelFileError(
-                path, "path", "no permission to read it", "Change the file's permissions."
+                path, "", "no permission to read it", "Change the file's permissions."
             ) from None
         except (OSError, ValueError) as error:
             raise ModelFileError(
-                path, "path", f"cannot be opened ({_reason(error)})", "Check the path and the disk."
+                path, "", f"cannot be opened ({_reason(error)})", "Check the path and the disk."
             ) from None
         finalize(self, self._file.close)
         self._opened = os.fstat(self._file.fileno())

@@ -63,7 +63,7 @@ class RunOptions:
         1,
         "--parallel",
         "sequences decoded side by side; further prompts wait",
-        NumberRange(1, 64, "Use at least 1."),
+        NumberRange(1, 64, "Use 1 to 64."),
         FormRow("parallel", 0, 64, special="all sequences", start=0),
         group="slots",
     )

@@ -39,7 +39,8 @@ _POSITIONS = 8
 def headline(totals: Mapping[str, Any], *, has_speed: bool = True) -> str:
     """Figures of a run in one line, as far as they are known. has_speed: lanes share their drafts
     and have none of their own."""
-    line = f"{totals['predicted_n']} tokens"
+    n = totals["predicted_n"]
+    line = "tokens not known" if n is None else f"{n} tokens"
     if totals["predicted_per_second"] and has_speed:
         line += f", {totals['predicted_per_second']:.1f} tokens/s"
     if totals.get("draft_n"):
@@ -65,6 +66,8 @@ def figure_lines(totals: Mapping[str, Any]) -> Iterator[str]:
         parts.append(f"rounds: {', '.join(times)}")
     if parts:
         yield "; ".join(parts)
+    if totals["predicted_n"] is None:
+        return  # nor whether it drafted
     if not totals.get("draft_n"):
         yield "drafts: none, plain decoding"
         return

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from itertools import accumulate, pairwise
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import numpy as np
@@ -120,13 +120,17 @@ def per_position(counts: np.ndarray) -> dict[str, Any]:
     there; acceptance_per_position: the three rates that `engine.trace.timings.acceptance` tells.
     """
     by_drafted, by_accepted = counts.sum(1).tolist(), counts.sum(0).tolist()
-    return rates_by_index(at_least(by_drafted), at_least(by_accepted))
+    return rates_by_index(at_least(by_drafted), at_least(by_accepted), counts.diagonal().tolist())
 
 
-def rates_by_index(offered: list[int], reached: list[int]) -> dict[str, Any]:
-    """The same from how many steps drafted and accepted at least k tokens, k from 0."""
+def rates_by_index(
+    offered: list[int], reached: list[int], whole: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The same from how many steps drafted and accepted at least k tokens, k from 0. whole: how
+    many drafted k and accepted these; where it is unknown, every draft counts as long enough."""
     _, *offered = offered
     steps = reached[0]
+    judged = [n - ended for n, ended in zip_longest(reached, whole, fillvalue=0)]
     return {
         "num_draft_tokens_per_pos": offered,
         "num_accepted_tokens_per_pos": reached[1:],
@@ -135,7 +139,9 @@ def rates_by_index(offered: list[int], reached: list[int]) -> dict[str, Any]:
             "unconditional_given_drafted": [
                 n / of if of else None for n, of in zip(reached[1:], offered, strict=True)
             ],
-            "conditional": [n / of if of else None for of, n in pairwise(reached)],
+            "conditional": [
+                n / of if of else None for n, of in zip(reached[1:], judged, strict=False)
+            ],
         },
     }
 
@@ -296,7 +302,8 @@ def acceptance(store: TraceStore, run_id: int, seq_id: int | None = None) -> dic
     tokens. Per index i in the draft: num_draft_tokens_per_pos and num_accepted_tokens_per_pos
     count steps that drafted and accepted a token there; acceptance_per_position has three rates,
     "unconditional" = accepted at i / steps, "unconditional_given_drafted" = accepted at i /
-    steps that drafted more than i tokens, "conditional" = accepted at i / accepted at i - 1.
+    steps that drafted more than i tokens, "conditional" = accepted at i / steps that drafted more
+    than i tokens and accepted those before i.
     per_step_drafted, per_step_accepted: one entry per step, as recorded. A figure without a
     single observation is None.
     """

@@ -94,7 +94,12 @@ def outcome(step: Step) -> str:
     judge = f" by {row['accept_rule']}" if row["accept_rule"] else ""
     rejected = next((one for one in step.tokens if one["kind"] == "rejected"), None)
     own = next((one for one in step.tokens if one["kind"] == "replacement"), None)
-    if rejected is None or own is None:
+    if own is None:
+        return f"{counts}{judge}."
+    if own["draft_index"] is not None:  # an end token inside the draft
+        ended = step.text_of(own).strip()
+        return f"{counts}{judge}: the drafted “{ended}” counts as the target's own."
+    if rejected is None:
         return f"{counts}{judge}."
     said, chose = (step.text_of(one).strip() for one in (rejected, own))
     return f"{counts}{judge}: the draft said “{said}”, the target “{chose}”."

@@ -183,7 +183,7 @@ SWATCHES = (
     Swatch(
         "conditional",
         _ROLES[2],
-        "conditional: accepted at this index / accepted at the index before",
+        "conditional: accepted at this index / drafted here after accepted ones",
         draw_diamond,
     ),
 )

@@ -385,7 +385,9 @@ class ShortcutsDialog(QDialog):
         self.table.setHorizontalHeaderLabels(["Action", "Keys", "What it does"])
         self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.table.verticalHeader().hide()
+        rows = self.table.verticalHeader()
+        rows.hide()
+        rows.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         for row, spec in enumerate(SPECS):
             keys = actions[spec.id].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
             for column, text in enumerate((spec.text.replace("&", ""), keys, spec.tip)):

@@ -1,7 +1,8 @@
 """Acceptance by what a drafted token met: its place in the draft, depth of the context, kind of
 text, the round before, the target's entropy; of one run, or of two laid over each other.
 
-Counted are tokens that were judged: the accepted ones of a draft and the first rejected one.
+Counted are tokens that were judged: the accepted ones of a draft and the first rejected one. A
+drafted end token that the target chose too is neither: it is the target's own, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -157,15 +158,22 @@ class Judged(NamedTuple):
         index = np.arange(len(source)) - np.repeat(np.cumsum(judged) - judged, judged)
         pos0 = rounds["pos0"][order][source]
         pos = np.where(pos0 == MISSING, MISSING, pos0 + 1 + index)
-        return cls(
+        token, entropy = _at_places(run, seq[source], pos)
+        drafts = DraftedTokens(run, rounds, order, n)
+        found = cls(
             index,
             pos,
             index < right[source],
             seq[source],
             before[source],
-            *_at_places(run, seq[source], pos),
-            _expected(run, DraftedTokens(run, rounds, order, n), source, index),
+            token,
+            entropy,
+            _expected(run, drafts, source, index),
         )
+        is_last = np.concatenate([seq[1:] != seq[:-1], [True]])[: len(seq)]
+        is_end = is_last[source] & ~found.accepted & (token >= 0)
+        is_end &= drafts.tokens[source, index] == token
+        return cls(*(values[~is_end] for values in found))
 
 
 def _at_places(run: RunRef, seq: np.ndarray, pos: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

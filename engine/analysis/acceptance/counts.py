@@ -59,8 +59,9 @@ class Logistic(NamedTuple):
 
 
 def logistic(x: np.ndarray, k: np.ndarray, n: np.ndarray) -> Logistic | None:
-    """Logistic regression of k successes of n at each x, float [m]; None where x does not vary."""
-    if not len(x) or x.min() == x.max():
+    """Logistic regression of k successes of n at each x, float [m]; None where x, or what came
+    of it, does not vary."""
+    if not len(x) or x.min() == x.max() or k.sum() in (0, n.sum()):
         return None
     p, (slope, error), _ = fitted(x, k, n)
     return Logistic(slope, error, float(p[np.argmin(x)]), float(p[np.argmax(x)]))

@@ -94,7 +94,7 @@ def foreign(address: str, path: str, kind: str = "") -> ServerError:
     what = server_words(kind, 80) if kind not in ("", "application/json") else "something"
     return ServerError(
         f"{address} answers {path} with {what} that is not a llama-server's.",
-        "Name the address and port of a llama-server.",
+        "Name the address and port of a llama-server, or of another server of the OpenAI API.",
     )
 
 

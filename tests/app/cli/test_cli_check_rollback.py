@@ -160,3 +160,11 @@ def test_scenarios_and_scripts_by_name(
     assert "There is no scenario 'none of them'. Choose from every depth, all rejected" in (
         capsys.readouterr().err
     )
+
+
+def test_nothing_is_printed_where_there_is_no_library(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert check("--llama-cpp-lib", str(tmp_path)) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and str(tmp_path) in said.err

@@ -116,6 +116,11 @@ def test_the_window_works_and_says_so(
     assert autosave is not None
     autosave.save()
     assert "error: The runs are not saved." in messages(window)[1]
+    trigger(window, "run.start")
+    wait(qtbot, window, State.READY)
+    assert "error: The runs are not saved." in messages(window)[1], "it is said once, so it stays"
+    autosave.saved.emit()
+    assert len(messages(window)) == 1
     with qtbot.waitSignal(window.bridge.exported):
         window.bridge.ask(ExportTrace(window.bridge.store, nowhere.parent.parent / "out"))
     assert autosave.unexported() == [], "an export elsewhere still works"

@@ -296,6 +296,7 @@ def test_a_server_that_goes_has_a_red_chip_until_it_is_back(
     server.kill()
     until(qtbot, lambda: not at_servers.status.gone.isHidden())
     assert "cannot be reached" in at_servers.status.gone.toolTip()
+    assert "Start the server again" in messages(at_servers)[-1]
     assert len(messages(at_servers)) == 1
     assert " · gone" in at_servers.status.texts["model"]
     assert n_rounds(at_servers) == before

@@ -378,3 +378,10 @@ def test_a_file_of_which_nothing_is_in_use_is_closed(path: Path) -> None:
         held = TensorReader(file).take_blocks("a", NUMBERS.shape)
     assert not file.files[0].is_mapped and file.files[0]._file.closed
     assert torch.equal(held, BYTES)
+
+
+def test_a_file_as_a_whole_has_no_place(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"^x\.gguf: no such file\. Check the path"):
+        PartFile(tmp_path / "x.gguf")
+    with pytest.raises(ModelFileError, match=f"^{tmp_path.name}: this is a folder\\."):
+        PartFile(tmp_path)

@@ -42,6 +42,11 @@ def test_a_plain_run() -> None:
     ]
 
 
+def test_a_run_of_which_no_figure_is_known() -> None:
+    totals = {"predicted_n": None, "predicted_per_second": None}
+    assert list(figure_lines(totals)) == ["tokens not known"]
+
+
 def test_long_drafts_are_cut() -> None:
     totals = {**SUMS, "acceptance_per_position": {"conditional": [0.5] * 9}}
     assert list(figure_lines(totals))[1:] == [f"acceptance by position: {'0.50 ' * 8}…"]

@@ -145,11 +145,11 @@ def check(store: TraceStore, slow: SlowCounter) -> None:
     assert fared["num_draft_tokens_per_pos"] == slow.drafted_at[:longest]
     rates = fared["acceptance_per_position"]
     for i in range(longest):
-        before = slow.accepted_at[i - 1] if i else slow.verif_steps
+        judged = sum(drafted > i and accepted >= i for drafted, accepted in slow.lists)
         for name, whole in (
             ("unconditional", slow.verif_steps),
             ("unconditional_given_drafted", slow.drafted_at[i]),
-            ("conditional", before),
+            ("conditional", judged),
         ):
             expected = slow.accepted_at[i] / whole if whole else None
             assert rates[name][i] == expected

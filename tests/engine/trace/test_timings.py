@@ -57,10 +57,10 @@ def test_summary_of_the_small_trace(small_trace: TraceStore) -> None:
     assert figures["draft_acceptance_rate"] == 3 / 5
     assert figures["acceptance_histogram"] == [0, 1, 1, 0]
     assert figures["acceptance_per_position"] == {
-        # index 0: accepted in both steps; index 1: in the first; index 2: offered once, refused
+        # index 0: accepted in both steps; index 1: in the first; index 2: offered once, not reached
         "unconditional": [1.0, 0.5, 0.0],
         "unconditional_given_drafted": [1.0, 0.5, 0.0],
-        "conditional": [1.0, 0.5, 0.0],
+        "conditional": [1.0, 0.5, None],
     }
     assert figures["rollback_depth_histogram"] == [1, 0, 1]
     assert figures["phase_ms"] == {
@@ -88,7 +88,7 @@ def test_the_three_rates_differ_where_drafts_differ_in_length() -> None:
     assert figures["acceptance_per_position"] == {
         "unconditional": [0.5, 0.25, 0.0, 0.0],
         "unconditional_given_drafted": [0.5, 0.5, 0.0, 0.0],
-        "conditional": [0.5, 0.5, 0.0, None],  # nothing was accepted at index 2
+        "conditional": [0.5, 1.0, None, None],  # one of 2 right drafts went on, to index 1
     }
 
 

@@ -68,6 +68,13 @@ def test_facts_and_outcome() -> None:
     )
 
 
+def test_a_drafted_end_token_is_told() -> None:
+    step = step_of(judged())
+    own = next(one for one in step.tokens if one["kind"] == "replacement")
+    ended = replace(step, tokens=({**own, "draft_index": 0},))
+    assert outcome(ended).endswith(": the drafted “right” counts as the target's own.")
+
+
 def test_alternatives_are_the_union_of_both_sides() -> None:
     token = step_of(judged()).tokens[0]
     found = [(one.token_id, one.q, one.p) for one in alternatives(token)]

@@ -111,6 +111,17 @@ def test_what_the_rule_expects_is_that_of_p_and_q() -> None:
     assert breakdown(RunRef(_store(), 0)).total.a.expected is None
 
 
+def test_a_drafted_end_token_is_not_a_rejected_one() -> None:
+    store = _store()
+    numbers = {"num_draft_tokens": 2, "num_accepted_draft_tokens": 1, "num_emitted": 2}
+    store.rounds.append(run_id=0, round=4, seq_id=0, pos0=16, **numbers)
+    for i, (kind, token) in enumerate((("accepted", 0), ("replacement", 2))):
+        more = {"kind": kind, "draft_index": i, "token_id": token}
+        store.tokens.append(run_id=0, round=4, seq_id=0, pos=17 + i, **more)
+    found = breakdown(RunRef(store, 0))
+    assert (found.total.a.n, found.total.a.accepted) == (6, 4)
+
+
 def test_rejection_accepts_as_often_as_expected() -> None:
     opened, options = session(MODEL), options_of(60, "draft-mtp", n_max=3, sampler=SAMPLED)
     options = replace(options, spec=replace(options.spec, accept="rejection"))
@@ -145,3 +156,5 @@ def test_a_slope_is_that_of_the_odds() -> None:
     assert found is not None
     assert found.slope == pytest.approx(-0.5, abs=1e-6)
     assert logistic(np.ones(3), np.ones(3), np.ones(3)) is None
+    assert logistic(x, n, n) is None  # without a failure no slope is known
+    assert logistic(x, 0 * n, n) is None
