@@ -123,15 +123,16 @@ class RecordedRequest:
             return
         counts = [round(rate * steps) for rate in rates]
         total = sum(counts)
-        if abs(total - accepted) > len(rates) * (0.0006 * steps + 0.5):
+        if total == accepted:
+            if all(map(ge, [steps, *counts], counts)):
+                self.per_pos = counts
+        elif abs(total - accepted) > len(rates) * (0.0006 * steps + 0.5):
             self.check(
                 False,
                 ("acceptance rate per position", "accepted"),
                 f"the acceptance rates per position make {total:,} accepted tokens in {steps:,} "
                 f"drafts, but {accepted:,} are given",
             )
-        if total == accepted and all(map(ge, [steps, *counts], counts)):
-            self.per_pos = counts
 
     def check_ratio(
         self, key: str, given: float | None, part: float | None, whole: float | None, *others: str
