@@ -218,7 +218,7 @@ def _steps(
                 f"the mean acceptance length is {request.mean_length}, but {accepted:,} accepted "
                 f"in {steps:,} drafts make {1 + accepted / steps:.2f}",
             )
-        elif not steps and (steps := found.steps_of(mean, half)) is None:
+        elif not steps and (steps := found.steps_of(mean, half, request.rates or ())) is None:
             found.given["mean_acceptance_length"] = mean
     return steps
 
