@@ -66,36 +66,46 @@ REQUESTS = (
     (
         "] finish=",
         "omlx",
-        r"MTP\[(?P<id>[^\]\s]{1,100})\] finish=(?P<stop>\w{1,40}) tokens=(?P<n>\d{1,20}) .{0,100}?"
-        r"accept=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
-        r"(?:.{0,60}?depth\[(?P<depth>[^\]]{1,2000})\])?",
+        (
+            r"MTP\[(?P<id>[^\]\s]{1,100})\] finish=(?P<stop>\w{1,40}) tokens=(?P<n>\d{1,20}) .{0,100}?"
+            r"accept=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
+            r"(?:.{0,60}?depth\[(?P<depth>[^\]]{1,2000})\])?"
+        ),
     ),
     (
         "vlm_mtp stats: ",
         "omlx",
-        r"vlm_mtp stats: request=(?P<id>\S{1,100})(?: finish=(?P<stop>\S{1,40}))?"
-        r" rounds=(?P<steps>\d{1,20}) accepted=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
-        r"(?:.{0,100}?emitted=(?P<n>\d{1,20}))?",
+        (
+            r"vlm_mtp stats: request=(?P<id>\S{1,100})(?: finish=(?P<stop>\S{1,40}))?"
+            r" rounds=(?P<steps>\d{1,20}) accepted=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
+            r"(?:.{0,100}?emitted=(?P<n>\d{1,20}))?"
+        ),
     ),
     (
         "[MTP Stats Interval]",
         "atom",
-        r"Accepted/Total Draft tokens: (?P<accepted>\d{1,20})/(?P<drafted>\d{1,20}),"
-        r".{0,80}? distribution: \{(?P<shares>[^}]{1,2000})\}",
+        (
+            r"Accepted/Total Draft tokens: (?P<accepted>\d{1,20})/(?P<drafted>\d{1,20}),"
+            r".{0,80}? distribution: \{(?P<shares>[^}]{1,2000})\}"
+        ),
     ),
     (
         "CtxLimit:",
         "koboldcpp",
-        r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(?P<n>\d{1,20})/\d{1,20}, (?:Init:[\d.]{1,20}s, )?"
-        r"Process: ?(?P<prompt_s>[\d.]{1,20})s \([^)]{0,60}\), Generate: ?(?P<s>[\d.]{1,20})s",
+        (
+            r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(?P<n>\d{1,20})/\d{1,20}, (?:Init:[\d.]{1,20}s, )?"
+            r"Process: ?(?P<prompt_s>[\d.]{1,20})s \([^)]{0,60}\), Generate: ?(?P<s>[\d.]{1,20})s"
+        ),
     ),
     (
         "Metrics (ID: ",
         "tabbyapi",
-        r"Metrics \(ID: (?P<id>[\w-]{1,64})\): (?P<n>\d{1,20}) tokens generated in .{0,80}?"
-        r"Process: (?P<cached>\d{1,20}) cached tokens and (?P<new>\d{1,20}) new tokens at "
-        r"(?P<prompt_speed>\S{1,20}) T/s, Generate: (?P<speed>\S{1,20}) T/s"
-        r"(?:.{0,60}?Draft: (?P<accepted>\d{1,20}) / (?P<drafted>\d{1,20}) tokens accepted)?",
+        (
+            r"Metrics \(ID: (?P<id>[\w-]{1,64})\): (?P<n>\d{1,20}) tokens generated in .{0,80}?"
+            r"Process: (?P<cached>\d{1,20}) cached tokens and (?P<new>\d{1,20}) new tokens at "
+            r"(?P<prompt_speed>\S{1,20}) T/s, Generate: (?P<speed>\S{1,20}) T/s"
+            r"(?:.{0,60}?Draft: (?P<accepted>\d{1,20}) / (?P<drafted>\d{1,20}) tokens accepted)?"
+        ),
     ),
 )
 """Of lines that tell of a whole request, or interval: what they have, of which engine they are, and

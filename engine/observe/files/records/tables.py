@@ -25,10 +25,10 @@ _COUNTED = (
 _COLUMNS = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
-        ("rate", r"(?:.{0,24} )?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?"
-                 r"|rate|(?:.{0,24} )?acceptance(?: ?\(%\))?"),
-        ("mean", r"(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"
-                 r"|mean len(?:gth)?|(?:avg )?tok(?:en)?s?/(?:cycle|round|step|fwd)"),
+        ("rate", (r"(?:.{0,24} )?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?"
+                 r"|rate|(?:.{0,24} )?acceptance(?: ?\(%\))?")),
+        ("mean", (r"(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"
+                 r"|mean len(?:gth)?|(?:avg )?tok(?:en)?s?/(?:cycle|round|step|fwd)")),
         ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
         ("drafted", r"drafted(?: tokens)?|draft tokens|draft n|#?gen tokens"),
         ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
