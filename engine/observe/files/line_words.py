@@ -67,8 +67,8 @@ REQUESTS = (
         "] finish=",
         "omlx",
         (
-            r"MTP\[(?P<id>[^\]\s]{1,100})\] finish=(?P<stop>\w{1,40}) tokens=(?P<n>\d{1,20}) .{0,100}?"
-            r"accept=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
+            r"MTP\[(?P<id>[^\]\s]{1,100})\] finish=(?P<stop>\w{1,40}) tokens=(?P<n>\d{1,20}) "
+            r".{0,100}?accept=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
             r"(?:.{0,60}?depth\[(?P<depth>[^\]]{1,2000})\])?"
         ),
     ),
@@ -93,8 +93,8 @@ REQUESTS = (
         "CtxLimit:",
         "koboldcpp",
         (
-            r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(?P<n>\d{1,20})/\d{1,20}, (?:Init:[\d.]{1,20}s, )?"
-            r"Process: ?(?P<prompt_s>[\d.]{1,20})s \([^)]{0,60}\), Generate: ?(?P<s>[\d.]{1,20})s"
+            r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(?P<n>\d{1,20})/\d{1,20}, "
+            r"(?:Init:[\d.]{1,20}s, )?Process: ?(?P<prompt_s>[\d.]{1,20})s \([^)]{0,60}\), Generate: ?(?P<s>[\d.]{1,20})s"
         ),
     ),
     (

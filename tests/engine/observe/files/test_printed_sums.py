@@ -412,7 +412,8 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
         (
             (
                 "> | Config | Decode tok/s | Draft acceptance |\n> |---|---:|---:|\n"
-                "> | none | 26.5 | — |\n> | `-n 3` | 23.5 | **34%** |\n> | `-n 2` | 9.0 | 30-40% |\n"
+                "> | none | 26.5 | — |\n> | `-n 3` | 23.5 | **34%** |\n"
+                "> | `-n 2` | 9.0 | 30-40% |\n"
             ),
             [("none", 26.5, None), ("-n 3", 23.5, 0.34), ("-n 2", 9.0, None)],
         ),
