@@ -94,7 +94,8 @@ REQUESTS = (
         "koboldcpp",
         (
             r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(?P<n>\d{1,20})/\d{1,20}, "
-            r"(?:Init:[\d.]{1,20}s, )?Process: ?(?P<prompt_s>[\d.]{1,20})s \([^)]{0,60}\), Generate: ?(?P<s>[\d.]{1,20})s"
+            r"(?:Init:[\d.]{1,20}s, )?Process: ?(?P<prompt_s>[\d.]{1,20})s \([^)]{0,60}\), "
+            r"Generate: ?(?P<s>[\d.]{1,20})s"
         ),
     ),
     (
