@@ -184,9 +184,8 @@ class LineLogs:
                 self._row(number, said[at:])
             return True
         elif (whose := next((one for one in REQUESTS if one[0] in said), None)) is not None:
-            word, engine, _ = whose
-            read = partial(told_request, word=word, engine=engine)
-            self._read(self._run(_OF_ENGINE[engine], stream), number, said, read)
+            run = self._run(_OF_ENGINE[whose[1]], stream)
+            self._read(run, number, said, partial(told_request, word=whose[0], engine=whose[1]))
             return True
         elif (found := KOBOLD_DRAFTS.search(said)) is not None:
             self._on_kobold_drafts(self._run(KOBOLD, stream), number, found)

@@ -12,7 +12,8 @@ from engine.observe.rounds.log_lines import name_of, time_of
 from engine.observe.rounds.log_words import NOTHING, Saying, Value
 
 SIGNS = re.compile(
-    r"Spec(?:Decoding|ulative) metrics: |Decode batch[.,][^\n]{0,300}accept (?:len|rate):"
+    r"Spec(?:Decoding|ulative) metrics: "
+    r"|Decode batch(?: \[\d{1,20}\])?[.,][^\n]{0,300}accept (?:len|rate):"
     r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
     r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
     r"|\bvlm_mtp stats: request=|\[MTP Stats Interval\] "
@@ -46,7 +47,7 @@ _RATE = re.compile(r"Draft acceptance rate:\s{0,9}(\d{1,9}\.\d{1,9})(%?)")
 _THROUGHPUTS = re.compile(r"(Accepted|Drafted) throughput:\s{0,9}([\d.]{1,20})")
 _RATES = re.compile(r"Per-position acceptance rate:\s{0,9}")
 _ITEM = re.compile(r"\s{0,9}([\d.]{1,20})\s{0,9}(?:,|$|(?=[^\d.\s]))")
-BATCH = re.compile(r"Decode batch[.,:]? ?")
+BATCH = re.compile(r"Decode batch(?: \[\d{1,20}\])?[.,:]? ?")
 _OF_BATCH = re.compile(
     r"(accept len|accept rate|avg_accept_len|accept_rate|gen throughput \(token/s\)|#running-req)"
     r":\s{0,9}([\d.]{1,20})"

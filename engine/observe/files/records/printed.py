@@ -40,6 +40,8 @@ _NAMES = {
     "per-position acceptance rate": _BY_INDEX,
     "accept len": _MEAN,
     "accept rate": _RATE,
+    "num accepted token": _ACCEPTED,
+    "num generated token": _EMITTED,
     "drafts": _STEPS,
     "draft tokens": _DRAFTED,
     "accepted tokens": _ACCEPTED,
@@ -52,7 +54,7 @@ _LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SIGN = re.compile(
-    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:"
+    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:|num accepted token:"
     r"|(?:average )?accept length:|\[al\] average:|acc_length=)[ \t]{0,60}\d"
     r"|(?:^|, )acceptance length:[ \t]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,
@@ -66,6 +68,7 @@ _ALONE = re.compile(
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _ENGINES = (
     ("n_drafted", "llama.cpp"),
+    ("num accepted token", "openvino"),
     ("[al] average", "tensorrt-llm"),
     ("accept len", "sglang"),
     ("acc_length", "sglang"),
@@ -124,7 +127,7 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
         found.timings[_EMITTED] = emitted
     steps, drafted, accepted = (getattr(found, one) for one in (_STEPS, _DRAFTED, _ACCEPTED))
     mean, rate = take(_MEAN, real), take(_RATE, real)
-    if drafted is None and mean is None and _BY_INDEX not in values:
+    if drafted is None and mean is None and accepted is None and _BY_INDEX not in values:
         return None
     found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
     if mean is not None:

@@ -115,10 +115,10 @@ class RecordedRequest:
             return None
         least = math.ceil(accepted / (mean - 1 + half))
         most = math.floor(accepted / (mean - 1 - half))
-        found = range(least, most + 1)
-        if rates and 1 < len(found) <= _MOST_STEPS:
-            found = [n for n in found if _makes(n, accepted, rates)]
-        return found[0] if len(found) == 1 and found[0] else None
+        if least < most < least + _MOST_STEPS and rates:
+            found = [n for n in range(least, most + 1) if _makes(n, accepted, rates)]
+            least, most = (found[0], found[-1]) if found else (0, 0)
+        return least if least == most and least else None
 
     def set_rates(self, rates: Sequence[float], digits: int = 3) -> None:
         """Take shares of the steps that accepted the token at each index: as counts where only

@@ -1,19 +1,24 @@
 """Tables about speculative decoding, as programs print them and people write them: a row of names,
-then a row for each setting, category or attempt. llama.cpp's speed_bench.py and
-speed_bench_compare.py and ik_llama.cpp's llama-spec-bench have such; most have rates alone. Rows of
-all others together are left out.
+then a row for each setting, category or attempt, or the same by columns; also of HTML and CSV.
+
+llama.cpp's speed_bench.py and speed_bench_compare.py and ik_llama.cpp's llama-spec-bench have such;
+most have rates alone. Rows of all others together are left out.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
 
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
+_COMMAS = re.compile(r",(?=[^\s,])")
+_NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
+_ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _RULE = set(" -|:+=│┃─━┼╇╪┿")
 _MOST_CELLS = 64
 _LONGEST = 2000
@@ -22,23 +27,23 @@ _COUNTED = (
     ("drafted", "num_draft_tokens"),
     ("accepted", "num_accepted_draft_tokens"),
 )
-_COLUMNS = tuple(
-    (name, re.compile(pattern))
-    for name, pattern in (
-        ("rate", (r"(?:.{0,24} )?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?"
-                 r"|rate|(?:.{0,24} )?acceptance(?: ?\(%\))?")),
-        ("mean", (r"(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"
-                 r"|mean len(?:gth)?|(?:avg )?tok(?:en)?s?/(?:cycle|round|step|fwd)")),
-        ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
-        ("drafted", r"drafted(?: tokens)?|draft tokens|draft n|#?gen tokens"),
-        ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
-        ("tokens", r"(?:(?:generated|output|predicted) )?tokens|pred(?:icted)?(?: n)?"),
-        ("seconds", r"time ?\(s\)"),
-        ("stop", r"stop"),
-        ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
-        ("speed", r"(?!.{0,40}(?:prompt|prefill|pp )).{0,40}(?:tok(?:ens)?/s|t/s|tps).{0,40}"),
-    )
-)  # fmt: skip
+_COLUMNS = (
+    ("rate", r"(?:.{0,24} )?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
+    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?"),
+    ("mean", r"(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
+    (
+        "mean",
+        r"mean len(?:gth)?|(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}",
+    ),
+    ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
+    ("drafted", r"drafted(?: tokens)?|draft tokens|draft n|#?gen tokens"),
+    ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
+    ("tokens", r"(?:(?:generated|output|predicted) )?tokens|pred(?:icted)?(?: n)?"),
+    ("seconds", r"time ?\(s\)"),
+    ("stop", r"stop"),
+    ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
+    ("speed", r"(?!.{0,40}(?:prompt|prefill|pp )).{0,40}(?:tok(?:ens)?/s|t/s|tps).{0,40}"),
+)
 """Names of columns, in lower case and with spaces."""
 _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})")
@@ -51,13 +56,46 @@ _ENGINES = (("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"))
 
 def has_table(text: str) -> bool:
     """Whether a text has such a table."""
-    return next(_rows(text), None) is not None
+    return next(_requests(text), None) is not None
 
 
 def read_tables(text: str) -> list[RecordedRequest]:
     """The rows of such tables. Numbers that cannot be are left out."""
-    found = list(_rows(text))
+    found = list(_requests(text))
     return [one for one in found if one.place.lower() not in _ALL] or found
+
+
+def _requests(text: str) -> Iterator[RecordedRequest]:
+    for table in _tables(text):
+        heads = [at for at, (_, cells) in enumerate(table) if _is_head(_names(cells))]
+        if not heads and _is_head(_names([cells[0] for _, cells in table])):
+            number = table[0][0]  # its names are in the first column
+            columns = zip(*(cells for _, cells in table), strict=True)
+            table, heads = [(number, list(cells)) for cells in columns], [0]
+        for begin, end in pairwise([*heads, len(table)]):
+            columns_ = _names(table[begin][1])
+            for number, cells in table[begin + 1 : end]:
+                if (found := _row(columns_, cells, number)) is not None:
+                    yield found
+
+
+def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
+    """Lines that follow each other and have as many cells: their numbers, and their cells."""
+    if "<td" in text:
+        text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
+    table: list[tuple[int, list[str]]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) <= _LONGEST and set(line) <= _RULE and line.strip():
+            continue
+        # gaps alone are in any text
+        is_row = table or any(one.search(line) for one in (_BARS, _COMMAS)) or "accept_rate" in line
+        cells = _cells(line) if is_row and len(line) <= _LONGEST else []
+        if table and len(cells) != len(table[0][1]):
+            yield table
+            table = []
+        if 2 <= len(cells) <= _MOST_CELLS:
+            table.append((number, cells))
+    yield table
 
 
 def _cells(line: str) -> list[str]:
@@ -67,36 +105,24 @@ def _cells(line: str) -> list[str]:
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
     else:
-        parts = _GAPS.split(line)
+        parts = (_COMMAS if _COMMAS.search(line) is not None else _GAPS).split(line)
     return [one.strip(" \t*`") for one in parts]
 
 
-def _rows(text: str) -> Iterator[RecordedRequest]:
-    columns: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        is_row = "|" in line or "│" in line or "┃" in line or "accept_rate" in line or columns
-        if not is_row or len(line) > _LONGEST or set(line) <= _RULE:
-            continue
-        cells = _cells(line)
-        names = [one.lower().replace("_", " ") for one in cells]
-        if _is_head(names):
-            columns = names
-        elif len(cells) != len(columns):
-            columns = []
-        elif (found := _row(columns, cells, number)) is not None:
-            yield found
+def _names(cells: list[str]) -> list[str]:
+    return [one.lower().replace("_", " ") for one in cells]
 
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if "acc" in one or "draft" in one]
     kinds = [kind for one in parts if (kind := _kind(one)) in ("rate", "mean", "accepted")]
-    return bool(kinds) and 2 <= len(names) <= _MOST_CELLS
+    return bool(kinds) and not any(map(_NUMBER.fullmatch, names))
 
 
 def _kind(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
-    return next((kind for kind, known in _COLUMNS if known.fullmatch(name)), "")
+    return next((kind for kind, known in _COLUMNS if re.fullmatch(known, name)), "")
 
 
 def _row(columns: list[str], cells: list[str], number: int) -> RecordedRequest | None:

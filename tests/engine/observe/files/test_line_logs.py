@@ -706,6 +706,14 @@ def test_the_console_of_koboldcpp() -> None:
     assert rules(store) == ["log-unread"] and recognise(text.encode()) == "log"
 
 
+def test_sglang_may_number_its_batches() -> None:
+    line = (
+        "[2026-09-12 10:00:0{0} DP{0} TP0] Decode batch [{1}], #running-req: 3, accept len: 2.50, "
+    )
+    store = read("".join(f"{line.format(i, 10 * i)}accept rate: 0.50\n" for i in (0, 1)))
+    assert told(store, "mean_acceptance_length", "draft_acceptance_rate") == [(2.5, 0.5)] * 2
+
+
 def test_the_console_of_koboldcpp_in_another_order() -> None:
     """What became of the drafts comes before the line of their request, and fits it."""
     draft, end = "Drafted 8 Tokens: [ 1 2 ]", "CtxLimit:98/8192, Amt:{}/200, Process:0.25s (3T/s), "

@@ -421,6 +421,21 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
             "│ n-max │ T/s (CUDA) │ draft rate │\n│ 1 │ 47.7 │ 0.47 │\n│ total │ 40.1 │ 0.3 │\n",
             [("1", 47.7, 0.47)],
         ),
+        (
+            (
+                "<table><tr><th>config</th><th>tok/s</th><th>draft acceptance</th></tr>\n"
+                "<tr><td>n=2</td><td>41.5</td><td>73.5%</td></tr></table>\n"
+            ),
+            [("n=2", 41.5, 0.735)],
+        ),
+        ("config,tok/s,acceptance\nn=2,41.5,0.735\n", [("n=2", 41.5, 0.735)]),
+        (
+            (
+                "| Metric | off | on |\n|---|---|---|\n| Output tokens (tok/s) | 8.5 | 15.5 |\n"
+                "| Accept rate | - | 0.5 |\n"
+            ),
+            [("off", 8.5, None), ("on", 15.5, 0.5)],
+        ),
     ],
 )
 def test_tables_that_people_write_have_rates(
@@ -447,6 +462,7 @@ def test_a_table_may_have_counts_in_a_cell(tmp_path: Path) -> None:
     [
         "| model | size |\n|---|---|\n| a | 3 |\n",
         "| accepted | by |\n|---|---|\n| yes | me |\n",
+        "it has 1,234 accepted,acceptance\nor 5,678 rejected,unknown\n",
         "a  acceptance\nb  3\n",
     ],
 )
@@ -470,6 +486,14 @@ def test_parts_of_a_line_that_were_copied_have_their_shares(
     names = "mean_acceptance_length", "draft_acceptance_rate"
     got = [(r, *(one[name] for name in names)) for r, one in zip(rates, found, strict=True)]
     assert got == told
+
+
+def test_what_openvino_prints_has_accepted_tokens(tmp_path: Path) -> None:
+    text = "MAIN MODEL\n  Num generated token: 200 tokens\n  Num accepted token: 119 tokens\n"
+    text += "DRAFT MODEL\n  Num generated token: 324 tokens\n"
+    (one,) = _read(text, tmp_path).runs[0]["requests"]
+    assert [one["told"].get(name) for name in SUMS] == [200, None, None, None]
+    assert one["told"]["num_accepted_draft_tokens"] == 119 and one["engine"] == "openvino"
 
 
 def test_shares_of_all_positions_are_counts(tmp_path: Path) -> None:
