@@ -19,7 +19,7 @@ from engine.observe.files.line_words import SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
-from engine.observe.files.records.printed import is_printed
+from engine.observe.files.records.tables import has_table
 from engine.observe.rounds.log_text import texts_of, unwrapped, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.store import TraceStore
@@ -119,11 +119,13 @@ def recognise(data: bytes) -> str | None:
     head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
     record = records.recognise(head)
     text = "".join(texts_of([head])).lstrip()
-    if record == METRICS or (record == PRINTED and is_printed(text)):
+    if record in (METRICS, PRINTED):
         return record
     if text.startswith(("{", "[{", "data:")):  # a record may quote a log
         return LOG if is_log(_of_wrapped(text)) else record
-    return LOG if is_log(text) else record
+    if is_log(text):
+        return LOG
+    return record or (PRINTED if has_table(text) else None)
 
 
 def is_log(text: str) -> bool:
@@ -267,7 +269,7 @@ def import_file(
     if later is not None:
         file = f"{file}, {_shown(later)}"
         return records.fill(store, data, file, kind, _content(later))
-    return records.fill(store, data, file, kind if name else None)
+    return records.fill(store, data, file, kind if name or kind == PRINTED else None)
 
 
 def _content(path: Path) -> bytes:

@@ -19,7 +19,7 @@ from engine.observe.files.records.prometheus import is_metrics, only_samples, re
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, Shape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import has_table, read_tables
+from engine.observe.files.records.tables import read_tables
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.trace.store import TraceStore
 
@@ -52,7 +52,7 @@ def recognise(data: bytes) -> str | None:
     text = data.decode("utf-8", "replace")
     if is_printed(text):
         return PRINTED
-    return REPLY if _REPLY.search(data) else PRINTED if has_table(text) else None
+    return REPLY if _REPLY.search(data) else None
 
 
 def fill(
