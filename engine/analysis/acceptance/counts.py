@@ -99,7 +99,7 @@ def _sum_down(log_first: float, ratios: np.ndarray) -> float:
 
 _LONGEST_USUAL = 8
 """Tokens of a draft, where only the sum of all is known."""
-_INTERVALS = ("vllm-log", "sglang-log")
+_INTERVALS = ("vllm-log", "sglang-log", "atom-log")
 """Records whose requests are spans of time, each of all requests then."""
 _LOOKS_UP = ("ngram", "suffix", "lookup")
 """In the names of drafters without a model."""

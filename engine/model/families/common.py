@@ -67,6 +67,8 @@ def model_config(
 ) -> ModelConfig:
     """A configuration of these sizes. blocks: of the trunk, and perhaps of what follows it. eps:
     of the file if None. others: fields of ModelConfig."""
+    first = sizes.n_layer + sizes.has_mtp
+    unused = [i for i in range(first, sizes.n_blocks) if has_block(file, i)]
     return ModelConfig(
         architecture=file.architecture,
         name=sizes.name,
@@ -75,7 +77,7 @@ def model_config(
         n_ctx_train=sizes.n_ctx_train,
         eps=rms_eps(file) if eps is None else eps,
         blocks=blocks[: sizes.n_layer],
-        n_unused_mtp=sizes.n_mtp - sizes.has_mtp,
+        n_unused_mtp=max(unused, default=first - 1) + 1 - first,
         **others,
     )
 

@@ -19,6 +19,7 @@ from engine.observe.files.line_words import SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
+from engine.observe.files.records.tables import has_table
 from engine.observe.rounds.log_text import texts_of, unwrapped, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.store import TraceStore
@@ -81,6 +82,16 @@ _OTHERS = (
         "Save the log of the server, or the reply of an engine that counts drafts.",
     ),
     (
+        r"(?m)^Generation: \d{1,20} tokens, [\d.]{1,20} tokens-per-sec",
+        "what mlx_lm or mlx_vlm prints of a request",
+        "Save a reply of mlx_vlm.server, or the log of oMLX, which count drafts.",
+    ),
+    (
+        r"\[ Prompt: [\d.]{1,20} t/s \| Generation: [\d.]{1,20} t/s \]",
+        "what llama-cli prints of a request",
+        "Send the prompt to llama-server with the same options, and save its log.",
+    ),
+    (
         r'"generated_text"\s{0,9}:',
         "a reply of TGI",
         "Save /metrics of TGI, which counts the tokens that were accepted.",
@@ -107,12 +118,14 @@ def recognise(data: bytes) -> str | None:
         return CAPTURE
     head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
     record = records.recognise(head)
+    text = "".join(texts_of([head])).lstrip()
     if record in (METRICS, PRINTED):
         return record
-    text = "".join(texts_of([head])).lstrip()
     if text.startswith(("{", "[{", "data:")):  # a record may quote a log
         return LOG if is_log(_of_wrapped(text)) else record
-    return LOG if is_log(text) else record
+    if is_log(text):
+        return LOG
+    return record or (PRINTED if has_table(text) else None)
 
 
 def is_log(text: str) -> bool:
@@ -256,7 +269,7 @@ def import_file(
     if later is not None:
         file = f"{file}, {_shown(later)}"
         return records.fill(store, data, file, kind, _content(later))
-    return records.fill(store, data, file, kind if name else None)
+    return records.fill(store, data, file, kind if name or kind == PRINTED else None)
 
 
 def _content(path: Path) -> bytes:

@@ -481,4 +481,4 @@ def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> in
     if not mean:
         return None
     found.given["mean_acceptance_length"] = mean_of(mean)[0]  # if the counts do not make it
-    return found.steps_of(*mean_of(mean))
+    return found.steps_of(*mean_of(mean), found.rates or ())

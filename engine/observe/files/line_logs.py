@@ -23,15 +23,14 @@ from engine.observe.files.line_words import (
     KOBOLD_DRAFTS,
     METRICS,
     PAIR,
+    REQUESTS,
     ROW_END,
     SPEED,
     TOTAL,
     batch_saying,
     engine_in,
-    kobold_request,
-    mtp_request,
     source_of,
-    tabby_request,
+    told_request,
     vllm_saying,
 )
 from engine.observe.files.records.document import Node
@@ -42,21 +41,18 @@ from engine.observe.rounds.log_lines import OfShape
 from engine.observe.rounds.log_words import Saying, values_of
 from engine.trace.store import TraceStore
 
-VLLM, SGLANG_LOG, BENCH, MTP_LOG = "vllm-log", "sglang-log", "mtp-bench", "mtp-log"
-KOBOLD, TABBY = "koboldcpp-log", "tabbyapi-log"
-UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", BENCH: "prompts"}
+VLLM, SGLANG_LOG, ATOM, BENCH = "vllm-log", "sglang-log", "atom-log", "mtp-bench"
+KOBOLD = "koboldcpp-log"
+UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", ATOM: "intervals", BENCH: "prompts"}
 """What a sequence is in a run of this shape."""
 _MOST_RUNS = 256
 _LONGEST = 1 << 14
 _TABLE_END = 40
 """Lines that the object after a table may have."""
 _SHAPES = {"vllm": VLLM, "speed": VLLM, "batch": SGLANG_LOG}
-_REQUESTS: tuple[tuple[str, str, Callable[[str], RecordedRequest | None]], ...] = (
-    ("] finish=", MTP_LOG, mtp_request),
-    ("CtxLimit:", KOBOLD, kobold_request),
-    ("Metrics (ID: ", TABBY, tabby_request),
-)
-"""What lines have that tell of a whole request, of which run, and how each is read."""
+_OF_ENGINE = {"omlx": "mtp-log", "koboldcpp": KOBOLD, "tabbyapi": "tabbyapi-log", "atom": ATOM}
+"""Of which run the lines are that tell of a whole request."""
+_ALONE = "no line of its request is next to it"
 _TOTALS = {
     "total_draft": "num_draft_tokens",
     "total_draft_accepted": "num_accepted_draft_tokens",
@@ -96,7 +92,7 @@ class LineLogs:
             or "pred=" in said
             or "throughput:" in said
             or "Aggregate" in said
-            or any(word in said for word, *_ in _REQUESTS)
+            or any(word in said for word, *_ in REQUESTS)
             or "Draft" in said
         ):
             return self._takes(number, stream, said[:_LONGEST])
@@ -128,6 +124,8 @@ class LineLogs:
             run.opens(None)
             for label in list(run.waiting):
                 run.close(label)
+            if (held := run.last.get("held")) is not None:
+                run.has_unread(held[0], _ALONE)
             if run.n_unread:
                 evidence = f"{run.n_unread:,} of them; the first is {run.first_unread}"
                 message = "Lines look like those of the engine's sums and are not read."
@@ -185,8 +183,9 @@ class LineLogs:
             if not at or "pred=" in said[at:]:
                 self._row(number, said[at:])
             return True
-        elif (whose := next((one for one in _REQUESTS if one[0] in said), None)) is not None:
-            self._read(self._run(whose[1], stream), number, said, whose[2])
+        elif (whose := next((one for one in REQUESTS if one[0] in said), None)) is not None:
+            run = self._run(_OF_ENGINE[whose[1]], stream)
+            self._read(run, number, said, partial(told_request, word=whose[0], engine=whose[1]))
             return True
         elif (found := KOBOLD_DRAFTS.search(said)) is not None:
             self._on_kobold_drafts(self._run(KOBOLD, stream), number, found)
@@ -231,6 +230,12 @@ class LineLogs:
         elif run.shape == KOBOLD:
             found.place = f"line {number}"
             run.opens(found)
+            if (held := run.last.pop("held", None)) is not None:
+                if _fits(found, held[1:]):
+                    _take_drafts(found, held[1:])
+                    run.last["before"] = held
+                else:
+                    run.has_unread(held[0], _ALONE)
         else:
             run.add("", None, partial(made, found))
 
@@ -246,17 +251,14 @@ class LineLogs:
         if found[1]:
             drafts[:] = drafts[0] + 1, drafts[1] + n
             return
-        steps, drafted = run.last.pop("drafts")
-        if run.open is None or run.open.num_accepted_draft_tokens is not None:
-            run.has_unread(number, "no line of its request is before it")
-            return
-        run.open.num_accepted_draft_tokens = accepted
-        # each draft but the last ends with a wrong token or is accepted as a whole
-        if (
-            failed <= steps
-            and (steps - failed - 1) * drafted <= accepted * steps <= drafted * steps
-        ):
-            run.open.num_spec_steps, run.open.num_draft_tokens = steps, drafted
+        of, became = run.open, [*run.last.pop("drafts"), accepted, failed]
+        is_told = of is None or of.num_accepted_draft_tokens is not None
+        if of is None or is_told or ("before" in run.last and not _fits(of, became)):
+            if (held := run.last.get("held")) is not None:
+                run.has_unread(held[0], _ALONE)
+            run.last["held"] = [number, *became]  # of the next request, if it fits
+        else:
+            _take_drafts(of, became)
 
     @staticmethod
     def _finished(said: str) -> RecordedRequest | None:
@@ -339,3 +341,19 @@ class LineLogs:
                 )
         if "}" in said:
             self._n_left_of_table, table.engine = 0, "closed"
+
+
+def _fits(request: RecordedRequest, became: Sequence[int]) -> bool:
+    """Whether drafts of koboldcpp are those of a request whose line is after theirs: each token
+    is an accepted one, or stands for a wrong one."""
+    *_, accepted, failed = became
+    return abs(request.timings["predicted_n"] - accepted - failed) <= 1
+
+
+def _take_drafts(request: RecordedRequest, became: Sequence[int]) -> None:
+    """became: drafts, their tokens, those accepted, and drafts that a wrong one ended."""
+    steps, drafted, accepted, failed = became
+    request.num_accepted_draft_tokens = accepted
+    # each draft but the last ends with a wrong token or is accepted as a whole
+    if failed <= steps and (steps - failed - 1) * drafted <= accepted * steps <= drafted * steps:
+        request.num_spec_steps, request.num_draft_tokens = steps, drafted

@@ -6,15 +6,17 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, MOST_TOKENS, real, whole
+from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, real, whole
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.rounds.log_lines import name_of
+from engine.observe.rounds.log_lines import name_of, time_of
 from engine.observe.rounds.log_words import NOTHING, Saying, Value
 
 SIGNS = re.compile(
-    r"Spec(?:Decoding|ulative) metrics: |Decode batch[.,][^\n]{0,300}accept (?:len|rate):"
+    r"Spec(?:Decoding|ulative) metrics: "
+    r"|Decode batch(?: \[\d{1,20}\])?[.,][^\n]{0,300}accept (?:len|rate):"
     r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
     r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
+    r"|\bvlm_mtp stats: request=|\[MTP Stats Interval\] "
     r"|CtxLimit: ?\d{1,10}/\d{1,10}, (?:Amt|Process):"
     r"|Metrics \(ID: [\w-]{1,64}\): \d{1,20} tokens generated in "
 )
@@ -45,7 +47,7 @@ _RATE = re.compile(r"Draft acceptance rate:\s{0,9}(\d{1,9}\.\d{1,9})(%?)")
 _THROUGHPUTS = re.compile(r"(Accepted|Drafted) throughput:\s{0,9}([\d.]{1,20})")
 _RATES = re.compile(r"Per-position acceptance rate:\s{0,9}")
 _ITEM = re.compile(r"\s{0,9}([\d.]{1,20})\s{0,9}(?:,|$|(?=[^\d.\s]))")
-BATCH = re.compile(r"Decode batch[.,:]? ?")
+BATCH = re.compile(r"Decode batch(?: \[\d{1,20}\])?[.,:]? ?")
 _OF_BATCH = re.compile(
     r"(accept len|accept rate|avg_accept_len|accept_rate|gen throughput \(token/s\)|#running-req)"
     r":\s{0,9}([\d.]{1,20})"
@@ -55,73 +57,97 @@ PAIR = re.compile(r"'(\w{1,60})': (\d{1,20}(?:\.\d{1,20})?(?:e-?\d{1,3})?)(?=[,}
 KEY = re.compile(r"\b([A-Za-z/]{2,12})=\s{0,12}([-\w.%/]{1,24})")
 ROW_END = re.compile(r"\btok/s=\s{0,12}[\d.]{1,20}")
 TOTAL = re.compile(r'"(\w{1,40})":\s{0,9}([\d.]{1,20})')
-_MTP = re.compile(
-    r"MTP\[([^\]\s]{1,100})\] finish=(\w{1,40}) tokens=(\d{1,20}) .{0,100}?"
-    r"accept=(\d{1,20})/(\d{1,20})\b(?:.{0,60}?depth\[([^\]]{1,2000})\])?"
-)
-"""Of oMLX, when a request ends: by index in the draft the tokens accepted and drafted."""
-
-
-_KOBOLD = re.compile(
-    r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(\d{1,20})/\d{1,20}, (?:Init:[\d.]{1,20}s, )?"
-    r"Process: ?([\d.]{1,20})s \([^)]{0,60}\), Generate: ?([\d.]{1,20})s"
-)
-"""Of koboldcpp, when a request ends; its times are seconds."""
 KOBOLD_DRAFTS = re.compile(
     r"Drafted (\d{1,9}) Tokens: \[|\(Draft Results - Success:(\d{1,20}), Failure:(\d{1,20})\)"
 )
 """With --debugmode, of each draft what was drafted, and after a request its tokens that were
 accepted and its drafts that a wrong one ended."""
 
-
-_TABBY = re.compile(
-    r"Metrics \(ID: ([\w-]{1,64})\): (\d{1,20}) tokens generated in .{0,80}?"
-    r"Process: (\d{1,20}) cached tokens and (\d{1,20}) new tokens at (\S{1,20}) T/s, "
-    r"Generate: (\S{1,20}) T/s(?:.{0,60}?Draft: (\d{1,20}) / (\d{1,20}) tokens accepted)?"
+REQUESTS = (
+    (
+        "] finish=",
+        "omlx",
+        (
+            r"MTP\[(?P<id>[^\]\s]{1,100})\] finish=(?P<stop>\w{1,40}) tokens=(?P<n>\d{1,20}) "
+            r".{0,100}?accept=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
+            r"(?:.{0,60}?depth\[(?P<depth>[^\]]{1,2000})\])?"
+        ),
+    ),
+    (
+        "vlm_mtp stats: ",
+        "omlx",
+        (
+            r"vlm_mtp stats: request=(?P<id>\S{1,100})(?: finish=(?P<stop>\S{1,40}))?"
+            r" rounds=(?P<steps>\d{1,20}) accepted=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
+            r"(?:.{0,100}?emitted=(?P<n>\d{1,20}))?"
+        ),
+    ),
+    (
+        "[MTP Stats Interval]",
+        "atom",
+        (
+            r"Accepted/Total Draft tokens: (?P<accepted>\d{1,20})/(?P<drafted>\d{1,20}),"
+            r".{0,80}? distribution: \{(?P<shares>[^}]{1,2000})\}"
+        ),
+    ),
+    (
+        "CtxLimit:",
+        "koboldcpp",
+        (
+            r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(?P<n>\d{1,20})/\d{1,20}, "
+            r"(?:Init:[\d.]{1,20}s, )?Process: ?(?P<prompt_s>[\d.]{1,20})s \([^)]{0,60}\), "
+            r"Generate: ?(?P<s>[\d.]{1,20})s"
+        ),
+    ),
+    (
+        "Metrics (ID: ",
+        "tabbyapi",
+        (
+            r"Metrics \(ID: (?P<id>[\w-]{1,64})\): (?P<n>\d{1,20}) tokens generated in .{0,80}?"
+            r"Process: (?P<cached>\d{1,20}) cached tokens and (?P<new>\d{1,20}) new tokens at "
+            r"(?P<prompt_speed>\S{1,20}) T/s, Generate: (?P<speed>\S{1,20}) T/s"
+            r"(?:.{0,60}?Draft: (?P<accepted>\d{1,20}) / (?P<drafted>\d{1,20}) tokens accepted)?"
+        ),
+    ),
 )
-"""Of TabbyAPI, when a request ends."""
+"""Of lines that tell of a whole request, or interval: what they have, of which engine they are, and
+the places of what they say. depth: by index in the draft the tokens accepted and drafted; shares:
+of the steps that accepted 0, 1, ... tokens, in percent; *_s: seconds."""
+_PATTERNS = {word: re.compile(pattern) for word, _, pattern in REQUESTS}
 
 
-def tabby_request(said: str) -> RecordedRequest | None:
-    """A request of TabbyAPI."""
-    found = _TABBY.search(said)
-    if found is None:
+def told_request(said: str, word: str, engine: str) -> RecordedRequest | None:
+    """The request, or interval, that such a line is about."""
+    if (found := _PATTERNS[word].search(said)) is None:
         return None
-    n, cached, new = (whole(one, MOST_TOKENS) for one in found.groups()[1:4])
-    request = RecordedRequest("tabbyapi", f"request {found[1]}", stop="end")
-    request.set_tokens(cached + new, cached, n)
-    for name, speed in (("prompt_per_second", found[5]), ("predicted_per_second", found[6])):
-        if re.fullmatch(r"\d{1,12}(?:\.\d{1,12})?", speed):
-            request.timings[name] = real(speed)
-    if found[8]:
-        request.num_draft_tokens = whole(found[8], COUNT)
-        request.num_accepted_draft_tokens = whole(found[7], request.num_draft_tokens)
+    told = {name: value for name, value in found.groupdict().items() if value is not None}
+    place = f"request {told['id']}" if "id" in told else time_of(said[: found.start()])
+    stop = told.get("stop", "interval" if "shares" in told else "end")
+    request = RecordedRequest(engine, place, stop=stop)
+    n, cached, new, steps, drafted = (
+        None if name not in told else whole(told[name], COUNT)
+        for name in ("n", "cached", "new", "steps", "drafted")
+    )
+    request.set_tokens(None if cached is None or new is None else cached + new, cached, n)
+    for name, field in (("prompt_s", "prompt_ms"), ("s", "predicted_ms")):
+        if name in told:
+            request.timings[field] = round(1e3 * real(told[name], LONGEST_PART_MS / 1e3), 3)
+    for name, field in (("prompt_speed", "prompt_per_second"), ("speed", "predicted_per_second")):
+        if re.fullmatch(r"\d{1,12}(?:\.\d{1,12})?", told.get(name, "")):
+            request.timings[field] = real(told[name])
+    request.num_spec_steps, request.num_draft_tokens = steps, drafted
+    if drafted is not None:
+        request.num_accepted_draft_tokens = whole(told["accepted"], drafted)
+    if "depth" in told:
+        _take_depths(request, told["depth"])
+    elif "shares" in told:
+        _take_lengths(request, told["shares"])
     return request
 
 
-def kobold_request(said: str) -> RecordedRequest | None:
-    """A request of koboldcpp."""
-    found = _KOBOLD.search(said)
-    if found is None:
-        return None
-    request = RecordedRequest("koboldcpp", "", stop="end")
-    seconds = (real(one, LONGEST_PART_MS / 1e3) for one in found.groups()[1:])
-    prompt_ms, predicted_ms = (round(1e3 * one, 3) for one in seconds)
-    request.timings |= {"predicted_n": whole(found[1], MOST_TOKENS)}
-    request.timings |= {"prompt_ms": prompt_ms, "predicted_ms": predicted_ms}
-    return request
-
-
-def mtp_request(said: str) -> RecordedRequest | None:
-    """A request of oMLX. All drafts have a first token."""
-    found = _MTP.search(said)
-    if found is None:
-        return None
-    request = RecordedRequest("omlx", f"request {found[1]}", stop=found[2])
-    request.timings["predicted_n"] = whole(found[3], COUNT)
-    request.num_draft_tokens = whole(found[5], COUNT)
-    request.num_accepted_draft_tokens = whole(found[4], request.num_draft_tokens)
-    parts = re.findall(r"d\d{1,4}=(\d{1,20})/(\d{1,20})", found[6] or "")
+def _take_depths(request: RecordedRequest, said: str) -> None:
+    """Tokens accepted and drafted by index. All drafts have a first token."""
+    parts = re.findall(r"d\d{1,4}=(\d{1,20})/(\d{1,20})", said)
     counts = [(whole(accepted, COUNT), whole(drafted, COUNT)) for accepted, drafted in parts]
     if counts:
         request.num_spec_steps, request.per_pos = counts[0][1], [one for one, _ in counts]
@@ -131,7 +157,15 @@ def mtp_request(said: str) -> RecordedRequest | None:
             ("accept", "depth"),
             "the counts by index in the draft do not add up to those of all",
         )
-    return request
+
+
+def _take_lengths(request: RecordedRequest, said: str) -> None:
+    """Shares of the steps by the tokens that they accepted, up to the longest draft."""
+    shares = [float(one) / 100 for one in re.findall(r"\d: '(\d{1,3}\.\d{1,4})%'", said)]
+    request.num_spec_tokens = length = len(shares) - 1
+    if length > 0 and request.num_draft_tokens and request.num_draft_tokens % length == 0:
+        request.num_spec_steps = request.num_draft_tokens // length
+        request.set_rates([min(sum(shares[at:]), 1.0) for at in range(1, length + 1)], 4)
 
 
 def vllm_saying(said: str, head: re.Match[str]) -> Saying:

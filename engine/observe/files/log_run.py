@@ -88,7 +88,7 @@ def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:
     n = len(server.requests) // 2
     if any(one.has_rows or not one.is_over for one in server.requests[:n]):
         return 0
-    parts = [sums_of(one, server) for one in server.requests[:n] if _has_sums(one)]
+    parts = [sums_of(one, server, is_alone=False) for one in server.requests[:n] if _has_sums(one)]
     if server in earlier:
         parts.insert(0, earlier[server])
     if parts:
@@ -130,38 +130,37 @@ def _total(drafter: str, counts: Counts) -> RecordedRequest:
 
 
 def _has_sums(request: LogRequest) -> bool:
-    told = request.predicted, request.drafted, request.prompt_ms
-    return any(one is not None for one in told) or bool(request.speeds)
+    has_counts = request.predicted is not None or request.drafted is not None
+    return has_counts or request.prompt_ms is not None or bool(request.speeds)
 
 
 # -- sums --------------------------------------------------------------------------------------
 
 
-def sums_of(request: LogRequest, server: ServerLog) -> RecordedRequest:
-    """The sums that a server wrote of a request, and what follows from them."""
+def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) -> RecordedRequest:
+    """The sums that a server wrote of a request, and what follows from them; without what no sum of
+    several has unless it stays alone."""
     place = f"slot {request.slot}, task {request.task}" if request.task >= 0 else ""
     found = RecordedRequest(ENGINE, place, stop="end" if request.is_over else "lost")
     n_cached, processed = request.n_cached, request.n_processed
     if processed is None and request.n_prompt is not None and n_cached is not None:
         processed = max(request.n_prompt - n_cached, 0)
     n = request.predicted
-    n_timed = None if n is None else max(n - 1, 0)
-    given = (
-        n_cached,
-        processed,
-        n,
-        request.prompt_ms,
-        *_rates(request.prompt_ms, processed),
-        request.predicted_ms,
-        *_rates(request.predicted_ms, n_timed),
-        *_rates(request.predicted_ms, n),
-    )
-    found.timings = {k: v for k, v in zip(ALL_TIMINGS, given, strict=True) if v is not None}
+    given: tuple[float | None, ...] = n_cached, processed, n
+    if is_alone:
+        given += (
+            request.prompt_ms,
+            *_rates(request.prompt_ms, processed),
+            request.predicted_ms,
+            *_rates(request.predicted_ms, None if n is None else max(n - 1, 0)),
+            *_rates(request.predicted_ms, n),
+        )
+        found.record = {"speeds": request.speeds} if request.speeds else {}
+    found.timings = {k: v for k, v in zip(ALL_TIMINGS, given, strict=False) if v is not None}
     found.num_draft_tokens, found.num_accepted_draft_tokens = request.drafted, request.accepted
     if request.drafted is None and request.is_released and n is not None and server.says_drafts:
         found.num_draft_tokens = found.num_accepted_draft_tokens = 0  # else there would be a line
         found.num_spec_steps = 0
-    found.record = {"speeds": request.speeds} if request.speeds else {}
     if request.drafted and request.accepted is not None:
         _check_ratio(found, request, request.accepted / request.drafted)
         found.num_spec_steps = _steps(found, request, server, request.accepted)
@@ -219,7 +218,7 @@ def _steps(
                 f"the mean acceptance length is {request.mean_length}, but {accepted:,} accepted "
                 f"in {steps:,} drafts make {1 + accepted / steps:.2f}",
             )
-        elif not steps and (steps := found.steps_of(mean, half)) is None:
+        elif not steps and (steps := found.steps_of(mean, half, request.rates or ())) is None:
             found.given["mean_acceptance_length"] = mean
     return steps
 

@@ -117,11 +117,9 @@ class PromptLog:
     def begin(self, slot: int) -> LoggedPrompt:
         """The prompt that comes to a slot."""
         held, before = self._released.get(slot, (self._empty, None))
-        found = LoggedPrompt(slot, n_held=held, before=before)
-        found.held = list(self._kept.get(slot, ()))
-        found.gone = list(self._gone.get(slot, ()))
-        found.by, found.similarity = self._chosen.pop(slot, ("", None))
-        return found
+        chosen = self._chosen.pop(slot, ("", None))
+        kept, gone = (list(one.get(slot, ())) for one in (self._kept, self._gone))
+        return LoggedPrompt(slot, *chosen, n_held=held, before=before, held=kept, gone=gone)
 
     def released(self, prompt: LoggedPrompt, n_tokens: int, *, is_whole: bool) -> None:
         """The slot is done; the newest token is not in it."""

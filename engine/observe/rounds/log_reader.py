@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable
 from copy import copy
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,8 +42,11 @@ _MOST_HASHES = 1 << 18
 _MOST_BETWEEN = 64
 """Lines of other servers between two of one that are looked at."""
 _NUMBERS = re.compile("[0-9]+")
-_OF_DRAFTS = ("impl", "candidate")
+_BETWEEN = ("impl", "candidate", "statistics")
 """Lines of a server between those of a slot, after which it works on."""
+_OfReading: TypeAlias = tuple[np.ndarray, list[Any], np.ndarray, tuple[list[str], np.ndarray]]
+"""Lines that are read alike: their numbers in the block, their columns, which of them have none out
+of range, and their servers (`Block.columns`, `Block.streams`)."""
 _QUIET = Reading("", "nothing", None, "", is_own=False)
 """Of lines that have no word that any reader looks for."""
 
@@ -125,16 +128,17 @@ class LogReader(LogServers):
             if reading is None:
                 known[i], unknown[i] = self._known(block, i)
         of_line = block.shape_of
-        values, light, others, whose = self._columns(block, known)
-        may_go_on = np.array([one is not None and one.may_go_on for one in known])
-        for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
-            row = values[i]
-            values[i] = row if row and self._is_whole(block, i, row[0]) else None
+        columns, light, others, whose = self._columns(block, known)
         says_more = np.array([one is None or one.whose != "nothing" for one in known])[of_line]
         for _, (_, _, rows, _) in others:
             says_more[rows] = False
         is_silent = np.array([one is not None and one.handler is None for one in known])
         left, goes_on = self._without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
+        values = self._values(block, columns, left)
+        may_go_on = np.array([one is not None and one.may_go_on for one in known])
+        for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
+            row = values[i]
+            values[i] = row if row and self._is_whole(block, i, row[0]) else None
         runs, of_left, todo = light.runs(left), of_line[left], left.tolist()
         is_candidate = np.array([one is not None and one.name == "candidate" for one in known])
         candidates, shapes = lengths_of_runs(is_candidate[of_left], 2), of_left.tolist()
@@ -270,17 +274,16 @@ class LogReader(LogServers):
 
     def _columns(
         self, block: Block, known: list[Reading | None]
-    ) -> tuple[list[tuple[Any, ...] | None], LightRows, list[tuple[str, OfShape]], np.ndarray]:
-        """Values of lines, None for those that have to be looked at; lines of other engines by
-        server and shape; and server, slot, task and time of lines, int64 [4, n], -1 for what there
-        is not, slot -2 of lines that say more of their server. known: how lines of each shape are
-        read."""
+    ) -> tuple[list[_OfReading], LightRows, list[tuple[str, OfShape]], np.ndarray]:
+        """Lines by how they are read; lines of other engines by server and shape; and server, slot,
+        task and time of lines, int64 [4, n], -1 for what there is not, slot -2 of lines that say
+        more of their server. known: how lines of each shape are read."""
         of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
         order = np.argsort(kind, kind="stable")
         ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
-        values: list[tuple[Any, ...] | None] = [None] * len(of_line)
+        mine: list[_OfReading] = []
         light, whose = LightRows(len(of_line)), np.full((4, len(of_line)), -1)
         numbers: dict[str, int] = {}
         others: list[tuple[str, OfShape]] = []
@@ -301,18 +304,34 @@ class LogReader(LogServers):
             if self._has_batches and (reading.name, reading.kind) == ("accepted", ""):
                 light.add(rows, columns, is_good, streams)
             else:
-                for i, row in block.rows(rows, columns, is_good, streams):
-                    values[i] = row
+                mine.append((rows, columns, is_good, streams))
             names_of, of = streams
-            mine = [numbers.setdefault(one, len(numbers)) for one in names_of]
-            whose[0, rows] = np.array(mine)[of]
+            known_as = [numbers.setdefault(one, len(numbers)) for one in names_of]
+            whose[0, rows] = np.array(known_as)[of]
             whose[0, rows[~is_good]] = -1
             whose[3, rows] = -1 if columns[0] is None else columns[0]
             if reading.whose == "slot":
                 whose[1:3, rows] = columns[1:3]
-            elif not (reading.is_mark or reading.name in _OF_DRAFTS):
+            elif not (reading.is_mark or reading.name in _BETWEEN):
                 whose[1, rows] = -2
-        return values, light, others, whose
+        return mine, light, others, whose
+
+    @staticmethod
+    def _values(
+        block: Block, parts: list[_OfReading], left: np.ndarray
+    ) -> list[tuple[Any, ...] | None]:
+        """Values of the lines that are left, None for those that have to be looked at."""
+        values: list[tuple[Any, ...] | None] = [None] * block.n_lines
+        is_left = np.zeros(block.n_lines, bool)
+        is_left[left] = True
+        for rows, columns, is_good, (names, of) in parts:
+            kept = is_left[rows]
+            if not kept.all():
+                rows, is_good, of = rows[kept], is_good[kept], of[kept]
+                columns = [one if one is None else one[kept] for one in columns]
+            for i, row in block.rows(rows, columns, is_good, (names, of)):
+                values[i] = row
+        return values
 
     @staticmethod
     def _without_repeats(

@@ -19,6 +19,7 @@ from engine.observe.files.records.prometheus import is_metrics, only_samples, re
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, Shape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.tables import read_tables
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.trace.store import TraceStore
 
@@ -46,9 +47,12 @@ def recognise(data: bytes) -> str | None:
     known = next((name for name, shape in SHAPES.items() if shape.may_be_in(data)), None)
     if known is None and is_summary_table(data):
         return AIPERF.name
-    if known is None and is_printed(data.decode("utf-8", "replace")):
+    if known is not None:
+        return known
+    text = data.decode("utf-8", "replace")
+    if is_printed(text):
         return PRINTED
-    return known or (REPLY if _REPLY.search(data) else None)
+    return REPLY if _REPLY.search(data) else None
 
 
 def fill(
@@ -67,7 +71,8 @@ def fill(
             raise _nothing(file, "Prometheus")
         return [write_requests(store, found, METRICS, file, left_out=left_out)]
     if name == PRINTED or (name is None and recognise(data[:_HEAD]) == PRINTED):
-        if not (found := read_printed(data.decode("utf-8-sig", "replace"))):
+        text = data.decode("utf-8-sig", "replace")
+        if not (found := read_printed(text) if is_printed(text) else read_tables(text)):
             raise _nothing(file, "benchmarks")
         return [write_requests(store, found, PRINTED, file)]
     documents, left_out = (

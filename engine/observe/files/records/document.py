@@ -59,6 +59,9 @@ _PRINTED = re.compile(
     r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
 )
 """What is not JSON in such objects, and the texts in which nothing is to be changed."""
+_QUOTED_OBJECT = re.compile(r"(?m)^[ \t]{0,8}> ?\{")
+_QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
+"""Before each line of a text that Markdown quotes."""
 _STATUS = re.compile(r"(?:< )?HTTP/\d")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE\]|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
@@ -134,7 +137,9 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
 
 
 def as_json(text: str) -> str:
-    """Objects as JavaScript or Python print them, as JSON; any other text as it is."""
+    """Objects as JavaScript or Python print them or Markdown quotes them, as JSON; any other text
+    as it is."""
+    text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_plain, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
 
 

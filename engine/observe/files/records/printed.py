@@ -2,10 +2,8 @@
 `-simple`, vLLM's example `spec_decode.py` and `vllm bench serve`, SGLang's and TensorRT-LLM's
 benchmarks, whose averages are those of requests.
 
-A line is a name and a number; a name that comes again begins another run of the program. Of
-ik_llama.cpp's `llama-spec-bench`, a row of its table is an attempt, or a stage of one; of
-llama.cpp's speed_bench.py and speed_bench_compare.py, a row is a category, or a setting, and has
-rates alone. Sums of all rows are left out.
+A line is a name and a number; a name that comes again begins another run of the program. Parts of
+a line of vLLM or SGLang that a person has copied are read like them.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from engine.observe.files.records.readers import Shape
 from engine.observe.files.records.request import RecordedRequest
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
-_EMITTED, _MEAN, _RATE = "predicted_n", "mean", "rate"
+_EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
 _NAMES = {
     "n_predict": _EMITTED,
     "n_drafted": _DRAFTED,
@@ -39,6 +37,11 @@ _NAMES = {
     "[al] average": _MEAN,
     "[dar] average": _RATE,
     "avg draft acceptance rate": _RATE,
+    "per-position acceptance rate": _BY_INDEX,
+    "accept len": _MEAN,
+    "accept rate": _RATE,
+    "num accepted token": _ACCEPTED,
+    "num generated token": _EMITTED,
     "drafts": _STEPS,
     "draft tokens": _DRAFTED,
     "accepted tokens": _ACCEPTED,
@@ -51,31 +54,23 @@ _LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SIGN = re.compile(
-    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:"
+    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:|num accepted token:"
     r"|(?:average )?accept length:|\[al\] average:|acc_length=)[ \t]{0,60}\d"
     r"|(?:^|, )acceptance length:[ \t]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,
 )
-_ALONE = re.compile(r"^[ \t|>*`-]{0,20}mean acceptance length:[ \t]{0,60}\d", re.I | re.MULTILINE)
-"""Also a part of a line of vLLM's log, which may be wrapped there."""
-_BY_INDEX = re.compile(
-    r"^[ \t|>*`-]{0,20}per-position acceptance rate:[ \t]{0,60}([\d., ]{1,8192})",
+_ALONE = re.compile(
+    r"^[ \t|>*`-]{0,20}(?:mean acceptance length|per-position acceptance rate|accept len):"
+    r"[ \t]{0,60}\d",
     re.I | re.MULTILINE,
 )
-_TABLE = re.compile(r"\| task +\| +run \| stage +\| +tokens \|[^\n]{0,80}rounds \| +accepted")
-_ROW = re.compile(
-    r"\| (?P<task>\S[^|\n]{0,60}?) +\| +(?P<run>\d{1,9}) \| (?P<stage>[\w.-]{1,30}) +"
-    r"\| +(?P<tokens>\d{1,20}|-) \| (?P<stop>eog|limit|fail) +"
-    r"\| +(?P<seconds>\d{1,9}\.\d{1,9}|-) \| +[\d.-]{1,20} "
-    r"\| +(?:(?P<steps>\d{1,20}) \| +(?P<acc>\d{1,20})/(?P<drafted>\d{1,20})|- \| +-) "
-    r"\|[^|\n]{1,40}\|[^|\n]{1,40}\|(?P<by>[^|\n]{0,60})"
-)
-_SPEEDS = re.compile(r"^[^\n]{0,200}pred_t/s[^\n]{0,200}\baccept_rate\b", re.MULTILINE)
-_CELLS = re.compile(r"\s*\|\s*|\s{2,}|\t")
+"""Also a part of a line of a log, which may be wrapped there."""
+_SHARES = re.compile(r"[\d., ]{1,8192}")
 _ENGINES = (
     ("n_drafted", "llama.cpp"),
+    ("num accepted token", "openvino"),
     ("[al] average", "tensorrt-llm"),
-    ("accept length", "sglang"),
+    ("accept len", "sglang"),
     ("acc_length", "sglang"),
     ("#questions", "sglang"),
 )
@@ -83,9 +78,10 @@ _ENGINES = (
 
 def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
-    if any(one.search(text) is not None for one in (_SIGN, _TABLE, _SPEEDS)):
+    if _SIGN.search(text) is not None:
         return True
-    return "metrics: " not in text and _ALONE.search(text) is not None
+    is_whole = "metrics: " in text or "Decode batch" in text
+    return not is_whole and _ALONE.search(text) is not None
 
 
 def read_printed(text: str) -> list[RecordedRequest]:
@@ -106,60 +102,6 @@ def read_printed(text: str) -> list[RecordedRequest]:
             close()
         values[name] = match
     close()
-    rows = [_row(row, text) for row in _ROW.finditer(text) if _TABLE.search(text)]
-    return found + rows + (_speeds(text) if _SPEEDS.search(text) else [])
-
-
-def _speeds(text: str) -> list[RecordedRequest]:
-    """The rows of speed-bench's tables: by their first cell the speed and the rate, which has no
-    counts."""
-    found: list[RecordedRequest] = []
-    columns: list[str] = []
-    for line in text.splitlines():
-        cells = _CELLS.split(line.strip(" \t|>`*"))
-        if "accept_rate" in cells:
-            columns = cells
-        elif len(cells) != len(columns):
-            columns = columns if set(line) <= set(" -|:") else []
-        elif not set(line) <= set(" -|:"):
-            row = dict(zip(columns, cells, strict=True))
-            one = RecordedRequest("llama-server", cells[0], stop="end", record=dict(row))
-            speed = next(row[name] for name in reversed(columns) if name.endswith("pred_t/s"))
-            for name, value in (("speed", speed), ("rate", row["accept_rate"])):
-                number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(%?)", value)
-                if number is None:
-                    continue
-                if name == "speed":
-                    one.timings["predicted_per_second"] = float(number[1])
-                elif (rate := float(number[1]) / (100 if number[2] else 1)) <= 1:
-                    one.given["draft_acceptance_rate"] = rate
-            found.append(one)
-    return [one for one in found if one.place != "overall"] or found
-
-
-def _row(row: re.Match[str], text: str) -> RecordedRequest:
-    """An attempt of llama-spec-bench. Its shares are of the drafts that had each position: counts
-    only where all drafts are of one length."""
-    line = 1 + text.count("\n", 0, row.start("task"))
-    place = f"{row['task']}, run {row['run']}, {row['stage']} (line {line})"
-    found = RecordedRequest("ik_llama.cpp", place, stop=row["stop"])
-    try:
-        if row["tokens"] != "-":
-            found.timings = {_EMITTED: whole(row["tokens"], COUNT)}
-            if row["seconds"] != "-":
-                found.timings["predicted_ms"] = 1e3 * real(row["seconds"])
-        if row["steps"] is None:
-            return found
-        steps, accepted, drafted = (whole(row[n], COUNT) for n in ("steps", "acc", "drafted"))
-    except OutOfRangeError as error:
-        found.check(False, ("accepted",), str(error))
-        return found
-    found.num_spec_steps, found.num_draft_tokens = steps, drafted
-    found.num_accepted_draft_tokens = accepted
-    found.check_counts({_DRAFTED: "accepted", _ACCEPTED: "accepted"})
-    rates = [float(one) / 100 for one in re.findall(r"(\d{1,3}\.\d{1,3})%", row["by"])]
-    if rates and "..." not in row["by"] and drafted == steps * len(rates) and max(rates) <= 1:
-        found.set_rates(rates)
     return found
 
 
@@ -185,17 +127,20 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
         found.timings[_EMITTED] = emitted
     steps, drafted, accepted = (getattr(found, one) for one in (_STEPS, _DRAFTED, _ACCEPTED))
     mean, rate = take(_MEAN, real), take(_RATE, real)
-    if drafted is None and mean is None:
+    if drafted is None and mean is None and accepted is None and _BY_INDEX not in values:
         return None
     found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
     if mean is not None:
         found.given["mean_acceptance_length"] = mean
-    if rate is not None and drafted is None and rate <= 100:
-        is_share = values[_RATE]["name"].startswith("[")
-        found.given["draft_acceptance_rate"] = rate if is_share else rate / 100
+    is_percent = rate is not None and "%" in values[_RATE]["name"] + (
+        values[_RATE]["percent"] or ""
+    )
+    scale = 100 if is_percent else 1
+    if rate is not None and drafted is None and rate <= scale:
+        found.given["draft_acceptance_rate"] = rate / scale
     for name, given, part, whole_ in (
         (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
-        (_RATE, rate, 100 * (accepted or 0), drafted),
+        (_RATE, rate, scale * (accepted or 0), drafted),
     ):
         if given is not None and accepted is not None and whole_:
             half = 0.5001 * 10.0 ** -len(values[name]["value"].partition(".")[2])
@@ -204,32 +149,36 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
                 (values[name]["name"], values[_ACCEPTED]["name"]),
                 f"{values[name]['name']} is {given:g}, but the counts make {part / whole_:.4g}",
             )
-    _take_positions(found, values, text[first.start() :])
+    _take_positions(found, values, text)
     return found
 
 
 def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], text: str) -> None:
     """Shares of the drafts that had each position accepted, as far as they follow each other. text:
     what the program printed."""
-    rates: list[float] = []
-    while len(rates) < LONGEST_DRAFT:
-        at = len(rates)
+    parts: list[tuple[str, float]] = []
+    while len(parts) < LONGEST_DRAFT:
+        at = len(parts)
         names = (
             (f"acceptance at token {at}", 1.0),
             (f"position {at}", 100.0),
             (f"pos {at + 1}", 1.0),
         )
-        known = [(values[name], scale) for name, scale in names if name in values]
-        if not known or (rate := float(known[0][0]["value"]) / known[0][1]) > 1:
+        known = next(((values[name]["value"], one) for name, one in names if name in values), None)
+        if known is None or float(known[0]) > known[1]:
             break
-        rates.append(rate)
-    if not rates and (row := _BY_INDEX.search(text)) is not None:
-        parts = [part.strip() for part in row[1].split(",") if part.strip()]
-        if all(re.fullmatch(r"[01](?:\.\d{1,20})?", one) for one in parts[:LONGEST_DRAFT]):
-            rates = [min(float(one), 1.0) for one in parts[:LONGEST_DRAFT]]
-    if not rates:
-        return
-    found.rates, found.num_spec_tokens = rates, len(rates)
+        parts.append(known)
+    if not parts and _BY_INDEX in values:
+        row = _SHARES.match(text, values[_BY_INDEX].start("value"))
+        shares = [part.strip() for part in (row[0] if row else "").split(",") if part.strip()]
+        if all(re.fullmatch(r"[01](?:\.\d{1,20})?", one) for one in shares[:LONGEST_DRAFT]):
+            parts = [(one, 1.0) for one in shares[:LONGEST_DRAFT]]
+    rates = [min(float(one) / most, 1.0) for one, most in parts]
+    if rates and found.num_draft_tokens == len(rates) * (found.num_spec_steps or 0):
+        digits = min(len(one.partition(".")[2]) + (2 if most > 1 else 0) for one, most in parts)
+        found.set_rates(rates, digits)
+    elif rates:  # there may be more
+        found.rates, found.num_spec_tokens = rates, len(rates)
 
 
 # -- the same as JSON -------------------------------------------------------------------------

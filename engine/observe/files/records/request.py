@@ -18,6 +18,8 @@ from engine.observe.rounds.stream_rounds import StreamedToken
 from engine.trace.timings import at_least, per_position, rates_by_index
 
 _WHOLE = 1e-9
+_MOST_STEPS = 1000
+"""Numbers of steps that are tried."""
 _SUMMED = ("cache_n", "prompt_n", "predicted_n")
 TIMINGS = (
     *_SUMMED,
@@ -104,34 +106,39 @@ class RecordedRequest:
         if not holds:
             self.contradictions.append((tuple(keys), sentence))
 
-    def steps_of(self, mean: float, half: float) -> int | None:
+    def steps_of(self, mean: float, half: float, rates: Sequence[float] = ()) -> int | None:
         """The only number of steps with which the accepted tokens make this mean length, where
-        half a unit of its last digit leaves one."""
+        half a unit of its last digit leaves one, or leaves several of which one makes the shares
+        by index in the draft, with three digits, too."""
         accepted = self.num_accepted_draft_tokens
         if accepted is None or mean - half <= 1:
             return None
         least = math.ceil(accepted / (mean - 1 + half))
         most = math.floor(accepted / (mean - 1 - half))
+        if least < most < least + _MOST_STEPS and rates:
+            found = [n for n in range(least, most + 1) if _makes(n, accepted, rates)]
+            least, most = (found[0], found[-1]) if found else (0, 0)
         return least if least == most and least else None
 
-    def set_rates(self, rates: Sequence[float]) -> None:
-        """Take shares of the steps that accepted the token at each index, with three digits: as
-        counts where only these whole numbers have the sum."""
+    def set_rates(self, rates: Sequence[float], digits: int = 3) -> None:
+        """Take shares of the steps that accepted the token at each index: as counts where only
+        these whole numbers have the sum."""
         self.rates, self.num_spec_tokens = list(rates), len(rates)
         steps, accepted = self.num_spec_steps, self.num_accepted_draft_tokens
         if not steps or accepted is None:
             return
         counts = [round(rate * steps) for rate in rates]
         total = sum(counts)
-        if abs(total - accepted) > len(rates) * (0.0006 * steps + 0.5):
+        if total == accepted:
+            if all(map(ge, [steps, *counts], counts)):
+                self.per_pos = counts
+        elif abs(total - accepted) > len(rates) * (0.6 * 10.0**-digits * steps + 0.5):
             self.check(
                 False,
                 ("acceptance rate per position", "accepted"),
                 f"the acceptance rates per position make {total:,} accepted tokens in {steps:,} "
                 f"drafts, but {accepted:,} are given",
             )
-        if total == accepted and all(map(ge, [steps, *counts], counts)):
-            self.per_pos = counts
 
     def check_ratio(
         self, key: str, given: float | None, part: float | None, whole: float | None, *others: str
@@ -262,6 +269,13 @@ class RecordedRequest:
             if figures.get(name) is None:
                 figures[name] = value
         return figures
+
+
+def _makes(steps: int, accepted: int, rates: Sequence[float]) -> bool:
+    """Whether whole numbers of steps have these shares, with three digits, and the sum."""
+    counts = [round(rate * steps) for rate in rates]
+    pairs = zip(counts, rates, strict=True)
+    return sum(counts) == accepted and all(abs(n / steps - one) <= 0.000501 for n, one in pairs)
 
 
 def sums_of(moved: Movement) -> RecordedRequest:

@@ -706,6 +706,56 @@ def test_the_console_of_koboldcpp() -> None:
     assert rules(store) == ["log-unread"] and recognise(text.encode()) == "log"
 
 
+def test_sglang_may_number_its_batches() -> None:
+    line = (
+        "[2026-09-12 10:00:0{0} DP{0} TP0] Decode batch [{1}], #running-req: 3, accept len: 2.50, "
+    )
+    store = read("".join(f"{line.format(i, 10 * i)}accept rate: 0.50\n" for i in (0, 1)))
+    assert told(store, "mean_acceptance_length", "draft_acceptance_rate") == [(2.5, 0.5)] * 2
+
+
+def test_the_console_of_koboldcpp_in_another_order() -> None:
+    """What became of the drafts comes before the line of their request, and fits it."""
+    draft, end = "Drafted 8 Tokens: [ 1 2 ]", "CtxLimit:98/8192, Amt:{}/200, Process:0.25s (3T/s), "
+    end += "Generate:0.52s (34T/s), Total:0.77s"
+    results = "(Draft Results - Success:{}, Failure:{})"
+    text = "\n".join([
+        *[draft] * 3, results.format(15, 3), end.format(18), end.format(40), *[draft] * 2,
+        results.format(9, 2), end.format(11), draft, results.format(5, 1), end.format(90), "",
+    ])  # fmt: skip
+    store = read(text)
+    names = "predicted_n", "draft_n", "draft_n_accepted", "num_spec_steps"
+    assert told(store, *names) == [
+        (18, 24, 15, 3), (40, None, None, None), (11, 16, 9, 2), (90, None, None, None),
+    ]  # fmt: skip
+    assert rules(store) == ["log-unread"]  # 5 accepted tokens and one more are no 90
+
+
+def test_intervals_of_atom_and_requests_of_omlx() -> None:
+    line = "{}:[atom 14:45:5{}] [MTP Stats{}] Average toks/fwd: 1.90, Accepted/Total Draft tokens: "
+    line += "{}/{}, Acceptance rate: 45.00%, Accepted tokens distribution: {{0: '40.00%', "
+    line += "1: '30.00%', 2: '30.00%'}}\n"
+    total = line.format(8, 0, " " * 9, 9000, 20000)
+    store = read(line.format(7, 0, " Interval", 900, 2000) + total)
+    assert told(store, "draft_n", "draft_n_accepted", "num_spec_steps") == [(2000, 900, 1000)]
+    (one,) = store.runs[0]["requests"]
+    assert one["told"]["num_accepted_tokens_per_pos"] == [600, 300] and one["place"] == "14:45:50"
+    head = "2026-08-16 21:10:01,512 - omlx.scheduler - INFO - [-] - vlm_mtp stats: request=a"
+    rest = " finish=stop rounds=40 accepted=52/80 (65.0%) tokens_per_round=2.30{}\n"
+    store = read(head + rest.format(" emitted=93 block_size=3") + head + rest.format(""))
+    names = "predicted_n", "draft_n", "draft_n_accepted", "num_spec_steps"
+    assert told(store, *names) == [(93, 80, 52, 40), (None, 80, 52, 40)]
+
+
+def test_shares_by_position_tell_the_steps_that_a_mean_length_leaves_open() -> None:
+    """152 accepted in 153 or in 154 drafts make 1.99; only 153 have these shares."""
+    sums = "slot print_timing: id  0 | task 1 | draft acceptance = 0.49672 (  152 accepted /   306 "
+    sums += "generated), mean acceptance length =  1.99, acceptance rate per position = ({})\n"
+    store = read(sums.format("0.601, 0.392"))
+    assert told(store, "num_spec_steps", "draft_n") == [(153, 306)]
+    assert told(read(sums.format("0.6, 0.4")), "num_spec_steps") == [(None,)]
+
+
 def test_the_lines_of_lmdeploy_and_tabbyapi() -> None:
     head = (
         "[2026-11-02 10:00:0{0} DP{0}] Avg thr (in/out): 100.0 / 250.0 tokens/s, KV cache: 10.0%, "

@@ -402,6 +402,109 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
     assert not any(one.get(name) is not None for one in told for name in SUMS)
 
 
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        (
+            "| version | tps | draft acceptance |\n| -- | -- | -- |\n| 0.9 | 61.5 | 0.41 |\n",
+            [("0.9", 61.5, 0.41)],
+        ),
+        (
+            (
+                "> | Config | Decode tok/s | Draft acceptance |\n> |---|---:|---:|\n"
+                "> | none | 26.5 | — |\n> | `-n 3` | 23.5 | **34%** |\n"
+                "> | `-n 2` | 9.0 | 30-40% |\n"
+            ),
+            [("none", 26.5, None), ("-n 3", 23.5, 0.34), ("-n 2", 9.0, None)],
+        ),
+        (
+            "│ n-max │ T/s (CUDA) │ draft rate │\n│ 1 │ 47.7 │ 0.47 │\n│ total │ 40.1 │ 0.3 │\n",
+            [("1", 47.7, 0.47)],
+        ),
+        (
+            (
+                "<table><tr><th>config</th><th>tok/s</th><th>draft acceptance</th></tr>\n"
+                "<tr><td>n=2</td><td>41.5</td><td>73.5%</td></tr></table>\n"
+            ),
+            [("n=2", 41.5, 0.735)],
+        ),
+        ("config,tok/s,acceptance\nn=2,41.5,0.735\n", [("n=2", 41.5, 0.735)]),
+        (
+            (
+                "| Metric | off | on |\n|---|---|---|\n| Output tokens (tok/s) | 8.5 | 15.5 |\n"
+                "| Accept rate | - | 0.5 |\n"
+            ),
+            [("off", 8.5, None), ("on", 15.5, 0.5)],
+        ),
+    ],
+)
+def test_tables_that_people_write_have_rates(
+    tmp_path: Path, table: str, rows: list[tuple[Any, ...]]
+) -> None:
+    requests = _read(f"My numbers:\n\n{table}\nwhy?\n", tmp_path).runs[0]["requests"]
+    names = "predicted_per_second", "draft_acceptance_rate"
+    assert [(one["place"], *(one["told"][name] for name in names)) for one in requests] == rows
+    assert all(one["told"].get(name) is None for one in requests for name in SUMS)
+
+
+def test_a_table_may_have_counts_in_a_cell(tmp_path: Path) -> None:
+    table = (
+        "| Prompt | Variant | t/s | Accept rate | Draft stats |\n|---|---:|---:|---:|---|\n"
+        "| code | mtp | 62.5 +/- 0.1 | 76.7% | `mtp: drafts 266/302, tokens 695/906` |\n"
+    )
+    (one,) = _read(table, tmp_path).runs[0]["requests"]
+    assert one["place"] == "code mtp" and one["told"]["predicted_per_second"] == 62.5
+    assert [one["told"].get(name) for name in SUMS] == [None, 302, 906, 695]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| model | size |\n|---|---|\n| a | 3 |\n",
+        "| accepted | by |\n|---|---|\n| yes | me |\n",
+        "it has 1,234 accepted,acceptance\nor 5,678 rejected,unknown\n",
+        "a  acceptance\nb  3\n",
+    ],
+)
+def test_other_tables_are_no_sums(text: str) -> None:
+    assert recognise(text.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Per-position acceptance rate: 0.75, 0.5\nAvg Draft acceptance rate: 62.5%\n" * 2,
+         [([0.75, 0.5], None, 0.625)] * 2),
+        ("```\naccept len: 2.75, accept rate: 0.44   @ ~10,072 tok\n```\n", [(None, 2.75, 0.44)]),
+    ],
+)  # fmt: skip
+def test_parts_of_a_line_that_were_copied_have_their_shares(
+    tmp_path: Path, text: str, told: list[tuple[Any, ...]]
+) -> None:
+    found = [one["told"] for one in _read(text, tmp_path).runs[0]["requests"]]
+    rates = [(one["acceptance_per_position"] or {}).get("unconditional") for one in found]
+    names = "mean_acceptance_length", "draft_acceptance_rate"
+    got = [(r, *(one[name] for name in names)) for r, one in zip(rates, found, strict=True)]
+    assert got == told
+
+
+def test_what_openvino_prints_has_accepted_tokens(tmp_path: Path) -> None:
+    text = "MAIN MODEL\n  Num generated token: 200 tokens\n  Num accepted token: 119 tokens\n"
+    text += "DRAFT MODEL\n  Num generated token: 324 tokens\n"
+    (one,) = _read(text, tmp_path).runs[0]["requests"]
+    assert [one["told"].get(name) for name in SUMS] == [200, None, None, None]
+    assert one["told"]["num_accepted_draft_tokens"] == 119 and one["engine"] == "openvino"
+
+
+def test_shares_of_all_positions_are_counts(tmp_path: Path) -> None:
+    text = (
+        "Total generated tokens: 900\nDrafts: 200\nDraft tokens: 400\nAccepted tokens: 240\n"
+        "Per-position acceptance (%):\n  Position 0:   75.00\n  Position 1:   45.00\n"
+    )
+    told = _read(text, tmp_path).runs[0]["requests"][0]["told"]
+    assert told["num_accepted_tokens_per_pos"] == [150, 90]
+
+
 def test_what_speed_bench_keeps_has_its_samples(tmp_path: Path) -> None:
     """Of a server without speculation it writes 0 drafted tokens: not observed."""
     sample = {"category": "math", "ok": True, "latency_s": 3.5, "prompt_tokens": 90, "error": None}
@@ -469,6 +572,8 @@ def test_counters_of_tgi(tmp_path: Path) -> None:
         ("seq_cp 0 1\n", "memory operations", "draftscope memory"),
         ("eval count:           298 token(s)\n", "ollama", "log"),
         ('{"generated_text": "abc", "details": {}}', "TGI", "/metrics"),
+        ("Generation: 94 tokens, 139.4 tokens-per-sec\n", "mlx_lm", "oMLX"),
+        ("[ Prompt: 25.1 t/s | Generation: 40.2 t/s ]\n", "llama-cli", "llama-server"),
         ("# TYPE vllm:num_requests_running gauge\n", "counters", "with speculation"),
     ],
 )

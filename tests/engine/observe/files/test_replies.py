@@ -84,6 +84,7 @@ def sse(*values: Any, ends: str = "\n") -> str:
         json.dumps({"results": [{"name": "a", "response": {"content": "x", "timings": TIMINGS}}]}),
         f"```json\n{json.dumps(TIMINGS, indent=2)}\n```\n",
         f"$ curl -s localhost:8080/completion | jq .timings\n{json.dumps(TIMINGS, indent=2)}\n",
+        "> " + json.dumps({"timings": TIMINGS}, indent=2).replace("\n", "\n> ") + "\n",
         HEAD + json.dumps({"content": "x", "timings": TIMINGS}),
         CURL + json.dumps({"timings": TIMINGS}) + "\n* Connection #0 left intact\n",
         "\ufeff" + json.dumps({"timings": TIMINGS}, indent=2).replace("\n", "\r\n"),

@@ -1,0 +1,195 @@
+"""Tables about speculative decoding, as programs print them and people write them: a row of names,
+then a row for each setting, category or attempt, or the same by columns; also of HTML and CSV.
+
+llama.cpp's speed_bench.py and speed_bench_compare.py and ik_llama.cpp's llama-spec-bench have such;
+most have rates alone. Rows of all others together are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
+from engine.observe.files.records.request import RecordedRequest
+
+_BARS = re.compile(r"[|│┃]")
+_GAPS = re.compile(r"\s{2,}|\t")
+_COMMAS = re.compile(r",(?=[^\s,])")
+_NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
+_ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
+_RULE = set(" -|:+=│┃─━┼╇╪┿")
+_MOST_CELLS = 64
+_LONGEST = 2000
+_COUNTED = (
+    ("rounds", "num_spec_steps"),
+    ("drafted", "num_draft_tokens"),
+    ("accepted", "num_accepted_draft_tokens"),
+)
+_COLUMNS = (
+    ("rate", r"(?:.{0,24} )?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
+    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?"),
+    ("mean", r"(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
+    (
+        "mean",
+        r"mean len(?:gth)?|(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}",
+    ),
+    ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
+    ("drafted", r"drafted(?: tokens)?|draft tokens|draft n|#?gen tokens"),
+    ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
+    ("tokens", r"(?:(?:generated|output|predicted) )?tokens|pred(?:icted)?(?: n)?"),
+    ("seconds", r"time ?\(s\)"),
+    ("stop", r"stop"),
+    ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
+    ("speed", r"(?!.{0,40}(?:prompt|prefill|pp )).{0,40}(?:tok(?:ens)?/s|t/s|tps).{0,40}"),
+)
+"""Names of columns, in lower case and with spaces."""
+_NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
+_PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})")
+_DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
+"""Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
+_ALL = ("overall", "total", "average", "avg", "mean")
+_ENGINES = (("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"))
+"""By parts of the names of columns."""
+
+
+def has_table(text: str) -> bool:
+    """Whether a text has such a table."""
+    return next(_requests(text), None) is not None
+
+
+def read_tables(text: str) -> list[RecordedRequest]:
+    """The rows of such tables. Numbers that cannot be are left out."""
+    found = list(_requests(text))
+    return [one for one in found if one.place.lower() not in _ALL] or found
+
+
+def _requests(text: str) -> Iterator[RecordedRequest]:
+    for table in _tables(text):
+        heads = [at for at, (_, cells) in enumerate(table) if _is_head(_names(cells))]
+        if not heads and _is_head(_names([cells[0] for _, cells in table])):
+            number = table[0][0]  # its names are in the first column
+            columns = zip(*(cells for _, cells in table), strict=True)
+            table, heads = [(number, list(cells)) for cells in columns], [0]
+        for begin, end in pairwise([*heads, len(table)]):
+            columns_ = _names(table[begin][1])
+            for number, cells in table[begin + 1 : end]:
+                if (found := _row(columns_, cells, number)) is not None:
+                    yield found
+
+
+def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
+    """Lines that follow each other and have as many cells: their numbers, and their cells."""
+    if "<td" in text:
+        text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
+    table: list[tuple[int, list[str]]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) <= _LONGEST and set(line) <= _RULE and line.strip():
+            continue
+        # gaps alone are in any text
+        is_row = table or any(one.search(line) for one in (_BARS, _COMMAS)) or "accept_rate" in line
+        cells = _cells(line) if is_row and len(line) <= _LONGEST else []
+        if table and len(cells) != len(table[0][1]):
+            yield table
+            table = []
+        if 2 <= len(cells) <= _MOST_CELLS:
+            table.append((number, cells))
+    yield table
+
+
+def _cells(line: str) -> list[str]:
+    line = line.strip(" \t\r>")
+    if _BARS.search(line) is not None:
+        parts = _BARS.split(line)
+        parts = parts[not parts[0].strip() :]
+        parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
+    else:
+        parts = (_COMMAS if _COMMAS.search(line) is not None else _GAPS).split(line)
+    return [one.strip(" \t*`") for one in parts]
+
+
+def _names(cells: list[str]) -> list[str]:
+    return [one.lower().replace("_", " ") for one in cells]
+
+
+def _is_head(names: list[str]) -> bool:
+    """Whether cells name what is accepted."""
+    parts = [one for one in names if "acc" in one or "draft" in one]
+    kinds = [kind for one in parts if (kind := _kind(one)) in ("rate", "mean", "accepted")]
+    return bool(kinds) and not any(map(_NUMBER.fullmatch, names))
+
+
+def _kind(name: str) -> str:
+    """What a column has, by its name; "" for what is not read."""
+    return next((kind for kind, known in _COLUMNS if re.fullmatch(known, name)), "")
+
+
+def _row(columns: list[str], cells: list[str], number: int) -> RecordedRequest | None:
+    """A row, None if it has none of the numbers."""
+    values: dict[str, str] = {}
+    words: list[str] = []
+    for name, cell in zip(columns, cells, strict=True):
+        if not (kind := _kind(name)):
+            shown = f"run {cell}" if name == "run" else cell
+            words += [shown] if not values and (not words or re.search(r"[^\W\d]", shown)) else []
+        elif kind == "speed" or kind not in values:  # of several speeds the last is the newest
+            values[kind] = cell
+    around = " ".join(columns)
+    engine = next((engine for sign, engine in _ENGINES if sign in around), "")
+    place = " ".join(words)[:200] or f"line {number}"
+    found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
+    found.record = dict(zip(columns, cells, strict=True))
+    numbers = {kind: one for kind, v in values.items() if (one := _NUMBER.match(v)) is not None}
+    pair, drafts = _PAIR.fullmatch(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
+    try:
+        for kind, field in _COUNTED:
+            if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
+                setattr(found, field, whole(numbers[kind][1], COUNT))
+        if pair is not None:
+            found.num_accepted_draft_tokens, found.num_draft_tokens = (
+                whole(one, COUNT) for one in pair.groups()
+            )
+        elif drafts is not None:
+            found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = (
+                whole(one, COUNT) for one in drafts.groups()
+            )
+        if "tokens" in numbers and numbers["tokens"][1].isdigit():
+            found.timings["predicted_n"] = whole(numbers["tokens"][1], COUNT)
+        if "seconds" in numbers:
+            found.timings["predicted_ms"] = 1e3 * real(numbers["seconds"][1], LONGEST_PART_MS)
+        if "speed" in numbers:
+            found.timings["predicted_per_second"] = real(numbers["speed"][1], LONGEST_PART_MS)
+    except OutOfRangeError as error:
+        found.check(False, (place,), str(error))
+        return found
+    found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
+    _take_shares(found, values, numbers, columns)
+    counts = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
+    is_empty = counts == (None, None) and not found.given and "speed" not in numbers
+    return None if is_empty else found
+
+
+def _take_shares(
+    found: RecordedRequest,
+    values: dict[str, str],
+    numbers: dict[str, re.Match[str]],
+    columns: list[str],
+) -> None:
+    """Rates and lengths where no counts give them; by position only if all drafts are of one
+    length, as the shares may be of the drafts that went so far."""
+    has_counts = found.num_accepted_draft_tokens is not None
+    if (rate := numbers.get("rate")) is not None and not (has_counts and found.num_draft_tokens):
+        value = float(rate[1])
+        name = next(one for one in columns if _kind(one) == "rate")
+        value /= 100 if rate[2] or "%" in name or value > 1 else 1
+        if value <= 1:
+            found.given["draft_acceptance_rate"] = value
+    steps = found.num_spec_steps
+    if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
+        found.given["mean_acceptance_length"] = float(mean[1])
+    by = values.get("by", "")
+    rates = [float(one) / 100 for one in re.findall(r"(\d{1,3}\.\d{1,3})%", by)]
+    is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
+    if rates and "..." not in by and is_even and max(rates) <= 1:
+        found.set_rates(rates)
