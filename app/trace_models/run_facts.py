@@ -92,7 +92,8 @@ class ModelRuns:
     """The trace that takes the runs of a model. in_use: the model is the one that is open.
 
     on_disk: where its rows are, in case they are not in memory: of the runs no more than the facts
-    is known then. is_earlier: an earlier session recorded them.
+    is known then. is_earlier: an earlier session recorded them. interrupted: those that went on
+    when their window ended; what is in the folder does not say so yet.
     """
 
     model: str
@@ -100,6 +101,7 @@ class ModelRuns:
     in_use: bool = False
     on_disk: Path | None = None
     is_earlier: bool = False
+    interrupted: tuple[RunRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

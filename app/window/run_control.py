@@ -399,7 +399,7 @@ class RunControl:
                 "is nothing to measure.",
             )
             return
-        self._bridge.ask(MeasureFidelity(demo_prompts()[0].text), self._show_fidelity)
+        self._bridge.ask(MeasureFidelity(demo_prompts()[0]), self._show_fidelity)
 
     def _show_fidelity(self, job: MeasureFidelity) -> None:
         if job.found is not None:

@@ -309,11 +309,11 @@ class Scheduler:
             return 0, 0
         seq, n_restored = sequence.index, 0
         if sequence.n_tokens == 0:
-            found = self._held.resume(seq, sequence.prompt.tokens, sequence.seq_id)
-            sequence.n_tokens = found.n_tokens
-            n_restored = found.checkpoint.n_bytes if found.checkpoint else 0
+            n_tokens, checkpoint = self._held.resume(seq, sequence.prompt.tokens, sequence.seq_id)
+            sequence.n_tokens = n_tokens
+            n_restored = checkpoint.n_bytes if checkpoint else 0
             clock.stop("restore" if n_restored else "rollback", [seq])
-            self._chain.resume(seq, found.n_tokens)
+            self._chain.resume(seq, n_tokens)
             self._held.records[seq].drafters = self._chain.held(seq)
             clock.stop("draft", [seq])
         n_saved = self._held.checkpoint(seq, sequence.prompt, sequence.n_tokens)

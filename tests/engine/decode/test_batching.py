@@ -39,7 +39,7 @@ def free(i: int, width: int) -> str:
 
 
 def shapes(lengths: list[int], n_ubatch: int = 512) -> list[tuple[tuple[int, ...], int, str]]:
-    return [(g.members, g.width, g.reason) for g in group(lengths, n_ubatch, free)]
+    return group(lengths, n_ubatch, free)
 
 
 def test_hand_made_groups():

@@ -20,7 +20,7 @@ from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.suffix import SuffixOptions
 from engine.errors import OptionError
 from engine.options import RunOptions, SamplerOptions, SpecOptions
-from resources import demo_prompts
+from resources import titled_prompts
 from tests.support.fake_session import FakeInfo, FakeLayer
 
 
@@ -182,7 +182,7 @@ def test_drafters_are_ticked_in_a_menu_that_stays_open(panel: RunPanel, qtbot: Q
 
 
 def test_example_prompts_fill_the_box(panel: RunPanel, qtbot: QtBot) -> None:
-    prompts = demo_prompts()
+    prompts = titled_prompts()
     panel.use_first_prompt()
     assert panel.texts() == [prompts[0].text]
     panel.prompt.setPlainText("mine")
