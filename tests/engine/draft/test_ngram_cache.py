@@ -81,7 +81,7 @@ def test_a_single_new_token_teaches_nothing():
     ask(drafter, [1, 2, 3], 4)
     ask(drafter, [1, 2, 3], 4)
     assert drafter._tables[0] == before
-    assert drafter._contexts[0].n_learned == 4
+    assert drafter._n_learned[0] == 4
 
 
 def test_a_round_in_which_it_was_not_asked_is_caught_up_with():
