@@ -16,8 +16,7 @@ from app.trace_models.shown_text import significant
 from engine.option_fields import options_in
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance_of, timings_of, with_told
 

@@ -18,7 +18,7 @@ from engine.batch import UBatch, UBatchTensors
 from engine.errors import OptionError
 from engine.machine.device import Uploads, upload
 from engine.machine.graphs import PassInputs
-from engine.memory.kv_cells import UNKNOWN, CellTable
+from engine.memory.cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
 from engine.model.memory import AttentionView
 from engine.model.parts import CellKey, CellRow, CellSize

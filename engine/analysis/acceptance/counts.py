@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.trace.facts import RequestFacts, RunFacts
 from engine.trace.records import MISSING
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 
 _MOST_TERMS = 1 << 17
 """Of a sum; those beyond are far below the last digit of it."""

@@ -17,7 +17,7 @@ from engine.model.parts.recurrent import (
     MambaPart,
     ShortConvPart,
 )
-from engine.model.recurrence import Recurrence, StateKey
+from engine.model.recurrence import ConvInputs, ConvWindow, Recurrence, StateKey
 from engine.model.recurrent_states import (
     DeltaInputs,
     DeltaState,
@@ -27,7 +27,6 @@ from engine.model.recurrent_states import (
     SsdState,
 )
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
-from engine.model.windows import ConvInputs, ConvWindow
 from kernels.dispatch import runs_triton
 from kernels.linear import PackedWeight, Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from engine.model.parts import Shapes
-from engine.model.parts.ngram_embedding import TABLE, NgramEmbeddingPart
+from engine.model.parts.recurrent import TABLE, NgramEmbeddingPart
 
 
 @dataclass(frozen=True, slots=True)
