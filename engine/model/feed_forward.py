@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -186,22 +186,11 @@ class Swiglu:
         return self._down(opened, invariant=invariant, residual=residual)
 
 
-class FeedForward(Protocol):
-    """The half of a block that looks at each token by itself. reads: matrices that its input is
-    multiplied with, for kernels.norm.rms_norm_rows."""
-
-    reads: tuple[PackedWeight, ...]
-
-    def __call__(
-        self,
-        x: Rows,
-        *,
-        invariant: bool,
-        tokens: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one. tokens:
-        int64 [B, T], for experts that go by them."""
+FeedForward = Swiglu | Relu2 | MixtureOfExperts
+"""The half of a block that looks at each token by itself. reads: matrices that its input is
+multiplied with, for kernels.norm.rms_norm_rows. Called with x [B, T, n_embd], normed, it gives the
+same shape, added to a residual if there is one; tokens: int64 [B, T], for experts that go by them.
+"""
 
 
 _FEED_FORWARD: Mapping[type, Callable[[Any, Weights, float], FeedForward]] = {

@@ -26,14 +26,7 @@ from engine.model.limits import (
     real,
     uniform,
 )
-from engine.model.parts import (
-    BlockParts,
-    FeedForwardPart,
-    MixerPart,
-    MtpParts,
-    ResidualStream,
-    TrunkPart,
-)
+from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts, TrunkPart
 from engine.model.parts.attention import LatentAttentionPart
 from engine.model.parts.feed_forward import Gating, LatentPart, MixturePart, RouterPart, SwigluPart
 from engine.model.parts.recurrent import KdaPart
@@ -223,7 +216,7 @@ def read_kimi_linear(file: GgufFile) -> ModelConfig:
     dense, mixture = SwigluPart(dense_width(file, n)), read_mixture(file, n, normalised=True)
     leading = n_dense(file)
     blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
-    return _config(file, sizes, blocks, ResidualStream())
+    return _config(file, sizes, blocks, TrunkPart())
 
 
 def read_kimi_k3(file: GgufFile) -> ModelConfig:
@@ -252,7 +245,7 @@ def read_kimi_k3(file: GgufFile) -> ModelConfig:
     leading = n_dense(file)
     blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
     group = count(file, f"{arch}.attn_res.block_size", low=0, high=MAX_LAYERS)
-    return _config(file, sizes, blocks, CrossLayerResidual(group) if group else ResidualStream())
+    return _config(file, sizes, blocks, CrossLayerResidual(group) if group else TrunkPart())
 
 
 def _latent(file: GgufFile) -> LatentPart | None:
