@@ -238,9 +238,9 @@ class InspectorView(QStackedWidget):
         self.tokens_model.show_step(step)
         self._placing = False
         self._columns.hide_empty(self.tokens_model.empty_columns())
-        self.facts_model.show_facts([] if step is None else step_facts(step))
+        self.facts_model.show_rows([] if step is None else step_facts(step))
         self.facts.clearSpans()
-        for row, (_, value, _) in enumerate(self.facts_model.lines):
+        for row, (_, value, _) in enumerate(self.facts_model.rows):
             if not value:
                 self.facts.setSpan(row, 0, 1, 2)
         self.facts.resizeColumnToContents(0)

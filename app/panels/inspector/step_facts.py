@@ -8,18 +8,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import (
     NOT_OBSERVED,
-    plain_tip,
     probability_text,
     significant,
     size_or_none,
     whole_text,
 )
+from app.widgets.plain_table import ColumnTable, TableColumn
 from engine.draft.registry import meaning
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
@@ -203,41 +203,20 @@ def _ms(value: float | None) -> str:
     return NOT_OBSERVED if value is None else f"{significant(value)} ms"
 
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
-
-
-class FactTable(QAbstractTableModel):
-    """Labels at the left, values at the right; a heading has no value."""
+class FactTable(ColumnTable):
+    """FactLines: labels at the left, values at the right."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__([TableColumn("label", "", "", True), TableColumn("value", "", "")], parent)
         self.muted_colour = QColor()
-        self.lines: list[FactLine] = []
 
-    def show_facts(self, lines: list[FactLine]) -> None:
-        self.beginResetModel()
-        self.lines = lines
-        self.endResetModel()
-
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.lines)
-
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else 2
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid():
-            return None
-        (label, value, tip), is_value = self.lines[index.row()], index.column() == 1
+    def cell(self, row: int, name: str, role: int) -> Any:
+        label, value, tip = self.rows[row]
+        is_value = name == "value"
         if role == Qt.ItemDataRole.DisplayRole:
             return value if is_value else label
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(f"{value}\n{tip}".strip()) or None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            flag = Qt.AlignmentFlag
-            side = flag.AlignRight if is_value else flag.AlignLeft
-            return side | (flag.AlignVCenter if value else flag.AlignBottom)
+            return f"{value}\n{tip}".strip() or None
         if role == Qt.ItemDataRole.FontRole and not value:
             font = QFont()
             font.setBold(True)
@@ -245,6 +224,13 @@ class FactTable(QAbstractTableModel):
         if role == Qt.ItemDataRole.ForegroundRole and not is_value and value:
             return self.muted_colour
         return None
+
+    def data(
+        self, index: QModelIndex | QPersistentModelIndex, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if role == Qt.ItemDataRole.TextAlignmentRole and not self.rows[index.row()][1]:
+            return Qt.AlignmentFlag.AlignBottom | Qt.AlignmentFlag.AlignLeft
+        return super().data(index, role)
 
 
 TraceRow = dict[str, Any]
