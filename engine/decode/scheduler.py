@@ -383,7 +383,7 @@ class Scheduler:
             n = min(n, self._observer.n_unseen + 1)
         if self._options.n_predict >= 0:
             n = min(n, self._options.n_predict - len(sequence.emitted))
-        return GreedyTokens(n, self._all_end_tokens) if n > 1 else None
+        return (n, self._all_end_tokens) if n > 1 else None
 
     def _cut(self, drafts: dict[int, Draft]) -> dict[int, Draft]:
         """Keep of each draft what is to be verified, and no empty ones; what was cut off."""

@@ -118,7 +118,7 @@ class ModelMapView(QStackedWidget):
             self._labels[name].setText(visible(text))
         self._labels["target"].setToolTip(plain_tip(str(files.target)))
         self._labels["draft"].setToolTip(
-            plain_tip("\n".join(str(draft.path) for draft in files.drafts))
+            plain_tip("\n".join(str(path) for path, *_ in files.drafts))
         )
         self._strip.set_layers(info.layers)
         self.legend.setText(_legend(info))
@@ -152,7 +152,7 @@ class ModelMapView(QStackedWidget):
         if self._files is None:
             return
         files, options = self._files, self._options
-        drafts = {draft.drafter: draft.info for draft in files.drafts}
+        drafts = {drafter: info for _, drafter, info in files.drafts}
         found = estimate(files.info, drafts, options, self._n_slots, self._compute)
         server = server_estimate(files.info, drafts, options)
         available = available_memory()
@@ -201,7 +201,7 @@ def _describe_draft(files: OpenedFiles) -> str:
     parts = []
     if any(layer.kind == "mtp" for layer in files.info.layers):
         parts.append("MTP head")
-    parts += [draft.path.name for draft in files.drafts]
+    parts += [path.name for path, *_ in files.drafts]
     return ", ".join(parts) or "none"
 
 

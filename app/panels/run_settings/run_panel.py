@@ -103,11 +103,11 @@ class RunPanel(QWidget):
         """Offer the drafters that these files have; a choice that is gone becomes the best left."""
         there: set[str] = set()
         if files is not None:
-            there = {draft.drafter for draft in files.drafts}
+            there = {drafter for _, drafter, _ in files.drafts}
             if any(layer.kind == "mtp" for layer in files.info.layers):
                 there |= {name for name, one in DRAFTERS.items() if one.needs is MTP_HEAD}
         refused = {
-            name: drafter.needs.missing
+            name: drafter.needs[1]
             for name, drafter in DRAFTERS.items()
             if drafter.needs and name not in there
         }

@@ -345,7 +345,7 @@ class _JobMaker:
 
     def _draft(self, place: str, settings: dict[str, Any], options: RunOptions) -> Path | None:
         needs = {name: DRAFTERS[name].needs for name in options.spec.types}
-        users = [name for name, need in needs.items() if need is not None and need.has_file]
+        users = [name for name in needs if DRAFTERS[name].has_file]
         if not users and not (MTP_HEAD in needs.values() and DRAFT_MODEL in settings):
             return None
         if len(users) > 1:

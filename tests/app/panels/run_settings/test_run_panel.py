@@ -13,7 +13,7 @@ from PySide6.QtGui import QPalette, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import DraftFile, OpenedFiles
+from app.engine_thread.events import OpenedFiles
 from app.looks.theme import Theme, apply_theme
 from app.panels.run_settings.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes
@@ -27,7 +27,7 @@ from tests.support.fake_session import FakeInfo, FakeLayer
 def files(*, mtp: bool, draft: bool) -> OpenedFiles:
     layers = (FakeLayer(0, "delta net"), FakeLayer(1, "mtp" if mtp else "attention"))
     info: Any = FakeInfo(layers=layers)
-    drafts = (DraftFile(Path("draft.gguf"), "draft-simple", info),) if draft else ()
+    drafts = ((Path("draft.gguf"), "draft-simple", info),) if draft else ()
     return OpenedFiles(Path("a.gguf"), drafts, info, {})
 
 
