@@ -52,7 +52,7 @@ class State(enum.Enum):
     AUDITING = "auditing"
 
 
-DraftFile = tuple[Path, str, ModelInfo | DrafterInfo]
+DraftFile = tuple[Path, str, "ModelInfo | DrafterInfo"]
 """A file that drafts for the model, which drafter uses it, and its figures."""
 
 

@@ -184,12 +184,12 @@ def test_drafters_are_ticked_in_a_menu_that_stays_open(panel: RunPanel, qtbot: Q
 def test_example_prompts_fill_the_box(panel: RunPanel, qtbot: QtBot) -> None:
     prompts = titled_prompts()
     panel.use_first_prompt()
-    assert panel.texts() == [prompts[0].text]
+    assert panel.texts() == [prompts[0][1]]
     panel.prompt.setPlainText("mine")
     panel.use_first_prompt()
     assert panel.texts() == ["mine"], "what is typed is never overwritten"
     panel.prompts.examples.activated.emit(2)
-    assert panel.texts() == [prompts[2].text]
+    assert panel.texts() == [prompts[2][1]]
 
 
 def test_loading_is_announced_only_when_the_user_chooses(panel: RunPanel, qtbot: QtBot) -> None:

@@ -145,7 +145,7 @@ def test_what_was_exported_is_not_discarded(
     window.sessions.quit_choice = QuitChoice.DISCARD
     window.close()
     (left,) = read_all(tmp_path)
-    assert left.runs.model == "other", "what was not exported is gone, the other is listed again"
+    assert left.model == "other", "what was not exported is gone, the other is listed again"
 
 
 def test_what_cannot_be_kept_keeps_the_window_open(
