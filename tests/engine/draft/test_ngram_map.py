@@ -185,7 +185,7 @@ def test_8_a_fifth_continuation_is_not_counted():
     text = Spoken(continuations(*pairs), 2, 2, k4v=True)
     text.ask(A, B)
     key = text.drafter.keys(0)[A, B]
-    assert [(v.start, v.count) for v in key.values] == [(3, 1), (7, 1), (11, 1), (15, 1)]
+    assert [(v.start, v.hits) for v in key.values] == [(3, 1), (7, 1), (11, 1), (15, 1)]
     assert key.counted_to == 21
 
 
