@@ -22,8 +22,10 @@ _PROJECTOR = (
 )
 _LORA = (
     "a LoRA adapter",
-    "It is not applied here: merge it into its model with llama.cpp's llama-export-lora, and "
-    + "open the result.",
+    (
+        "It is not applied here: merge it into its model with llama.cpp's llama-export-lora, and "
+        "open the result."
+    ),
 )
 _IMATRIX = (
     "an importance matrix (imatrix)",
