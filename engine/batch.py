@@ -91,12 +91,9 @@ class UBatchTensors(NamedTuple):
     outputs: torch.Tensor
 
 
-class GreedyTokens(NamedTuple):
-    """Tokens that may be decoded in turn, each the most probable one after the one before. n: most
-    of them, the first, which is known, included. ends: one of these is the last."""
-
-    n: int
-    ends: Collection[int]
+GreedyTokens = tuple[int, Collection[int]]
+"""Tokens that may be decoded in turn, each the most probable one after the one before: most of
+them, the first, which is known, included; and those of which any is the last."""
 
 
 def split_equal(

@@ -22,8 +22,7 @@ from engine.errors import OptionError, TraceFileError
 from engine.options import Prompt, RunOptions
 from engine.trace.facts import ForkOrigin, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef, same_model
+from engine.trace.run_ref import RunColumns, RunRef, same_model
 
 if TYPE_CHECKING:
     from engine.decode.scheduler import Scheduler

@@ -100,7 +100,7 @@ def estimate(
     for drafter in (DRAFTERS[name] for name in types):
         if drafter.needs and drafter.n_bytes and drafter.name in drafts:
             own, figures = drafter.options_of(options.spec), drafts[drafter.name]
-            sizes[drafter.needs.name] = drafter.n_bytes(own, figures, n_held, n_ctx, compute)
+            sizes[drafter.needs[0]] = drafter.n_bytes(own, figures, n_held, n_ctx, compute)
     if tapped := _tap_bytes([drafts[name] for name in types if name in drafts]):
         sizes["layer rows"] = tapped * min(options.n_batch, n_seqs * n_ctx)
     later = {"context checkpoints": _checkpoints(info, n_seqs, cache)}
@@ -150,7 +150,7 @@ def server_estimate(
         need, figures = DRAFTERS[name].needs, drafts.get(name)
         if need and figures:
             kept = figures.weight_bytes + n_cells * _drafter_cell(figures)
-            sizes[need.name] = kept + n_seqs * getattr(figures, "state_bytes", 0)
+            sizes[need[0]] = kept + n_seqs * getattr(figures, "state_bytes", 0)
     later = {"context checkpoints": _checkpoints(info, n_seqs, cache), "prompt cache": PROMPT_CACHE}
     return MemoryEstimate(n_seqs, n_ctx, n_rs_seq, sizes, later)
 

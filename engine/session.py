@@ -143,7 +143,7 @@ class Session:
         return tuple(
             name
             for name, spec in DRAFTERS.items()
-            if spec.needs and (name in self.drafts if spec.needs.has_file else has_head)
+            if spec.needs and (name in self.drafts if spec.has_file else has_head)
         )
 
     def prompt(self, text: str, *, parse_special: bool = True) -> Prompt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -20,14 +19,6 @@ ROLLBACK_SCRIPTS = SCENARIOS / "rollback"
 HELP = ROOT / "help"
 SESSION_PAGE = ROOT / "session_page"
 DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
-
-
-@dataclass(frozen=True, slots=True)
-class DemoPrompt:
-    """A prompt that the demo model continues well."""
-
-    title: str
-    text: str
 
 
 DEMO_TARGET = DEMO / "demo-target.gguf"
@@ -57,10 +48,15 @@ def theme_roles(name: str) -> dict[str, str]:
     }
 
 
-def demo_prompts() -> list[DemoPrompt]:
-    """The bundled prompts, the best first."""
+def demo_prompts() -> list[str]:
+    """The bundled prompts, which the demo model continues well, the best first."""
+    return [text for _, text in titled_prompts()]
+
+
+def titled_prompts() -> list[tuple[str, str]]:
+    """The same, each after its title."""
     entries = json.loads((DEMO / "prompts.json").read_text(encoding="utf-8"))
-    return [DemoPrompt(entry["name"], entry["text"]) for entry in entries]
+    return [(entry["name"], entry["text"]) for entry in entries]
 
 
 def help_topics() -> dict[str, str]:

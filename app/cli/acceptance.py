@@ -130,7 +130,5 @@ def _decay(by: str, fits: tuple[Logistic | None, ...]) -> Iterator[str]:
         if fit is None:
             continue
         of = f"{name}: " if len(fits) > 1 else ""
-        yield (
-            f"  {of}log odds {fit.slope:+.3f} ± {fit.error:.3f} per {what}, "
-            f"from {fit.begin:.3f} to {fit.end:.3f}"
-        )
+        slope, error, begin, end = fit
+        yield f"  {of}log odds {slope:+.3f} ± {error:.3f} per {what}, from {begin:.3f} to {end:.3f}"

@@ -47,15 +47,16 @@ from engine.errors import OptionError
 from engine.options import RunOptions
 from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
-from engine.report.compare import (
+from engine.report.run import (
     LANE_HEADS,
     LANE_NOTE,
     compare_report,
+    headline,
     lane_cells,
     lane_notes,
     noise_notes,
+    run_report,
 )
-from engine.report.run import headline, run_report
 from engine.trace.records import PEER
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.n_predict > _MOST_TOKENS:
         raise OptionError(f"-n is above {_MOST_TOKENS}.", "Fewer tokens tell as much.")
     path = target_path(args)
-    text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0].text)
+    text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0])
     check_files(path)
     from engine.compare.divergence import greedy_text, measure_fidelity
     from engine.session import Session

@@ -143,7 +143,7 @@ def opened_trace(path: Path) -> TraceStore:
 def runs_with_text(store: TraceStore, path: Path, *, with_tokens: bool = True) -> list[int]:
     """Runs that emitted tokens, or of which at least a text is known."""
     from engine.trace.records import EMITTED_KINDS
-    from engine.trace.run_columns import rows_by_sequence
+    from engine.trace.run_ref import rows_by_sequence
 
     found = [
         run

@@ -169,9 +169,9 @@ def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
                 there["draft-mtp"] = there.pop("draft-simple")
     for name in types:
         need = DRAFTERS[name].needs
-        if need and need.has_file and name not in there:
-            article = "an" if need.name[:1] in "AEIOU" else "a"
-            raise OptionError(f"{name} needs {article} {need.name}.", "Give one with -md.")
+        if need and DRAFTERS[name].has_file and name not in there:
+            article = "an" if need[0][:1] in "AEIOU" else "a"
+            raise OptionError(f"{name} needs {article} {need[0]}.", "Give one with -md.")
     for name, path in there.items() if args.spec_draft_model else ():
         if types and name not in types:
             raise OptionError(

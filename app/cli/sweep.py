@@ -23,7 +23,7 @@ from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "draftscope sweep (PLAN | --demo) [--out DIR] [options]"
-    about = "\n".join(f"  {key:<17} {one.about}" for key, one in JOB_KEYS.items())
+    about = "\n".join(f"  {key:<17} {about}" for key, (about, *_) in JOB_KEYS.items())
     parser.add_argument_group(
         "a plan",
         "A TOML file: [settings] for every job, [[grid]] for every combination of the values in\n"

@@ -194,8 +194,9 @@ def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
     if found.verdict.chosen == PLAIN:
         yield "do not speculate"
     if found.flags is not None:
-        yield f"flags for {found.flags.engine}: {found.flags.flags or 'none'}"
-        yield from (f"  {words}" for words in found.flags.missing)
+        engine, flags, missing = found.flags
+        yield f"flags for {engine}: {flags or 'none'}"
+        yield from (f"  {words}" for words in missing)
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:

@@ -52,13 +52,8 @@ class State(enum.Enum):
     AUDITING = "auditing"
 
 
-@dataclass(frozen=True)
-class DraftFile:
-    """A file that drafts for the model. drafter: which one uses it."""
-
-    path: Path
-    drafter: str
-    info: ModelInfo | DrafterInfo
+DraftFile = tuple[Path, str, "ModelInfo | DrafterInfo"]
+"""A file that drafts for the model, which drafter uses it, and its figures."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def inspect_files(request: OpenRequest) -> OpenedFiles:
         for path in request.drafts:
             with GgufFile.open(path, cancelled) as draft:
                 drafter, draft_info = describe_draft(draft)
-            drafts[drafter] = DraftFile(path, drafter, draft_info)
+            drafts[drafter] = (path, drafter, draft_info)
         info = describe(file, has_mtp_file=DRAFT_MTP in drafts)
     return OpenedFiles(request.target, tuple(drafts.values()), info, identity, has_chat)
 
@@ -114,7 +114,7 @@ class LocalEngine:
 
     def inspect(self, request: OpenRequest) -> OpenedFiles:
         found = inspect_files(request)
-        self._identity, self._drafts = found.identity, [draft.path for draft in found.drafts]
+        self._identity, self._drafts = found.identity, [path for path, *_ in found.drafts]
         return found
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:

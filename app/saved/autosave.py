@@ -270,27 +270,14 @@ INTERRUPTED = "interrupted"
 """Why a run ended whose window ended before it."""
 
 
-@dataclass(frozen=True)
-class SavedTrace:
-    """A trace of an earlier session, without its rows. interrupted: runs of it that went on when
-    their window ended; what is in the folder does not say so yet."""
-
-    runs: ModelRuns
-    interrupted: tuple[RunRef, ...]
-
-
-@dataclass(frozen=True)
-class DamagedTrace:
-    """A folder of the library that does not open, and why."""
-
-    folder: Path
-    failed: CommandFailed
+DamagedTrace = tuple[Path, CommandFailed]
+"""A folder of the library that does not open, and why."""
 
 
 class ReadLibrary(SideJob):
     """Read what earlier sessions left, the oldest first; posts each of them."""
 
-    def __init__(self, folder: Path, post: Callable[[SavedTrace | DamagedTrace], None]) -> None:
+    def __init__(self, folder: Path, post: Callable[[ModelRuns | DamagedTrace], None]) -> None:
         super().__init__()
         self._folder, self._post = folder, post
 
@@ -301,7 +288,7 @@ class ReadLibrary(SideJob):
             try:
                 found = read_saved(path)
             except BaseException as error:  # one that is damaged does not hide the others
-                self._post(DamagedTrace(path, failure(error)))
+                self._post((path, failure(error)))
                 continue
             if found is None:
                 discard(path)
@@ -334,7 +321,7 @@ def saved_folders(folder: Path) -> list[Path]:
     return traces
 
 
-def read_saved(folder: Path) -> SavedTrace | None:
+def read_saved(folder: Path) -> ModelRuns | None:
     """What is known of a saved trace without its rows; None where the user deleted all its runs.
 
     Raises TraceFileError.
@@ -348,7 +335,7 @@ def read_saved(folder: Path) -> SavedTrace | None:
     cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if facts.stops is None)
     for run in cut:
         run.facts.stops = [INTERRUPTED]
-    return SavedTrace(ModelRuns(source_of(store), store, on_disk=folder, is_earlier=True), cut)
+    return ModelRuns(source_of(store), store, False, folder, True, cut)
 
 
 def source_of(store: TraceStore) -> str:

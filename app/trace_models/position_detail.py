@@ -48,14 +48,8 @@ class DetailCell:
     best: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DetailRow:
-    """A token or a measure, with a cell for each lane."""
-
-    label: str
-    tip: str
-    cells: tuple[DetailCell, ...]
-    chosen: bool = False
+DetailRow = tuple[str, str, tuple[DetailCell, ...]]
+"""A token or a measure, its tip, and a cell for each lane."""
 
 
 def detail_rows(lanes: ComparedLanes, pos: int) -> list[DetailRow]:
@@ -99,9 +93,10 @@ def detail_rows(lanes: ComparedLanes, pos: int) -> list[DetailRow]:
                 text = f"{arrow} {probability_text(bar)}".strip()
             cells.append(DetailCell(text, bar, differs, rank == 0))
         tip = f"token {token}" + (", chosen by the reference lane" if token == chosen else "")
-        rows.append(DetailRow(lanes.text(token), tip, tuple(cells), token == chosen))
+        mark = "› " if token == chosen else ""
+        rows.append((f"{mark}{lanes.text(token)}", tip, tuple(cells)))
     rows += [
-        DetailRow(label, tip, tuple(_measure(lanes, run_id, name, pos) for run_id in lanes.run_ids))
+        (label, tip, tuple(_measure(lanes, run_id, name, pos) for run_id in lanes.run_ids))
         for name, label, tip in _MEASURES
     ]
     return rows
@@ -175,11 +170,11 @@ class PositionDetail(QAbstractTableModel):
             return None
         if section >= len(self.rows):
             return None
-        row = self.rows[section]
+        label, tip, _ = self.rows[section]
         if role == Qt.ItemDataRole.DisplayRole:
-            return f"› {row.label}" if row.chosen else row.label
+            return label
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(row.tip)
+            return plain_tip(tip)
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
         return None
@@ -187,7 +182,7 @@ class PositionDetail(QAbstractTableModel):
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
             return None
-        cell = self.rows[index.row()].cells[index.column()]
+        cell = self.rows[index.row()][2][index.column()]
         if role == _DISPLAY:
             return cell.text
         if role == BAR_ROLE:

@@ -12,8 +12,7 @@ from app.trace_models.shown_text import NOT_OBSERVED, significant
 from engine.analysis.run_cost import RunCost
 from engine.size_text import size_text
 from engine.trace.records import EMITTED_KINDS, PHASES
-from engine.trace.run_columns import RunColumns, rows_by_sequence
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef, rows_by_sequence
 from engine.trace.timings import summary
 from engine.trace.token_text import line_text, pieces_at
 

@@ -16,8 +16,7 @@ from app.trace_models.shown_text import significant
 from engine.option_fields import options_in
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance_of, timings_of, with_told
 
@@ -92,7 +91,8 @@ class ModelRuns:
     """The trace that takes the runs of a model. in_use: the model is the one that is open.
 
     on_disk: where its rows are, in case they are not in memory: of the runs no more than the facts
-    is known then. is_earlier: an earlier session recorded them.
+    is known then. is_earlier: an earlier session recorded them. interrupted: those that went on
+    when their window ended; what is in the folder does not say so yet.
     """
 
     model: str
@@ -100,6 +100,7 @@ class ModelRuns:
     in_use: bool = False
     on_disk: Path | None = None
     is_earlier: bool = False
+    interrupted: tuple[RunRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from engine.conversation.turns import content_of, turn_of
 from engine.trace.facts import RunFacts, RunNotes
 from engine.trace.records import REFERENCE
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 
 FACT = "library"
 SOURCE = "library"

@@ -14,8 +14,7 @@ from app.trace_models.run_facts import run_names
 from app.trace_models.shown_text import NOT_OBSERVED, significant, size_or_none, whole_text
 from engine.analysis.run_cost import RunCost
 from engine.trace.records import PHASES
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import Table
 from engine.trace.timings import StepSums, joint_counts, per_position
 

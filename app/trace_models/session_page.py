@@ -28,8 +28,7 @@ from engine.files import written_whole
 from engine.report.session_data import SHOWN_STATES, ring_images, session_data
 from engine.report.text import escape
 from engine.trace.records import PHASES
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 from resources import SESSION_PAGE, theme_roles
 
 _LANES = 8

@@ -128,7 +128,7 @@ class RunControl:
         path = ask_model(self._window, self._settings, "Open draft model")
         files = self._bridge.files
         if path is not None and files is not None:
-            self.open_model(files.target, *(draft.path for draft in files.drafts), path)
+            self.open_model(files.target, *(draft for draft, *_ in files.drafts), path)
 
     def ask_server(self) -> None:
         """Let the user name a server, without blocking the window."""
@@ -188,7 +188,7 @@ class RunControl:
         """Load the files in use again, as chosen in the Run panel."""
         files = self._bridge.files
         if files is not None:
-            self.open_model(files.target, *(draft.path for draft in files.drafts))
+            self.open_model(files.target, *(draft for draft, *_ in files.drafts))
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -399,7 +399,7 @@ class RunControl:
                 "is nothing to measure.",
             )
             return
-        self._bridge.ask(MeasureFidelity(demo_prompts()[0].text), self._show_fidelity)
+        self._bridge.ask(MeasureFidelity(demo_prompts()[0]), self._show_fidelity)
 
     def _show_fidelity(self, job: MeasureFidelity) -> None:
         if job.found is not None:

@@ -16,8 +16,7 @@ from app.trace_models.run_rows import Position, RunRows
 from app.window.panels import Panels
 from engine.analysis.findings.audit import audit_goes_on
 from engine.analysis.run_cost import PlainRatio
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 
 
 class RunEnds(QObject):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,10 @@ from app.engine_thread.jobs.files import (
     WritePerfetto,
     WriteReport,
 )
-from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, SavedTrace, discard
+from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, discard
 from app.saved.settings import unwritable
 from app.trace_models.compared_lanes import lanes_of
+from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import notes_of
 from app.window.banner import Banner, BannerButton
 from app.window.dialogs.files import (
@@ -245,18 +245,17 @@ class Sessions(QObject):
             self._tell_unsaved(failed)
         return failed is None
 
-    def _receive(self, event: SavedTrace | DamagedTrace | ReadLibrary) -> None:
-        if isinstance(event, SavedTrace) and self.autosave is not None:
-            folder = event.runs.on_disk
-            assert folder is not None
+    def _receive(self, event: ModelRuns | DamagedTrace | ReadLibrary) -> None:
+        if isinstance(event, ModelRuns) and self.autosave is not None:
+            assert event.on_disk is not None
             self._n_interrupted += len(event.interrupted)
-            self.autosave.take(event.runs.store, folder)
+            self.autosave.take(event.store, event.on_disk)
             with suppress(DraftscopeError):  # it is reported again at the next start
                 for run in event.interrupted:
                     self.autosave.note_facts(run, "stops")
-            self._bridge.add_earlier(event.runs)
-        elif isinstance(event, DamagedTrace):
-            self._tell_damaged(event)
+            self._bridge.add_earlier(event)
+        elif isinstance(event, tuple):
+            self._tell_damaged(*event)
         elif isinstance(event, ReadLibrary):
             self._tell_library()
             self.library_read.emit()
@@ -277,12 +276,12 @@ class Sessions(QObject):
                 ("&Show runs", self.runs_asked.emit),
             )
 
-    def _tell_damaged(self, damaged: DamagedTrace) -> None:
+    def _tell_damaged(self, folder: Path, failed: CommandFailed) -> None:
         banner: Banner = self._banners.add(
             "error",
-            f"Runs of an earlier session do not open. {damaged.failed.message}",
+            f"Runs of an earlier session do not open. {failed.message}",
             "",
-            ("&Delete them", lambda: self._discard(damaged.folder, banner)),
+            ("&Delete them", lambda: self._discard(folder, banner)),
             sticky=True,
         )
 
@@ -351,41 +350,24 @@ class OpenedResults:
 _MOST_LOOKED_AT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedFiles:
-    """Up to two models, the larger (the target) first; or the folder of a trace, or what another
-    engine wrote; or results of a sweep."""
-
-    models: tuple[Path, ...] = ()
-    trace: Path | None = None
-    results: Path | None = None
-
-    @property
-    def names(self) -> str:
-        """What would be opened, in words."""
-        if self.results is not None:
-            return f"the results {self.results.name}"
-        if self.trace is not None:
-            return f"the trace {self.trace.name}"
-        return " and ".join(path.name for path in self.models)
-
-
-def what_is(data: QMimeData) -> DroppedFiles | None:
-    """What a drop brings, None when nothing of it can be opened. Models go before traces."""
+def what_is(data: QMimeData) -> tuple[str, list[Path]] | None:
+    """What a drop brings, None when nothing of it can be opened: "models", up to two, the larger
+    (the target) first; or the "results" of a sweep; or a "trace", its folder or what another
+    engine wrote."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     models = [path for path in paths if path.suffix.lower() == ".gguf" and os.path.isfile(path)]
     if models:
         by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
-        return DroppedFiles(tuple(by_size[:2]))
+        return "models", by_size[:2]
     results = [file for path in paths[:_MOST_LOOKED_AT] if (file := find_results(path)) is not None]
     if results:
-        return DroppedFiles(results=results[0])
+        return "results", results[:1]
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
     if not traces:
         from engine.observe.files.importing import recognise_file
 
         traces = [path for path in paths[:_MOST_LOOKED_AT] if recognise_file(path)]
-    return DroppedFiles(trace=traces[0]) if traces else None
+    return ("trace", traces[:1]) if traces else None
 
 
 class DropTarget(QObject):
@@ -393,7 +375,8 @@ class DropTarget(QObject):
 
     hovers = Signal(str)
     """In words; empty when it is gone."""
-    dropped = Signal(object)  # DroppedFiles
+    dropped = Signal(str, object)
+    """As `what_is` has it."""
 
     def __init__(self, widget: QWidget) -> None:
         super().__init__(widget)
@@ -408,14 +391,16 @@ class DropTarget(QObject):
             if found is None:
                 return False
             event.acceptProposedAction()
-            self.hovers.emit(f"Drop to open {found.names}")
+            kind, paths = found
+            names = " and ".join(path.name for path in paths)
+            self.hovers.emit(f"Drop to open {names if kind == 'models' else f'the {kind} {names}'}")
         elif isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
             self.hovers.emit("")
             found = what_is(event.mimeData())
             if found is None:
                 return False
             event.acceptProposedAction()
-            self.dropped.emit(found)
+            self.dropped.emit(*found)
         else:
             return super().eventFilter(watched, event)
         return True

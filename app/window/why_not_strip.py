@@ -19,8 +19,7 @@ from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 
 _PERIOD_MS = 500

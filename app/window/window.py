@@ -31,7 +31,7 @@ from app.window.panels import Panels
 from app.window.run_control import RunControl
 from app.window.run_library import Copies, RunLibrary, RunPairs
 from app.window.run_status import RunEnds
-from app.window.sessions import DroppedFiles, DropTarget, OpenedResults, Sessions
+from app.window.sessions import DropTarget, OpenedResults, Sessions
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
@@ -399,13 +399,9 @@ class MainWindow(QMainWindow):
         overlay = self.feed.overlay
         self.sessions.report(run, None if overlay is None else overlay.run)
 
-    def _open_dropped(self, found: DroppedFiles) -> None:
-        if found.results is not None:
-            self.opened_results.open(found.results)
-        elif found.trace is not None:
-            self.sessions.open(found.trace)
-        else:
-            self.open_model(*found.models)
+    def _open_dropped(self, kind: str, paths: Sequence[Path]) -> None:
+        opened = {"results": self.opened_results.open, "trace": self.sessions.open}
+        opened.get(kind, self.open_model)(*paths)
 
     # -- Qt --------------------------------------------------------------------------------
 

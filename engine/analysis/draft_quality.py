@@ -26,8 +26,7 @@ import numpy as np
 
 from engine.analysis.acceptance.counts import Survival, wilson
 from engine.trace.records import EMITTED_KINDS, MISSING, N_TOP
-from engine.trace.run_columns import paired, places_of
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunRef, paired, places_of
 from engine.trace.timings import joint_counts
 
 ACCEPTED, REJECTED, NOT_JUDGED = 0, 1, 2

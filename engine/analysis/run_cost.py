@@ -25,8 +25,7 @@ from engine.sampling.options import SamplerOptions
 from engine.size_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES, POLICY
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef, same_model
+from engine.trace.run_ref import RunColumns, RunRef, same_model
 from engine.trace.store import TraceStore
 from engine.trace.timings import timings
 

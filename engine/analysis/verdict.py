@@ -60,7 +60,7 @@ import numpy as np
 from engine.analysis.noise_ceiling import FEW_TIPPED, least_of_types, rows_beyond
 from engine.trace.facts import CheckedBatch, NoiseCheckFacts, RunFacts, WrongRow
 from engine.trace.records import EMITTED_KINDS, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 MARGIN = 10.0

@@ -19,7 +19,7 @@ from engine.draft.drafter import Drafter, DraftRequest, branches
 from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS
 from engine.model.taps import TargetRows
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

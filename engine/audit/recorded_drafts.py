@@ -13,7 +13,7 @@ import torch
 
 from engine.audit.draft_models import Candidates, DraftModel, Entries
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 AHEAD, BEHIND, KEPT, SHIFTED = "ahead", "behind", "rejected-kept", "shifted"

@@ -42,7 +42,7 @@ from engine.decode.sequences import DecodingSequence
 from engine.memory.hybrid import HybridMemory
 from engine.model.taps import TargetRows, join_rows
 from engine.options import Prompt, RunOptions, StateTypes
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
 from engine.trace.records import EMITTED_KINDS
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from engine.compare.memory_script import (
     MemoryScript,
     PositionRange,
     SequenceOperation,
-    StateCopy,
     Statement,
     TokenPart,
 )
@@ -198,7 +197,7 @@ class MemoryPlay:
             self._note(statement, " and ".join(missed))
         elif isinstance(action, DecodeTokens):
             self._decode(action)
-        elif isinstance(action, StateCopy):
+        elif isinstance(action, SequenceOperation) and action.label:
             self._copy(action)
         elif isinstance(action, SequenceOperation) and (
             self._operate(action, statement.line) != action.accepted
@@ -269,18 +268,18 @@ class MemoryPlay:
             if places & {(name, dst), (name, src)}
         )
 
-    def _copy(self, action: StateCopy) -> None:
-        context, label = self._contexts[action.context], action.label
+    def _copy(self, action: SequenceOperation) -> None:
+        (seq,), context, label = action.numbers, self._contexts[action.context], action.label
         path = Path(self._folder.name) / f"{label}.seq"
         if action.name == "save":
-            context.save(action.seq, path)
+            context.save(seq, path)
         elif action.name == "load":
-            self._copies.pop((action.context, action.seq), None)
-            context.load(action.seq, path)
+            self._copies.pop((action.context, seq), None)
+            context.load(seq, path)
         elif action.name == "checkpoint":
-            self._checkpoints[action.context, label] = context.checkpoint(action.seq)
+            self._checkpoints[action.context, label] = context.checkpoint(seq)
         else:
-            context.restore(action.seq, self._checkpoints[action.context, label])
+            context.restore(seq, self._checkpoints[action.context, label])
 
     def _check(self, statement: Statement, check: CompareRanges) -> None:
         if check.for_states:
@@ -422,6 +421,15 @@ def _without_rollback(
             contexts.append(replace(statement, action=replace(action, n_rs_seq=0)))
         elif isinstance(action, DecodeTokens):
             batches.append((statement, action, resolved(action)))
+        elif isinstance(action, SequenceOperation) and action.label:
+            (seq,) = action.numbers
+            place, n = (action.context, action.label), length(action.context, seq)
+            if action.name == "checkpoint":
+                marks[place] = n
+            elif action.name != "restore" or n < marks[place]:
+                return None
+            else:
+                cut(action.context, seq, marks[place])
         elif isinstance(action, SequenceOperation):
             if not action.accepted:
                 continue
@@ -431,14 +439,6 @@ def _without_rollback(
             if 0 <= end < length(action.context, seq):
                 return None
             cut(action.context, seq, max(0, start))
-        elif isinstance(action, StateCopy):
-            place, n = (action.context, action.label), length(action.context, action.seq)
-            if action.name == "checkpoint":
-                marks[place] = n
-            elif action.name != "restore" or n < marks[place]:
-                return None
-            else:
-                cut(action.context, action.seq, marks[place])
     return contexts + [
         replace(
             statement,

@@ -108,22 +108,14 @@ class DecodeTokens:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOperation:
-    """seq_rm, seq_cp, seq_keep, seq_add or clear with its numbers, negative = none."""
+    """seq_rm, seq_cp, seq_keep, seq_add or clear with its numbers, negative = none; or save, load,
+    checkpoint or restore of the sequence numbers[0] under a label."""
 
     context: str
     name: str
     numbers: tuple[int, ...]
     accepted: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class StateCopy:
-    """save, load, checkpoint or restore of a sequence under a label."""
-
-    context: str
-    name: str
-    seq: int
-    label: str
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +144,7 @@ class ExpectFacts:
                 yield f"{name} is {found}, not {compare if compare != '=' else ''}{wanted}"
 
 
-Action = ContextSpec | DecodeTokens | SequenceOperation | StateCopy | CompareRanges | ExpectFacts
+Action = ContextSpec | DecodeTokens | SequenceOperation | CompareRanges | ExpectFacts
 
 
 MODELS = frozenset(("states", "rings"))

@@ -23,7 +23,6 @@ from engine.compare.memory_script import (
     MemoryScript,
     PositionRange,
     SequenceOperation,
-    StateCopy,
     Statement,
     TokenPart,
     Tokens,
@@ -299,7 +298,7 @@ class _Parser:
             raise _Wrong(f"more than {_MOST_TOKENS} tokens have been decoded here")
         return DecodeTokens(context.name, tuple(batch.items()), one_by_one)
 
-    def _copy(self, word: str, context: ContextSpec, words: list[str]) -> StateCopy:
+    def _copy(self, word: str, context: ContextSpec, words: list[str]) -> SequenceOperation:
         if len(words) != 2 or not _NAME.fullmatch(words[1]):
             raise _Wrong(f"{word} takes a context, a sequence and a name")
         label, partial = words[1], word in ("checkpoint", "restore")
@@ -308,7 +307,7 @@ class _Parser:
             self._made[what] = self._made.get(what, frozenset()) | self._for
         else:
             self._must_be_there(what)
-        return StateCopy(context.name, word, _seq(context, words[:1]), label)
+        return SequenceOperation(context.name, word, (_seq(context, words[:1]),), label=label)
 
     def _check(self, rest: str) -> CompareRanges:
         sides = re.split(r" = ", rest)

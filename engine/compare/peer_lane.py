@@ -176,7 +176,7 @@ class PeerNoiseLane(EngineFollower):
     """Decodes what a peer lane decodes with this engine's kernels, rounding as llama.cpp does.
 
     Weights meet activations rounded for the types of the file (mode q8, and for types without it
-    kernels.linear.as_llama_cpp), so its differences are those that a correct peer may have.
+    kernels.linear.block_parts), so its differences are those that a correct peer may have.
     Embeddings are jittered like those of a noise lane: the peer adds in another order, which tips
     a few roundings, and may tip a tie of two experts. The lane of seed 3 is jittered by no more
     than sums differ: what rounding itself tips, it tips as the peer does.

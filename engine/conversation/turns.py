@@ -151,15 +151,9 @@ class CheckpointMark:
     hits: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointMiss:
-    """A prompt that found no checkpoint where it needed one. n_common: where its text parts from
-    the one in memory; n_reused: where it began."""
-
-    run_id: int
-    n_common: int
-    n_reused: int
-    why: WhyProcessed
+CheckpointMiss = tuple[int, int, int, WhyProcessed]
+"""A prompt that found no checkpoint where it needed one: its run, where its text parts from the one
+in memory, where it began, and why."""
 
 
 @dataclass(slots=True)
@@ -189,7 +183,7 @@ class CheckpointHistory:
                     if mark := marks.get(record.checkpoint):
                         mark.hits += 1
                 found.misses += [
-                    CheckpointMiss(run_id, part.stop, record.n_reused, part.why)
+                    (run_id, part.stop, record.n_reused, part.why)
                     for part in record.parts
                     if part.why in _MISSES
                 ]

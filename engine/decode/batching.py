@@ -10,7 +10,7 @@ is kept by construction.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from engine.batch import Span, UBatch
@@ -36,17 +36,9 @@ Obstacle = Callable[[int, int], str]
 """Why span i must not be padded to this width, empty if it may be."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpanGroup:
-    """Spans that share a pass.
-
-    members: their indices, ascending. width: tokens of each, filler included. reason: why those
-    of the next group are not among them.
-    """
-
-    members: tuple[int, ...]
-    width: int
-    reason: str
+SpanGroup = tuple[tuple[int, ...], int, str]
+"""Spans that share a pass: their indices, ascending, tokens of each, filler included, and why those
+of the next group are not among them."""
 
 
 def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[SpanGroup]:
@@ -57,7 +49,7 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Spa
     the one with the fewest passes is taken, then the one whose last groups are smallest.
     """
     if len(lengths) == 1:
-        return [SpanGroup((0,), lengths[0], LAST)]
+        return [((0,), lengths[0], LAST)]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     # of the first j spans in order: least cost and passes, and minus the start of their last group
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
@@ -78,11 +70,11 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Spa
         start = -best[stop][2]
         width, reason = lengths[order[start]], LAST
         if groups:
-            others = groups[-1].members
+            others = groups[-1][0]
             n_tokens = (stop - start + len(others)) * width
             refusals = (_refusal(lengths, i, width, obstacle) for i in others)
             reason = next(filter(None, refusals), N_UBATCH if n_tokens > n_ubatch else COST)
-        groups.append(SpanGroup(tuple(sorted(order[start:stop])), width, reason))
+        groups.append((tuple(sorted(order[start:stop])), width, reason))
         stop = start
     return groups[::-1]
 
@@ -106,11 +98,11 @@ def verify_batches(
     batches = []
     lengths = [len(span.tokens) for span in spans]
     obstacle = partial(_obstacle, memory, spans, rolls_back)
-    for found in group(lengths, forward.n_ubatch, obstacle):
-        filled = [padded(spans[i], found.width) for i in found.members]
+    for members, width, reason in group(lengths, forward.n_ubatch, obstacle):
+        filled = [padded(spans[i], width) for i in members]
         *early, last = forward.split(filled)
-        if last.reason != found.reason:
-            last = replace(last, reason=found.reason)
+        if last.reason != reason:
+            last = replace(last, reason=reason)
         batches.append((filled, [*early, last]))
     return batches
 

@@ -34,9 +34,9 @@ def note_failure(
     recurrent = memory.recurrent
     rows = []
     for seq_id, seq, n_tokens, drafters in sequences:
-        cells = memory.attention.holding(seq)
+        used, duplicates, pos_max = memory.attention.holding(seq)
         row = {"seq_id": seq_id, "n_tokens": n_tokens, "drafters": dict(drafters)}
-        row |= {"attention_pos": cells.pos_max, "cells": cells.used, "duplicates": cells.duplicates}
+        row |= {"attention_pos": pos_max, "cells": used, "duplicates": duplicates}
         if recurrent:
             row["recurrent_pos"] = recurrent.seq_pos_max(seq)
             row["pending"], row["n_rs_seq"] = recurrent.pending(seq), recurrent.n_rs_seq

@@ -12,8 +12,8 @@ from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock
 from engine.draft.drafter import PendingDrafts
 from engine.machine.device import read, upload, wait_for
+from engine.memory.cells import MAX_SEQS
 from engine.memory.hybrid import HybridMemory
-from engine.memory.kv_cells import MAX_SEQS
 from engine.model.hybrid import HybridModel
 from engine.model.taps import TargetRows, join_rows
 from engine.options import RunOptions

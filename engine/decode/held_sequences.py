@@ -117,13 +117,9 @@ class ContextCheckpoints:
         return lengths[0]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptReuse:
-    """n_tokens: tokens of a new prompt that need no processing. checkpoint: what to restore for
-    it; None: removing the tokens after them is enough."""
-
-    n_tokens: int
-    checkpoint: SequenceCheckpoint | None = None
+PromptReuse = tuple[int, SequenceCheckpoint | None]
+"""Tokens of a new prompt that need no processing, and what to restore for it; None: removing the
+tokens after them is enough."""
 
 
 class HeldSequences:
@@ -153,7 +149,7 @@ class HeldSequences:
 
     def best(self, free: Sequence[int], tokens: Sequence[int]) -> int:
         """Of these sequences the one that spares a prompt most work, the first of equal ones."""
-        return max(free, key=lambda seq: self.reuse(seq, tokens).n_tokens)
+        return max(free, key=lambda seq: self.reuse(seq, tokens)[0])
 
     def reuse(self, seq: int, tokens: Sequence[int]) -> PromptReuse:
         """What a sequence can give to a prompt; changes nothing. The prompt's last token is always
@@ -162,9 +158,9 @@ class HeldSequences:
         n = min(n_common(held, tokens), len(tokens) - 1)
         depth = len(held) - n
         if depth == 0 or recurrent is None or depth <= recurrent.valid_depth(seq):
-            return PromptReuse(n)
+            return n, None
         checkpoint = self.checkpoints[seq].newest(n)
-        return PromptReuse(checkpoint.pos_max + 1, checkpoint) if checkpoint else PromptReuse(0)
+        return checkpoint.pos_max + 1 if checkpoint else 0, checkpoint
 
     def resume(self, seq: int, tokens: Sequence[int], seq_id: int = 0) -> PromptReuse:
         """Bring a sequence to where a prompt can go on; what does not belong to it is gone.
@@ -174,9 +170,10 @@ class HeldSequences:
         held, kept = self.tokens[seq], self.checkpoints[seq]
         recurrent, n_common_ = self.memory.recurrent, n_common(held, tokens)
         found, usable = self.reuse(seq, tokens), list[int]()
-        if found.checkpoint and "checkpoint-invalidated" in self._faults:
-            found, usable = PromptReuse(0), [n for n in kept.lengths if n <= n_common_]
+        if found[1] and "checkpoint-invalidated" in self._faults:
+            found, usable = (0, None), [n for n in kept.lengths if n <= n_common_]
             kept.begin(0)
+        n_tokens, checkpoint = found
         depth = len(held) - min(n_common_, len(tokens) - 1)
         record = PromptReuseRecord(
             seq_id,
@@ -184,33 +181,34 @@ class HeldSequences:
             len(tokens),
             len(held),
             n_common_,
-            found.n_tokens,
+            n_tokens,
             self._source(found, depth),
             self._parts(seq, found, n_common_, len(tokens), is_erased=bool(usable)),
             depth,
             recurrent.valid_depth(seq) if recurrent else None,
-            found.checkpoint.pos_max + 1 if found.checkpoint else None,
+            checkpoint.pos_max + 1 if checkpoint else None,
             usable=usable,
         )
-        if found.checkpoint:
-            self.memory.restore(seq, found.checkpoint)
+        if checkpoint:
+            self.memory.restore(seq, checkpoint)
         else:
-            self.memory.seq_rm(seq, found.n_tokens)
-            if recurrent and "rollback-twice" in self._faults and 0 < depth < found.n_tokens:
-                recurrent.seq_rm(seq, found.n_tokens - depth)
+            self.memory.seq_rm(seq, n_tokens)
+            if recurrent and "rollback-twice" in self._faults and 0 < depth < n_tokens:
+                recurrent.seq_rm(seq, n_tokens - depth)
         record.erased = kept.begin(n_common_) + usable
         record.held = kept.sizes
         record.cell_tokens = self.memory.attention.seq_pos_max(seq) + 1
         if recurrent:
             record.state_tokens = recurrent.seq_pos_max(seq) + 1
         self.records[seq] = record
-        self.tokens[seq] = list(tokens[: found.n_tokens])
+        self.tokens[seq] = list(tokens[:n_tokens])
         return found
 
     def _source(self, found: PromptReuse, depth: int) -> ReuseSource:
-        if not found.n_tokens:
+        n_tokens, checkpoint = found
+        if not n_tokens:
             return ReuseSource.NOTHING
-        if found.checkpoint:
+        if checkpoint:
             return ReuseSource.CHECKPOINT
         if not depth:
             return ReuseSource.LIVE
@@ -220,19 +218,20 @@ class HeldSequences:
         self, seq: int, found: PromptReuse, n_common_: int, n_prompt: int, *, is_erased: bool
     ) -> list[ProcessedPart]:
         """What of a prompt has to be processed, in order."""
+        n_reused, checkpoint = found
         kept, n_held = self.checkpoints[seq], len(self.tokens[seq])
         parts, n = [], min(n_common_, n_prompt - 1)
-        if found.n_tokens < n:
+        if n_reused < n:
             why = WhyProcessed.NO_CHECKPOINT
             if is_erased:
                 why = WhyProcessed.ERASED
-            elif any(found.n_tokens < at <= n for at in kept.evicted):
+            elif any(n_reused < at <= n for at in kept.evicted):
                 why = WhyProcessed.EVICTED
-            elif found.checkpoint:
+            elif checkpoint:
                 why = WhyProcessed.BEHIND_CHECKPOINT
             elif kept.is_off:
                 why = WhyProcessed.OFF
-            parts.append(ProcessedPart(found.n_tokens, n, why))
+            parts.append(ProcessedPart(n_reused, n, why))
         why = WhyProcessed.NEW if n_common_ == n_held else WhyProcessed.DIFFERS
         if n_common_ >= n_prompt:
             why = WhyProcessed.LAST

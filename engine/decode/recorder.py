@@ -385,8 +385,8 @@ class Recorder:
 
 def _look(memory: HybridMemory, seq: int) -> tuple[tuple[int | None, ...], Sequence[SnapshotSlot]]:
     """What the memory holds of a sequence, the last columns of a round row; its snapshot slots."""
-    cells, recurrent = memory.attention.holding(seq), memory.recurrent
-    held = cells.pos_max, cells.used, cells.duplicates, memory.n_bytes()
+    (used, duplicates, pos_max), recurrent = memory.attention.holding(seq), memory.recurrent
+    held = pos_max, used, duplicates, memory.n_bytes()
     if not recurrent:
         return (*held, None, None), ()
     return (*held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq)), recurrent.slots(seq)

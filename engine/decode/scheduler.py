@@ -309,11 +309,11 @@ class Scheduler:
             return 0, 0
         seq, n_restored = sequence.index, 0
         if sequence.n_tokens == 0:
-            found = self._held.resume(seq, sequence.prompt.tokens, sequence.seq_id)
-            sequence.n_tokens = found.n_tokens
-            n_restored = found.checkpoint.n_bytes if found.checkpoint else 0
+            n_tokens, checkpoint = self._held.resume(seq, sequence.prompt.tokens, sequence.seq_id)
+            sequence.n_tokens = n_tokens
+            n_restored = checkpoint.n_bytes if checkpoint else 0
             clock.stop("restore" if n_restored else "rollback", [seq])
-            self._chain.resume(seq, found.n_tokens)
+            self._chain.resume(seq, n_tokens)
             self._held.records[seq].drafters = self._chain.held(seq)
             clock.stop("draft", [seq])
         n_saved = self._held.checkpoint(seq, sequence.prompt, sequence.n_tokens)
@@ -383,7 +383,7 @@ class Scheduler:
             n = min(n, self._observer.n_unseen + 1)
         if self._options.n_predict >= 0:
             n = min(n, self._options.n_predict - len(sequence.emitted))
-        return GreedyTokens(n, self._all_end_tokens) if n > 1 else None
+        return (n, self._all_end_tokens) if n > 1 else None
 
     def _cut(self, drafts: dict[int, Draft]) -> dict[int, Draft]:
         """Keep of each draft what is to be verified, and no empty ones; what was cut off."""

@@ -26,8 +26,8 @@ from engine.decode.round import PhaseClock, Round
 from engine.draft.drafter import Draft, awaited, branch_of, branches
 from engine.errors import RollbackRefusedError
 from engine.machine.device import read
+from engine.memory.cells import UNKNOWN
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
-from engine.memory.kv_cells import UNKNOWN
 from engine.memory.policies import POLICIES
 from engine.model.taps import TargetRows
 from engine.options import MAX_REPLAYS, RunOptions

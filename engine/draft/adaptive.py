@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,14 +35,17 @@ class AdaptiveDepth:
 
 @dataclass(frozen=True, slots=True)
 class AdaptRule:
-    """A rule. source: whose it is. settings: those to try for a longest draft, the first one by
-    default. make: from settings and the setting of each walker, int64 [walkers]."""
+    """A rule. about: what it does. source: whose it is, and where it is described. settings: those
+    to try for a longest draft, the first one by default. make: an AdaptiveDepth, from settings and
+    the setting of each walker, int64 [walkers]; in engine.analysis.what_if.rules a Chooser.
+    runs_here: whether this engine can run it."""
 
     name: str
     about: str
     source: str
     settings: Callable[[int], list[Setting]]
-    make: Callable[[Sequence[Setting], np.ndarray], AdaptiveDepth]
+    make: Callable[[Any, Any], Any]
+    runs_here: bool = True
 
 
 def column(settings: Sequence[Setting], name: str, default: float) -> np.ndarray:

@@ -15,7 +15,7 @@ from engine.batch import UBatch
 from engine.draft.drafter import N_TOP, Draft, Drafter, DraftRequest, PendingDrafts
 from engine.draft.spec import ModelDraftOptions, TokenDraws
 from engine.machine.device import read, upload
-from engine.memory.kv_cells import UNKNOWN
+from engine.memory.cells import UNKNOWN
 from kernels.rows.reductions import top_k
 
 N_CANDIDATES = 10

@@ -7,7 +7,7 @@ and are never written. Each drafted token is looked up with the tokens drafted b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -186,14 +186,6 @@ class LookupCacheOptions:
     )
 
 
-@dataclass(slots=True)
-class _Context:
-    """The n-gram table learned from one sequence. n_learned: tokens counted, `last` included."""
-
-    table: dict[tuple[int, ...], Counts] = field(default_factory=dict)
-    n_learned: int = 0
-
-
 class NgramCache(NgramDrafter):
     """Drafts up to eight tokens. An n-gram that spans two look-ups is not learned."""
 
@@ -205,28 +197,32 @@ class NgramCache(NgramDrafter):
         super().__init__()
         self._static = static.find if static else _knows_nothing
         self._dynamic = dynamic.find if dynamic else _knows_nothing
-        self._contexts: dict[int, _Context] = {}
+        self._tables: dict[int, dict[tuple[int, ...], Counts]] = {}
+        """Learned from each sequence."""
+        self._n_learned: dict[int, int] = {}
+        """Tokens counted there, the newest one included."""
 
     def forget(self, seq: int) -> None:
         """Drop the sequence and what it taught."""
         super().forget(seq)
-        self._contexts.pop(seq, None)
+        self._tables.pop(seq, None)
+        self._n_learned.pop(seq, None)
 
     def _look_up(self, seq: int, history: History, last: int) -> Draft:
-        context = self._contexts.setdefault(seq, _Context())
-        if context.n_learned <= len(history):
-            learn(context.table, [*history.part(context.n_learned), last])
-            context.n_learned = len(history) + 1
+        table, n_learned = self._tables.setdefault(seq, {}), self._n_learned.get(seq, 0)
+        if n_learned <= len(history):
+            learn(table, [*history.part(n_learned), last])
+            self._n_learned[seq] = len(history) + 1
         if len(history) + 1 < N_STATIC:
             return nothing("too-short-history")
         tail = [*history.part(-(N_LONGEST - 1)), last]
         found: list[int] = []
         while len(found) < self.n_max:
-            token = self._next(context.table, tail[-N_LONGEST:])
+            token = self._next(table, tail[-N_LONGEST:])
             if token is None:
                 known = any(
                     find(tuple(tail[-n:]))
-                    for find in (context.table.get, self._dynamic, self._static)
+                    for find in (table.get, self._dynamic, self._static)
                     for n in range(1, min(N_LONGEST, len(tail)) + 1)
                 )
                 return Draft(found, reason="low-count" if known else "no-match")

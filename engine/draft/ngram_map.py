@@ -57,23 +57,16 @@ def slot_of(ngram: Sequence[int]) -> int:
 
 
 @dataclass(slots=True)
-class Continuation:
-    """A continuation of a key. start: its first occurrence. limit: longest draft it allows."""
-
-    start: int
-    limit: int
-    count: int = 0
-
-
-@dataclass(slots=True)
 class NgramKey:
-    """An n-gram that was looked up. counted_to: match up to which continuations are counted."""
+    """An n-gram that was looked up, or a continuation of it. start: its first occurrence. limit:
+    longest draft it allows. counted_to: match up to which its continuations, `values`, are
+    counted."""
 
     start: int
     limit: int
     hits: int = 0
     counted_to: int = 0
-    values: list[Continuation] = field(default_factory=list)
+    values: list[NgramKey] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -84,7 +77,7 @@ class _Map:
     keys: dict[tuple[int, ...], NgramKey] = field(default_factory=dict)
     begun: int = 0
     checked: int = 0
-    used: NgramKey | Continuation | None = None
+    used: NgramKey | None = None
 
 
 class NgramMap(NgramDrafter):
@@ -138,16 +131,16 @@ class NgramMap(NgramDrafter):
             return nothing("no-match")
         key = state.keys.setdefault(tuple(ngram), NgramKey(match, self.n_max))
         key.hits = min(key.hits + 1, MOST_HITS)
-        used: NgramKey | Continuation = key
+        used = key
         if self._with_values:
             if key.hits < self._min_hits:
                 return nothing("min-hits", match_pos=match)
             self._count_values(key, history, ngram, match)
-            used = max(key.values, key=lambda value: value.count)
+            used = max(key.values, key=lambda value: value.hits)
             if self._tree:
                 return self._tree_of(key, history, match)
-            others = sum(value.count for value in key.values) - used.count
-            if used.count < DOMINATES * others:
+            others = sum(value.hits for value in key.values) - used.hits
+            if used.hits < DOMINATES * others:
                 return nothing("ambiguous", match_pos=match)
         state.used = used
         return self._after(history, match, used.limit)
@@ -161,7 +154,7 @@ class NgramMap(NgramDrafter):
     def _tree_of(self, key: NgramKey, history: History, match: int) -> Draft:
         """The continuations that are counted, the most frequent first. What is accepted of a tree
         shortens no later one."""
-        best = sorted(key.values, key=lambda value: -value.count)
+        best = sorted(key.values, key=lambda value: -value.hits)
         draft = tree_of([history.part(v.start, v.start + self.n_max) for v in best], self._tree)
         draft.match_pos = match
         return draft
@@ -202,9 +195,9 @@ class NgramMap(NgramDrafter):
             if value is None:
                 if len(key.values) == MOST_VALUES:
                     continue
-                value = Continuation(start + n, m)
+                value = NgramKey(start + n, m)
                 key.values.append(value)
-            value.count = min(value.count + 1, MOST_HITS)
+            value.hits = min(value.hits + 1, MOST_HITS)
         key.counted_to = match
 
     def _drop_from(self, state: _Map, length: int) -> None:

@@ -97,25 +97,17 @@ class TokenDraws:
         return softmax(np.array(logits), self._temp)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNeed:
-    """What a drafter takes from the model files. missing: what to say where they lack it. has_file:
-    it is always a file of its own."""
-
-    name: str
-    missing: str
-    has_file: bool = True
-
-
-DRAFT_MODEL = ModelNeed("draft model", "Open a draft model first")
-MTP_HEAD = ModelNeed(
+ModelNeed = tuple[str, str]
+"""What a drafter takes from the model files, and what to say where they lack it. But for MTP_HEAD
+it is always a file of its own."""
+DRAFT_MODEL = ("draft model", "Open a draft model first")
+MTP_HEAD = (
     "MTP head",
     "The model file has no MTP head: open a file with its MTP block as draft model",
-    has_file=False,
 )
-DFLASH_FILE = ModelNeed("DFlash drafter", "Open a DFlash drafter as draft model first")
-DSPARK_FILE = ModelNeed("DSpark drafter", "Open a DSpark drafter as draft model first")
-EAGLE3_FILE = ModelNeed("EAGLE-3 drafter", "Open an EAGLE-3 drafter as draft model first")
+DFLASH_FILE = ("DFlash drafter", "Open a DFlash drafter as draft model first")
+DSPARK_FILE = ("DSpark drafter", "Open a DSpark drafter as draft model first")
+EAGLE3_FILE = ("EAGLE-3 drafter", "Open an EAGLE-3 drafter as draft model first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +166,11 @@ class DrafterSpec:
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
     n_bytes: Callable[[Any, Any, int, int, str], int] | None = None
     note: Callable[[Any], str] = lambda options: ""
+
+    @property
+    def has_file(self) -> bool:
+        """Whether it always takes a file of its own."""
+        return self.needs not in (None, MTP_HEAD)
 
     def options_of(self, spec_options: Any) -> Any:
         """The drafter's own part of SpecOptions."""

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,8 @@ _LARGE = 1 << 28
 _SETTLED_NS = 2 * 10**9  # since the last change; before, another one may get the same time
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFilePart:
-    """One file of a model as it was when opened; its tensors begin after `head` bytes."""
-
-    path: Path
-    stamp: FileStamp
-    head: int
+ModelFilePart = tuple[Path, FileStamp, int]
+"""One file of a model as it was when opened, and the bytes before its tensors."""
 
 
 def hash_tensors(
@@ -52,13 +47,13 @@ def hash_tensors(
     """
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK))
-    for part in parts:
-        with open(part.path, "rb", buffering=0) as file:
-            file.seek(part.head)
+    for path, stamp, head in parts:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(head)
             while n := file.readinto(buffer):
                 check_cancelled(cancelled)
                 digest.update(buffer[:n])
-            if FileStamp.of(os.fstat(file.fileno())) != part.stamp:
+            if FileStamp.of(os.fstat(file.fileno())) != stamp:
                 return None
     return digest.hexdigest()
 
@@ -79,7 +74,7 @@ def kept_hash(parts: Sequence[ModelFilePart]) -> str | None:
 
 def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
     """Remember a hash, if the files have not just been written and the disk takes it."""
-    newest = max(max(part.stamp.mtime_ns, part.stamp.ctime_ns) for part in parts)
+    newest = max(max(stamp.mtime_ns, stamp.ctime_ns) for _, stamp, _ in parts)
     if time.time_ns() - newest < _SETTLED_NS:
         return
     key = _key(parts)
@@ -93,7 +88,7 @@ def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
 
 
 def _key(parts: Sequence[ModelFilePart]) -> list[list[Any]]:
-    return [[os.path.abspath(part.path), *astuple(part.stamp)] for part in parts]
+    return [[os.path.abspath(path), *astuple(stamp)] for path, stamp, _ in parts]
 
 
 def _paths(key: list[list[Any]]) -> list[Any]:
@@ -163,7 +158,7 @@ class ContentHash:
             atexit.unregister(self.cancel)
 
     def _work(self, ready: Callable[[], bool]) -> None:
-        n_bytes = sum(part.stamp.size for _, parts in self._models for part in parts)
+        n_bytes = sum(stamp.size for _, parts in self._models for _, stamp, _ in parts)
         # small files are soon hashed, and with all processors busy an idle thread never ends
         if sys.platform == "linux" and n_bytes > _LARGE:  # a priority can be a thread's own there
             with suppress(OSError):

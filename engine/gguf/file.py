@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.errors import DraftscopeError, ModelFileError
 from engine.gguf.binary import HeadAllowance, check_cancelled, never, shorten
-from engine.gguf.content import ModelFilePart, kept_hash
+from engine.gguf.content import kept_hash
 from engine.gguf.directory import Directory, TensorInfo, read_directory
 from engine.gguf.metadata import REQUIRED, TypedMetadata
 from engine.gguf.part_file import PartFile
@@ -40,7 +40,7 @@ class GgufFile(TypedMetadata):
         self.n_bytes = sum(file.n_bytes for file in files)
         self.tensors = _join(self.parts, directories)
         self.contents = tuple(
-            ModelFilePart(file.path, file.stamp, len(directory.head))
+            (file.path, file.stamp, len(directory.head))
             for file, directory in zip(files, directories, strict=True)
         )
         self._is_closed = False
@@ -129,7 +129,7 @@ class GgufFile(TypedMetadata):
         return {
             "name": self.path.name,
             "size": self.n_bytes,
-            "modified_ns": max(part.stamp.mtime_ns for part in self.contents),
+            "modified_ns": max(stamp.mtime_ns for _, stamp, _ in self.contents),
             "sha256": self._sha256,
             "content": kept_hash(self.contents),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.errors import ModelFileError
 from engine.gguf.binary import shorten
@@ -12,37 +12,31 @@ from engine.gguf.directory import TensorInfo
 from engine.gguf.file import GgufFile
 from engine.gguf.metadata import TypedMetadata
 
-
-class OtherKind(NamedTuple):
-    """A file that is not a model to run. what: with its article. remedy: what to do with it."""
-
-    what: str
-    remedy: str
-
-
-_VOCABULARY = OtherKind(
-    "a vocabulary without tensors", "`draftscope tokenize` uses it; open the whole model to run it."
+_VOCABULARY = (
+    "a vocabulary without tensors",
+    "`draftscope tokenize` uses it; open the whole model to run it.",
 )
-_PROJECTOR = OtherKind(
+_PROJECTOR = (
     "a projector for images or audio (mmproj)",
     "Open the model that it goes with: text is decoded without it, and images are not read here.",
 )
-_LORA = OtherKind(
+_LORA = (
     "a LoRA adapter",
-    "It is not applied here: merge it into its model with llama.cpp's llama-export-lora, and open "
-    "the result.",
+    (
+        "It is not applied here: merge it into its model with llama.cpp's llama-export-lora, and "
+        "open the result."
+    ),
 )
-_IMATRIX = OtherKind(
+_IMATRIX = (
     "an importance matrix (imatrix)",
     "It is for llama-quantize --imatrix; open the model that it was measured on.",
 )
-_CONTROL = OtherKind(
-    "a control vector", "It is not applied here: open the model that it was made for."
-)
+_CONTROL = ("a control vector", "It is not applied here: open the model that it was made for.")
 
 
-def other_kind(file: GgufFile) -> OtherKind | None:
-    """What the file is if not a model; None for a model, of whatever architecture."""
+def other_kind(file: GgufFile) -> tuple[str, str] | None:
+    """What the file is if not a model, with its article, and what to do with it; None for a model,
+    of whatever architecture."""
     kind = file.metadata.get("general.type")
     kind = kind if isinstance(kind, str) else ""
     arch = file.architecture
@@ -108,7 +102,7 @@ def outline(file: GgufFile) -> dict[str, Any]:
     return {
         "architecture": shorten(arch),
         "name": shorten(_text(file, "general.name")),
-        "kind": other.what if other else "a model",
+        "kind": other[0] if other else "a model",
         "n_tensors": len(file.tensors),
         "n_params": sum(tensor.n_elements for tensor in tensors),
         "weight_bytes": sum(tensor.n_bytes for tensor in tensors),

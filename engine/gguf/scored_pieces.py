@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 """The token of each byte."""
@@ -110,17 +109,9 @@ def _best_sum(
     return encode
 
 
-class Scored(NamedTuple):
-    """A kind of vocabulary. encoder: makes what cuts a text, of tokens, ids, scores and types.
-    add_bos: unless the file says otherwise. spaced: a space goes in front of a text, unless so."""
-
-    encoder: Callable[[Sequence[str], dict[str, int], Sequence[float], Sequence[int]], Encoder]
-    add_bos: bool = False
-    spaced: bool = False
-
-
-SCORED = {"llama": Scored(_joined_by_score, add_bos=True, spaced=True), "plamo2": Scored(_best_sum)}
-"""By `tokenizer.ggml.model`."""
+SCORED = {"llama": (_joined_by_score, True), "plamo2": (_best_sum, False)}
+"""By `tokenizer.ggml.model`: what makes the encoder of tokens, ids, scores and types; whether,
+unless the file says otherwise, a text gets a beginning token and a space in front."""
 
 
 def bytes_of_scored(model: str) -> Callable[[str], bytes]:

@@ -153,10 +153,10 @@ class Tokenizer:
     ) -> Tokenizer:
         tokens, ids = _read_tokens(file, BYTE_TOKENS, cancelled)
         types, scores = _read_types(file, len(tokens)), _read_scores(file, len(tokens))
-        scored = SCORED[model]
-        kept = _kept(file, len(tokens), bos=1, eos=2, add_bos=scored.add_bos)
-        spaced = file.bool_("tokenizer.ggml.add_space_prefix", scored.spaced) and scored.spaced
-        encode = scored.encoder(tokens, ids, scores, types)
+        make_encoder, begins = SCORED[model]
+        kept = _kept(file, len(tokens), bos=1, eos=2, add_bos=begins)
+        spaced = file.bool_("tokenizer.ggml.add_space_prefix", begins) and begins
+        encode = make_encoder(tokens, ids, scores, types)
         prefix = " " if spaced else ""
         return cls(tokens, types, ids, encode, model=model, pre=pre, prefix=prefix, **kept)
 

@@ -7,8 +7,12 @@ run, such a cell's state lies in another row (`src`); running it moves the state
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import ContextFullError, OptionError
 
 NONE = -1
 
@@ -164,3 +168,240 @@ class RecurrentCells:
             return NONE
         referenced = set(self.src)
         return next(cell for cell in range(first, last + 1) if cell not in referenced)
+
+
+MAX_SEQS = 64
+UNKNOWN = -1
+"""In place of the token of a cell whose contents were put there from elsewhere."""
+_NOBODY = np.uint64(0)
+_BITS = np.uint64(1) << np.arange(MAX_SEQS, dtype=np.uint64)
+
+
+class CellTable:
+    """Cells of all streams, each with a position and its owners, one bit per sequence.
+
+    end[stream]: one above the last cell in use. used[stream]: cells in use. is_rising[stream]:
+    whether it is one sequence's whose positions are known to rise from cell to cell, so that
+    nothing has to be searched for. Where a method takes a range of positions, a negative p0 is 0
+    and a negative p1 means no end.
+    """
+
+    def __init__(self, n_seqs: int, n_ctx: int, *, unified: bool) -> None:
+        if n_seqs > MAX_SEQS:
+            raise OptionError(
+                f"{n_seqs} sequences are more than the {MAX_SEQS} that a cell can belong to.",
+                f"Use --parallel {MAX_SEQS} or less.",
+            )
+        self.n_seqs, self.unified = n_seqs, unified
+        self.n_streams = 1 if unified else n_seqs
+        self.n_cells = n_ctx * n_seqs if unified else n_ctx
+        self._cell_numbers = np.arange(self.n_cells)
+        # of a cell without owners, the position means nothing
+        self._pos = np.zeros((self.n_streams, self.n_cells), np.int64)
+        self._owners = np.zeros((self.n_streams, self.n_cells), np.uint64)
+        self._tokens = np.full((self.n_streams, self.n_cells), UNKNOWN, np.int64)
+        self.end = [0] * self.n_streams
+        self.used = [0] * self.n_streams
+        self.is_rising = [not unified] * self.n_streams
+
+    def stream(self, seq: int) -> int:
+        """The stream that holds a sequence."""
+        return 0 if self.unified else seq
+
+    def find(self, seqs: Sequence[int], n: int) -> np.ndarray:
+        """n free cells for each sequence, int64 [len(seqs), n]; none is taken yet.
+
+        Raises ContextFullError.
+        """
+        if self.unified:
+            return self._find(0, n * len(seqs)).reshape(len(seqs), n)
+        if len(seqs) == 1:
+            return self._find(seqs[0], n)[None]
+        return np.stack([self._find(seq, n) for seq in seqs])
+
+    def fits(self, demand: Iterable[tuple[int, int]]) -> bool:
+        """Whether this many new cells of these sequences could be found, one after the other."""
+        left = [self.n_cells - used for used in self.used]
+        for seq, n in demand:
+            if not 0 <= seq < self.n_seqs:
+                return False
+            left[self.stream(seq)] -= n
+        return min(left) >= 0
+
+    def take(
+        self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray, tokens: np.ndarray
+    ) -> None:
+        """Give found cells to the sequences. cells, positions, tokens: int64 [len(seqs), n],
+        n >= 1; tokens may be UNKNOWN."""
+        for seq, row, pos, ids in zip(seqs, cells, positions, tokens, strict=True):
+            stream = self.stream(seq)
+            first, stop = int(row[0]), int(row[-1]) + 1
+            # neighbours by a slice, which takes a third of the time
+            where = slice(first, stop) if stop - first == row.size else row
+            if self.is_rising[stream]:
+                self.is_rising[stream] = self._continues(stream, first, stop, pos)
+            self._pos[stream, where] = pos
+            self._tokens[stream, where] = ids
+            self._owners[stream, where] = _BITS[seq]
+            self.used[stream] += row.size
+            self.end[stream] = max(self.end[stream], stop)
+
+    def is_in_order(self, stream: int) -> bool:
+        """Whether a stream is known to rise and has no gaps."""
+        return self.is_rising[stream] and self.used[stream] == self.end[stream]
+
+    def _continues(self, stream: int, first: int, stop: int, positions: np.ndarray) -> bool:
+        """Whether cells first .. stop - 1 with these positions go on where a stream ends."""
+        n, end = positions.size, self.end[stream]
+        if first != end or stop - first != n or self.used[stream] != end:
+            return False
+        if end and positions[0] <= self._pos[stream, end - 1]:
+            return False
+        return n == 1 or bool((positions[1:] > positions[:-1]).all())
+
+    def last_position(self, seq: int) -> int | None:
+        """Highest position of a sequence that has no gaps and rises, -1 when it is empty; None
+        where it has to be searched for."""
+        stream = self.stream(seq)
+        if not self.is_in_order(stream):
+            return None
+        end = self.end[stream]
+        return int(self._pos[stream, end - 1]) if end else -1
+
+    def seen(self, seqs: Sequence[int], cells: np.ndarray, n: int) -> np.ndarray | None:
+        """`visible` of the newest tokens without a window, which have these cells
+        [len(seqs), T]; None where it has to be searched for."""
+        for seq in seqs:
+            if not self.is_in_order(self.stream(seq)):
+                return None
+        found: np.ndarray = self._cell_numbers[:n] <= cells[:, :, None]
+        return found
+
+    def visible(
+        self,
+        seqs: Sequence[int],
+        positions: np.ndarray,
+        n: int,
+        window: int | None = None,
+        *,
+        ahead: bool = False,
+    ) -> np.ndarray:
+        """Which of the first n cells every token may see: its sequence's, up to its position, and
+        with a window less than that many positions before it.
+
+        positions: int64 [len(seqs), T]. ahead: those after its position too. Returns bool
+        [len(seqs), T, n].
+        """
+        rows = self._rows(seqs)
+        own = ((self._owners[rows, :n] & _BITS[list(seqs), None]) != _NOBODY)[:, None]
+        held, seen_from = self._pos[rows, None, :n], positions[:, :, None]
+        seen = own | np.zeros_like(seen_from, bool) if ahead else own & (held <= seen_from)
+        return seen if window is None else seen & (held > seen_from - window)
+
+    def cell_positions(self, seqs: Sequence[int], n: int) -> np.ndarray:
+        """Positions in the first n cells of every sequence's stream, int64 [len(seqs), n]; any
+        number in cells that are not its own."""
+        return np.array(np.broadcast_to(self._pos[self._rows(seqs), :n], (len(seqs), n)))
+
+    def holding(self, seq: int, p0: int = 0, p1: int = -1) -> np.ndarray:
+        """Cells of a sequence with p0 <= position < p1, ascending."""
+        stream = self.stream(seq)
+        end = self.end[stream]
+        if self.is_in_order(stream):
+            held = self._pos[stream, :end]
+            first = int(held.searchsorted(p0)) if p0 > 0 else 0
+            return self._cell_numbers[first : int(held.searchsorted(p1)) if p1 >= 0 else end]
+        wanted = (self._owners[stream, :end] & _BITS[seq]) != _NOBODY
+        if p0 > 0:
+            wanted &= self._pos[stream, :end] >= p0
+        if p1 >= 0:
+            wanted &= self._pos[stream, :end] < p1
+        return np.flatnonzero(wanted)
+
+    def positions(self, seq: int, cells: np.ndarray | None = None) -> np.ndarray:
+        """Positions in these cells of a sequence's stream (None: in all that it holds).
+
+        It may be a view: look at it before anything changes.
+        """
+        stream = self.stream(seq)
+        if cells is not None:
+            return self._pos[stream, cells]
+        if not self.unified and self.used[stream] == self.end[stream]:  # no gaps, no others
+            return self._pos[stream, : self.end[stream]]
+        return self._pos[stream, self.holding(seq)]
+
+    def tokens(self, seq: int, cells: np.ndarray) -> np.ndarray:
+        """Tokens in these cells of a sequence's stream."""
+        return self._tokens[self.stream(seq), cells]
+
+    def learn(self, seq: int, p0: int, tokens: Sequence[int]) -> None:
+        """Put tokens into the cells of a sequence from position p0 on."""
+        stream, cells = self.stream(seq), self.holding(seq, p0, p0 + len(tokens))
+        self._tokens[stream, cells] = np.array(tokens)[self._pos[stream, cells] - p0]
+
+    def shared(self, seq: int, cells: np.ndarray) -> np.ndarray:
+        """Which of these cells of a sequence belong to another sequence too, [n]."""
+        return cells[self._owners[self.stream(seq), cells] != _BITS[seq]]
+
+    def release(self, seq: int, cells: np.ndarray) -> None:
+        """Take cells away from a sequence; they are free when no one else owns them."""
+        if cells.size:
+            stream = self.stream(seq)
+            first, end = int(cells[0]), self.end[stream]
+            least = int(np.minimum.reduce(cells))
+            if self.is_in_order(stream) and end - first == cells.size == end - least:
+                self._owners[stream, first:end] = _NOBODY
+                self.used[stream] = self.end[stream] = first
+                return
+            self._owners[stream, cells] &= ~_BITS[seq]
+            self._recount(stream)
+
+    def keep(self, seq: int) -> None:
+        """Take all cells away from every other sequence."""
+        self._owners &= _BITS[seq]
+        for stream in range(self.n_streams):
+            self._recount(stream)
+
+    def copy(self, src: int, dst: int) -> None:
+        """All cells of src belong to dst as well; between streams, dst gets cells like them.
+
+        dst must hold nothing.
+        """
+        cells, source, stream = self.holding(src), self.stream(src), self.stream(dst)
+        self._pos[stream, cells] = self._pos[source, cells]
+        self._tokens[stream, cells] = self._tokens[source, cells]
+        self._owners[stream, cells] |= _BITS[dst]
+        self.is_rising[stream] &= self.is_rising[source] and not self.used[stream]
+        self._recount(stream, self.end[source])
+
+    def shift(self, seq: int, cells: np.ndarray, shift: int) -> None:
+        """Move the positions in these cells of a sequence's stream."""
+        self._pos[self.stream(seq), cells] += shift
+        self.is_rising[self.stream(seq)] = False
+
+    def _rows(self, seqs: Sequence[int]) -> slice | np.ndarray:
+        """The streams of sequences as an index; a single one serves all."""
+        first = self.stream(seqs[0])
+        alone = self.unified or len(seqs) == 1
+        return slice(first, first + 1) if alone else np.asarray(seqs)
+
+    def _find(self, stream: int, n: int) -> np.ndarray:
+        end, used = self.end[stream], self.used[stream]
+        if used + n > self.n_cells:
+            whose = "The pool of all sequences" if self.unified else f"Sequence {stream}"
+            raise ContextFullError(
+                f"{whose} has {used} used and {self.n_cells - used} free cells in a context of"
+                f" {self.n_cells}, but needs {n} more.",
+                "Raise -c, shorten the prompt or emit fewer tokens.",
+            )
+        if used == end:
+            return self._cell_numbers[end : end + n]
+        holes = np.flatnonzero(self._owners[stream, :end] == _NOBODY)[:n]
+        return np.concatenate((holes, np.arange(end, end + n - holes.size)))
+
+    def _recount(self, stream: int, end: int | None = None) -> None:
+        end = self.end[stream] if end is None else max(end, self.end[stream])
+        held = np.flatnonzero(self._owners[stream, :end] != _NOBODY)
+        self.used[stream] = held.size
+        self.end[stream] = int(held[-1]) + 1 if held.size else 0
+        self.is_rising[stream] |= not held.size and not self.unified

@@ -251,7 +251,7 @@ class HybridMemory:
 
     def _decode_on(self, ahead: GreedyTokens) -> DecodeOn | None:
         """What decodes on from the pass that has started, None where only the host could."""
-        place = self.attention.token_place(ahead.n)
+        place = self.attention.token_place(ahead[0])
         if place is None or (self.recurrent and not self.recurrent.repeats()):
             return None
         return lambda table, outputs: decode_on(table, outputs, place, *ahead)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from engine.batch import UBatch, UBatchTensors
 from engine.errors import OptionError
 from engine.machine.device import Uploads, upload
 from engine.machine.graphs import PassInputs
-from engine.memory.kv_cells import UNKNOWN, CellTable
+from engine.memory.cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
 from engine.model.memory import AttentionView
 from engine.model.parts import CellKey, CellRow, CellSize
@@ -42,14 +41,6 @@ class AttentionState:
     @property
     def n_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.positions, *self.k, *self.v))
-
-
-class CellUse(NamedTuple):
-    """Cells of a sequence, those of them beyond one per position, and its highest position."""
-
-    used: int
-    duplicates: int
-    pos_max: int
 
 
 class AttentionKV:
@@ -191,7 +182,7 @@ class AttentionKV:
         stream, there = int(self._stream_of[0]), self._there
         if not self._table.is_in_order(stream) or self._table.end[stream] + n - 1 > self._n_view:
             return None
-        return TokenPlace(there.tokens, there.positions, self._numbers[1], self._masks[None])
+        return there.tokens, there.positions, self._numbers[1], self._masks[None]
 
     def pass_inputs(self) -> PassInputs | None:
         """Key and input tensors of a recording of the pass that has started; None if it cannot be
@@ -327,19 +318,19 @@ class AttentionKV:
 
     def duplicates(self, seq: int) -> int:
         """Cells beyond one per position of a sequence."""
-        return self.holding(seq).duplicates
+        return self.holding(seq)[1]
 
-    def holding(self, seq: int) -> CellUse:
+    def holding(self, seq: int) -> tuple[int, int, int]:
         """`used`, `duplicates` and `seq_pos_max` in one look."""
         last = self._table.last_position(seq)
         if last is not None:
-            return CellUse(self.used(seq), 0, last)
+            return self.used(seq), 0, last
         held = self._table.positions(seq)
         if held.size == 0:
-            return CellUse(0, 0, -1)
+            return 0, 0, -1
         if not np.count_nonzero(held[1:] <= held[:-1]):  # as a sequence is written
-            return CellUse(held.size, 0, int(held[-1]))
-        return CellUse(held.size, held.size - np.unique(held).size, int(held.max()))
+            return held.size, 0, int(held[-1])
+        return held.size, held.size - np.unique(held).size, int(held.max())
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""

@@ -17,7 +17,7 @@ import zlib
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -49,12 +49,8 @@ class SequenceState:
     recurrent: RecurrentCheckpoint | None
 
 
-class _Kind(NamedTuple):
-    """States of one name and shape, in these layers."""
-
-    name: str
-    shape: tuple[int, ...]
-    layers: tuple[int, ...]
+_Kind = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""States of one name and shape, in these layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +73,18 @@ class _Header:
             n_cells=len(cells.positions),
             keys=tuple(tuple(t.shape[1:]) for t in cells.k),
             values=tuple(tuple(t.shape[1:]) for t in cells.v),
-            states=tuple(_Kind(*kind, tuple(key.layer for key in keys)) for kind, keys in kinds),
+            states=tuple((*kind, tuple(key.layer for key in keys)) for kind, keys in kinds),
             pos=recurrent.pos if recurrent else None,
         )
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the float32 tensors, in file order."""
         cells = [(self.n_cells, *row) for row in (*self.keys, *self.values)]
-        return cells + [kind.shape for kind in self.states for _ in kind.layers]
+        return cells + [shape for _, shape, layers in self.states for _ in layers]
 
     def state_keys(self) -> list[StateKey]:
         """The recurrent states, in file order."""
-        return [StateKey(layer, kind.name) for kind in self.states for layer in kind.layers]
+        return [StateKey(layer, name) for name, _, layers in self.states for layer in layers]
 
     def n_bytes(self) -> int:
         """Bytes of all tensors."""
@@ -185,7 +181,7 @@ class _Reader:
 
     def _kinds(self, values: Any, high: int) -> tuple[_Kind, ...]:
         kinds = tuple(self._kind(value) for value in self._list(values, range(high + 1)))
-        keys = [(layer, kind.name) for kind in kinds for layer in kind.layers]
+        keys = [(layer, name) for name, _, layers in kinds for layer in layers]
         if len(set(keys)) < len(keys):
             raise self._error("has a header that names a state twice")
         return kinds
@@ -195,7 +191,7 @@ class _Reader:
         if not isinstance(name, str):
             raise self._error("has a header with a state without a name")
         numbers = self._list(layers, range(1, _MAX_LAYERS + 1))
-        return _Kind(
+        return (
             name,
             self._shape(shape, range(1, _MAX_RANK + 1)),
             tuple(self._whole(number, _MAX_LAYERS) for number in numbers),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.model.parts import BlockParts, CellSize, MtpParts, ResidualStream, TrunkPart
+from engine.model.parts import BlockParts, CellSize, MtpParts, TrunkPart
 from engine.model.parts.feed_forward import MixturePart
 from engine.model.rope import RopeConfig
 
@@ -35,7 +35,7 @@ class ModelConfig:
     output_norm: str | None = "output_norm.weight"
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
-    trunk: TrunkPart = field(default_factory=ResidualStream)
+    trunk: TrunkPart = field(default_factory=TrunkPart)
 
     @property
     def n_layer(self) -> int:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from engine.model.parts import FeedForwardPart
-from engine.model.parts.feed_forward import (
-    ClampPart,
-    Gating,
-    GeluPart,
-    LatentPart,
-    MixturePart,
-    Relu2Part,
-    SituPart,
-    SwigluPart,
-)
+from engine.model.parts.feed_forward import Gating, LatentPart, MixturePart, Relu2Part, SwigluPart
 from engine.model.weights import Weights
+from kernels import pointwise
 from kernels.linear import PackedWeight, PreparedRows, Rows, operation_rows
 from kernels.moe import (
     RELU2,
@@ -36,7 +28,7 @@ from kernels.moe import (
     swiglu_within,
 )
 from kernels.norm import rms_norm
-from kernels.pointwise import clamped_swiglu, geglu, relu2, situ, swiglu
+from kernels.pointwise import relu2
 from kernels.rows import take_rows
 
 
@@ -194,22 +186,11 @@ class Swiglu:
         return self._down(opened, invariant=invariant, residual=residual)
 
 
-class FeedForward(Protocol):
-    """The half of a block that looks at each token by itself. reads: matrices that its input is
-    multiplied with, for kernels.norm.rms_norm_rows."""
-
-    reads: tuple[PackedWeight, ...]
-
-    def __call__(
-        self,
-        x: Rows,
-        *,
-        invariant: bool,
-        tokens: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one. tokens:
-        int64 [B, T], for experts that go by them."""
+FeedForward = Swiglu | Relu2 | MixtureOfExperts
+"""The half of a block that looks at each token by itself. reads: matrices that its input is
+multiplied with, for kernels.norm.rms_norm_rows. Called with x [B, T, n_embd], normed, it gives the
+same shape, added to a residual if there is one; tokens: int64 [B, T], for experts that go by them.
+"""
 
 
 _FEED_FORWARD: Mapping[type, Callable[[Any, Weights, float], FeedForward]] = {
@@ -226,21 +207,20 @@ def make_feed_forward(part: FeedForwardPart, weights: Weights, eps: float) -> Fe
 
 def opener(gating: Gating | None) -> tuple[Callable[..., torch.Tensor], tuple[float, ...]]:
     """The operation on gate and up of a dense part and its constants; None for plain SwiGLU."""
-    if gating is None:
-        return swiglu, ()
-    if isinstance(gating, SituPart):
-        return situ, (gating.beta, gating.linear_beta)
-    if isinstance(gating, GeluPart):
-        return geglu, ()
-    return clamped_swiglu if gating.before else swiglu, (gating.limit,)
+    name, numbers = gating or ("swiglu", ())
+    return getattr(pointwise, name), numbers
+
+
+_OF_EXPERTS: Mapping[str, Callable[..., Activation]] = {
+    "situ": situ_activation,
+    "swiglu": swiglu_within,
+    "clamped_swiglu": clamped_swiglu_activation,
+}
 
 
 def activation(gating: Gating | None) -> Activation:
     """The same for experts."""
     if gating is None:
         return SWIGLU
-    if isinstance(gating, SituPart):
-        return situ_activation(gating.beta, gating.linear_beta)
-    assert isinstance(gating, ClampPart)  # no family has experts with another
-    of_limit = clamped_swiglu_activation if gating.before else swiglu_within
-    return of_limit(gating.limit)
+    name, numbers = gating
+    return _OF_EXPERTS[name](*numbers)

@@ -120,7 +120,7 @@ class HybridModel:
             file.check_whole()
         there, last = memory.begin(ubatch), ubatch.last_position
         if ahead is not None:
-            last += ahead.n - 1
+            last += ahead[0] - 1
         reach = self._rope.reach(last)
         if self._block_rope is not None:
             self._block_rope.reach(last)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.gguf.file import TensorInfo
-from engine.model.parts.ngram_embedding import TABLE
+from engine.model.parts.recurrent import TABLE
 
 MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
 """Compute modes whose memory is estimated."""

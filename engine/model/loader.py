@@ -24,7 +24,7 @@ from engine.model.layers import OutputHead, StreamReader
 from engine.model.mtp import MtpHead
 from engine.model.mtp_file import check_mtp_file, outer_shapes
 from engine.model.parts import Shapes
-from engine.model.parts.ngram_embedding import TABLE
+from engine.model.parts.recurrent import TABLE
 from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes, check_tensors, global_shapes
 from engine.model.trunks import make_mtp_block, make_trunk

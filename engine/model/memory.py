@@ -72,6 +72,10 @@ class ModelMemory(Protocol):
     def begin(self, ubatch: UBatch) -> UBatchTensors:
         """Get ready for the tokens of `ubatch`; its arrays where the model is, for this pass."""
 
+    def part(self, first: int, n: int) -> None:
+        """Show layers tokens first .. first + n - 1 of the current ubatch alone, which they may
+        take in parts, one after the other."""
+
     def run(
         self,
         key: Hashable,
@@ -88,13 +92,6 @@ class ModelMemory(Protocol):
 
     def commit(self) -> None:
         """Called when all layers have run: count the tokens to their sequences."""
-
-
-class PartwiseMemory(ModelMemory, Protocol):
-    """A memory whose layers may take the tokens of a ubatch in parts, one after the other."""
-
-    def part(self, first: int, n: int) -> None:
-        """Show layers tokens first .. first + n - 1 of the current ubatch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from engine.batch import UBatch
 from engine.machine.device import inference_mode
 from engine.model.layers import OutputHead, StepOutput
 from engine.model.loaded_size import LEAST_GAIN, LEAST_VOCABULARY
-from engine.model.memory import ModelMemory, PartwiseMemory, RopeAndMemory
+from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Weights
 from kernels.dispatch import uses_llvm
@@ -94,7 +94,7 @@ class MtpHead:
         ubatch: UBatch,
         hidden: torch.Tensor,
         n_steps: int,
-        memory: PartwiseMemory,
+        memory: ModelMemory,
         head: DraftHead | LargestLogits | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Draft tokens of one sequence, each the most probable one after the previous one.
@@ -120,7 +120,7 @@ class MtpHead:
 
     def _steps(
         self,
-        memory: PartwiseMemory,
+        memory: ModelMemory,
         n_steps: int,
         head: DraftHead | LargestLogits | None,
         tokens: torch.Tensor,

@@ -13,7 +13,7 @@ from engine.gguf.file import GgufFile, TensorInfo
 from engine.model.config import ModelConfig
 from engine.model.limits import INCOMPLETE, NOT_HERE, REMEDY
 from engine.model.parts import Shapes, only_present
-from engine.model.parts.ngram_embedding import TABLE
+from engine.model.parts.recurrent import TABLE
 from engine.model.rope import LEAVES_FACTORS, ROPE_FACTORS
 
 

@@ -135,7 +135,7 @@ class Weights:
     are (kernels.linear.stays_in_blocks), and "blocks" and "q8" take others as f32, "blocks" on a
     GPU as bf16. device: where what is kept goes; tensors are read and rearranged on the processor.
     as_llama_cpp: matrices that do not stay in their blocks round the other side of a product for
-    the type in the file, as llama.cpp's do (kernels.linear.as_llama_cpp) and q8 does anyway; for
+    the type in the file, as llama.cpp's do (kernels.linear.block_parts) and q8 does anyway; for
     the processor, in modes f32 and q8.
     n_bytes: memory taken by kept and packed tensors.
     """

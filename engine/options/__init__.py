@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.memory.kv_cells import MAX_SEQS
+from engine.memory.cells import MAX_SEQS
 from engine.memory.options import STATE_TYPES, CacheOptions, StateTypes
 from engine.memory.policies import POLICIES as ROLLBACK_POLICIES
 from engine.model.compute_modes import COMPUTE_MODES

@@ -17,8 +17,7 @@ from engine.report.parts import CodeSample, Facts, Part, Remark, Section, Tokens
 from engine.size_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import GHOST_KINDS
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 
 _MOST_FINDINGS = 50
 _LONGEST_VALUE = 300

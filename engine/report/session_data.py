@@ -29,8 +29,7 @@ from engine.trace.records import (
     TOKEN_KINDS,
     Column,
 )
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 from engine.trace.token_text import MEANING, display_text, pieces_at

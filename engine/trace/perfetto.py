@@ -21,8 +21,7 @@ import numpy as np
 from engine.errors import OptionError, TraceFileError
 from engine.files import written_whole
 from engine.trace.records import MISSING, TABLES
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 
 _ORDER = ("draft", "save", "verify", "sample", "rollback", "restore", "replay")
 """Phases in the order of a round."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from engine.trace.facts import RunFacts
+from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 
 
@@ -119,3 +121,117 @@ def _facts(facts: RunFacts, numbers: dict[int, int]) -> RunFacts:
     if (against := facts.lane_against) is not None:
         found.lane_against = numbers.get(against)
     return found
+
+
+class RunColumns:
+    """The rows of one run in one table, or of one of its sequences, as many as there are now, n;
+    columns are cut out when they are asked for."""
+
+    def __init__(
+        self, store: TraceStore, table: str, run_id: int, seq_id: int | None = None
+    ) -> None:
+        self._table, self._pool = store.tables[table], store.text_pool
+        self._n = len(self._table)
+        chosen = self._table.column("run_id", 0, self._n) == run_id
+        if seq_id is not None:
+            chosen &= self._table.column("seq_id", 0, self._n) == seq_id
+        mine = np.flatnonzero(chosen)
+        self._mine: slice | np.ndarray = mine
+        if mine.size and int(mine[-1]) - int(mine[0]) + 1 == mine.size:
+            self._mine = slice(int(mine[0]), int(mine[-1]) + 1)
+        self._columns: dict[str, np.ndarray] = {}
+        self.n = int(mine.size)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One column; text columns give codes."""
+        if name not in self._columns:
+            self._columns[name] = self._table.column(name, 0, self._n)[self._mine]
+        return self._columns[name]
+
+    def texts(self, name: str, rows: np.ndarray) -> list[str]:
+        """Some rows of a text column."""
+        return self._pool.decode(self[name][rows])
+
+    def is_text(self, name: str, *values: str) -> np.ndarray:
+        """Which rows of a text column hold one of the given texts: bool [n]."""
+        held = [self[name] == self._pool.find(value) for value in values]
+        return np.logical_or.reduce(held)
+
+    def by_sequence(self, chosen: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Per sequence with chosen rows (bool [n]): its id and their indices, in order."""
+        rows = np.flatnonzero(chosen)
+        seqs = self["seq_id"][rows]
+        order = np.argsort(seqs, kind="stable")
+        starts = np.flatnonzero(np.diff(seqs[order], prepend=-1))
+        for part in np.split(rows[order], starts[1:]) if rows.size else ():
+            yield int(self["seq_id"][part[0]]), part
+
+    # -- of `rounds` ---------------------------------------------------------------------------
+
+    @cached_property
+    def is_prompt(self) -> np.ndarray:
+        """The first row of every sequence, and those without a draft count before it emits a token:
+        bool [n]."""
+        order, starts, counts = self._sequences
+        emits, drafted = self["num_emitted"][order] > 0, self["num_draft_tokens"][order]
+        n_before = np.cumsum(emits) - emits
+        found = (n_before == np.repeat(n_before[starts], counts)) & (drafted == MISSING)
+        found[starts] = True
+        is_prompt = np.empty(self.n, bool)
+        is_prompt[order] = found
+        return is_prompt
+
+    @property
+    def has_draft(self) -> np.ndarray:
+        """Rows after the prompt that drafted, several rounds in one row among them: bool [n]."""
+        return (self["num_draft_tokens"] > 0) & ~self.is_prompt
+
+    @property
+    def is_step(self) -> np.ndarray:
+        """Rows that are one verification of a draft: bool [n]."""
+        return self.has_draft & (self["n_merged"] == MISSING)
+
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row indices of each sequence's first row, last prompt row and last row, sequences in the
+        same order: [n sequences] each."""
+        order, starts, counts = self._sequences
+        prompt = np.where(self.is_prompt[order], np.arange(self.n), -1)
+        prompt_end = np.maximum.reduceat(prompt, starts) if len(starts) else starts
+        return order[starts], order[prompt_end], order[starts + counts - 1]
+
+    @cached_property
+    def _sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows by sequence, and where each begins among them and how many it has."""
+        order = np.argsort(self["seq_id"], kind="stable")
+        _, starts, counts = np.unique(self["seq_id"][order], return_index=True, return_counts=True)
+        return order, starts, counts
+
+
+def paired(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """One number for each pair, int64 [n]; low: below 2 ** 31."""
+    return (high.astype(np.int64) << 31) + low
+
+
+def round_keys(rows: RunColumns) -> np.ndarray:
+    """One number for the round and the sequence of each row, int64 [n]."""
+    return paired(rows["round"], rows["seq_id"])
+
+
+def places_of(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Index of the first key that equals each wanted number, int64; -1 where none does."""
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    order = np.argsort(keys, kind="stable")
+    at = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+    return np.where(keys[at] == wanted, at, -1)
+
+
+def rows_by_sequence(store: TraceStore, run_id: int, kinds: Sequence[str]) -> dict[int, np.ndarray]:
+    """The rows of `tokens` of these kinds, int64 [n] in order, for every sequence that has any."""
+    table, n = store.tokens, len(store.tokens)
+    codes = [store.text_pool.find(kind) for kind in kinds]
+    mine = table.column("run_id", 0, n) == run_id
+    rows = np.flatnonzero(mine & np.isin(table.column("kind", 0, n), codes))
+    seq_ids = table.column("seq_id", 0, n)[rows]
+    return {seq_id: rows[seq_ids == seq_id] for seq_id in np.unique(seq_ids).tolist()}

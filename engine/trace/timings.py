@@ -26,7 +26,7 @@ import numpy as np
 
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 

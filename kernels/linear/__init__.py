@@ -8,8 +8,7 @@ import torch
 
 from kernels.dispatch import pick, runs_triton
 from kernels.linear import fixed_blocks, naive, with_torch
-from kernels.linear.as_llama_cpp import as_llama_cpp, round_rows
-from kernels.linear.block_parts import PreparedRows, Rows
+from kernels.linear.block_parts import PreparedRows, Rows, as_llama_cpp, round_rows
 from kernels.linear.blocks import (
     linear_blocks,
     pack_blocks,

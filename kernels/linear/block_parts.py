@@ -17,11 +17,14 @@ of a short block above 8.3e6 is an infinity, so results are infinite or NaN.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
+
+from kernels.linear.packed import PackedWeight
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -237,3 +240,22 @@ def quantise(x: Tensor, *, long: bool) -> IntegerRows:
         return IntegerRows(integers, 1 / factor, None)
     exact = largest / MOST
     return IntegerRows(integers, exact.half().float(), (exact * integers.sum(-1)).half().float())
+
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def as_llama_cpp(packed: PackedWeight, type: str) -> PackedWeight:
+    """A weight, of this GGML type in its file, that `linear` multiplies with such rows."""
+    return replace(packed, rounding=None if type == "F32" else type)
+
+
+def round_rows(x: torch.Tensor, type: str) -> torch.Tensor:
+    """x f32 [..., in] as a weight of a GGML type meets it: the same shape, f32.
+
+    in has to be a multiple of the numbers in a block of the type.
+    """
+    if type in _FLOATS:
+        return x.to(_FLOATS[type]).float()
+    rows = quantise(x.reshape(-1, x.shape[-1]), long=is_long(type))
+    return (rows.integers * rows.scales.unsqueeze(-1)).view(x.shape)

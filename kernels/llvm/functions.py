@@ -209,6 +209,16 @@ class StridedTensor(NamedTuple):
         return StatePlace(start + column, self.steps[2])
 
 
+def rows_together(x: torch.Tensor) -> torch.Tensor:
+    """x with the numbers of a row side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def strided(x: torch.Tensor) -> tuple[int, ...]:
+    """The arguments for one of `strided_tensors`."""
+    return x.data_ptr(), *x.stride()[:3]
+
+
 def strided_tensors(args: Sequence[Value], count: int) -> Iterator[StridedTensor]:
     """The first `count` tensors among a program's arguments."""
     for i in range(0, 4 * count, 4):

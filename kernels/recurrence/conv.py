@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import run, silu, vectors
+from kernels.llvm.functions import rows_together, run, silu, vectors
 from kernels.llvm.values import I64
 from kernels.whole_vectors import pointwise
 
@@ -209,7 +209,7 @@ def fold_window_with_llvm(
     """See fold_window."""
     n_batch, width, n_channels = window.shape
     counts = n_tokens.contiguous()
-    tensors = [_in_rows(window), _in_rows(columns), out]
+    tensors = [rows_together(window), rows_together(columns), out]
     places = [(x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in tensors]
     run(
         _fold_llvm(n_channels, width),
@@ -234,7 +234,7 @@ def _convolve(
     n_taps = weight.shape[1]
     y = x.new_empty(n_batch, n_tokens, n_channels)
     history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
-    x, window, taps = _in_rows(x), _in_rows(window), weight.t().contiguous()
+    x, window, taps = rows_together(x), rows_together(window), weight.t().contiguous()
     bias = None if bias is None else bias.contiguous()
     x_batch, x_token, _ = x.stride()
     window_batch, window_token, _ = window.stride()
@@ -256,10 +256,6 @@ def _convolve(
         0 if read is None else read.data_ptr(),
     )
     return y, history
-
-
-def _in_rows(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @functools.cache
@@ -385,7 +381,7 @@ def block_conv_with_llvm(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor)
     """The convolution on a CPU: every row from its taps, group by group."""
     (n_batch, n_tokens, d), (n_taps, n_groups) = x.shape, own.shape[2:]
     y = x.new_empty(n_batch, n_tokens, d)
-    x, own = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, own))
+    x, own = map(rows_together, (x, own))
     base = base.contiguous()
     run(
         _block_program(d, d // n_groups, n_taps),

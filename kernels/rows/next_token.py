@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +18,9 @@ _INFINITE = 0x7F800000
 """Bits of the exponent of what is not finite."""
 
 
-class TokenPlace(NamedTuple):
-    """Where a pass of one token finds it: token, position and cell, int64 of one number each, and
-    which cells it sees, bool [n_cells]."""
-
-    token: torch.Tensor
-    position: torch.Tensor
-    cell: torch.Tensor
-    seen: torch.Tensor
+TokenPlace = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Where a pass of one token finds it: token, position and cell, int64 of one number each, and
+which cells it sees, bool [n_cells]."""
 
 
 def decode_on(

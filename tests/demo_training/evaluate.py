@@ -74,7 +74,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)  # models this small gain nothing from a second thread
     session = Session.open(args.target, [args.draft, args.eagle3], compute="f32")
-    prompts = [prompt.text for prompt in demo_prompts()] + list(FURTHER)
+    prompts = demo_prompts() + list(FURTHER)
     plain, _ = generate(session, prompts, None)
     report: dict[str, Any] = {}
     for drafter in ("draft-mtp", "draft-simple", "draft-eagle3"):

@@ -39,7 +39,7 @@ def test_the_same_seed_writes_the_same_and_texts_seldom_come_twice(made: list[st
 
 
 def test_what_is_measured_is_not_taught(made: list[str]) -> None:
-    prompts = tuple(prompt.text for prompt in demo_prompts()) + FURTHER
+    prompts = (*demo_prompts(), *FURTHER)
     assert len(prompts) == 16
     assert not [text for text in made if text.startswith(prompts)]
 

@@ -303,7 +303,7 @@ CLEAN: dict[str, Callable[[np.random.Generator], TraceStore]] = {
 
 @cache
 def _prompts() -> list[str]:
-    return [*TEXTS, *(one.text for one in demo_prompts())]
+    return [*TEXTS, *demo_prompts()]
 
 
 def real(number: int, seed: int) -> tuple[str, TraceStore]:

@@ -10,7 +10,6 @@ from typing import Any
 from app.engine_thread.events import (
     CompareRequest,
     Decoding,
-    DraftFile,
     OpenedFiles,
     OpenRequest,
     RunRequest,
@@ -102,7 +101,7 @@ class FakeEngine:
         if request.target.suffix != ".gguf":
             raise ModelFileError(request.target, "byte 0", "no GGUF file", "Choose another.")
         info: Any = FakeInfo()
-        drafts = tuple(DraftFile(path, "draft-simple", info) for path in request.drafts)
+        drafts = tuple((path, "draft-simple", info) for path in request.drafts)
         identity = {"name": request.target.name}
         return OpenedFiles(request.target, drafts, info, identity)
 

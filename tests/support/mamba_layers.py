@@ -10,9 +10,14 @@ from functools import cache
 
 import torch
 
-from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.model.recurrence import (
+    ConvInputs,
+    ConvWindow,
+    RecurrenceInputs,
+    RecurrentLayout,
+    StateKey,
+)
 from engine.model.recurrent_states import SsdInputs, SsdState
-from engine.model.windows import ConvInputs, ConvWindow
 
 N_HEADS, HEAD_DIM, N_GROUPS, D_STATE, N_TAPS = 4, 3, 2, 5, 4
 N_CHANNELS = N_HEADS * HEAD_DIM + 2 * N_GROUPS * D_STATE

@@ -471,8 +471,8 @@ def _wrong_draft_accepted(patch: Patch) -> None:
 def _cached_token_too_many(patch: Patch) -> None:
     def make(original: Any) -> Any:
         def reuse(self: HeldSequences, seq: int, tokens: Sequence[int]) -> PromptReuse:
-            found = original(self, seq, tokens)
-            return replace(found, n_tokens=found.n_tokens + 1) if found.n_tokens else found
+            n_tokens, checkpoint = original(self, seq, tokens)
+            return n_tokens + (n_tokens > 0), checkpoint
 
         return reuse
 

@@ -6,8 +6,15 @@ from functools import cache
 
 import torch
 
-from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
-from engine.model.windows import ConvInputs, ConvWindow, TokenInputs, TokenWindow
+from engine.model.recurrence import (
+    ConvInputs,
+    ConvWindow,
+    RecurrenceInputs,
+    RecurrentLayout,
+    StateKey,
+    TokenInputs,
+    TokenWindow,
+)
 
 N_GRAM, N_TAPS, N_CHANNELS = 3, 4, 6
 WIDTH = (N_TAPS - 1) * N_GRAM

@@ -19,9 +19,14 @@ from hypothesis import strategies as st
 
 from engine.batch import UBatch
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
-from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.model.recurrence import (
+    ConvInputs,
+    ConvWindow,
+    RecurrenceInputs,
+    RecurrentLayout,
+    StateKey,
+)
 from engine.model.recurrent_states import DeltaInputs, DeltaState
-from engine.model.windows import ConvInputs, ConvWindow
 from tests.support import mamba_layers, moving_average, ngram_layers
 from tests.support.closeness import nmse
 

@@ -18,11 +18,11 @@ _HYBRID = "engine.memory.hybrid:HybridMemory"
 _UNDO = "engine.decode.verify_loop:Rollback"
 _HELD = "engine.decode.held_sequences:HeldSequences"
 _KEPT = "engine.decode.held_sequences:ContextCheckpoints"
-_TABLE = "engine.memory.kv_cells:CellTable"
+_TABLE = "engine.memory.cells:CellTable"
 _CELLS = "engine.memory.cells:RecurrentCells"
 _SAMPLER = "engine.sampling.sampler:Sampler"
 _MATRIX = "engine.model.recurrent_states:MatrixState"
-_WINDOW = "engine.model.windows:InputWindow"
+_WINDOW = "engine.model.recurrence:InputWindow"
 
 
 WEAK = ("engine-failed", "batch-differs", "state-wrong")
@@ -587,7 +587,7 @@ MUTANTS = (
         "rollback",
         "the slot believes that the whole prompt is in memory",
         f"{_HELD}.resume",
-        "self.tokens[seq] = list(tokens[: found.n_tokens])",
+        "self.tokens[seq] = list(tokens[:n_tokens])",
         "self.tokens[seq] = list(tokens)",
         "talk planes",
         "run",
@@ -739,7 +739,7 @@ MUTANTS = (
     Mutant(
         "token window",
         "token windows keep the token before",
-        "engine.model.windows:TokenWindow.rows",
+        "engine.model.recurrence:TokenWindow.rows",
         "(inputs.x + 1)",
         "(inputs.x.roll(1, 1) + 1)",
         "lane replay @tokens",
@@ -750,7 +750,7 @@ MUTANTS = (
     Mutant(
         "token window",
         "token windows log the whole history",
-        "engine.model.windows:TokenWindow.log",
+        "engine.model.recurrence:TokenWindow.log",
         "history[:, self.shape[0] :]",
         "history[:, : inputs.x.shape[1]]",
         "lane replay @tokens",
@@ -1655,8 +1655,8 @@ MUTANTS = (
         "cache",
         "cells after the common text stay",
         f"{_HELD}.resume",
-        "self.memory.seq_rm(seq, found.n_tokens)",
-        "recurrent and recurrent.seq_rm(seq, found.n_tokens)",
+        "self.memory.seq_rm(seq, n_tokens)",
+        "recurrent and recurrent.seq_rm(seq, n_tokens)",
         "talk planes",
         "run",
         "duplicate-kv-cells",

@@ -170,9 +170,8 @@ class WriteReport(SideJob):
         self.path, self._environment = path, environment
 
     def run(self, progress: ReportProgress) -> None:
-        from engine.report.compare import compare_report
         from engine.report.page import write_report
-        from engine.report.run import run_report
+        from engine.report.run import compare_report, run_report
 
         first = self._runs[0]
         if self._overlaid is not None:
@@ -226,7 +225,7 @@ class WritePage(SideJob):
 
 
 def _report_on_two(runs: tuple[RunRef, RunRef], environment: Mapping[str, str]) -> Report:
-    from engine.report.compare import pair_report
+    from engine.report.run import pair_report
 
     figures = [
         (pair.label, pair.text(0), pair.text(1), pair.ratio_text) for pair in compare_runs(*runs)

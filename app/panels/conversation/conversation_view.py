@@ -429,8 +429,6 @@ def summary_words(history: CheckpointHistory) -> str:
     if history.n_erased or history.n_evicted:
         words.append(f"{history.n_erased} erased, {history.n_evicted} made room")
     if history.misses:
-        miss = history.misses[-1]
-        words.append(
-            f"last miss at {miss.n_common:,}, began at {miss.n_reused:,}: {miss.why.sentence}"
-        )
+        _, n_common, n_reused, why = history.misses[-1]
+        words.append(f"last miss at {n_common:,}, began at {n_reused:,}: {why.sentence}")
     return " · ".join(words)

@@ -229,8 +229,8 @@ class CheckpointStrip(QWidget):
             painter.drawPolygon(tip)
             free = self._label(painter, f"{mark.n_tokens:,}", x, 0, free)
         painter.setPen(QPen(theme.color("rejected.line"), 1.5))
-        for miss in self._history.misses[-1:]:
-            x, y = self._x(miss.n_common), top + _BAR + _MARK
+        for _, n_common, _, _ in self._history.misses[-1:]:
+            x, y = self._x(n_common), top + _BAR + _MARK
             painter.drawLine(QPointF(x - 3, y - 3), QPointF(x + 3, y + 3))
             painter.drawLine(QPointF(x - 3, y + 3), QPointF(x + 3, y - 3))
         painter.setPen(muted)
@@ -278,11 +278,8 @@ class CheckpointStrip(QWidget):
 
     def _misses(self) -> list[tuple[int, str]]:
         return [
-            (
-                miss.n_common,
-                f"miss at {miss.n_common:,}, began at {miss.n_reused:,}: {miss.why.sentence}",
-            )
-            for miss in self._history.misses[-1:]
+            (n_common, f"miss at {n_common:,}, began at {n_reused:,}: {why.sentence}")
+            for _, n_common, n_reused, why in self._history.misses[-1:]
         ]
 
 

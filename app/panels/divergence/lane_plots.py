@@ -3,8 +3,6 @@ every lane over the positions, with noise and rollbacks, and the states."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
@@ -58,8 +56,8 @@ class LanePlots(QSplitter):
         self.states = StateMap(theme)
         self.states.link_x(self.delta)
         self.measure = made(QComboBox, accessibleName=_MEASURE, toolTip=_MEASURE)
-        self.measure.addItems([metric.title for metric in METRICS])
-        self.measure.currentIndexChanged.connect(lambda i: self.delta.set_metric(METRICS[i]))
+        self.measure.addItems([*METRICS.values()])
+        self.measure.currentIndexChanged.connect(lambda i: self.delta.set_metric([*METRICS][i]))
         self.part = made(QComboBox, accessibleName=_PART, toolTip=_PART)
         self.part.addItems(list(PARTS.values()))
         self.part.currentIndexChanged.connect(self._show_part)
@@ -189,31 +187,23 @@ _SIGN_OF_PATH = {"seq_rm": "t", "restore": "d", "restore_depth": "d", "refused":
 _SIGN_PIXELS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorMeasure:
-    """A measure that can be drawn. has_bound: verdicts are given on it. sparse: it is known after
-    the last token of each round only, and the line goes from one to the next."""
-
-    name: str
-    title: str
-    has_bound: bool = False
-    sparse: bool = False
-
-
-METRICS = (
-    ErrorMeasure("nmse", "NMSE of the logits", has_bound=True),
-    ErrorMeasure("max_abs", "max |Δ| of the logits"),
-    ErrorMeasure("kl", "KL, nats"),
-    ErrorMeasure("state_error", "state error, worst layer", sparse=True),
-    ErrorMeasure("conv_error", "window error, worst layer", sparse=True),
-)
+METRICS = {
+    "nmse": "NMSE of the logits",
+    "max_abs": "max |Δ| of the logits",
+    "kl": "KL, nats",
+    "state_error": "state error, worst layer",
+    "conv_error": "window error, worst layer",
+}
+"""Measures that can be drawn, with their titles; verdicts are given on the first one."""
+_SPARSE = ("state_error", "conv_error")
+"""Known after the last token of each round only; the line goes from one to the next."""
 
 
 class DeltaPlot(RoundPlot):
     """One line per lane. Equal logits lie on the line "exact", under the lowest decade."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        self._metric = METRICS[0]
+        self._metric = next(iter(METRICS))
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._curves: dict[int, pg.PlotDataItem] = {}
@@ -238,7 +228,7 @@ class DeltaPlot(RoundPlot):
         theme.apply(self._recolour)
 
     @property
-    def metric(self) -> ErrorMeasure:
+    def metric(self) -> str:
         """The measure that is drawn."""
         return self._metric
 
@@ -247,7 +237,7 @@ class DeltaPlot(RoundPlot):
         """Whether memory refused a rollback of any lane."""
         return any("x" in signs.data["symbol"] for signs in self._signs.values())
 
-    def set_metric(self, metric: ErrorMeasure) -> None:
+    def set_metric(self, metric: str) -> None:
         """Draw another measure."""
         self._metric = metric
         self.draw()
@@ -285,17 +275,17 @@ class DeltaPlot(RoundPlot):
         lanes = self._lanes
         if lanes is None:
             return
-        name = self._metric.name
+        name = self._metric
         places = {run_id: lanes.values(run_id, "pos") for run_id in lanes.followers}
         values = {run_id: lanes.values(run_id, name) for run_id in lanes.followers}
-        if self._metric.sparse:
+        if self._metric in _SPARSE:
             known = {run_id: ~np.isnan(own) for run_id, own in values.items()}
             places = {run_id: pos[known[run_id]] for run_id, pos in places.items()}
             values = {run_id: own[known[run_id]] for run_id, own in values.items()}
         noise = [values[run_id] for run_id in lanes.noise_of(self._run_id)]
         envelope = max((float(np.nanmax(v, initial=0.0)) for v in noise), default=0.0)
         bound = lanes.bounds.get(self._run_id, 0.0)
-        limits = [envelope, bound if self._metric.has_bound else 0.0]
+        limits = [envelope, bound if self._metric == "nmse" else 0.0]
         everything = np.concatenate([*values.values(), limits])
         self.axis = LogAxis.over(everything, len(self._signs))
         for run_id, curve in self._curves.items():
@@ -307,7 +297,7 @@ class DeltaPlot(RoundPlot):
         self._band.setRegion((bottom, top[0]))
         self._band.setVisible(envelope > 0)
         self._bound.setValue(top[1])
-        self._bound.setVisible(self._metric.has_bound)
+        self._bound.setVisible(self._metric == "nmse")
         self._draw_signs(lanes)
         self._tell(lanes)
 
@@ -365,7 +355,7 @@ class DeltaPlot(RoundPlot):
             return ""
         lines = [f"position {pos} · {lanes.text(token)}"]
         for run_id in lanes.followers:
-            value = lanes.measure(run_id, self._metric.name, pos)
+            value = lanes.measure(run_id, self._metric, pos)
             if value is not None:
                 lines.append(f"{lanes.names[run_id]}: {error_text(value)}")
         return "\n".join(lines)

@@ -238,10 +238,10 @@ class InspectorView(QStackedWidget):
         self.tokens_model.show_step(step)
         self._placing = False
         self._columns.hide_empty(self.tokens_model.empty_columns())
-        self.facts_model.show_facts([] if step is None else step_facts(step))
+        self.facts_model.show_rows([] if step is None else step_facts(step))
         self.facts.clearSpans()
-        for row, fact in enumerate(self.facts_model.lines):
-            if fact.is_heading:
+        for row, (_, value, _) in enumerate(self.facts_model.rows):
+            if not value:
                 self.facts.setSpan(row, 0, 1, 2)
         self.facts.resizeColumnToContents(0)
         self.sentence.setText("" if step is None else outcome(step))
@@ -372,13 +372,13 @@ def step_markdown(step: Step) -> str:
             cells = [cell_text(step, token, column.name) for column in COLUMNS]
             lines.append(_row([cell.translate(_ESCAPED) for cell in cells]))
         lines.append("")
-    for fact in step_facts(step):
-        if fact.is_heading:
+    for label, value, _ in step_facts(step):
+        if value:
+            lines.append(f"- {label}: {value}".translate(_ESCAPED))
+        else:
             if lines[-1]:
                 lines.append("")
-            lines += [f"**{fact.label}**", ""]
-        else:
-            lines.append(f"- {fact.label}: {fact.value}".translate(_ESCAPED))
+            lines += [f"**{label}**", ""]
     return "\n".join(lines) + "\n"
 
 

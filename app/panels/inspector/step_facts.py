@@ -8,18 +8,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import (
     NOT_OBSERVED,
-    plain_tip,
     probability_text,
     significant,
     size_or_none,
     whole_text,
 )
+from app.widgets.plain_table import ColumnTable, TableColumn
 from engine.draft.registry import meaning
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
@@ -50,17 +50,8 @@ _OF_MEMORY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FactLine:
-    """A labelled value of the fact table; without a value, the heading of a section."""
-
-    label: str
-    value: str = ""
-    tip: str = ""
-
-    @property
-    def is_heading(self) -> bool:
-        return not self.value
+FactLine = tuple[str, str, str]
+"""Label, value and tip of a row of the fact table; without a value, the heading of a section."""
 
 
 def step_facts(step: Step) -> list[FactLine]:
@@ -75,7 +66,7 @@ def step_facts(step: Step) -> list[FactLine]:
     lines = []
     for title, facts in sections:
         if facts:
-            lines += [FactLine(title), *facts]
+            lines += [(title, "", ""), *facts]
     return lines
 
 
@@ -117,17 +108,14 @@ def _draft(step: Step) -> list[FactLine]:
         if one["reason"]:
             parts.append(one["reason"])
         tip = f"{meaning(one['reason']) or 'A full draft'}; {_ms(one['draft_ms'])}"
-        lines.append(FactLine(one["drafter"], ", ".join(parts), tip))
+        lines.append((one["drafter"], ", ".join(parts), tip))
         if one["block_length"] is not None:
             lines.append(_block(step, one["block_length"]))
         if one["confidence"] is not None:
             head = any(token["draft_conf"] is not None for token in step.tokens)
             of = "of its confidence head" if head else "q"
-            lines.append(
-                FactLine(
-                    "confidence", probability_text(one["confidence"]), f"Mean {of} over the draft"
-                )
-            )
+            q = probability_text(one["confidence"])
+            lines.append(("confidence", q, f"Mean {of} over the draft"))
     return lines
 
 
@@ -135,7 +123,7 @@ def _block(step: Step, n: int) -> FactLine:
     """The rows of a block: the newest token at its place, and a mask for each one after it."""
     first = step.row["pos0"]
     where = "" if first is None else f" at {first:,}–{first + n - 1:,}"
-    return FactLine(
+    return (
         "block",
         f"● {'□' * (n - 1)}{where}" if n <= _DRAWN_ROWS else f"● and {n - 1:,} □{where}",
         f"{n:,} rows in one pass: ● the newest token, □ mask tokens that the drafter filled",
@@ -147,18 +135,16 @@ def _verification(step: Step) -> list[FactLine]:
     untold = NOT_OBSERVED if row["num_draft_tokens"] else "none: nothing drafted"
     rule = row["accept_rule"] or untold
     lines = [
-        FactLine("rule", rule, "What judged the draft"),
-        FactLine("ended by", row["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
-        FactLine(
-            "verify width", whole_text(row["verify_width"]), "Tokens of this sequence, unpadded"
-        ),
+        ("rule", rule, "What judged the draft"),
+        ("ended by", row["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
+        ("verify width", whole_text(row["verify_width"]), "Tokens of this sequence, unpadded"),
     ]
     for one in step.ubatches:
         size = f"{one['purpose']} {whole_text(one['n_seqs'])} × {whole_text(one['n_seq_tokens'])}"
         padding = f", padding {one['n_padding']}" if one["n_padding"] else ""
         why = f", {one['reason']}" if one["reason"] else ""
         tip = f"Sequences × tokens of each, {_ms(one['ms'])}; sequences: {one['seq_ids']}"
-        lines.append(FactLine(f"ubatch {whole_text(one['ubatch'])}", f"{size}{padding}{why}", tip))
+        lines.append((f"ubatch {whole_text(one['ubatch'])}", f"{size}{padding}{why}", tip))
     return lines
 
 
@@ -172,34 +158,32 @@ def _rollback(step: Step) -> list[FactLine]:
     if in_memory is not None and in_memory != depth:
         deep += f", in memory {in_memory}"
     return [
-        FactLine("path", f"{path or NOT_OBSERVED}{derived}", _PATH_TIPS.get(path, untold)),
-        FactLine("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
-        FactLine(
+        ("path", f"{path or NOT_OBSERVED}{derived}", _PATH_TIPS.get(path, untold)),
+        ("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
+        (
             "valid depth / n_rs_seq",
             f"{whole_text(row['valid_depth'])} / {whole_text(row['n_rs_seq'])}",
             "Deepest valid rollback after this batch / snapshot planes",
         ),
-        FactLine(
+        (
             "rs_idx",
             f"{whole_text(row['rs_idx_before'])} → {whole_text(row['rs_idx_after'])}",
             "Pending plane that the batch read → pending plane after the rollback",
         ),
-        FactLine("replays", whole_text(row["replay_index"]), "Restores and replays in this round"),
+        ("replays", whole_text(row["replay_index"]), "Restores and replays in this round"),
     ]
 
 
 def _memory(row: TraceRow) -> list[FactLine]:
     if all(row[name] is None for name in _OF_MEMORY):
-        return [FactLine("all of it", "not observed", "The engine did not tell")]
-    lines = [FactLine(label, size_or_none(row[name]), tip) for label, name, tip in _BYTES]
+        return [("all of it", "not observed", "The engine did not tell")]
+    lines = [(label, size_or_none(row[name]), tip) for label, name, tip in _BYTES]
     used, twice = row["kv_cells_used"], row["kv_cells_duplicate"]
     attention, recurrent = row["attention_pos_max"], row["recurrent_pos_max"]
     return [
         *lines,
-        FactLine(
-            "KV cells / duplicates", f"{whole_text(used)} / {whole_text(twice)}", "Of this sequence"
-        ),
-        FactLine(
+        ("KV cells / duplicates", f"{whole_text(used)} / {whole_text(twice)}", "Of this sequence"),
+        (
             "last pos KV / state",
             f"{whole_text(attention)} / {whole_text(recurrent)}",
             "Last position that the attention cells and the recurrent state hold",
@@ -213,59 +197,45 @@ def _times(row: TraceRow) -> list[FactLine]:
     if not known:
         whole, n = row["total_ms"], row["n_merged"]
         if whole is None:
-            return [FactLine("all phases", "not observed", "The engine did not tell")]
+            return [("all phases", "not observed", "The engine did not tell")]
         merged = f", {n} rounds together" if n else ""
-        return [FactLine("whole round", f"{_ms(whole)}{merged}", "Its phases were not observed")]
-    total = FactLine("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
-    return [*(FactLine(phase, _ms(ms)) for phase, ms in known if ms), total]
+        return [("whole round", f"{_ms(whole)}{merged}", "Its phases were not observed")]
+    total = ("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")
+    return [*((phase, _ms(ms), "") for phase, ms in known if ms), total]
 
 
 def _ms(value: float | None) -> str:
     return NOT_OBSERVED if value is None else f"{significant(value)} ms"
 
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
-
-
-class FactTable(QAbstractTableModel):
-    """Labels at the left, values at the right; a heading has no value."""
+class FactTable(ColumnTable):
+    """FactLines: labels at the left, values at the right."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+        super().__init__([TableColumn("label", "", "", True), TableColumn("value", "", "")], parent)
         self.muted_colour = QColor()
-        self.lines: list[FactLine] = []
 
-    def show_facts(self, lines: list[FactLine]) -> None:
-        self.beginResetModel()
-        self.lines = lines
-        self.endResetModel()
-
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.lines)
-
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else 2
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid():
-            return None
-        fact, is_value = self.lines[index.row()], index.column() == 1
+    def cell(self, row: int, name: str, role: int) -> Any:
+        label, value, tip = self.rows[row]
+        is_value = name == "value"
         if role == Qt.ItemDataRole.DisplayRole:
-            return fact.value if is_value else fact.label
+            return value if is_value else label
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(f"{fact.value}\n{fact.tip}".strip()) or None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            flag = Qt.AlignmentFlag
-            side = flag.AlignRight if is_value else flag.AlignLeft
-            return side | (flag.AlignBottom if fact.is_heading else flag.AlignVCenter)
-        if role == Qt.ItemDataRole.FontRole and fact.is_heading:
+            return f"{value}\n{tip}".strip() or None
+        if role == Qt.ItemDataRole.FontRole and not value:
             font = QFont()
             font.setBold(True)
             return font
-        if role == Qt.ItemDataRole.ForegroundRole and not is_value and not fact.is_heading:
+        if role == Qt.ItemDataRole.ForegroundRole and not is_value and value:
             return self.muted_colour
         return None
+
+    def data(
+        self, index: QModelIndex | QPersistentModelIndex, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if role == Qt.ItemDataRole.TextAlignmentRole and not self.rows[index.row()][1]:
+            return Qt.AlignmentFlag.AlignBottom | Qt.AlignmentFlag.AlignLeft
+        return super().data(index, role)
 
 
 TraceRow = dict[str, Any]

@@ -3,7 +3,6 @@ probable tokens of both models at one position."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt
@@ -156,15 +155,9 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A token and what each side gave it; None: not among its most probable ones. is_forbidden:
-    the grammar does not allow it here."""
-
-    token_id: int
-    q: float | None
-    p: float | None
-    is_forbidden: bool = False
+Alternative = tuple[int, float | None, float | None, bool]
+"""A token, the drafter's q and the target's p of it, None where it is not among the most probable
+ones, and whether the grammar forbids it here."""
 
 
 def alternatives(token: TraceRow) -> list[Alternative]:
@@ -174,8 +167,7 @@ def alternatives(token: TraceRow) -> list[Alternative]:
     others = sorted((i for i in q if i not in p), key=lambda i: -q[i])
     forbidden = _forbidden(token, "target") | _forbidden(token, "draft")
     return [
-        Alternative(i, q.get(i), p.get(i), i in forbidden)
-        for i in (*sorted(p, key=lambda i: -p[i]), *others)
+        (i, q.get(i), p.get(i), i in forbidden) for i in (*sorted(p, key=lambda i: -p[i]), *others)
     ]
 
 
@@ -212,7 +204,7 @@ class TopTable(ColumnTable):
         one = self.rows[row]
         if name == "token":
             return self._token_cell(self._step, one, role)
-        value = one.q if name == "q" else one.p
+        value = one[1] if name == "q" else one[2]
         if role == Qt.ItemDataRole.DisplayRole:
             return probability_text(value)
         if role == BAR_ROLE:
@@ -226,15 +218,16 @@ class TopTable(ColumnTable):
         return None
 
     def _token_cell(self, step: Step, one: Alternative, role: int) -> Any:
+        token_id, _, _, is_forbidden = one
         if role == Qt.ItemDataRole.DisplayRole:
-            text = step.text(one.token_id)
-            return f"{FORBIDDEN} {text}" if one.is_forbidden else text
+            text = step.text(token_id)
+            return f"{FORBIDDEN} {text}" if is_forbidden else text
         if role == Qt.ItemDataRole.ToolTipRole:
-            why = ": the grammar does not allow it here" if one.is_forbidden else ""
-            return f"token {one.token_id}{why}"
-        if role == Qt.ItemDataRole.ForegroundRole and one.is_forbidden:
+            why = ": the grammar does not allow it here" if is_forbidden else ""
+            return f"token {token_id}{why}"
+        if role == Qt.ItemDataRole.ForegroundRole and is_forbidden:
             return self._theme.color("ui.muted")
-        if role == Qt.ItemDataRole.FontRole and one.token_id == self._token_id:
+        if role == Qt.ItemDataRole.FontRole and token_id == self._token_id:
             font = QFont()
             font.setBold(True)
             return font

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QHelpEvent, QPainter, QPaintEvent, QPalette
@@ -118,7 +118,7 @@ class ModelMapView(QStackedWidget):
             self._labels[name].setText(visible(text))
         self._labels["target"].setToolTip(plain_tip(str(files.target)))
         self._labels["draft"].setToolTip(
-            plain_tip("\n".join(str(draft.path) for draft in files.drafts))
+            plain_tip("\n".join(str(path) for path, *_ in files.drafts))
         )
         self._strip.set_layers(info.layers)
         self.legend.setText(_legend(info))
@@ -152,7 +152,7 @@ class ModelMapView(QStackedWidget):
         if self._files is None:
             return
         files, options = self._files, self._options
-        drafts = {draft.drafter: draft.info for draft in files.drafts}
+        drafts = {drafter: info for _, drafter, info in files.drafts}
         found = estimate(files.info, drafts, options, self._n_slots, self._compute)
         server = server_estimate(files.info, drafts, options)
         available = available_memory()
@@ -201,14 +201,14 @@ def _describe_draft(files: OpenedFiles) -> str:
     parts = []
     if any(layer.kind == "mtp" for layer in files.info.layers):
         parts.append("MTP head")
-    parts += [draft.path.name for draft in files.drafts]
+    parts += [path.name for path, *_ in files.drafts]
     return ", ".join(parts) or "none"
 
 
 def _legend(info: ModelInfo) -> str:
     """The kinds of layers that the model has, as its map tells them apart."""
     kinds = dict.fromkeys(layer.kind for layer in info.layers)
-    return " · ".join(f"{LAYER_KINDS[kind].letter} {LAYER_KINDS[kind].name}" for kind in kinds)
+    return " · ".join(f"{LAYER_KINDS[kind][0]} {LAYER_KINDS[kind][2]}" for kind in kinds)
 
 
 def _count_layers(info: ModelInfo) -> str:
@@ -354,7 +354,7 @@ class LayerStrip(QWidget):
 
     def set_layers(self, layers: tuple[LayerInfo, ...]) -> None:
         self._layers = layers
-        letters = "".join(LAYER_KINDS[layer.kind].letter for layer in layers)
+        letters = "".join(LAYER_KINDS[layer.kind][0] for layer in layers)
         self.setAccessibleDescription(f"{len(layers)} layers in order: {letters}")
         self.updateGeometry()
         self.update()
@@ -372,7 +372,7 @@ class LayerStrip(QWidget):
 
     def describe_layer(self, index: int) -> str:
         layer = self._layers[index]
-        name = LAYER_KINDS[layer.kind].name
+        name = LAYER_KINDS[layer.kind][2]
         return f"blk.{layer.index}: {name}, {layer.quant}, {size_text(layer.n_bytes)}"
 
     def hasHeightForWidth(self) -> bool:
@@ -395,10 +395,10 @@ class LayerStrip(QWidget):
         ink = self._theme.color("layer.text")
         for index, layer in enumerate(self._layers):
             cell = self.cell(index)
-            kind = LAYER_KINDS[layer.kind]
-            painter.fillRect(cell, self._theme.color(f"layer.{kind.role}"))
+            letter, role, _ = LAYER_KINDS[layer.kind]
+            painter.fillRect(cell, self._theme.color(f"layer.{role}"))
             painter.setPen(ink)
-            painter.drawText(cell, Qt.AlignmentFlag.AlignCenter, kind.letter)
+            painter.drawText(cell, Qt.AlignmentFlag.AlignCenter, letter)
         painter.end()
 
     def event(self, event: QEvent) -> bool:
@@ -420,30 +420,23 @@ class LayerStrip(QWidget):
         return QSize(metrics.horizontalAdvance("M") + 12, metrics.height() + 8)
 
 
-class LayerKind(NamedTuple):
-    """letter: in the map of layers. role: of its colour in a theme, without `layer.`."""
-
-    letter: str
-    role: str
-    name: str
-
-
 LAYER_KINDS = {
-    "delta net": LayerKind("G", "delta_net", "Gated DeltaNet"),
-    "kda": LayerKind("K", "kda", "Kimi Delta Attention"),
-    "mamba": LayerKind("O", "mamba", "Mamba"),
-    "mamba-2": LayerKind("S", "mamba", "Mamba-2"),
-    "short convolution": LayerKind("C", "convolution", "short convolution"),
-    "attention": LayerKind("A", "attention", "attention"),
-    "sparse attention": LayerKind("B", "attention", "block-sparse attention"),
-    "latent attention": LayerKind("L", "latent", "latent attention (MLA)"),
-    "sparse latent attention": LayerKind("P", "latent", "latent attention sparse by pooled keys"),
-    "window attention": LayerKind("W", "attention", "attention to a window"),
-    "CSA": LayerKind("D", "latent", "compressed sparse attention (CSA)"),
-    "HCA": LayerKind("E", "latent", "heavily compressed attention (HCA)"),
-    "attention + mamba-2": LayerKind("H", "side_by_side", "attention in parallel with Mamba-2"),
-    "feed-forward": LayerKind("F", "feed_forward", "feed-forward only"),
-    "mtp": LayerKind("M", "mtp", "MTP head"),
-    "unused mtp": LayerKind("U", "mtp", "MTP block that is not used"),
+    "delta net": ("G", "delta_net", "Gated DeltaNet"),
+    "kda": ("K", "kda", "Kimi Delta Attention"),
+    "mamba": ("O", "mamba", "Mamba"),
+    "mamba-2": ("S", "mamba", "Mamba-2"),
+    "short convolution": ("C", "convolution", "short convolution"),
+    "attention": ("A", "attention", "attention"),
+    "sparse attention": ("B", "attention", "block-sparse attention"),
+    "latent attention": ("L", "latent", "latent attention (MLA)"),
+    "sparse latent attention": ("P", "latent", "latent attention sparse by pooled keys"),
+    "window attention": ("W", "attention", "attention to a window"),
+    "CSA": ("D", "latent", "compressed sparse attention (CSA)"),
+    "HCA": ("E", "latent", "heavily compressed attention (HCA)"),
+    "attention + mamba-2": ("H", "side_by_side", "attention in parallel with Mamba-2"),
+    "feed-forward": ("F", "feed_forward", "feed-forward only"),
+    "mtp": ("M", "mtp", "MTP head"),
+    "unused mtp": ("U", "mtp", "MTP block that is not used"),
 }
-"""By the name that engine.model.parts gives a block, or engine.model.info an MTP block."""
+"""The letter in the map of layers, the role of its colour in a theme, without `layer.`, and what it
+is called, by the name that engine.model.parts gives a block, or engine.model.info an MTP block."""

@@ -44,7 +44,7 @@ from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_CHOICES
 from engine.option_fields import PlacedOption, build, options_in
 from engine.options import RunOptions
 from engine.options.faults import notes_on
-from resources import demo_prompts
+from resources import titled_prompts
 
 _SERVER_NOTE = "What is greyed the server was started with: a request cannot change it."
 
@@ -103,11 +103,11 @@ class RunPanel(QWidget):
         """Offer the drafters that these files have; a choice that is gone becomes the best left."""
         there: set[str] = set()
         if files is not None:
-            there = {draft.drafter for draft in files.drafts}
+            there = {drafter for _, drafter, _ in files.drafts}
             if any(layer.kind == "mtp" for layer in files.info.layers):
                 there |= {name for name, one in DRAFTERS.items() if one.needs is MTP_HEAD}
         refused = {
-            name: drafter.needs.missing
+            name: drafter.needs[1]
             for name, drafter in DRAFTERS.items()
             if drafter.needs and name not in there
         }
@@ -328,7 +328,7 @@ class PromptBox(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._examples = demo_prompts()
+        self._examples = titled_prompts()
         self._texts = [""]
         self._removed: list[tuple[int, str]] = []
         self._make_fields()
@@ -391,7 +391,7 @@ class PromptBox(QWidget):
     def use_first(self) -> None:
         """Put the first bundled prompt in place, unless something is typed already."""
         if not self.editor.toPlainText():
-            self.editor.setPlainText(self._examples[0].text)
+            self.editor.setPlainText(self._examples[0][1])
 
     def add(self) -> None:
         if len(self._texts) < _MOST_PROMPTS:
@@ -420,7 +420,7 @@ class PromptBox(QWidget):
 
     def _make_fields(self) -> None:
         self.examples = made(QComboBox, placeholderText="Examples")
-        self.examples.addItems([prompt.title for prompt in self._examples])
+        self.examples.addItems([title for title, _ in self._examples])
         self.examples.setCurrentIndex(-1)
         self.examples.setAccessibleName("Example prompts")
         self.examples.setToolTip("Put an example into the prompt on show")
@@ -480,7 +480,7 @@ class PromptBox(QWidget):
         self._texts[max(0, self.choice.currentIndex())] = self.editor.toPlainText()
 
     def _use_example(self, index: int) -> None:
-        self.editor.setPlainText(self._examples[index].text)
+        self.editor.setPlainText(self._examples[index][1])
         self.examples.setCurrentIndex(-1)
 
     def _on_chat(self, on: bool) -> None:

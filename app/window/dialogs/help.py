@@ -347,7 +347,7 @@ def report(files: OpenedFiles | None, compute: str, log_lines: Sequence[str]) ->
         lines.append(f"- model: {files.target.name}, {files.info.architecture}, {compute or '-'}")
         lines.append(f"- model identity: {files.identity}")
     drafts = files.drafts if files is not None else ()
-    lines += [f"- draft: {draft.path.name}, {draft.drafter}" for draft in drafts]
+    lines += [f"- draft: {path.name}, {drafter}" for path, drafter, _ in drafts]
     return "\n".join([*lines, "", "```", *(log_lines or ("log is empty",)), "```", ""])
 
 

@@ -333,9 +333,8 @@ def _other_tokens(fork: Fork) -> list[str]:
     if step is None or not out[: fork.n_kept]:
         return []
     newest = out[: fork.n_kept][-1]
-    others = [one for one in alternatives(newest) if one.token_id != newest["token_id"]]
     return [
-        f"{one.token_id} “{step.text(one.token_id)}”"
-        + ("" if one.p is None else f" · p {probability_text(one.p)}")
-        for one in others
+        f"{token_id} “{step.text(token_id)}”" + ("" if p is None else f" · p {probability_text(p)}")
+        for token_id, _, p, _ in alternatives(newest)
+        if token_id != newest["token_id"]
     ]

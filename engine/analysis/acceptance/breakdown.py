@@ -17,8 +17,7 @@ import numpy as np
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.analysis.acceptance.counts import Logistic, fisher_less, logistic, wilson
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_columns import RunColumns, paired, places_of, round_keys
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef, paired, places_of, round_keys
 
 _DRAFTED_KINDS = ("accepted", "rejected", "ignored", "replacement", "bonus", "target")
 _LONGEST_DRAFT = 1024

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from engine.trace.facts import RequestFacts, RunFacts
 from engine.trace.records import MISSING
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 
 _MOST_TERMS = 1 << 17
 """Of a sum; those beyond are far below the last digit of it."""
@@ -48,14 +48,9 @@ def wilson(k: int, n: int, z: float) -> float:
     return min(1.0, max(0.0, middle / (1 + zz)))
 
 
-class Logistic(NamedTuple):
-    """A fit of the log odds of success over x. slope: of x itself, error: its standard error.
-    begin, end: the shares at the least and the largest x."""
-
-    slope: float
-    error: float
-    begin: float
-    end: float
+Logistic = tuple[float, float, float, float]
+"""A fit of the log odds of success over x: the slope of x and its standard error, the shares at the
+least and the largest x."""
 
 
 def logistic(x: np.ndarray, k: np.ndarray, n: np.ndarray) -> Logistic | None:
@@ -64,7 +59,7 @@ def logistic(x: np.ndarray, k: np.ndarray, n: np.ndarray) -> Logistic | None:
     if not len(x) or x.min() == x.max() or k.sum() in (0, n.sum()):
         return None
     p, (slope, error), _ = fitted(x, k, n)
-    return Logistic(slope, error, float(p[np.argmin(x)]), float(p[np.argmax(x)]))
+    return slope, error, float(p[np.argmin(x)]), float(p[np.argmax(x)])
 
 
 def fitted(

@@ -19,7 +19,7 @@ from engine.analysis.findings.run_rows import (
 from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import AHEAD, BEHIND, OUT_OF_STEP
 from engine.options import SpecOptions
-from engine.trace.run_columns import round_keys
+from engine.trace.run_ref import round_keys
 
 _MIN_ROUNDS = 8
 _LONG_SILENCE = 32

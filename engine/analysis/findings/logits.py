@@ -21,8 +21,7 @@ from engine.analysis.noise_ceiling import rows_beyond
 from engine.analysis.verdict import failed_checks, first_row
 from engine.options import RunOptions, SamplerOptions
 from engine.trace.records import EMITTED_KINDS
-from engine.trace.run_columns import round_keys
-from engine.trace.run_ref import RunRef, same_model
+from engine.trace.run_ref import RunRef, round_keys, same_model
 
 _KNOWN = ("temp", "top_k", "top_p", "min_p", "seed")
 _ROUNDING = 1e-3

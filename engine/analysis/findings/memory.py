@@ -18,7 +18,7 @@ from engine.analysis.findings.run_rows import (
 )
 from engine.options import MAX_REPLAYS
 from engine.trace.facts import FailureFacts, HeldFacts
-from engine.trace.run_columns import places_of, round_keys
+from engine.trace.run_ref import places_of, round_keys
 
 
 def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:

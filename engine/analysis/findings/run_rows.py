@@ -17,7 +17,7 @@ from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, is_beyond, noise_bound, types_text
 from engine.trace.facts import AuditFacts, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
-from engine.trace.run_columns import RunColumns
+from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 POLICY = "policy"

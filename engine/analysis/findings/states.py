@@ -10,7 +10,7 @@ import numpy as np
 from engine.analysis.findings.memory import NAMES_STATES
 from engine.analysis.findings.run_rows import Check, ExaminedRun, LaneErrors, RuleHit, rounds_text
 from engine.trace.facts import CopyFacts, StateOriginFacts
-from engine.trace.run_columns import round_keys
+from engine.trace.run_ref import round_keys
 
 _ROUNDING = 1e-2
 """Relative error of a state that rounding may come to at once; other content is off by more."""

@@ -24,8 +24,7 @@ import numpy as np
 
 from engine.analysis.acceptance.breakdown import DraftedTokens, rows_of
 from engine.trace.records import MISSING, PHASES
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 
 
 @dataclass(frozen=True, slots=True)

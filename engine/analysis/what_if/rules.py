@@ -6,8 +6,8 @@ walker is one setting in one text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -47,19 +47,6 @@ class Chooser:
 
     def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """The round that was chosen is over: tokens verified and accepted, [n] each."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuleSpec:
-    """A rule. about: what it does. source: whose it is, and where it is described. runs_here:
-    whether this engine can run it. settings: those to try for a longest draft. make: a chooser."""
-
-    name: str
-    about: str
-    source: str
-    runs_here: bool
-    settings: Callable[[int], list[Setting]]
-    make: Callable[[RuleInputs, Sequence[Setting]], Chooser]
 
 
 class FixedLengths(Chooser):
@@ -225,54 +212,48 @@ FLOORS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """p_min values that are tried."""
 
 
-FIXED = RuleSpec(
+FIXED = AdaptRule(
     "fixed",
     "the same n_max, p_min and n_min in every round",
     "llama.cpp --spec-draft-*",
-    True,
     lambda n_max: [{"n_max": k, "p_min": p} for k in _lengths_to_try(n_max) for p in FLOORS],
     FixedLengths,
 )
 _RULES = (
     FIXED,
-    *(
-        RuleSpec(
-            rule.name, rule.about, rule.source, True, rule.settings, partial(AdaptedLengths, rule)
-        )
-        for rule in ADAPT_RULES.values()
-    ),
-    RuleSpec(
+    *(replace(rule, make=partial(AdaptedLengths, rule)) for rule in ADAPT_RULES.values()),
+    AdaptRule(
         "survival",
         "n_max tokens are drafted, and those verified that bring most tokens a second by the "
         "calibrated product of their confidences and the measured cost of a wider pass",
         "vLLM enable_adaptive_verification",
-        False,
         lambda n_max: [{"n_max": k} for k in _lengths_to_try(n_max)],
         SurvivingLengths,
+        runs_here=False,
     ),
-    RuleSpec(
+    AdaptRule(
         "switch-off",
         "n_max until the acceptance of a window of rounds is below a threshold, then plain "
         "decoding to the end of the text",
         "TensorRT-LLM acceptance_rate_window_size, acceptance_rate_threshold",
-        False,
         lambda n_max: [
             {"n_max": k, "window": 20, "threshold": threshold}
             for k in _lengths_to_try(min(n_max, 8))
             for threshold in (0.2, 0.3, 0.4, 0.5)
         ],
         SwitchingOff,
+        runs_here=False,
     ),
-    RuleSpec(
+    AdaptRule(
         "oracle",
         "the lengths that end each text soonest, known beforehand: the bound of all rules",
         "computed, no engine's",
-        False,
         lambda n_max: [{"n_max": n_max}],
         OracleLengths,
+        runs_here=False,
     ),
 )
-RULES: dict[str, RuleSpec] = {rule.name: rule for rule in _RULES}
+RULES: dict[str, AdaptRule] = {rule.name: rule for rule in _RULES}
 
 
 def floors_at(confidence: np.ndarray, p_min: np.ndarray) -> np.ndarray:

@@ -15,7 +15,8 @@ import numpy as np
 
 from engine.analysis.what_if.positions import Positions, confidence_scale, survival_of
 from engine.analysis.what_if.recorded import RecordedRounds, RoundCosts
-from engine.analysis.what_if.rules import FIXED, FLOORS, NO_DRAFTER, RuleInputs, RuleSpec, Setting
+from engine.analysis.what_if.rules import FIXED, FLOORS, NO_DRAFTER, RuleInputs, Setting
+from engine.draft.adaptive import AdaptRule
 
 ASSUMPTIONS = (
     "inside accepted tokens the drafter would have gone on as recorded",
@@ -63,7 +64,7 @@ class Outcomes:
 
 
 def simulate(
-    rounds: RecordedRounds, costs: RoundCosts | None, rule: RuleSpec, settings: Sequence[Setting]
+    rounds: RecordedRounds, costs: RoundCosts | None, rule: AdaptRule, settings: Sequence[Setting]
 ) -> Outcomes:
     """Play the recorded texts under some settings of a rule.
 
@@ -310,7 +311,7 @@ def surface(
     *,
     n_max: Sequence[int] | None = None,
     p_min: Sequence[float] | None = None,
-    rule: RuleSpec = FIXED,
+    rule: AdaptRule = FIXED,
 ) -> Surface | None:
     """Play a run under every pair; None where it has no draft.
 

@@ -23,9 +23,14 @@ from engine.batch import UBatch
 from engine.errors import OptionError
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import RecurrentCheckpoint, RecurrentTraffic, SnapshotPolicy
-from engine.model.recurrence import RecurrenceInputs, RecurrentLayout, StateKey
+from engine.model.recurrence import (
+    ConvInputs,
+    ConvWindow,
+    RecurrenceInputs,
+    RecurrentLayout,
+    StateKey,
+)
 from engine.model.recurrent_states import DeltaInputs, DeltaState
-from engine.model.windows import ConvInputs, ConvWindow
 from kernels.recurrence.conv import causal_conv
 from kernels.recurrence.delta_rule import gated_delta_rule
 

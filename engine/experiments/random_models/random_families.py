@@ -21,7 +21,7 @@ from engine.experiments.random_models.random_file import (
     ssm,
     streams,
 )
-from engine.model.parts.ngram_embedding import TABLE
+from engine.model.parts.recurrent import TABLE
 
 # one layer in this many attends, the others are recurrent
 _INTERVAL = 4

@@ -77,29 +77,23 @@ def _compute(value: Any) -> str:
     return "" if known else f"is none of {', '.join(COMPUTE_MODES)}"
 
 
-@dataclass(frozen=True, slots=True)
-class JobKey:
-    """A key that is not an option of a run. default: what a job has without it."""
-
-    about: str
-    check: Check
-    default: Any = None
-
-
-JOB_KEYS: dict[str, JobKey] = {
-    MODEL: JobKey("GGUF file, relative to the plan, or demo", _text(_LONGEST_NAME)),
-    DRAFT_MODEL: JobKey(
-        "file that drafts, likewise; loaded where a drafter uses it", _text(_LONGEST_NAME)
+JOB_KEYS: dict[str, tuple[str, Check, Any]] = {
+    MODEL: ("GGUF file, relative to the plan, or demo", _text(_LONGEST_NAME), None),
+    DRAFT_MODEL: (
+        "file that drafts, likewise; loaded where a drafter uses it",
+        _text(_LONGEST_NAME),
+        None,
     ),
-    COMPUTE: JobKey("arithmetic of the weights", _compute, "auto"),
-    DEVICE: JobKey("where models run: auto, cpu, cuda or cuda:N", _text(_LONGEST_NAME), "auto"),
-    THREADS: JobKey("CPU threads; without it as many as suit the model", _whole(1, 4096)),
-    PROMPTS: JobKey("set of prompts: general, python or a JSON file", _text(_LONGEST_NAME)),
-    PROMPT: JobKey("one text to continue, instead of a set", _text(_LONGEST_TEXT)),
-    LIMIT: JobKey("how many prompts of the set, from its first", _whole(1, 1 << 20)),
-    CHAT: JobKey("wrap each text as a user's message", _flag, False),
-    REPEAT: JobKey("runs of a job; the median one counts", _whole(1, MOST_REPEATS), 1),
+    COMPUTE: ("arithmetic of the weights", _compute, "auto"),
+    DEVICE: ("where models run: auto, cpu, cuda or cuda:N", _text(_LONGEST_NAME), "auto"),
+    THREADS: ("CPU threads; without it as many as suit the model", _whole(1, 4096), None),
+    PROMPTS: ("set of prompts: general, python or a JSON file", _text(_LONGEST_NAME), None),
+    PROMPT: ("one text to continue, instead of a set", _text(_LONGEST_TEXT), None),
+    LIMIT: ("how many prompts of the set, from its first", _whole(1, 1 << 20), None),
+    CHAT: ("wrap each text as a user's message", _flag, False),
+    REPEAT: ("runs of a job; the median one counts", _whole(1, MOST_REPEATS), 1),
 }
+"""Keys that are not options of a run: what they are, their check, and what a job has without."""
 
 OPTIONS: dict[str, PlacedOption] = {
     one.option.dest.replace("_", "-"): one for one in options_in(RunOptions)
@@ -118,7 +112,7 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 def why_wrong(key: str, value: Any) -> str:
     """What is wrong with a value of a known key; empty when nothing is."""
     if key in JOB_KEYS:
-        return JOB_KEYS[key].check(value)
+        return JOB_KEYS[key][1](value)
     one = OPTIONS[key]
     try:
         one.option.check(_read(one, value))
@@ -192,7 +186,7 @@ class SweepJob:
 
     def setting(self, key: str) -> Any:
         """The value of a key that is not an option of a run, or its default."""
-        return self.settings.get(key, JOB_KEYS[key].default)
+        return self.settings.get(key, JOB_KEYS[key][2])
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -351,7 +345,7 @@ class _JobMaker:
 
     def _draft(self, place: str, settings: dict[str, Any], options: RunOptions) -> Path | None:
         needs = {name: DRAFTERS[name].needs for name in options.spec.types}
-        users = [name for name, need in needs.items() if need is not None and need.has_file]
+        users = [name for name in needs if DRAFTERS[name].has_file]
         if not users and not (MTP_HEAD in needs.values() and DRAFT_MODEL in settings):
             return None
         if len(users) > 1:

@@ -104,8 +104,7 @@ class SweepWorker:
 
 def _is_used(draft: Path, types: Sequence[str]) -> bool:
     """Whether any of these drafters uses a file; draft-mtp has a use for one with an MTP block."""
-    needs = [DRAFTERS[name].needs for name in types]
-    if any(need and need.has_file for need in needs):
+    if any(DRAFTERS[name].has_file for name in types):
         return True
     with GgufFile.open(draft) as file:
         return drafter_of(file) == DRAFT_MTP

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from engine.analysis.what_if.positions import survival_of
-from engine.analysis.what_if.rules import FIXED, RULES, RuleSpec, Setting
+from engine.analysis.what_if.rules import FIXED, RULES, Setting
 from engine.analysis.what_if.surface import Outcomes, simulate
+from engine.draft.adaptive import AdaptRule
 from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.tune.confirm import Confirmed, SpeedComparison, compare
@@ -61,7 +62,7 @@ def estimates(recordings: Sequence[TuneRecording]) -> list[Estimate]:
     return found
 
 
-def _of_rule(one: TuneRecording, rule: RuleSpec) -> Iterable[Estimate]:
+def _of_rule(one: TuneRecording, rule: AdaptRule) -> Iterable[Estimate]:
     settings = rule.settings(one.rounds.n_max)
     # what chance accepts, no confidence tells
     has_floors = has_floor(one.drafter) and not one.rounds.is_independent
@@ -245,14 +246,9 @@ _LLAMA_LENGTH = {
 _DRAFTS_WITH_FILE = ("draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFlags:
-    """flags: to be added to an engine's command, empty where it cannot do it. missing: what of the
-    setting it has no flag for, in words."""
-
-    engine: str
-    flags: str
-    missing: tuple[str, ...] = ()
+EngineFlags = tuple[str, str, tuple[str, ...]]
+"""An engine, flags to be added to its command, empty where it cannot do it, and what of the setting
+it has no flag for, in words."""
 
 
 def engine_flags(
@@ -262,9 +258,9 @@ def engine_flags(
     draft, by drafter."""
     if setting is None:
         return [
-            EngineFlags("llama-server", "--spec-type none"),
-            EngineFlags("vLLM", "", ("decodes plainly without --speculative-config",)),
-            EngineFlags("SGLang", "", ("decodes plainly without --speculative-algorithm",)),
+            ("llama-server", "--spec-type none", ()),
+            ("vLLM", "", ("decodes plainly without --speculative-config",)),
+            ("SGLang", "", ("decodes plainly without --speculative-algorithm",)),
         ]
     file = (files or {}).get(setting.drafter, _FILE)
     return [_llama_server(setting, file), _vllm(setting, file), _sglang(setting, file)]
@@ -274,20 +270,20 @@ def _llama_server(setting: DraftSetting, file: str) -> EngineFlags:
     name, drafter = "llama-server", setting.drafter
     if drafter in _LLAMA_LENGTH:
         length = _LLAMA_LENGTH[drafter].format(n=setting.n_max)
-        return EngineFlags(name, f"--spec-type {drafter} {length}")
+        return (name, f"--spec-type {drafter} {length}", ())
     if not drafter.startswith("draft-"):
-        return EngineFlags(name, "", (f"it has no {drafter}",))
+        return (name, "", (f"it has no {drafter}",))
     words = [f"--spec-type {drafter}", f"--spec-draft-n-max {setting.n_max}"]
     words.append(f"--spec-draft-p-min {setting.p_min:g}")
     if drafter in _DRAFTS_WITH_FILE:
         words.append(f"-md {_quoted(file)}")
-    return EngineFlags(name, " ".join(words))
+    return (name, " ".join(words), ())
 
 
 def _vllm(setting: DraftSetting, file: str) -> EngineFlags:
     method = _VLLM.get(setting.drafter)
     if method is None:
-        return EngineFlags("vLLM", "", (f"no setting for {setting.drafter} is known to us",))
+        return ("vLLM", "", (f"no setting for {setting.drafter} is known to us",))
     config: dict[str, object] = {"method": method, "num_speculative_tokens": setting.n_max}
     missing = [_no_floor(setting)] if setting.p_min else []
     if setting.drafter in _DRAFTS_WITH_FILE:
@@ -295,15 +291,13 @@ def _vllm(setting: DraftSetting, file: str) -> EngineFlags:
         missing.append("MODEL is the drafter as vLLM loads it, not a GGUF file")
     if method == "ngram":
         config["prompt_lookup_max"] = 12
-    return EngineFlags(
-        "vLLM", f"--speculative-config '{json.dumps(config)}'", tuple(filter(None, missing))
-    )
+    return ("vLLM", f"--speculative-config '{json.dumps(config)}'", tuple(filter(None, missing)))
 
 
 def _sglang(setting: DraftSetting, file: str) -> EngineFlags:
     algorithm = _SGLANG.get(setting.drafter)
     if algorithm is None:
-        return EngineFlags("SGLang", "", (f"no setting for {setting.drafter} is known to us",))
+        return ("SGLang", "", (f"no setting for {setting.drafter} is known to us",))
     words = [f"--speculative-algorithm {algorithm}"]
     missing = [_no_floor(setting)] if setting.p_min else []
     if setting.drafter in _DRAFTS_WITH_FILE:
@@ -316,7 +310,7 @@ def _sglang(setting: DraftSetting, file: str) -> EngineFlags:
             f"--speculative-num-steps {setting.n_max} --speculative-eagle-topk 1 "
             f"--speculative-num-draft-tokens {setting.n_max + 1}"
         )
-    return EngineFlags("SGLang", " ".join(words), tuple(missing))
+    return ("SGLang", " ".join(words), tuple(missing))
 
 
 def _no_floor(setting: DraftSetting) -> str:

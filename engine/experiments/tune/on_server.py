@@ -405,7 +405,7 @@ class _Tuner:
         if name == PLAIN:
             return ["--spec-type", "none"] if self._family == "llama-server" else []
         setting = self.settings[name]
-        words = shlex.split(self._engine_flags(setting).flags)
+        words = shlex.split(self._engine_flags(setting)[1])
         if self.plan.rates:
             rates = self.plan.rates[: setting.n_max]
             words += ["--spec-synth-rates", ",".join(f"{rate:g}" for rate in rates)]
@@ -416,7 +416,7 @@ class _Tuner:
         return next((name for name in _FAMILIES if name in self.plan.command), "llama-server")
 
     def _engine_flags(self, setting: DraftSetting | None) -> EngineFlags:
-        known = {one.engine.lower(): one for one in engine_flags(setting)}
+        known = {one[0].lower(): one for one in engine_flags(setting)}
         return known[self._family]
 
     def _flags(self, chosen: str) -> EngineFlags | None:

@@ -180,7 +180,10 @@ def _data(
             "p": judged.against_plain.p if judged.against_plain else None,
         },
         "setting": asdict(recommended) if recommended else None,
-        "flags": [asdict(one) for one in engine_flags(recommended, plan.files)],
+        "flags": [
+            dict(zip(("engine", "flags", "missing"), one, strict=True))
+            for one in engine_flags(recommended, plan.files)
+        ],
         "confirmed": [
             _confirmed(one, plain, estimated.get(one.name), session, plan) for one in confirmed
         ],

@@ -21,7 +21,7 @@ from engine.model.drafters.dflash_config import OUT_SCALE, POST_NORMS, DFlashCon
 from engine.model.feed_forward import Swiglu
 from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.compressed import CompressedAttention
-from engine.model.parts.feed_forward import GeluPart, SwigluPart
+from engine.model.parts.feed_forward import SwigluPart
 from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import ROPE_FACTORS
 from engine.model.rope_tables import RopeTables
@@ -35,16 +35,10 @@ from kernels.rope import apply_rope
 from kernels.rows import copy_rows, join, take_rows
 from kernels.rows.reductions import argmax, top_k
 
-
-class Lattice(NamedTuple):
-    """Candidates of the rows 1 .. m - 1 of blocks, best first by their logits.
-
-    ids: int64 [B, m - 1, T]. scores: f32 [B, m - 1, T, T], by the predecessor and the candidate;
-    in the first row all predecessors are the last chosen token.
-    """
-
-    ids: torch.Tensor
-    scores: torch.Tensor
+Lattice = tuple[torch.Tensor, torch.Tensor]
+"""Candidates of the rows 1 .. m - 1 of blocks, best first by their logits: ids, int64
+[B, m - 1, T], and scores, f32 [B, m - 1, T, T], by the predecessor and the candidate; in the first
+row all predecessors are the last chosen token."""
 
 
 class Selector:
@@ -80,7 +74,7 @@ class Selector:
         known = self._rows(self._predecessor, before) * gate.unsqueeze(2)
         # not a product of matrices, whose bits would depend on how many blocks there are
         pairs = known.unsqueeze(3) * self._rows(self._successor, ids).unsqueeze(2)
-        return Lattice(ids, self.base(values).unsqueeze(2) + pairs.sum(-1))
+        return ids, self.base(values).unsqueeze(2) + pairs.sum(-1)
 
     @staticmethod
     def _rows(table: Embedding, ids: torch.Tensor) -> torch.Tensor:
@@ -150,7 +144,7 @@ class DynamicConv:
         assert config.conv is not None
         self._base = weights.keep(f"{name}_conv_base")
         self._own = weights.project(f"{name}_conv_proj.weight")
-        self._shape = (2, config.conv.n_taps, config.conv.n_groups)
+        self._shape = (2, *config.conv)
 
     def __call__(self, y: torch.Tensor, sublayer: Sublayer, *, invariant: bool) -> torch.Tensor:
         """y [B, T, n_embd], normed -> sublayer(y), convolved before and after."""
@@ -166,7 +160,7 @@ class DFlashBlock:
     def __init__(self, weights: Weights, config: DFlashConfig, layer: int) -> None:
         self.attention = BlockAttention(weights, config, layer)
         self._norms = [weights.keep(f"{name}_norm.weight") for name in ("attn", "ffn")]
-        self._ffn = Swiglu(SwigluPart(config.n_ff, GeluPart() if config.gelu else None), weights)
+        self._ffn = Swiglu(SwigluPart(config.n_ff, ("geglu", ()) if config.gelu else None), weights)
         self._convs = [
             DynamicConv(weights, config, name) if config.conv else None for name in ("attn", "ffn")
         ]

@@ -35,14 +35,6 @@ MAX_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class BlockConvSizes:
-    """n_taps: rows of the block that are met. n_groups: parts of a row that share a weight."""
-
-    n_taps: int
-    n_groups: int
-
-
-@dataclass(frozen=True, slots=True)
 class SelectorSizes:
     """rank: of the score of two neighbours. top_k: candidates of a row. softcap: 0 for none."""
 
@@ -85,7 +77,7 @@ class DFlashConfig:
     anchor: bool
     markov: int
     confident: bool
-    conv: BlockConvSizes | None
+    conv: tuple[int, int] | None
     selector: SelectorSizes | None
     divided: bool = False
     gelu: bool = False
@@ -204,7 +196,7 @@ class DFlashConfig:
             "ffn_down.weight": (d, self.n_ff),
         }
         if self.conv:
-            n_taps, n_groups = self.conv.n_taps, self.conv.n_groups
+            n_taps, n_groups = self.conv
             for name in ("attn", "ffn"):
                 shapes[f"{name}_conv_base"] = (2, n_taps, d)
                 shapes[f"{name}_conv_proj.weight"] = (2 * n_taps * n_groups, d)
@@ -304,15 +296,14 @@ def _windows(file: GgufFile, n_layer: int) -> tuple[int | None, ...]:
     return tuple(window if windowed else None for windowed in which)
 
 
-def _conv(file: GgufFile, n_embd: int) -> BlockConvSizes:
+def _conv(file: GgufFile, n_embd: int) -> tuple[int, int]:
+    """Rows of the block that are met, and parts of a row that share a weight."""
     key = f"{ARCHITECTURE}.conv_group_size"
     group = count(file, key, high=n_embd)
     if n_embd % group:
         what = f"{group} channels of {n_embd} are no whole number of groups"
         raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    return BlockConvSizes(
-        count(file, f"{ARCHITECTURE}.conv_kernel_size", high=MAX_TAPS), n_embd // group
-    )
+    return (count(file, f"{ARCHITECTURE}.conv_kernel_size", high=MAX_TAPS), n_embd // group)
 
 
 def _selector(file: GgufFile) -> SelectorSizes:

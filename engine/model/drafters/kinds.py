@@ -56,7 +56,7 @@ def drafter_of(file: GgufFile) -> str:
     if arch in FAMILIES:
         return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
     if other := other_kind(file):
-        raise UnsupportedModelError(f"{file.path.name} is {other.what}.", other.remedy)
+        raise UnsupportedModelError(f"{file.path.name} is {other[0]}.", other[1])
     raise UnsupportedModelError(
         f"{file.path.name}: nothing of the architecture {shorten(arch or '(none)')!r} drafts here.",
         "Use a smaller model of the target's vocabulary, an MTP block in a file of its own, or one "

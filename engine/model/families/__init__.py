@@ -99,7 +99,7 @@ def read_any_config(file: GgufFile) -> ModelConfig:
     """The same, also of a file that holds an MTP block alone: the trunk is that of another."""
     arch = file.architecture
     if other := other_kind(file):
-        raise UnsupportedModelError(f"{file.path.name} is {other.what}.", other.remedy)
+        raise UnsupportedModelError(f"{file.path.name} is {other[0]}.", other[1])
     if not file.bool_(f"{arch}.attention.causal", True) and arch in FAMILIES:
         raise UnsupportedModelError(
             f"{file.path.name}: {arch}.attention.causal is false, so that tokens see those after "

@@ -26,23 +26,9 @@ from engine.model.limits import (
     real,
     uniform,
 )
-from engine.model.parts import (
-    BlockParts,
-    FeedForwardPart,
-    MixerPart,
-    MtpParts,
-    ResidualStream,
-    TrunkPart,
-)
+from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts, TrunkPart
 from engine.model.parts.attention import LatentAttentionPart
-from engine.model.parts.feed_forward import (
-    ClampPart,
-    LatentPart,
-    MixturePart,
-    RouterPart,
-    SituPart,
-    SwigluPart,
-)
+from engine.model.parts.feed_forward import Gating, LatentPart, MixturePart, RouterPart, SwigluPart
 from engine.model.parts.recurrent import KdaPart
 from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.rope import RopeConfig
@@ -141,9 +127,10 @@ def read_blocks(
 
 def read_clamps(
     file: GgufFile, key: str, n_blocks: int, *, before: bool = False
-) -> list[ClampPart | None] | None:
+) -> list[Gating | None] | None:
     """The limit of each block, given once or as an array; None where there is none, and for all
-    without the key. before: see ClampPart."""
+    without the key. before: whether gates are
+    cut off before silu."""
     if key not in file.metadata:
         return None
     values = file.metadata[key]
@@ -153,7 +140,8 @@ def read_clamps(
         raise ModelFileError(file.path, f"key {key}", f"not {n_blocks} numbers", REMEDY)
     if not np.isfinite(values).all() or values.min() < 0:
         raise ModelFileError(file.path, f"key {key}", "a limit is not a positive number", REMEDY)
-    return [ClampPart(float(value), before) if value > _LEAST_LIMIT else None for value in values]
+    name = "clamped_swiglu" if before else "swiglu"
+    return [(name, (float(value),)) if value > _LEAST_LIMIT else None for value in values]
 
 
 def n_dense(file: GgufFile) -> int:
@@ -228,7 +216,7 @@ def read_kimi_linear(file: GgufFile) -> ModelConfig:
     dense, mixture = SwigluPart(dense_width(file, n)), read_mixture(file, n, normalised=True)
     leading = n_dense(file)
     blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
-    return _config(file, sizes, blocks, ResidualStream())
+    return _config(file, sizes, blocks, TrunkPart())
 
 
 def read_kimi_k3(file: GgufFile) -> ModelConfig:
@@ -240,11 +228,9 @@ def read_kimi_k3(file: GgufFile) -> ModelConfig:
     kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g.weight",), flat_a=True, bound=bound)
     gated = any(name.endswith(".attn_gate.weight") for name in file.tensors)
     attention = read_latent_attention(file, n, gate="numbers" if gated else None)
-    situ = SituPart(
-        real(file, f"{arch}.activation.situ_beta"),
-        # 0 or less: the other half passes as it is
-        max(file.float_(f"{arch}.activation.situ_linear_beta"), 0.0),
-    )
+    beta = real(file, f"{arch}.activation.situ_beta")
+    # 0 or less: the other half passes as it is
+    situ = "situ", (beta, max(file.float_(f"{arch}.activation.situ_linear_beta"), 0.0))
     dense = SwigluPart(dense_width(file, n), situ)
     mixture = replace(
         read_mixture(
@@ -259,7 +245,7 @@ def read_kimi_k3(file: GgufFile) -> ModelConfig:
     leading = n_dense(file)
     blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
     group = count(file, f"{arch}.attn_res.block_size", low=0, high=MAX_LAYERS)
-    return _config(file, sizes, blocks, CrossLayerResidual(group) if group else ResidualStream())
+    return _config(file, sizes, blocks, CrossLayerResidual(group) if group else TrunkPart())
 
 
 def _latent(file: GgufFile) -> LatentPart | None:

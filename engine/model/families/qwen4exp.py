@@ -22,7 +22,7 @@ from engine.model.families.qwen import read_delta_net, read_mixture, recurrent_s
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, MAX_WIDTH, REMEDY, count, each
 from engine.model.parts import BlockParts, MtpParts
 from engine.model.parts.attention import SparseAttentionPart
-from engine.model.parts.ngram_embedding import TABLE, NgramEmbeddingPart
+from engine.model.parts.recurrent import TABLE, NgramEmbeddingPart
 from engine.model.parts.trunks import HyperConnections
 from engine.model.rope import RopeConfig
 

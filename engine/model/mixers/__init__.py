@@ -38,13 +38,13 @@ from engine.model.parts.attention import (
     SparseAttentionPart,
     SparseLatentAttentionPart,
 )
-from engine.model.parts.ngram_embedding import NgramEmbeddingPart
 from engine.model.parts.recurrent import (
     DeltaNetPart,
     KdaPart,
     LowRankMamba2Part,
     Mamba2Part,
     MambaPart,
+    NgramEmbeddingPart,
     ShortConvPart,
 )
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey

@@ -10,10 +10,16 @@ from torch.nn import functional
 from engine.gguf.reader import StoredRows
 from engine.model.config import ModelConfig
 from engine.model.memory import RopeAndMemory
-from engine.model.parts.ngram_embedding import NgramEmbeddingPart
-from engine.model.recurrence import Recurrence, StateKey
+from engine.model.parts.recurrent import NgramEmbeddingPart
+from engine.model.recurrence import (
+    ConvInputs,
+    ConvWindow,
+    Recurrence,
+    StateKey,
+    TokenInputs,
+    TokenWindow,
+)
 from engine.model.weights import Weights
-from engine.model.windows import ConvInputs, ConvWindow, TokenInputs, TokenWindow
 from kernels.norm import head_norm
 from kernels.pointwise import add
 from kernels.rows.ngrams import NgramHash, agreeing, hash_rows

@@ -17,7 +17,7 @@ from engine.model.parts.recurrent import (
     MambaPart,
     ShortConvPart,
 )
-from engine.model.recurrence import Recurrence, StateKey
+from engine.model.recurrence import ConvInputs, ConvWindow, Recurrence, StateKey
 from engine.model.recurrent_states import (
     DeltaInputs,
     DeltaState,
@@ -27,12 +27,10 @@ from engine.model.recurrent_states import (
     SsdState,
 )
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
-from engine.model.windows import ConvInputs, ConvWindow
 from kernels.dispatch import runs_triton
 from kernels.linear import PackedWeight, Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
-from kernels.recurrence.channel_gates import RawGates
 
 
 def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
@@ -41,7 +39,56 @@ def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
     return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
 
 
-class DeltaNet:
+class _DeltaRule:
+    """Mixers with a gated delta rule: all that comes between their projections of the input and
+    what they put out. The memory has their states and windows."""
+
+    _l2_eps: float
+    _bound: float | None = None
+    _sigmoid: bool = True
+    _qkv_sizes: list[int]
+
+    def __init__(self, weights: Weights, config: ModelConfig, layer: int, output: str) -> None:
+        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
+        self._eps = self._l2_eps = config.eps
+        self._dt = weights.keep("ssm_dt.bias")
+        self._norm = weights.keep("ssm_norm.weight")
+        self._output = weights.project(output)
+
+    def _advance(
+        self,
+        around: RopeAndMemory,
+        conv: torch.Tensor,
+        channels: torch.Tensor,
+        decay: torch.Tensor,
+        a: torch.Tensor,
+        beta: torch.Tensor,
+        gate: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """channels: raw queries, keys and values, for taps `conv`; decay: as DeltaInputs.g, with
+        its factor `a`; beta and gate: raw. On a GPU the recurrence norms and gates."""
+        memory = around.memory.recurrent
+        assert memory is not None  # a model with recurrent layers is given such a memory
+        heads, invariant = (*gate.shape[:2], -1, self._norm.shape[0]), around.invariant
+        convolved = memory.advance(self._window, ConvInputs(channels, conv))
+        qk, v = (x.view(heads) for x in convolved.split_with_sizes(self._qkv_sizes, -1))
+        inputs = DeltaInputs(qk, qk, v, decay, beta, (self._l2_eps, self._dt, a, self._bound))
+        if not runs_triton(qk):
+            inputs = inputs.finished(invariant=invariant)
+        rows = gated_rms_norm_rows(
+            memory.advance(self._state, inputs),
+            gate.view(heads),
+            self._norm,
+            self._eps,
+            (self._output.packed,),
+            sigmoid=self._sigmoid,
+            invariant=invariant,
+        )
+        return self._output(rows, invariant=invariant, residual=residual)
+
+
+class DeltaNet(_DeltaRule):
     """Gated DeltaNet (Yang et al., 2024): short convolution, gated delta rule, gated norm.
 
     Mixer of trunk layer `layer`; its state and window live in the memory. One projection gives, in
@@ -53,9 +100,7 @@ class DeltaNet:
     def __init__(
         self, part: DeltaNetPart, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
-        self._head_dim = part.d_state
-        self._eps = config.eps
+        super().__init__(weights, config, layer, "ssm_out.weight")
         self._sigmoid = part.sigmoid_gate
         self._sizes = [part.conv_dim, part.value_dim, part.n_v_heads, part.n_v_heads]
         self._qkv_sizes = [2 * part.key_dim, part.value_dim]
@@ -68,60 +113,19 @@ class DeltaNet:
         self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
-        self._dt = weights.keep("ssm_dt.bias")
         self._a = weights.keep("ssm_a")
-        self._norm = weights.keep("ssm_norm.weight")
-        self._output = weights.project("ssm_out.weight")
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See engine.model.memory.Mixer; advances the memory's states."""
-        memory = around.memory.recurrent
-        assert memory is not None  # a model with recurrent layers is given such a memory
-        heads = (x.shape[0], x.shape[1], -1, self._head_dim)
-        invariant = around.invariant
-        joined, *gates = project_each(x, self._inputs, invariant=invariant)
+        joined, *gates = project_each(x, self._inputs, invariant=around.invariant)
         if gates:
             channels, z = joined.split_with_sizes(self._sizes[:2], -1)
             beta, decay = gates[0].split_with_sizes(self._sizes[2:], -1)
         else:
             channels, z, beta, decay = joined.split_with_sizes(self._sizes, -1)
-        convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
-        qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
-        inputs = _delta_inputs(
-            qk.view(heads),
-            v.view(heads),
-            decay,
-            beta,
-            (self._eps, self._dt, self._a, None),
-            invariant=invariant,
-        )
-        out = memory.advance(self._state, inputs)
-        rows = gated_rms_norm_rows(
-            out,
-            z.view(heads),
-            self._norm,
-            self._eps,
-            (self._output.packed,),
-            sigmoid=self._sigmoid,
-            invariant=invariant,
-        )
-        return self._output(rows, invariant=invariant, residual=residual)
-
-
-def _delta_inputs(
-    qk: torch.Tensor,
-    v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    raw: RawGates,
-    *,
-    invariant: bool,
-) -> DeltaInputs:
-    """qk: [B, T, 2 H_k, d]; decay: as DeltaInputs.g. On a GPU the recurrence norms and gates."""
-    inputs = DeltaInputs(qk, qk, v, decay, beta, raw)
-    return inputs if runs_triton(qk) else inputs.finished(invariant=invariant)
+        return self._advance(around, self._conv, channels, decay, self._a, beta, z, residual)
 
 
 def _qkv_and_z(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
@@ -161,7 +165,7 @@ def kda_recurrences(part: KdaPart) -> Mapping[str, Recurrence[Any]]:
     }
 
 
-class Kda:
+class Kda(_DeltaRule):
     """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
 
     One projection gives, in this order of rows, queries, keys, values (the convolved channels) and
@@ -170,10 +174,10 @@ class Kda:
     """
 
     def __init__(self, part: KdaPart, weights: Weights, config: ModelConfig, layer: int) -> None:
-        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
-        self._eps, self._bound = config.eps, part.bound
-        self._l2_eps = config.eps if part.l2_eps is None else part.l2_eps
-        self._heads = part.n_heads
+        super().__init__(weights, config, layer, "attn_output.weight")
+        self._bound = part.bound
+        if part.l2_eps is not None:
+            self._l2_eps = part.l2_eps
         width = part.width
         first = [weights.rows(part.decay[0]), weights.rows(part.gate[0])]
         n_decay, n_gate = (
@@ -191,19 +195,13 @@ class Kda:
         taps = [weights.keep(f"ssm_conv1d_{one}.weight").squeeze(1) for one in "qkv"]
         # taps as rows in memory, as the convolution reads them
         self._conv = torch.cat(taps).t().contiguous().t()
-        self._dt = weights.keep("ssm_dt.bias")
         a = weights.keep("ssm_a").flatten().repeat_interleave(part.head_dim)
         self._a = -a if part.positive_a else a
-        self._norm = weights.keep("ssm_norm.weight")
-        self._output = weights.project("attn_output.weight")
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See engine.model.memory.Mixer; advances the memory's states."""
-        memory = around.memory.recurrent
-        assert memory is not None  # a model with recurrent layers is given such a memory
-        heads = (x.shape[0], x.shape[1], -1, self._norm.shape[0])
         invariant = around.invariant
         joined, beta = project_each(x, self._inputs, invariant=invariant)
         channels, decay, gate = joined.split_with_sizes(self._sizes, -1)
@@ -211,27 +209,8 @@ class Kda:
             decay = self._decay(decay, invariant=invariant)
         if self._gate:
             gate = self._gate(gate, invariant=invariant)
-        convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
-        qk, v = convolved.split_with_sizes(self._qkv_sizes, -1)
-        inputs = _delta_inputs(
-            qk.view(heads),
-            v.view(heads),
-            decay.view(heads),
-            beta,
-            (self._l2_eps, self._dt, self._a, self._bound),
-            invariant=invariant,
-        )
-        out = memory.advance(self._state, inputs)
-        rows = gated_rms_norm_rows(
-            out,
-            gate.view(heads),
-            self._norm,
-            self._eps,
-            (self._output.packed,),
-            sigmoid=True,
-            invariant=invariant,
-        )
-        return self._output(rows, invariant=invariant, residual=residual)
+        decay = decay.view(*gate.shape[:2], -1, self._norm.shape[0])
+        return self._advance(around, self._conv, channels, decay, self._a, beta, gate, residual)
 
 
 def _qkv(weights: Weights) -> list[MatrixRows]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from engine.model.parts.feed_forward import MixturePart, Relu2Part, SwigluPart
 
 _N_BYTES = 4
 """Of a number: states and attention cells are float32, whatever the mode of the projections."""
@@ -93,11 +96,8 @@ class MixerPart(Protocol):
         """The attention cells it keeps."""
 
 
-class FeedForwardPart(Protocol):
-    """The other half of a block."""
-
-    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """As in MixerPart."""
+FeedForwardPart: TypeAlias = "SwigluPart | Relu2Part | MixturePart"
+"""The other half of a block; shapes(n_embd, present): as in MixerPart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,45 +150,32 @@ class BlockParts:
         return " + ".join(mixer.kind for mixer in self.mixers) or "feed-forward"
 
 
-class TrunkPart(Protocol):
-    """How the blocks of the trunk are joined."""
+@dataclass(frozen=True, slots=True)
+class TrunkPart:
+    """How the blocks of the trunk are joined: each adds to one stream, unless a kind of trunk says
+    otherwise; its norms are those that BlockParts names."""
+
+    @property
+    def tapped(self) -> bool:
+        """Whether drafters can read what enters a layer: the stream, or the mean of several."""
+        return True
 
     @property
     def n_handed(self) -> int:
         """Streams of a token that the MTP block is handed raw; 1 where it is the row after the
         final norm."""
-
-    @property
-    def tapped(self) -> bool:
-        """Whether drafters can read what enters a layer: the stream, or the mean of several."""
+        return 1
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors outside the blocks, under their full names."""
+        return {}
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
         """Tensors of trunk block `index` other than those of its parts, named within the block."""
+        return {}
 
     def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """The same of the MTP block, other than those that MtpParts names or in their place."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResidualStream:
-    """Each block adds to one stream; its norms are those that BlockParts names."""
-
-    n_handed: ClassVar[int] = 1
-    tapped: ClassVar[bool] = True
-
-    def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """None."""
-        return {}
-
-    def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
-        """None."""
-        return {}
-
-    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """None."""
         return {}
 
 

@@ -7,31 +7,10 @@ from dataclasses import dataclass
 
 from engine.model.parts import Shapes, only_present
 
-
-@dataclass(frozen=True, slots=True)
-class SituPart:
-    """SiTU in place of SwiGLU (kernels.pointwise.situ)."""
-
-    beta: float
-    linear_beta: float
-
-
-@dataclass(frozen=True, slots=True)
-class ClampPart:
-    """SwiGLU whose factors are cut off at a limit, the gate after silu (kernels.pointwise.swiglu)
-    or before it (clamped_swiglu)."""
-
-    limit: float
-    before: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GeluPart:
-    """GELU in place of SiLU (kernels.pointwise.geglu); not for experts."""
-
-
-Gating = SituPart | ClampPart | GeluPart
-"""What may stand in place of plain SwiGLU."""
+Gating = tuple[str, tuple[float, ...]]
+"""What may stand in place of plain SwiGLU, an operation of kernels.pointwise and its constants:
+situ: beta and linear_beta; swiglu, clamped_swiglu: a limit at which the factors are cut off, the
+gate after silu or before it; geglu: GELU in place of SiLU, not for experts."""
 
 
 @dataclass(frozen=True, slots=True)

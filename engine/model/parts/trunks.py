@@ -6,12 +6,12 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.model.parts import Shapes
-from engine.model.parts.ngram_embedding import TABLE, NgramEmbeddingPart
+from engine.model.parts import Shapes, TrunkPart
+from engine.model.parts.recurrent import TABLE, NgramEmbeddingPart
 
 
 @dataclass(frozen=True, slots=True)
-class HyperConnections:
+class HyperConnections(TrunkPart):
     """Hyper-connections (Zhu et al., arXiv 2409.19606) as qwen4exp has them.
 
     n_streams residual streams; mixers of this rank read from all of them and write to all.
@@ -22,7 +22,10 @@ class HyperConnections:
     n_streams: int
     rank: int
     ngrams: NgramEmbeddingPart | None = None
-    tapped: ClassVar[bool] = False
+
+    @property
+    def tapped(self) -> bool:
+        return False
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.TrunkPart."""
@@ -58,7 +61,7 @@ class HyperConnections:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkhornConnections:
+class SinkhornConnections(TrunkPart):
     """Hyper-connections of four streams whose matrix between streams is made doubly stochastic
     (mHC, arXiv 2512.24880), as glm5-next and deepseek4 have them.
 
@@ -105,13 +108,15 @@ class SinkhornConnections:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossLayerResidual:
+class CrossLayerResidual(TrunkPart):
     """Every half of a block reads a mixture of the stream and of its values at the starts of
     groups of `group` layers, each of which begins a stream of its own (kimi-k3)."""
 
     group: int
-    n_handed: ClassVar[int] = 1
-    tapped: ClassVar[bool] = False
+
+    @property
+    def tapped(self) -> bool:
+        return False
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.TrunkPart."""
@@ -120,7 +125,3 @@ class CrossLayerResidual:
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
         """See engine.model.parts.TrunkPart."""
         return {"attn_res_score.weight": (n_embd,), "ffn_res_score.weight": (n_embd,)}
-
-    def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """None."""
-        return {}

@@ -12,7 +12,7 @@ from engine.model.feed_forward import make_feed_forward
 from engine.model.layers import ResidualBlock, make_block
 from engine.model.memory import RopeAndMemory
 from engine.model.mixers import make_mixer
-from engine.model.parts import BlockParts, MtpParts, ResidualStream
+from engine.model.parts import BlockParts, MtpParts, TrunkPart
 from engine.model.parts.trunks import CrossLayerResidual, HyperConnections, SinkhornConnections
 from engine.model.taps import TapCollector
 from engine.model.trunks.hyper_connections import StreamBlock, make_streams
@@ -131,7 +131,7 @@ TrunkPart.tapped are not asked (engine.model.drafters.config)."""
 
 
 _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, Callable[[int], Weights]], Trunk]] = {
-    ResidualStream: make_residual_stream,
+    TrunkPart: make_residual_stream,
     HyperConnections: make_streams,
     SinkhornConnections: make_streams,
     CrossLayerResidual: make_cross_layer,

@@ -13,7 +13,7 @@ from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
 from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
-from engine.model.parts.ngram_embedding import TABLE
+from engine.model.parts.recurrent import TABLE
 from engine.model.parts.trunks import HyperConnections, SinkhornConnections
 from engine.model.taps import TapCollector
 from engine.model.weights import Weights

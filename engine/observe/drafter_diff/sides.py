@@ -13,8 +13,7 @@ from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.observe.rescoring.texts import Asked, asked_of
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_columns import rows_by_sequence
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunRef, rows_by_sequence
 from engine.trace.writer import this_engine
 
 if TYPE_CHECKING:

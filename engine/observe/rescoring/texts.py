@@ -31,7 +31,7 @@ from engine.progress import ReportProgress
 from engine.session import Session
 from engine.trace.facts import RequestFacts, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_columns import rows_by_sequence
+from engine.trace.run_ref import rows_by_sequence
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

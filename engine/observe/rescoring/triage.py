@@ -19,8 +19,7 @@ from engine.observe.rescoring.request_sampler import NotJudgedError, request_sam
 from engine.observe.rescoring.texts import Asked, asked_of
 from engine.sampling.options import SamplerOptions
 from engine.trace.records import EMITTED_KINDS
-from engine.trace.run_columns import rows_by_sequence
-from engine.trace.run_ref import RunRef, same_model
+from engine.trace.run_ref import RunRef, rows_by_sequence, same_model
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
 FORCED = "forced"

@@ -84,23 +84,14 @@ class LongBlocks(NamedTuple):
     group_minimums: Value | None = None
 
 
-class ShortBlocks(NamedTuple):
-    """Eight blocks of 32 weights, n times.
-
-    bytes: PER_STRETCH vectors i8 [32 n]; vector k holds the elements 4k .. 4k + 3 of each block.
-    scales, minimums: f32 [8 n].
-    """
-
-    bytes: Sequence[Value]
-    scales: Value
-    minimums: Value | None = None
-
-
-def short_blocks(code: Code, type: str, blocks: Sequence[Value]) -> ShortBlocks:
-    """The blocks at 8 n addresses."""
+def short_blocks(
+    code: Code, type: str, blocks: Sequence[Value]
+) -> tuple[Sequence[Value], Value, Value | None]:
+    """The blocks of 32 weights at 8 n addresses: their bytes, PER_STRETCH vectors i8 [32 n], of
+    which vector k holds the elements 4k .. 4k + 3 of each block, scales and minimums f32 [8 n]."""
     scales = _halves(code, blocks) if type != "MXFP4" else _powers(code, blocks)
     minimums = _halves(code, [block + 2 for block in blocks]) if FORMS[type].minimum else None
-    return ShortBlocks(_SHORT[type](code, blocks), scales, minimums)
+    return _SHORT[type](code, blocks), scales, minimums
 
 
 def long_blocks(code: Code, type: str, blocks: Sequence[Value]) -> LongBlocks:

@@ -76,15 +76,15 @@ def _write_short(
     blocks = [row + at for row in rows]
     for block in blocks:
         code.prefetch(block + n_bytes * PER_STRETCH)
-    parts = short_blocks(code, type, blocks)
-    places, per_part = panel.words_of_group(i), panel.group_words // len(parts.bytes)
-    for k, integers in enumerate(parts.bytes):
+    parts, scales, minimums = short_blocks(code, type, blocks)
+    places, per_part = panel.words_of_group(i), panel.group_words // len(parts)
+    for k, integers in enumerate(parts):
         for j, words in enumerate(_words(panel, type, integers)):
             code.store(words, to + places[per_part * k + j] * panel.line)
-    exists, nothing = index.less(weights.row_blocks), code.constant(parts.scales.type, 0.0)
-    code.store(code.choose(exists, parts.scales, nothing), to + (i + panel.scales) * panel.line)
-    if parts.minimums is not None:
-        minimums = code.choose(exists, parts.minimums, nothing)
+    exists, nothing = index.less(weights.row_blocks), code.constant(scales.type, 0.0)
+    code.store(code.choose(exists, scales, nothing), to + (i + panel.scales) * panel.line)
+    if minimums is not None:
+        minimums = code.choose(exists, minimums, nothing)
         code.store(minimums, to + (i + panel.scale_minimums) * panel.line)
 
 

@@ -177,15 +177,15 @@ def _short_terms(
     """t of integer_linear_naive for each lane of rows."""
     n_bytes = sizes(type)[1]
     blocks = [stretch + n_bytes * i for stretch in stretches for i in range(PER_STRETCH)]
-    weights = short_blocks(code, type, blocks)
-    dots = dot_products(code, type, vnni, weights.bytes, rows, [])
+    integers, scales, minimums = short_blocks(code, type, blocks)
+    dots = dot_products(code, type, vnni, integers, rows, [])
     products = [
-        dot.to_float(signed=True) * (weights.scales * row_scale)
+        dot.to_float(signed=True) * (scales * row_scale)
         for dot, row_scale in zip(dots, rows.short_scales(), strict=True)
     ]
-    if weights.minimums is not None:
+    if minimums is not None:
         more = zip(rows.scaled_sums(), products, strict=True)
-        products = [code.fma(weights.minimums, row_sums, p) for row_sums, p in more]
+        products = [code.fma(minimums, row_sums, p) for row_sums, p in more]
     return sums([products[i] for i in rows.filled])
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.llvm.functions import rows_together as _rows
+from kernels.llvm.functions import strided as _where
 from kernels.recurrence.delta_rule import programs_with_llvm as programs
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
 from kernels.recurrence.delta_rule.programs_with_llvm import Sides
@@ -143,7 +145,7 @@ def fold(
 ) -> torch.Tensor:
     """See kernels.recurrence.delta_rule.fold; token by token, with the states of
     gated_delta_into."""
-    k, u, state, channels = _rows(log.k), _rows(log.u), _rows(state), log.g.dim() == 4
+    k, u, state, channels = (_rows(log.k), _rows(log.u), _rows(state), log.g.dim() == 4)
     g = _rows(log.g) if channels else log.g
     n_batch, n_heads, d_k, d_v = state.shape
     if out is None:
@@ -164,15 +166,6 @@ def fold(
         threads=torch.get_num_threads(),
     )
     return out
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x with the numbers of a row side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _where(x: torch.Tensor) -> tuple[int, ...]:
-    return x.data_ptr(), *x.stride()[:3]
 
 
 def _is_large(v: torch.Tensor, sides: Sides, n_slots: int) -> bool:

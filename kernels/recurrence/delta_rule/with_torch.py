@@ -299,15 +299,6 @@ class HeadRows(NamedTuple):
         return HeadRows(*(x[:, start:stop] for x in self))
 
 
-class SolvedChunk(NamedTuple):
-    """A chunk solved: o and u [N, T, d_v], D [N, T, T], the decays e^(c_i) [N, T, 1]."""
-
-    o: torch.Tensor
-    u: torch.Tensor
-    D: torch.Tensor
-    e: torch.Tensor
-
-
 def rows_per_head(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -347,7 +338,7 @@ def per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tensor
     return x.reshape(n_batch * n_heads, n_tokens, d)
 
 
-def solve_chunk(rows: HeadRows, state: torch.Tensor) -> SolvedChunk:
+def solve_chunk(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """T tokens at once, one gate per head.
 
     With c the running sum of g and D_ij = e^(c_i - c_j) for i >= j, the rows u of the recurrence
@@ -373,4 +364,4 @@ def solve_chunk(rows: HeadRows, state: torch.Tensor) -> SolvedChunk:
     )
     u = torch.bmm(inverse, (v - read[:, 0]) * beta)
     scale = k.shape[2] ** -0.5
-    return SolvedChunk(torch.baddbmm(read[:, 1], gram[:, 1], u, beta=scale, alpha=scale), u, D, e)
+    return torch.baddbmm(read[:, 1], gram[:, 1], u, beta=scale, alpha=scale), u, D, e

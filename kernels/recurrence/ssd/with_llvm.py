@@ -24,6 +24,8 @@ import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import StatePlace, StridedTensor, divisor, exp, strided_tensors, vectors
+from kernels.llvm.functions import rows_together as _rows
+from kernels.llvm.functions import strided as _where
 from kernels.llvm.values import I64
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
 
@@ -354,15 +356,6 @@ def fold(
         threads=torch.get_num_threads(),
     )
     return out
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x with the numbers of a row side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _where(x: torch.Tensor) -> tuple[int, ...]:
-    return x.data_ptr(), *x.stride()[:3]
 
 
 def _chunk(sides: SsdSides, n_tokens: int) -> int:

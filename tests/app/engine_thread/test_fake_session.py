@@ -22,7 +22,7 @@ def played(engine: LocalEngine | FakeEngine, target: Path, options: RunOptions) 
     """A whole run after the protocols that the window's thread uses."""
     trace = TraceStore()
     session = engine.open(OpenRequest(target, (), "f32"), lambda *_: None)
-    run = session.start(RunRequest((demo_prompts()[0].text,), options), trace)
+    run = session.start(RunRequest((demo_prompts()[0],), options), trace)
     while run.advance():
         pass
     run.stop()

@@ -126,15 +126,15 @@ def test_values_of_one_position() -> None:
 
 def test_one_position_of_all_lanes_is_aligned_by_token() -> None:
     rows = detail_rows(ComparedLanes(faulty_comparison().store, (0, 1, 2, 3)), 15)
-    tokens = {row.label: row for row in rows[:3]}
-    assert list(tokens) == ["⟨newline⟩", " return", " y"], "by the reference's probability"
-    assert tokens["⟨newline⟩"].chosen and not tokens[" y"].chosen
-    cells = tokens["⟨newline⟩"].cells
+    tokens = {label: cells for label, _, cells in rows[:3]}
+    order = ["› ⟨newline⟩", " return", " y"]
+    assert list(tokens) == order, "by the reference's probability, the chosen one marked"
+    cells = tokens["› ⟨newline⟩"]
     assert [cell.text for cell in cells] == ["0.500", "0.500", "0.500", "▼ 0.220"]
     assert [cell.differs for cell in cells] == [False, False, False, True]
     assert [cell.best for cell in cells] == [True, True, True, False]
-    assert [cell.text for cell in tokens[" y"].cells] == ["below 2"] * 3 + ["▲ 0.460"]
-    measures = {row.label: [cell.text for cell in row.cells] for row in rows[3:]}
+    assert [cell.text for cell in tokens[" y"]] == ["below 2"] * 3 + ["▲ 0.460"]
+    measures = {label: [cell.text for cell in cells] for label, _, cells in rows[3:]}
     assert measures["NMSE"] == ["–", "4.0e-12", "1.0e-12", "✗ 0.25"]
     assert measures["top-1"] == ["–", "same", "same", "≠ other"]
     assert measures["state"] == ["–", "not recorded", "1.0e-07", "1"]
@@ -146,17 +146,18 @@ def test_what_a_lane_does_not_have_is_said() -> None:
     builder.lane("noise", NOISE)
     builder.lane("planes", CLEAN[:4], record=False)
     builder.lane("ring", [math.nan] * 8)
-    rows = {row.label: row for row in detail_rows(ComparedLanes(builder.store, (0, 1, 2, 3)), 15)}
-    assert rows["⟨newline⟩"].cells[2].text == "not recorded"
-    assert rows["NMSE"].cells[2].text == "not recorded"
-    assert rows["NMSE"].cells[3].text == "✗ not finite"
-    assert rows["NMSE"].cells[3].differs
+    found = detail_rows(ComparedLanes(builder.store, (0, 1, 2, 3)), 15)
+    rows = {label: cells for label, _, cells in found}
+    assert rows["› ⟨newline⟩"][2].text == "not recorded"
+    assert rows["NMSE"][2].text == "not recorded"
+    assert rows["NMSE"][3].text == "✗ not finite"
+    assert rows["NMSE"][3].differs
 
 
 def test_a_small_probability_is_no_zero() -> None:
     builder = LaneBuilder()
     builder.lane("planes", [0.0] * 8, tops={12: [(7, 0.9), (5, 0.00034), (6, 0.0)]})
-    cells = [row.cells[-1] for row in detail_rows(ComparedLanes(builder.store, (0, 1)), 12)]
+    cells = [cells[-1] for *_, cells in detail_rows(ComparedLanes(builder.store, (0, 1)), 12)]
     assert {cell.text.split()[-1] for cell in cells if cell.bar is not None} == {
         *("0.900", "3.4e-4", "0.000")
     }

@@ -11,7 +11,7 @@ from PySide6.QtGui import QAction, QColor
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import DraftFile, OpenedFiles, ProgressMade
+from app.engine_thread.events import OpenedFiles, ProgressMade
 from app.looks.theme import Theme
 from app.panels.model.model_map import LayerStrip, ModelMapView, SizeBars
 from app.trace_models.run_facts import LiveNumbers
@@ -146,7 +146,7 @@ def test_model_map_tells_the_facts_and_follows_the_options(qtbot: QtBot, theme: 
     qtbot.addWidget(view)
     assert view.currentIndex() == 0
     info: Any = FakeInfo()
-    drafts = (DraftFile(Path("/m/d.gguf"), "draft-simple", info),)
+    drafts = ((Path("/m/d.gguf"), "draft-simple", info),)
     view.set_files(OpenedFiles(Path("/m/target.gguf"), drafts, info, {}))
     assert view.currentIndex() == 1
     facts = view.facts

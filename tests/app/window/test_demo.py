@@ -59,7 +59,7 @@ def test_open_run_pause_step_resume_stop_export(
     qtbot.waitUntil(lambda: window.bridge.files is not None)
     assert window.model_map.facts["architecture"].startswith("qwen35 · 8 layers")
     wait(qtbot, window, State.READY)
-    assert window.run_panel.texts() == [demo_prompts()[0].text]
+    assert window.run_panel.texts() == [demo_prompts()[0]]
     assert window.run_panel.drafter.text() == "draft-mtp"
     window.run_panel.n_predict.setValue(2000)
     window.run_panel.ignore_eos.setChecked(True)

@@ -63,7 +63,7 @@ def _headless(lengths: Sequence[int]) -> TraceStore:
 
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)
     use_threads(None, session.info)  # as `draftscope run` does
-    prompt = session.prompt(demo_prompts()[0].text)
+    prompt = session.prompt(demo_prompts()[0])
     store = TraceStore()
     for length in lengths:
         run = session.start([prompt], options(length), store)
@@ -81,7 +81,7 @@ def _with_window(lengths: Sequence[int]) -> TraceStore:
         window.open_demo()
         wait_until(lambda: bridge.state is State.READY)
         for length in lengths:
-            bridge.ask(StartRun([demo_prompts()[0].text], options(length)))
+            bridge.ask(StartRun([demo_prompts()[0]], options(length)))
             wait_until(lambda: bridge.state is State.READY, check_ms=_SELDOM_MS)
             settle(_rest(length))
         assert bridge.live is not None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.window.window import MainWindow
 
 README_FOLDER = ROOT / "screenshots"
-_PROMPT = demo_prompts()[0].text
+_PROMPT = demo_prompts()[0]
 _LANES = ("checkpoint", "planes", "planes,fault=no-conv-rollback")
 _TOKENS = 256
 _RUN_ROUNDS, _PAUSE_ROUNDS = 30, 38

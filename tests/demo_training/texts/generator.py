@@ -36,7 +36,7 @@ def texts(seed: int) -> Iterator[str]:
     or under what names, is kept for measuring.
     """
     rng = Random(seed)
-    kept = tuple(prompt.text for prompt in demo_prompts()) + FURTHER
+    kept = (*demo_prompts(), *FURTHER)
     while True:
         text = _text(rng)
         if not text.startswith(kept):

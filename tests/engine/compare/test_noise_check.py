@@ -18,12 +18,12 @@ from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lanes import ONE_BATCH, SHORT_BATCHES
 from engine.memory import hybrid
-from engine.memory.kv_cells import CellTable
+from engine.memory.cells import CellTable
 from engine.memory.planes import PlaneMemory
 from engine.memory.recurrent import SnapshotPolicy
 from engine.model.hybrid import HybridModel
+from engine.model.recurrence import ConvWindow
 from engine.model.recurrent_states import MatrixState
-from engine.model.windows import ConvWindow
 from engine.options import Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace

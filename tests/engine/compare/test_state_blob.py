@@ -17,9 +17,8 @@ from engine.compare.state_blob import (
     state_difference,
 )
 from engine.errors import StateBlobError
-from engine.model.recurrence import RecurrentLayout, StateKey
+from engine.model.recurrence import ConvWindow, RecurrentLayout, StateKey, TokenWindow
 from engine.model.recurrent_states import DeltaState, SsdState
-from engine.model.windows import ConvWindow, TokenWindow
 
 LAYOUT = RecurrentLayout.alike(
     (0, 2), state=DeltaState(2, 2, 3, grouped=True), window=ConvWindow(4, 5)

@@ -224,7 +224,7 @@ def test_the_history_of_checkpoints():
     second = CheckpointHistory.of(trace.runs, 0, 1)
     assert second.n_hits == 1 and sum(mark.hits for mark in second.held) <= 1
     third = CheckpointHistory.of(trace.runs, 0, last)
-    (miss,) = third.misses
-    assert miss.run_id == last and miss.n_reused == 0 < miss.n_common
+    ((run_id, n_common, n_reused, _),) = third.misses
+    assert run_id == last and n_reused == 0 < n_common
     assert third.n_erased > 0 and len(third.held) <= 2
     assert CheckpointHistory.of(trace.runs, 1, last).held == []

@@ -39,7 +39,7 @@ def free(i: int, width: int) -> str:
 
 
 def shapes(lengths: list[int], n_ubatch: int = 512) -> list[tuple[tuple[int, ...], int, str]]:
-    return [(g.members, g.width, g.reason) for g in group(lengths, n_ubatch, free)]
+    return group(lengths, n_ubatch, free)
 
 
 def test_hand_made_groups():
@@ -82,8 +82,8 @@ def test_no_grouping_is_cheaper(lengths: list[int], n_ubatch: int) -> None:
     ]
     # runs of neighbouring lengths are best only while a ubatch has room for all of them
     if len(lengths) * max(lengths) <= n_ubatch:
-        assert cost([list(g.members) for g in found], lengths) == min(allowed)
-    assert cost([list(g.members) for g in found], lengths) >= min(allowed)
+        assert cost([list(members) for members, *_ in found], lengths) == min(allowed)
+    assert cost([list(members) for members, *_ in found], lengths) >= min(allowed)
 
 
 @settings(deadline=None, max_examples=200)
@@ -98,24 +98,26 @@ def test_every_span_is_in_one_group_that_it_may_be_in(data: st.DataObject) -> No
         return SNAPSHOTS if width > lengths[i] + extra[i] else ""
 
     groups = group(lengths, n_ubatch, obstacle)
-    members = [i for g in groups for i in g.members]
+    members = [i for members, *_ in groups for i in members]
     assert sorted(members) == list(range(len(lengths)))
-    assert [g.width for g in groups] == sorted((g.width for g in groups), reverse=True)
-    for g, after in zip(groups, [*groups[1:], None], strict=True):
-        assert list(g.members) == sorted(g.members)
-        assert g.width == max(lengths[i] for i in g.members)
-        assert len(g.members) == 1 or g.width * len(g.members) <= n_ubatch
-        assert all(g.width <= lengths[i] + extra[i] for i in g.members)
-        refused = after and any(g.width > lengths[i] + extra[i] for i in after.members)
-        assert (g.reason == SNAPSHOTS) == bool(refused)
-        assert (g.reason == LAST) == (after is None)
-        if g.reason == N_UBATCH:
+    assert [width for _, width, _ in groups] == sorted(
+        (width for _, width, _ in groups), reverse=True
+    )
+    for (members, width, reason), after in zip(groups, [*groups[1:], None], strict=True):
+        assert list(members) == sorted(members)
+        assert width == max(lengths[i] for i in members)
+        assert len(members) == 1 or width * len(members) <= n_ubatch
+        assert all(width <= lengths[i] + extra[i] for i in members)
+        refused = after and any(width > lengths[i] + extra[i] for i in after[0])
+        assert (reason == SNAPSHOTS) == bool(refused)
+        assert (reason == LAST) == (after is None)
+        if reason == N_UBATCH:
             assert after
-            assert g.width * (len(g.members) + len(after.members)) > n_ubatch
-        if g.reason == COST:
+            assert width * (len(members) + len(after[0])) > n_ubatch
+        if reason == COST:
             assert after
-            joined = [[*g.members, *after.members]]
-            apart = [list(g.members), list(after.members)]
+            joined = [[*members, *after[0]]]
+            apart = [list(members), list(after[0])]
             assert cost(joined, lengths) > cost(apart, lengths)
 
 

@@ -50,13 +50,13 @@ def test_the_way_back(held):
         ([99, 98], 0),
         ([0], 0),
     ):
-        assert held.reuse(0, tokens).n_tokens == expected
+        assert held.reuse(0, tokens)[0] == expected
     assert held.tokens[0] == text  # asking changes nothing
-    assert held.resume(0, [*text[:9], 99, 98]).n_tokens == 8
+    assert held.resume(0, [*text[:9], 99, 98])[0] == 8
     memory = held.memory
     assert memory.seq_pos_max(0) == memory.attention.seq_pos_max(0) == 7
     assert held.tokens[0] == text[:8] and held.checkpoints[0].lengths == [8]
-    assert held.resume(0, [*text[:5], 99]).n_tokens == 0
+    assert held.resume(0, [*text[:5], 99])[0] == 0
     assert memory.seq_pos_max(0) == memory.attention.seq_pos_max(0) == -1
     assert held.tokens[0] == held.checkpoints[0].lengths == []
     assert memory.seq_pos_max(1) == 19  # the neighbour is as it was

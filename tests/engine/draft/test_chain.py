@@ -138,7 +138,7 @@ def test_the_order_is_fixed_whatever_the_options_say():
     )
     drafters = session("qwen35-c-v2x-mtp-f32").make_drafters(options_of(4, *named), 1, 64)
     assert [drafter.name for drafter in drafters] == [
-        name for name, spec in DRAFTERS.items() if not (spec.needs and spec.needs.has_file)
+        name for name, spec in DRAFTERS.items() if not spec.has_file
     ]
 
 

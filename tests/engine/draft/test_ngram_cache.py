@@ -70,25 +70,25 @@ def test_ngrams_across_two_look_ups_are_not_learned():
     drafter = cache()
     ask(drafter, [1, 2], 3)
     ask(drafter, [1, 2, 3, 4], 5)  # learns 4 -> 5, but not 3 -> 4
-    table = drafter._contexts[0].table
+    table = drafter._tables[0]
     assert table == {(1,): {2: 1}, (2,): {3: 1}, (1, 2): {3: 1}, (4,): {5: 1}}
 
 
 def test_a_single_new_token_teaches_nothing():
     drafter = cache()
     ask(drafter, [1, 2], 3)
-    before = {ngram: dict(counts) for ngram, counts in drafter._contexts[0].table.items()}
+    before = {ngram: dict(counts) for ngram, counts in drafter._tables[0].items()}
     ask(drafter, [1, 2, 3], 4)
     ask(drafter, [1, 2, 3], 4)
-    assert drafter._contexts[0].table == before
-    assert drafter._contexts[0].n_learned == 4
+    assert drafter._tables[0] == before
+    assert drafter._n_learned[0] == 4
 
 
 def test_a_round_in_which_it_was_not_asked_is_caught_up_with():
     drafter = cache()
     ask(drafter, [1], 2)
     ask(drafter, [1, 2, 3, 4, 5], 6)
-    assert (3, 4, 5) in drafter._contexts[0].table
+    assert (3, 4, 5) in drafter._tables[0]
 
 
 def test_sequences_learn_apart_and_are_forgotten():

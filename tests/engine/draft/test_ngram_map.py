@@ -185,7 +185,7 @@ def test_8_a_fifth_continuation_is_not_counted():
     text = Spoken(continuations(*pairs), 2, 2, k4v=True)
     text.ask(A, B)
     key = text.drafter.keys(0)[A, B]
-    assert [(v.start, v.count) for v in key.values] == [(3, 1), (7, 1), (11, 1), (15, 1)]
+    assert [(v.start, v.hits) for v in key.values] == [(3, 1), (7, 1), (11, 1), (15, 1)]
     assert key.counted_to == 21
 
 
@@ -193,9 +193,9 @@ def test_8_occurrences_are_counted_from_position_0_and_on_from_the_last_match():
     text = Spoken([A, B, X, X, A, B, X, X, *filler(9)], 2, 2, k4v=True)
     text.ask(A, B)
     key = text.drafter.keys(0)[A, B]
-    assert (key.counted_to, key.values[0].count) == (4, 2)
+    assert (key.counted_to, key.values[0].hits) == (4, 2)
     text.ask(A, B)
-    assert key.values[0].count == 3  # the match itself starts the next count
+    assert key.values[0].hits == 3  # the match itself starts the next count
 
 
 def test_begin_with_a_shorter_history_deletes_what_lies_behind():

@@ -129,7 +129,7 @@ def stored(path: Path) -> Path:
 def test_what_is_stored_in_blocks_is_read_once_ahead_of_its_use(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.gguf.private_copy._AT_ONCE", 1000)
+    monkeypatch.setattr("engine.gguf.part_file._AT_ONCE", 1000)
     read: list[str] = []
     really = GgufFile.read
     with GgufFile.open(stored) as file:

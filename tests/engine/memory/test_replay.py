@@ -12,9 +12,8 @@ from engine.batch import UBatch
 from engine.memory.planes import PlanesMemory
 from engine.memory.recurrent import SnapshotPolicy
 from engine.memory.replay import ReplayMemory
-from engine.model.recurrence import RecurrentLayout
+from engine.model.recurrence import ConvWindow, RecurrentLayout
 from engine.model.recurrent_states import DeltaState
-from engine.model.windows import ConvWindow
 from tests.support.recurrent_texts import (
     CPU,
     HEAD_GATES,

@@ -9,9 +9,8 @@ import torch
 
 from engine.memory.policies import POLICIES
 from engine.memory.recurrent import SnapshotPolicy
-from engine.model.recurrence import StateKey
+from engine.model.recurrence import StateKey, TokenWindow
 from engine.model.recurrent_states import stored_as
-from engine.model.windows import TokenWindow
 from tests.support import recurrent_texts
 from tests.support.recurrent_texts import CPU, LAYERS, NGRAMS, Layers, copies, decode, same
 

@@ -13,7 +13,7 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.loader import load_model
 from engine.model.weights import Weights
-from kernels.linear.as_llama_cpp import round_rows
+from kernels.linear.block_parts import round_rows
 from kernels.linear.dequant import dequantise
 from kernels.moe import experts
 from kernels.pointwise import swiglu

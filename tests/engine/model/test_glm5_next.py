@@ -62,7 +62,7 @@ def test_a_limit_given_once_holds_for_all_layers_and_for_the_shared_expert(golde
         blocks = read_config(file).blocks
     assert blocks[0].ffn.gating is None
     assert blocks[1].ffn.shared_gating is None
-    assert blocks[1].ffn.gating.limit == 2.0
+    assert blocks[1].ffn.gating == ("clamped_swiglu", (2.0,))
 
 
 def test_gates_without_keys(variant):

@@ -12,7 +12,7 @@ from engine.model.config import ModelConfig
 from engine.model.families import read_config
 from engine.model.loader import load_model
 from engine.model.parts.attention import LatentAttentionPart
-from engine.model.parts.feed_forward import ClampPart, MixturePart, RouterPart, SwigluPart
+from engine.model.parts.feed_forward import MixturePart, RouterPart, SwigluPart
 from engine.model.parts.recurrent import KdaPart
 from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.tensors import check_tensors
@@ -125,7 +125,7 @@ def test_limits_of_swiglu(golden_path, variant):
     assert torch.equal(within("exp", [1e-3, 0.0, 0.0, 0.0, 0.0]), plain)
     assert not torch.allclose(within("shexp", [1e-3, 0.0, 0.0, 0.0, 0.0]), plain, atol=1e-3)
     config = check(variant(LING, {"{arch}.swiglu_clamp_shexp": [0.5, 0.0, 0.0, 0.0, 0.0]}))
-    assert config.blocks[0].ffn == SwigluPart(96, ClampPart(0.5))
+    assert config.blocks[0].ffn == SwigluPart(96, ("swiglu", (0.5,)))
 
 
 @pytest.mark.parametrize("name", BESIDE[1:])

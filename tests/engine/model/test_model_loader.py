@@ -17,7 +17,7 @@ from engine.machine.host_memory import wait_for_huge_pages
 from engine.memory.hybrid import HybridMemory
 from engine.model import loader
 from engine.model.loader import load_model, resolve_compute
-from engine.model.parts.ngram_embedding import TABLE
+from engine.model.parts.recurrent import TABLE
 from resources import DEMO_TARGET
 from tests.support.closeness import nmse
 from tests.support.naive_memory import NaiveMemory, ubatch_of

@@ -9,7 +9,7 @@ import torch
 from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
-from engine.model.windows import TokenInputs, TokenWindow
+from engine.model.recurrence import TokenInputs, TokenWindow
 from tests.support.golden_files import DATA
 
 TABLE = "per_layer_token_embd.weight"

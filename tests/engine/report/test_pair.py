@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from engine.options import RunOptions, SpecOptions
-from engine.report.compare import pair_report
 from engine.report.page import html_page
 from engine.report.parts import Report
+from engine.report.run import pair_report
 from engine.report.text import markdown
 from engine.trace.run_ref import RunRef
 from tests.support.trace_builder import TraceBuilder, sample_trace

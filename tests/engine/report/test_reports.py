@@ -15,9 +15,8 @@ from engine.experiments.results.reader import read_results
 from engine.experiments.sweep.sweep import sweep_report
 from engine.options import RunOptions, SamplerOptions, SpecOptions
 from engine.report.common import run_command
-from engine.report.compare import compare_report
 from engine.report.page import html_page, write_report
-from engine.report.run import run_report
+from engine.report.run import compare_report, run_report
 from engine.report.text import markdown
 from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef

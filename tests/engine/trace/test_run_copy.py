@@ -9,8 +9,7 @@ import numpy as np
 from engine.trace.export import export_csv
 from engine.trace.facts import ForkOrigin
 from engine.trace.reopen import open_trace
-from engine.trace.run_columns import RunColumns
-from engine.trace.run_ref import RunRef, trace_of
+from engine.trace.run_ref import RunColumns, RunRef, trace_of
 from tests.support.trace_builder import TraceBuilder, sample_trace
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.linear import as_llama_cpp, linear, pack, pack_blocks, stack_weights
-from kernels.linear.as_llama_cpp import round_rows
+from kernels.linear.block_parts import round_rows
 from tests.support.random_blocks import random_blocks
 
 

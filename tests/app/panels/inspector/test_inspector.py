@@ -243,9 +243,9 @@ def test_a_block_and_the_confidences_of_its_drafter(window: MainWindow) -> None:
     window.feed.move_cursor(Position(window.feed.run, 1, 2, None))
     assert not view.tokens.isColumnHidden(conf)
     assert [cells(view, row)["draft_conf"] for row in (0, 1)] == ["0.900", "0.250"]
-    facts = {fact.label: fact for fact in view.facts_model.lines}
-    assert facts["block"].value == "● □□□□ at 8–12"
-    assert facts["confidence"].value == "0.575"
-    assert "confidence head" in facts["confidence"].tip
+    facts = {label: (value, tip) for label, value, tip in view.facts_model.rows}
+    assert facts["block"][0] == "● □□□□ at 8–12"
+    assert facts["confidence"][0] == "0.575"
+    assert "confidence head" in facts["confidence"][1]
     window.feed.move_cursor(Position(window.feed.run, 1, 1, None))
     assert view.tokens.isColumnHidden(conf), "another round has none"

@@ -26,7 +26,7 @@ NAMES = [column.name for column in COLUMNS]
 
 
 def facts_of(step: Step) -> dict[str, str]:
-    return {fact.label: fact.value for fact in step_facts(step)}
+    return {label: value for label, value, _ in step_facts(step)}
 
 
 def test_a_step_has_the_rows_of_its_round_and_sequence() -> None:
@@ -77,7 +77,7 @@ def test_a_drafted_end_token_is_told() -> None:
 
 def test_alternatives_are_the_union_of_both_sides() -> None:
     token = step_of(judged()).tokens[0]
-    found = [(one.token_id, one.q, one.p) for one in alternatives(token)]
+    found = [(i, q, p) for i, q, p, _ in alternatives(token)]
     assert [ids for ids, _, _ in found] == [51, 50, 52, 53]
     assert found[0][1] is None
     assert found[1][1:] == (pytest.approx(0.6), 0.25)
@@ -87,10 +87,10 @@ def test_alternatives_are_the_union_of_both_sides() -> None:
 def test_what_the_grammar_forbids_is_marked() -> None:
     store = judged()
     token = dict(step_of(store).tokens[0])
-    assert not any(one.is_forbidden for one in alternatives(token))
+    assert not any(forbidden for *_, forbidden in alternatives(token))
     token |= {"target_top_forbidden": [1, 0, None, None, None]}
     token |= {"draft_top_forbidden": [0, 1, None, None, None]}
-    found = {one.token_id: one.is_forbidden for one in alternatives(token)}
+    found = {i: forbidden for i, _, _, forbidden in alternatives(token)}
     assert found == {51: True, 50: False, 52: False, 53: True}
     step = replace(step_of(store), tokens=(token,))
     assert cell_text(step, token, "target") == "⊘  right"

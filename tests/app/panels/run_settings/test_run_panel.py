@@ -13,21 +13,21 @@ from PySide6.QtGui import QPalette, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import DraftFile, OpenedFiles
+from app.engine_thread.events import OpenedFiles
 from app.looks.theme import Theme, apply_theme
 from app.panels.run_settings.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.suffix import SuffixOptions
 from engine.errors import OptionError
 from engine.options import RunOptions, SamplerOptions, SpecOptions
-from resources import demo_prompts
+from resources import titled_prompts
 from tests.support.fake_session import FakeInfo, FakeLayer
 
 
 def files(*, mtp: bool, draft: bool) -> OpenedFiles:
     layers = (FakeLayer(0, "delta net"), FakeLayer(1, "mtp" if mtp else "attention"))
     info: Any = FakeInfo(layers=layers)
-    drafts = (DraftFile(Path("draft.gguf"), "draft-simple", info),) if draft else ()
+    drafts = ((Path("draft.gguf"), "draft-simple", info),) if draft else ()
     return OpenedFiles(Path("a.gguf"), drafts, info, {})
 
 
@@ -182,14 +182,14 @@ def test_drafters_are_ticked_in_a_menu_that_stays_open(panel: RunPanel, qtbot: Q
 
 
 def test_example_prompts_fill_the_box(panel: RunPanel, qtbot: QtBot) -> None:
-    prompts = demo_prompts()
+    prompts = titled_prompts()
     panel.use_first_prompt()
-    assert panel.texts() == [prompts[0].text]
+    assert panel.texts() == [prompts[0][1]]
     panel.prompt.setPlainText("mine")
     panel.use_first_prompt()
     assert panel.texts() == ["mine"], "what is typed is never overwritten"
     panel.prompts.examples.activated.emit(2)
-    assert panel.texts() == [prompts[2].text]
+    assert panel.texts() == [prompts[2][1]]
 
 
 def test_loading_is_announced_only_when_the_user_chooses(panel: RunPanel, qtbot: QtBot) -> None:

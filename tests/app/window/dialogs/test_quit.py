@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs.files import ExportTrace
-from app.saved.autosave import SavedTrace, read_saved, saved_folders
+from app.saved.autosave import read_saved, saved_folders
 from app.trace_models.run_facts import ModelRuns
 from app.window.dialogs.files import QuitChoice, ask_before_quitting
 from app.window.window import MainWindow
@@ -126,10 +126,10 @@ def test_runs_of_all_models_are_kept_with_their_ends_and_listed(
     assert [row.on_disk for row in again.runs.model.rows] == [False, True, True]
     assert again.close(), "what was kept is on disk"
     assert answers.asked == []
-    assert sorted(len(r.runs.store.runs) for r in read_all(tmp_path)) == sizes, "and stays there"
+    assert sorted(len(r.store.runs) for r in read_all(tmp_path)) == sizes, "and stays there"
 
 
-def read_all(tmp_path: Path) -> list[SavedTrace]:
+def read_all(tmp_path: Path) -> list[ModelRuns]:
     folders = saved_folders(tmp_path / "data" / "autosave")
     return [found for folder in folders if (found := read_saved(folder))]
 
@@ -145,7 +145,7 @@ def test_what_was_exported_is_not_discarded(
     window.sessions.quit_choice = QuitChoice.DISCARD
     window.close()
     (left,) = read_all(tmp_path)
-    assert left.runs.model == "other", "what was not exported is gone, the other is listed again"
+    assert left.model == "other", "what was not exported is gone, the other is listed again"
 
 
 def test_what_cannot_be_kept_keeps_the_window_open(

@@ -17,7 +17,7 @@ from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt, choose, default_set, read_prompts
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from resources import CONVERSATIONS, DEMO_TARGET, MATCHES, SUITES, demo_prompts
+from resources import CONVERSATIONS, DEMO_TARGET, MATCHES, SUITES, titled_prompts
 from tests.support.counted_calls import counted_calls
 
 SETS: dict[str, tuple[Any, NamedPrompt]] = {
@@ -71,7 +71,7 @@ def test_every_kind_has_a_general_and_a_python_set(sets: dict[str, Path], n: int
 
 
 def test_the_demo_has_prompts_of_its_own_where_it_can() -> None:
-    shown = [(one.title, one.text) for one in demo_prompts()]
+    shown = titled_prompts()
     assert [(one.name, one.text) for one in read_prompts(SUITES["demo"])] == shown
     assert default_set(SUITES, on_demo=True) == "demo"
     assert default_set(CONVERSATIONS, on_demo=True) == "python"

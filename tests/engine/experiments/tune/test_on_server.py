@@ -45,7 +45,7 @@ def test_the_fastest_length_is_recommended(rate: float, width_ms: float) -> None
     expected = 1e3 * tokens_per_round(rate, best) / (20.0 + width_ms * best)
     assert chosen.median >= 0.97 * expected
     assert found.flags is not None
-    assert found.flags.flags.startswith("--spec-type draft-mtp --spec-draft-n-max ")
+    assert found.flags[1].startswith("--spec-type draft-mtp --spec-draft-n-max ")
     assert all(one.same == one.n_prompts == 12 for one in found.confirmed)
 
 

@@ -91,15 +91,15 @@ def test_a_length_reaches_the_drafter(drafter: str) -> None:
 
 def test_flags_say_what_an_engine_has_not() -> None:
     llama, vllm, sglang = engine_flags(DraftSetting("draft-mtp", 2, 0.6))
-    assert llama.flags == "--spec-type draft-mtp --spec-draft-n-max 2 --spec-draft-p-min 0.6"
-    assert not llama.missing
-    assert '{"method": "mtp", "num_speculative_tokens": 2}' in vllm.flags
-    assert "--speculative-num-steps 2" in sglang.flags
-    assert "--speculative-num-draft-tokens 3" in sglang.flags
-    assert all("p_min 0.6" in one.missing[0] for one in (vllm, sglang))
-    assert [one.flags for one in engine_flags(DraftSetting("suffix", 4))][::2] == ["", ""]
+    assert llama[1] == "--spec-type draft-mtp --spec-draft-n-max 2 --spec-draft-p-min 0.6"
+    assert not llama[2]
+    assert '{"method": "mtp", "num_speculative_tokens": 2}' in vllm[1]
+    assert "--speculative-num-steps 2" in sglang[1]
+    assert "--speculative-num-draft-tokens 3" in sglang[1]
+    assert all("p_min 0.6" in one[2][0] for one in (vllm, sglang))
+    assert [one[1] for one in engine_flags(DraftSetting("suffix", 4))][::2] == ["", ""]
     (named, *_) = engine_flags(DraftSetting("draft-simple", 4), {"draft-simple": "small.gguf"})
-    assert named.flags.endswith("-md small.gguf")
+    assert named[1].endswith("-md small.gguf")
     (hostile, *_) = engine_flags(DraftSetting("draft-simple", 4), {"draft-simple": "a;rm b"})
-    assert hostile.flags.endswith("-md FILE")
-    assert engine_flags(None)[0].flags == "--spec-type none"
+    assert hostile[1].endswith("-md FILE")
+    assert engine_flags(None)[0][1] == "--spec-type none"

@@ -96,16 +96,18 @@ def test_blocks_are_golden(name):
 
 def walk(model, out, last, golden, s) -> list[int]:
     """DFlash2's drafts; on the way the whole lattice is compared."""
-    lattice = model.selector.lattice(out.logits, out.hidden, torch.tensor([last]), invariant=False)
+    all_ids, all_scores = model.selector.lattice(
+        out.logits, out.hidden, torch.tensor([last]), invariant=False
+    )
     chosen, drafts = 0, []
-    for row, (ids, scores) in enumerate(zip(lattice.ids[0], lattice.scores[0], strict=True)):
+    for row, (ids, scores) in enumerate(zip(all_ids[0], all_scores[0], strict=True)):
         golden_row, n = golden["lattice"][s, row + 1], len(ids)
         theirs = golden_row[:n].astype(np.int64).tolist()
         assert sorted(theirs) == sorted(ids.tolist())
         before = golden["lattice"][s, row, :n].astype(np.int64).tolist() if row else None
         table = golden_row[n:].reshape(n, n)
         for i in range(n):
-            j = before.index(int(lattice.ids[0, row - 1, i])) if before else i
+            j = before.index(int(all_ids[0, row - 1, i])) if before else i
             ours = {int(t): float(x) for t, x in zip(ids, scores[i], strict=True)}
             assert [ours[t] for t in theirs] == pytest.approx(table[j].tolist(), abs=2e-4)
         chosen_scores = torch.from_numpy(golden["chosen_scores"][s, row])
