@@ -16,15 +16,20 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from kernels import processor
 from kernels.cache_folder import cache_folder
+from kernels.llvm.machine_code import LinkedCode
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
 
 VARIABLE = "DRAFTSCOPE_KERNEL_CACHE"
 MOST_BYTES = 64 << 20
@@ -35,8 +40,9 @@ _HEADER = b"draftscope kernel 1\n"
 _HASH_BYTES = hashlib.sha256().digest_size
 
 
-def object_code(key: str, compiled: Callable[[], bytes]) -> bytes:
-    """The object code kept under a key, hexadecimal digits; else it is compiled, and kept.
+def kept(key: str, made: Callable[[], bytes]) -> bytes:
+    """What is kept under a key, hexadecimal digits, object code as a rule; else it is made, and
+    kept.
 
     Nothing that is wrong with the disk is an error: the kernel is compiled then.
     """
@@ -44,7 +50,7 @@ def object_code(key: str, compiled: Callable[[], bytes]) -> bytes:
         found = _read(folder, key)
         if found is not None:
             return found
-    code = compiled()
+    code = made()
     with suppress(OSError), _folder() as folder:
         _write(folder, key, code)
         _prune(folder)
@@ -195,7 +201,7 @@ def _function(function: Callable[..., object]) -> str:
 
 def compiled(module: ir.Module) -> bytes:
     """Object code for the processor of kernels.processor.target."""
-    machine = _machine()
+    llvm, machine = _llvm(), _machine()
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = machine.triple
     # Kernels are written in vectors and unrolled as they should be: variables into registers is
@@ -209,16 +215,26 @@ def compiled(module: ir.Module) -> bytes:
     return code
 
 
-def loaded(code: bytes, *, has_threads: bool = True) -> llvm.ExecutionEngine:
-    """An engine that holds object code, its functions ready to be called. has_threads: whether
+def loaded(code: bytes, *, has_threads: bool = True) -> LinkedCode | llvm.ExecutionEngine:
+    """What holds object code in memory, its functions ready to be called. has_threads: whether
     they call torch's, which is loaded for that."""
-    machine = _machine()
+    library = None
     if has_threads:
         from kernels.dispatch import gnu_openmp
 
         # its threads are waiting already, warm, for the next job
-        llvm.load_library_permanently(str(gnu_openmp()))
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        library = str(gnu_openmp())
+    try:
+        return LinkedCode(code, library)
+    except (ValueError, OSError):
+        return _linked_by_llvm(code, library)
+
+
+def _linked_by_llvm(code: bytes, library: str | None) -> llvm.ExecutionEngine:
+    llvm = _llvm()
+    if library is not None:
+        llvm.load_library_permanently(library)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine
@@ -226,9 +242,15 @@ def loaded(code: bytes, *, has_threads: bool = True) -> llvm.ExecutionEngine:
 
 def _machine() -> llvm.TargetMachine:
     # one for every use: an execution engine owns the machine it is made with
+    llvm = _llvm()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     cpu, features = processor.target()
     flags = ",".join(f"{'+' if has else '-'}{name}" for name, has in sorted(features.items()))
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(cpu=cpu, features=flags, opt=3, jit=True)
+
+
+def _llvm() -> ModuleType:
+    """Imported when something has to be compiled: it takes 75 MiB."""
+    return import_module("llvmlite.binding")

@@ -102,15 +102,15 @@ def _whole_file(strike: Strike, folder: Path, is_first: bool) -> str:
 def _kernel(strike: Strike, folder: Path, is_first: bool) -> str:
     os.environ[object_cache.VARIABLE] = str(folder / "kernels")
     if not is_first:
-        object_cache.object_code("cd" * 20, lambda: _CODE)
+        object_cache.kept("cd" * 20, lambda: _CODE)
 
     def work() -> None:
-        assert object_cache.object_code(_KEY, lambda: _CODE) == _CODE
+        assert object_cache.kept(_KEY, lambda: _CODE) == _CODE
 
     end = done_under(strike, work, folder / "kernels")
     assert end in (DONE, KILLED), "a bad disk is not an error here"
     for _ in range(2):
-        assert object_cache.object_code(_KEY, lambda: _CODE) == _CODE
+        assert object_cache.kept(_KEY, lambda: _CODE) == _CODE
     return end
 
 
