@@ -31,7 +31,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.machine.device import check_room, resolve_device
-from engine.machine.host_memory import give_back_freed_memory
+from engine.machine.host_memory import give_back_freed_memory, give_back_start_code
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import LentMemories
 from engine.memory_need import estimate
@@ -94,7 +94,8 @@ def _decode(model: HybridModel, is_plain: bool = False) -> None:
     of_head = HybridMemory.for_head(config, 1, n_ctx, model.device) if has_head else None
     start = 0
     for width in widths:
-        (ubatch,) = memory.split([Span(0, start, [0] * width, range(width))], width, "seq")
+        asked = range(max(width - WIDTHS[-1], 0), width)  # logits of a prompt would take 15 MB
+        (ubatch,) = memory.split([Span(0, start, [0] * width, asked)], width, "seq")
         hidden = model.forward(ubatch, memory).hidden
         if model.head and of_head:
             model.head.forward(ubatch, hidden, of_head)
@@ -144,6 +145,7 @@ def open_models(
             for path in (target, *paths)
         )
         tokenizer = Tokenizer.from_gguf(file, cancelled)
+        give_back_start_code()
         for other in others:
             check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
         mtp = next((one for one in others if is_mtp_file(one)), None)

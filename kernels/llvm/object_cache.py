@@ -153,7 +153,7 @@ def program_key(*parts: object) -> str | None:
     """The key of a kernel written by functions of this package, hexadecimal digits.
 
     parts: the functions, as they are or with arguments in functools.partial, and other arguments:
-    numbers, texts, None, tuples and dataclasses of them. None if there is anything else among
+    numbers, texts, None, tuples, lists and dataclasses of them. None if there is anything else among
     them, such as a function from elsewhere, whose code is not known here.
     """
     try:
@@ -182,7 +182,7 @@ def _described(part: object) -> str:
         return f"partial({_described((part.func, part.args, *sorted(part.keywords.items())))})"
     if isinstance(part, FunctionType):
         return _function(part)
-    if isinstance(part, tuple):
+    if isinstance(part, (tuple, list)):
         inside = part
     elif is_dataclass(part) and not isinstance(part, type):
         inside = tuple(getattr(part, field.name) for field in fields(part))
