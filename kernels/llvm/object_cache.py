@@ -153,8 +153,8 @@ def program_key(*parts: object) -> str | None:
     """The key of a kernel written by functions of this package, hexadecimal digits.
 
     parts: the functions, as they are or with arguments in functools.partial, and other arguments:
-    numbers, texts, None, tuples, lists and dataclasses of them. None if there is anything else among
-    them, such as a function from elsewhere, whose code is not known here.
+    numbers, texts, None, tuples, lists and dataclasses of them. None if there is anything else
+    among them, such as a function from elsewhere, whose code is not known here.
     """
     try:
         text = _described(parts)
