@@ -146,6 +146,7 @@ def open_models(
         )
         give_back_start_code()
         tokenizer = Tokenizer.from_gguf(file, cancelled)
+        give_back_freed_memory()
         for other in others:
             check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
         mtp = next((one for one in others if is_mtp_file(one)), None)

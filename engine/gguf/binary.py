@@ -73,7 +73,7 @@ class Texts(Sequence[str]):
     of a vocabulary take ten times their bytes."""
 
     def __init__(self, data: bytes, ends: Sequence[int]) -> None:
-        """data: the strings, each with its length in front, as in the file. ends: where each does."""
+        """data: the strings, each after its length, as in the file. ends: where each does."""
         self._data, self._ends = data, ends
 
     def __len__(self) -> int:

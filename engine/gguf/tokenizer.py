@@ -345,7 +345,9 @@ def _read_merges(
 ) -> list[tuple[str, str]]:
     """Pairs in rank order; of a pair that is listed twice the first counts."""
     key = "tokenizer.ggml.merges"
-    own = {i: text for text, i in ids.items()}  # one object for all merges that name a token
+    own = [""] * (max(ids.values()) + 1)  # one object for all merges that name a token
+    for text, token_id in ids.items():
+        own[token_id] = text
     pairs: dict[tuple[str, str], None] = {}
     for start, block in _blocks(file.strs(key), cancelled):
         for rank, merge in enumerate(block, start):
