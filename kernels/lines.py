@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 
+from kernels.kernel_files import kept
 from kernels.llvm.code import Code
-from kernels.llvm.object_cache import compiled, kept, loaded, program_key
+from kernels.llvm.object_cache import compiled, loaded, program_key
 from kernels.llvm.values import I8, I64, Value
 
 _N_ARGS = 16

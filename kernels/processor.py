@@ -136,7 +136,7 @@ def _here() -> tuple[str, Mapping[str, bool]]:
     about such a processor is kept; nothing where there is no LLVM."""
     if importlib.util.find_spec("llvmlite") is None:
         return "", {}
-    from kernels.llvm.object_cache import kept
+    from kernels.kernel_files import kept
 
     about = [version("llvmlite"), *map(_cpu_info().get, _TELLING)]
     key = hashlib.sha256(repr(about).encode()).hexdigest()

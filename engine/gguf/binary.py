@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -74,7 +74,8 @@ class Texts(Sequence[str]):
 
     def __init__(self, data: bytes, ends: Sequence[int]) -> None:
         """data: the strings, each after its length, as in the file. ends: where each does."""
-        self._data, self._ends = data, ends
+        self._data, self._ends = data, np.array(ends, np.int64)
+        self._starts = np.append([0], self._ends[:-1]) + _LENGTH.size
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -84,12 +85,14 @@ class Texts(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        ends = self._ends
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(ends))[index]]
-        stop = ends[index]
-        start = ends[index - 1] if index % len(ends) else 0
-        return self._data[start + _LENGTH.size : stop].decode("utf-8", "replace")
+        data, starts, ends = self._data, self._starts[index], self._ends[index]
+        if not isinstance(index, slice):
+            return data[starts:ends].decode("utf-8", "replace")
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [data[start:stop].decode("utf-8", "replace") for start, stop in places]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self[:])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (list, Texts)) and list(self) == list(other)

@@ -269,7 +269,9 @@ def _cut(text: str, specials: list[tuple[str, int]]) -> list[str | int]:
     return [part for part in parts if part != ""]
 
 
-def _blocks(items: Sequence[str], cancelled: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
+def _blocks(
+    items: Sequence[str], cancelled: Callable[[], bool]
+) -> Iterator[tuple[int, Sequence[str]]]:
     """The items some at a time, with the index of the first; raises Cancelled in between."""
     for start in range(0, len(items), BLOCK):
         check_cancelled(cancelled)

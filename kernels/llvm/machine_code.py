@@ -28,7 +28,7 @@ class LinkedCode:
     """An object file of x86-64 Linux in memory, good while this is kept."""
 
     def __init__(self, code: bytes, library: str | None) -> None:
-        """library: one with functions that the code calls, besides the C library's.
+        """library: one with functions that the code calls, next to the C library's.
 
         Raises ValueError for what is not linked here, OSError where the system refuses to run it.
         """

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import norm
-from kernels.llvm import object_cache, program
-from kernels.llvm.object_cache import VARIABLE, kept
+from kernels import kernel_files, norm
+from kernels.kernel_files import VARIABLE, kept
+from kernels.llvm import program
 from tests.support.implementations import Implementation
 
 with_llvm = Implementation(norm, "with_llvm")
@@ -162,7 +162,7 @@ def test_without_a_choice_it_lies_in_the_folder_for_what_can_go(folder, monkeypa
 
 
 def test_the_longest_unused_go_first(folder, monkeypatch):
-    monkeypatch.setattr(object_cache, "MOST_BYTES", 4500)
+    monkeypatch.setattr(kernel_files, "MOST_BYTES", 4500)
     keys = [f"{i:064x}" for i in range(4)]
     for age, key in enumerate(keys[:3]):
         kept(key, lambda: CODE)
