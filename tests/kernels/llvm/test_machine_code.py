@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
 import subprocess
 import sys
 
@@ -14,7 +16,7 @@ from kernels.llvm.machine_code import LinkedCode
 
 F64, POINTER = ir.DoubleType(), ir.PointerType()
 AS_F64 = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)
-HERE = sys.platform == "linux" and object_cache.processor.platform.machine() == "x86_64"
+HERE = sys.platform == "linux" and platform.machine() == "x86_64"
 pytestmark = pytest.mark.skipif(not HERE, reason="object files of x86-64 Linux are linked")
 
 
@@ -75,7 +77,7 @@ print("llvmlite.binding" in sys.modules)
     loaded = [
         subprocess.run(
             [sys.executable, "-c", script],
-            env={**object_cache.os.environ, **environment},
+            env={**os.environ, **environment},
             capture_output=True,
             text=True,
             check=True,
