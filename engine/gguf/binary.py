@@ -74,8 +74,8 @@ class Texts(Sequence[str]):
 
     def __init__(self, data: bytes, ends: Sequence[int]) -> None:
         """data: the strings, each after its length, as in the file. ends: where each does."""
-        self._data, self._ends = data, np.array(ends, np.int64)
-        self._starts = np.append([0], self._ends[:-1]) + _LENGTH.size
+        self._data, self._ends = data, np.array(ends, np.int32)
+        self._starts = np.append(np.int32([0]), self._ends[:-1]) + np.int32(_LENGTH.size)
 
     def __len__(self) -> int:
         return len(self._ends)
