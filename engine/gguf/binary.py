@@ -75,7 +75,8 @@ class Texts(Sequence[str]):
     def __init__(self, data: bytes, ends: Sequence[int]) -> None:
         """data: the strings, each after its length, as in the file. ends: where each does."""
         self._data, self._ends = data, np.array(ends, np.int32)
-        self._starts = np.append(np.int32([0]), self._ends[:-1]) + np.int32(_LENGTH.size)
+        self._starts = np.full_like(self._ends, _LENGTH.size)
+        self._starts[1:] += self._ends[:-1]
 
     def __len__(self) -> int:
         return len(self._ends)
