@@ -188,14 +188,13 @@ class Cursor:
 
     def text(self) -> str:
         """A length-prefixed string; invalid UTF-8 becomes U+FFFD."""
-        return self._texts(1)[0]
+        begin = self.pos
+        self._pass(1, begin, array("q"))
+        return self._data[begin + _LENGTH.size : self.pos].decode("utf-8", "replace")
 
     def texts(self, count: int) -> Texts:
         """`count` length-prefixed strings, one after another."""
         self.announced(count, _LENGTH.size, "strings")
-        return self._texts(count)
-
-    def _texts(self, count: int) -> Texts:
         begin, ends = self.pos, array("q")
         while len(ends) < count:
             self.check_cancelled()
