@@ -31,7 +31,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.machine.device import check_room, resolve_device
-from engine.machine.host_memory import give_back_freed_memory
+from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import LentMemories
 from engine.memory_need import estimate
@@ -94,7 +94,8 @@ def _decode(model: HybridModel, is_plain: bool = False) -> None:
     of_head = HybridMemory.for_head(config, 1, n_ctx, model.device) if has_head else None
     start = 0
     for width in widths:
-        (ubatch,) = memory.split([Span(0, start, [0] * width, range(width))], width, "seq")
+        asked = range(max(width - WIDTHS[-1], 0), width)  # logits of a prompt would take 15 MB
+        (ubatch,) = memory.split([Span(0, start, [0] * width, asked)], width, "seq")
         hidden = model.forward(ubatch, memory).hidden
         if model.head and of_head:
             model.head.forward(ubatch, hidden, of_head)
@@ -143,7 +144,9 @@ def open_models(
             )
             for path in (target, *paths)
         )
+        give_back_memory()
         tokenizer = Tokenizer.from_gguf(file, cancelled)
+        give_back_memory()
         for other in others:
             check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
         mtp = next((one for one in others if is_mtp_file(one)), None)
@@ -189,7 +192,7 @@ def open_models(
             ]
         )
         files = ModelFiles(part for one in (file, *others) for part in one.files)
-        give_back_freed_memory()
+        give_back_memory()
         mtp_path = mtp.path if mtp else None
         rest = drafts, file.path, content, files, mtp_path, mmap
         return (model, info, tokenizer, chat, identities[0], *rest)
@@ -221,7 +224,7 @@ def load_ready(
     if not describe(file).is_small:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
-        give_back_freed_memory()  # of strings and tables read on the way: the passes take more
+        give_back_memory()  # of strings and tables read on the way: the passes take more
         warm_up(model, is_plain=options is not None and not options.spec.types)
     return model
 

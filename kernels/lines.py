@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 
+from kernels.kernel_files import kept
 from kernels.llvm.code import Code
-from kernels.llvm.object_cache import compiled, loaded, object_code, program_key
+from kernels.llvm.object_cache import compiled, loaded, program_key
 from kernels.llvm.values import I8, I64, Value
 
 _N_ARGS = 16
@@ -75,7 +76,7 @@ def scanned(data: bytes, *, cuts: bool = False) -> ScannedLines:
 @functools.cache
 def _scan() -> Callable[..., None]:
     key = program_key(_write, _N_ARGS)
-    code = _compiled() if key is None else object_code(key, _compiled)
+    code = _compiled() if key is None else kept(key, _compiled)
     engine = loaded(code, has_threads=False)
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * _N_ARGS)
     found = call(engine.get_function_address("scan"))

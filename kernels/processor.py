@@ -7,9 +7,14 @@ results and tests of such a processor can then be had on a newer one.
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
+import json
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
 
 VARIABLE = "DRAFTSCOPE_CPU"
 CHOICES = ("avx2",)
@@ -26,6 +31,8 @@ _SLOW = ("sse4a",)
 _NEEDED = ("avx2", "bmi2", "f16c", "fma")
 # They have vectors of 512 bits, and compute each as two of 256
 _HALVING = ("znver4",)
+# what tells one kind of processor from others in Linux's list
+_TELLING = "vendor_id", "cpu family", "model", "stepping", "flags"
 # Each library asks the processor itself, when it is loaded or first used
 _LIBRARIES = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -78,24 +85,26 @@ def halves_512_bits() -> bool:
 def reads_ahead_into_second_cache() -> bool:
     """Whether memory that is asked for beforehand comes faster where it is not asked for in the
     nearest cache, which waits for few lines at a time. Not said of AMD's: not measured there."""
-    try:
-        from llvmlite import binding
-    except ImportError:
-        return False
-    return not str(binding.get_host_cpu_name()).startswith("zn")
+    name, _ = _here()
+    return bool(name) and not name.startswith("zn")
 
 
 def processor_name() -> str:
     """The processor as its maker calls it, else its architecture."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() == "model name" and value.strip():
-                    return value.strip()
-    except OSError:
-        pass  # not on Linux
-    return platform.processor() or platform.machine()
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
+@functools.cache
+def _cpu_info() -> Mapping[str, str]:
+    """What Linux says of the first processor; nothing elsewhere."""
+    found = {}
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if not line.strip():
+                break
+            key, _, value = line.partition(":")
+            found[key.strip()] = value.strip()
+    return found
 
 
 def _limit() -> str:
@@ -109,14 +118,33 @@ def _limit() -> str:
 
 @functools.cache
 def _target(limit: str) -> tuple[str, Mapping[str, bool]]:
-    try:
-        from llvmlite import binding
-    except ImportError:
+    name, found = _here()
+    if not name:
         return "", {}
-    features = {**binding.get_host_cpu_features(), **dict.fromkeys(_SLOW, False)}
+    features = {**found, **dict.fromkeys(_SLOW, False)}
     if not limit:
-        return binding.get_host_cpu_name(), features
+        return name, features
     if missing := [name for name in _NEEDED if not features.get(name)]:
         raise ValueError(f"{VARIABLE}={limit}: this processor has no {missing[0]}: unset it")
     its = _ITS_FEATURES.split()
     return _HASWELL, {name: has and name in its for name, has in features.items()}
+
+
+@functools.cache
+def _here() -> tuple[str, Mapping[str, bool]]:
+    """This processor's name and features as LLVM says, which is loaded for it only if no answer
+    about such a processor is kept; nothing where there is no LLVM."""
+    if importlib.util.find_spec("llvmlite") is None:
+        return "", {}
+    from kernels.kernel_files import kept
+
+    about = [version("llvmlite"), *map(_cpu_info().get, _TELLING)]
+    key = hashlib.sha256(repr(about).encode()).hexdigest()
+    name, features = json.loads(_asked() if None in about else kept(key, _asked))
+    return name, features
+
+
+def _asked() -> bytes:
+    from llvmlite import binding
+
+    return json.dumps([binding.get_host_cpu_name(), binding.get_host_cpu_features()]).encode()

@@ -307,7 +307,7 @@ class Recorder:
                 n += len(asked[-1][2])
         if asked:
             self._facts = all_target_facts(asked)
-            self._writer.learn(np.unique(self._facts[3]).tolist(), self._piece)
+            self._writer.learn(sorted(set(self._facts[3].ravel().tolist())), self._piece)
         self._unanswered = []  # only now: after an interruption they are still to be worked out
         waiting, self._waiting, self.bytes_waiting = self._waiting, [], 0
         rows: NewRows = defaultdict(list)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
 
 import numpy as np
 
@@ -64,6 +66,39 @@ def shorten(name: str, limit: int = 80) -> str:
     """A name from the file as one printable line of at most `limit` characters."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name[:limit])
     return line if len(name) <= limit else line[:-1] + "…"
+
+
+class Texts(Sequence[str]):
+    """Strings of a file, decoded when they are asked for, invalid UTF-8 as U+FFFD: as objects those
+    of a vocabulary take ten times their bytes."""
+
+    def __init__(self, data: bytes, ends: Sequence[int]) -> None:
+        """data: the strings, each after its length, as in the file. ends: where each does."""
+        self._data, self._ends = data, np.array(ends, np.int32)
+        self._starts = np.full_like(self._ends, _LENGTH.size)
+        self._starts[1:] += self._ends[:-1]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        data, starts, ends = self._data, self._starts[index], self._ends[index]
+        if not isinstance(index, slice):
+            return data[starts:ends].decode("utf-8", "replace")
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [data[start:stop].decode("utf-8", "replace") for start, stop in places]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self[:])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, Texts)) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Cursor:
@@ -153,20 +188,20 @@ class Cursor:
 
     def text(self) -> str:
         """A length-prefixed string; invalid UTF-8 becomes U+FFFD."""
-        found: list[str] = []
-        self._texts(1, found)
-        return found[0]
+        begin = self.pos
+        self._pass(1, begin, array("q"))
+        return self._data[begin + _LENGTH.size : self.pos].decode("utf-8", "replace")
 
-    def texts(self, count: int) -> list[str]:
+    def texts(self, count: int) -> Texts:
         """`count` length-prefixed strings, one after another."""
         self.announced(count, _LENGTH.size, "strings")
-        found: list[str] = []
-        while len(found) < count:
+        begin, ends = self.pos, array("q")
+        while len(ends) < count:
             self.check_cancelled()
-            self._texts(min(BLOCK, count - len(found)), found)
-        return found
+            self._pass(min(BLOCK, count - len(ends)), begin, ends)
+        return Texts(bytes(memoryview(self._data)[begin : self.pos]), ends)
 
-    def _texts(self, count: int, found: list[str]) -> None:
+    def _pass(self, count: int, begin: int, ends: array[int]) -> None:
         data, n_ready, length_at = self._data, len(self._data), _LENGTH.unpack_from
         pos = self.pos
         for _ in range(count):
@@ -183,7 +218,7 @@ class Cursor:
             if pos - start > _LONGEST_TEXT:
                 self.pos = start
                 raise self.error(f"a string of {pos - start} bytes", TOO_LONG)
-            found.append(data[start:pos].decode("utf-8", "replace"))
+            ends.append(pos - begin)
         self.pos = pos
 
     def numbers(self, dtype: str, count: int) -> np.ndarray:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from engine.errors import ModelFileError
-from engine.gguf.binary import shorten
+from engine.gguf.binary import Texts, shorten
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -19,7 +19,7 @@ REQUIRED: Any = object()  # default of a key that must be there
 
 
 class TypedMetadata:
-    """`metadata` holds str, int, float, bool, list[str] or a one-dimensional numpy array.
+    """`metadata` holds str, int, float, bool, Texts or a one-dimensional numpy array.
 
     Each method returns the value of `key` in its type, or `default` where the key is absent.
     Raises ModelFileError for a wrong type, and for an absent key without a default.
@@ -51,7 +51,7 @@ class TypedMetadata:
         """An array of numbers."""
         return self._get(key, default, _as_floats, "an array of numbers")
 
-    def strs(self, key: str, default: D = REQUIRED) -> list[str] | D:
+    def strs(self, key: str, default: D = REQUIRED) -> Sequence[str] | D:
         """An array of strings."""
         return self._get(key, default, _as_strs, "an array of strings")
 
@@ -99,13 +99,13 @@ def _as_floats(value: Any) -> list[float] | None:
     return None
 
 
-def _as_strs(value: Any) -> list[str] | None:
-    return value if isinstance(value, list) else None
+def _as_strs(value: Any) -> Sequence[str] | None:
+    return value if isinstance(value, (list, Texts)) else None
 
 
 def _describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.size} x {value.dtype.name}"
-    if isinstance(value, list):
+    if _as_strs(value) is not None:
         return f"an array of {len(value)} strings"
     return f"{type(value).__name__} {shorten(repr(value), 40)}"

@@ -269,7 +269,9 @@ def _cut(text: str, specials: list[tuple[str, int]]) -> list[str | int]:
     return [part for part in parts if part != ""]
 
 
-def _blocks(items: list[str], cancelled: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
+def _blocks(
+    items: Sequence[str], cancelled: Callable[[], bool]
+) -> Iterator[tuple[int, Sequence[str]]]:
     """The items some at a time, with the index of the first; raises Cancelled in between."""
     for start in range(0, len(items), BLOCK):
         check_cancelled(cancelled)
@@ -278,7 +280,7 @@ def _blocks(items: list[str], cancelled: Callable[[], bool]) -> Iterator[tuple[i
 
 def _read_tokens(
     file: TypedMetadata, of_bytes: Sequence[str], cancelled: Callable[[], bool]
-) -> tuple[list[str], dict[str, int]]:
+) -> tuple[Sequence[str], dict[str, int]]:
     """All tokens, and the id of each text; of a text that is there twice, the last. of_bytes: the
     tokens of single bytes, all of which are needed."""
     key = "tokenizer.ggml.tokens"
@@ -345,6 +347,9 @@ def _read_merges(
 ) -> list[tuple[str, str]]:
     """Pairs in rank order; of a pair that is listed twice the first counts."""
     key = "tokenizer.ggml.merges"
+    own = [""] * (max(ids.values()) + 1)  # one object for all merges that name a token
+    for text, token_id in ids.items():
+        own[token_id] = text
     pairs: dict[tuple[str, str], None] = {}
     for start, block in _blocks(file.strs(key), cancelled):
         for rank, merge in enumerate(block, start):
@@ -352,13 +357,13 @@ def _read_merges(
             if not (left and right and left in ids and right in ids and left + right in ids):
                 what = f"merge {rank} ({shorten(merge)}) names a token not in the vocabulary"
                 raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
-            pairs.setdefault((left, right))
+            pairs.setdefault((own[ids[left]], own[ids[right]]))
     check_cancelled(cancelled)  # the library that takes them cannot be interrupted
     return list(pairs)
 
 
 def _merges_by_rank(
-    tokens: list[str], types: list[int], ids: dict[str, int], cancelled: Callable[[], bool]
+    tokens: Sequence[str], types: list[int], ids: dict[str, int], cancelled: Callable[[], bool]
 ) -> list[tuple[str, str]]:
     """The merges of a vocabulary whose tokens are in the order of their ranks: whatever two tokens
     make a third one are merged, the first made first (as tiktoken does)."""

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 
+from kernels.kernel_files import kept
 from kernels.llvm.code import Code
-from kernels.llvm.object_cache import compiled, loaded, object_code, program_key
+from kernels.llvm.object_cache import compiled, loaded, program_key
 from kernels.llvm.values import I32, I64, Value
 
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
@@ -131,7 +132,7 @@ def _object_code(body: Body, n_args: int, before: Before | None) -> bytes:
         return compiled(_module(body, n_args, before))
 
     key = program_key(body, n_args, before)
-    return make() if key is None else object_code(key, make)
+    return make() if key is None else kept(key, make)
 
 
 def _module(body: Body, n_args: int, before: Before | None) -> ir.Module:

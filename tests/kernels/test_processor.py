@@ -109,7 +109,7 @@ def test_an_unknown_limit_is_refused(monkeypatch):
 def test_a_limit_above_the_processor_is_refused(monkeypatch):
     """Else it would end at an instruction that it does not know."""
     monkeypatch.setenv(VARIABLE, "avx2")
-    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: {"sse4.2": True, "avx2": False})
+    monkeypatch.setattr(processor, "_here", lambda: ("old", {"sse4.2": True, "avx2": False}))
     processor._target.cache_clear()
     try:
         with pytest.raises(ValueError, match="has no avx2"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError
+from engine.gguf.binary import Texts
 from engine.gguf.directory import tensor_type
 from engine.gguf.file import GgufFile
 from tests.support.counted_calls import calls_of
@@ -308,3 +310,18 @@ def test_a_refused_file_is_not_kept_open(path: Path) -> None:
     for _ in range(5):
         refusal(path)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_strings_are_a_sequence_that_is_decoded_when_asked_for():
+    written = ["", "ä" * 3, "no text \ufffd", "x"]
+    stored = [text.encode().replace("\ufffd".encode(), b"\xff") for text in written]
+    data, ends = b"", []
+    for one in stored:
+        data += struct.pack("<Q", len(one)) + one
+        ends.append(len(data))
+    texts = Texts(data, ends)
+    assert list(texts) == written == texts and len(texts) == 4
+    assert (texts[0], texts[-1], texts[1:3], texts[::-2]) == ("", "x", written[1:3], written[::-2])
+    assert "x" in texts and texts != written[:3] and Texts(b"", []) == []
+    with pytest.raises(IndexError):
+        texts[4]

@@ -162,7 +162,7 @@ def test_ids_agree_with_naive_merging_and_come_back_as_text(tiny: Tokenizer, tex
     ids = {token: i for i, token in enumerate(entries["tokenizer.ggml.tokens"])}
     ranks = {merge: rank for rank, merge in enumerate(entries["tokenizer.ggml.merges"])}
     expected = [i for piece in naive_pieces(text, tiny.pre) for i in naive_merge(piece, ids, ranks)]
-    assert tiny.encode(text) == expected
+    assert tiny.encode(text, parse_special=False) == expected
     assert tiny.decode(expected) == text
 
 

@@ -1,20 +1,21 @@
 """What was freed leaves the process."""
 
+import mmap
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.machine.host_memory import give_back_freed_memory
+from engine.machine.host_memory import give_back_memory
 
 PIECES, PIECE_BYTES = 1000, 64 << 10
 
 
-def resident_bytes() -> int:
+def resident_bytes(kind: str = "VmRSS:") -> int:
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("this system does not tell how much memory a process has")
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith(kind))
     return int(line.split()[1]) << 10
 
 
@@ -24,6 +25,19 @@ def test_pieces_between_what_stays_are_given_back() -> None:
     last = torch.ones(PIECE_BYTES, dtype=torch.uint8)
     del pieces
     before = resident_bytes()
-    give_back_freed_memory()
+    give_back_memory()
     assert before - resident_bytes() > PIECES * PIECE_BYTES // 2
     assert last.sum() == PIECE_BYTES
+
+
+def test_pages_of_code_are_given_back_and_come_again(tmp_path: Path) -> None:
+    code = bytes(range(256)) * (PIECE_BYTES // 4)
+    (tmp_path / "library.so").write_bytes(code)
+    with open(tmp_path / "library.so", "rb") as file:
+        access = mmap.PROT_READ | mmap.PROT_EXEC
+        mapped = mmap.mmap(file.fileno(), len(code), flags=mmap.MAP_PRIVATE, prot=access)
+    assert mapped[:] == code
+    before = resident_bytes("RssFile:")
+    give_back_memory()
+    assert before - resident_bytes("RssFile:") > len(code) // 2
+    assert mapped[:] == code

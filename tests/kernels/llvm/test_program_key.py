@@ -54,6 +54,7 @@ def test_arguments_of_several_fields_count_field_by_field():
     arguments = [
         (1, 2),
         (1, (2,)),
+        (1, [2]),
         Pair(1, 2),
         Pair((1, 2), 2),
         Record(1, 2),
@@ -83,7 +84,7 @@ def test_what_a_function_takes_from_around_it_counts():
     assert None not in found and len(set(found)) == 4
 
 
-@pytest.mark.parametrize("unnamed", [object(), [1], {}, Record([], 2), lambda: 1, len])
+@pytest.mark.parametrize("unnamed", [object(), {1}, {}, Record({}, 2), lambda: 1, len])
 def test_what_cannot_be_told_from_others_gives_no_key(unnamed):
     assert with_argument(unnamed) is None
     assert program_key(unnamed) is None

@@ -23,7 +23,7 @@ from engine.gguf.file import GgufFile
 from engine.trace.export import export_csv, recover_export
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
-from kernels.llvm import object_cache
+from kernels import kernel_files
 from tests.support.golden_files import DATA
 from tests.support.sweeps import instantly, plan_of
 from tests.support.trace_builder import TraceBuilder
@@ -100,17 +100,17 @@ def _whole_file(strike: Strike, folder: Path, is_first: bool) -> str:
 
 
 def _kernel(strike: Strike, folder: Path, is_first: bool) -> str:
-    os.environ[object_cache.VARIABLE] = str(folder / "kernels")
+    os.environ[kernel_files.VARIABLE] = str(folder / "kernels")
     if not is_first:
-        object_cache.object_code("cd" * 20, lambda: _CODE)
+        kernel_files.kept("cd" * 20, lambda: _CODE)
 
     def work() -> None:
-        assert object_cache.object_code(_KEY, lambda: _CODE) == _CODE
+        assert kernel_files.kept(_KEY, lambda: _CODE) == _CODE
 
     end = done_under(strike, work, folder / "kernels")
     assert end in (DONE, KILLED), "a bad disk is not an error here"
     for _ in range(2):
-        assert object_cache.object_code(_KEY, lambda: _CODE) == _CODE
+        assert kernel_files.kept(_KEY, lambda: _CODE) == _CODE
     return end
 
 

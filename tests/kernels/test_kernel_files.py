@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import norm
-from kernels.llvm import object_cache, program
-from kernels.llvm.object_cache import VARIABLE, object_code
+from kernels import kernel_files, norm
+from kernels.kernel_files import VARIABLE, kept
+from kernels.llvm import program
 from tests.support.implementations import Implementation
 
 with_llvm = Implementation(norm, "with_llvm")
@@ -34,7 +34,7 @@ def never() -> bytes:
 
 def is_kept(key: str = KEY) -> bool:
     """Whether the code under a key is found; else nothing is left behind."""
-    found = object_code(key, lambda: b"compiled")
+    found = kept(key, lambda: b"compiled")
     assert found in (CODE, b"compiled")
     return found == CODE
 
@@ -45,38 +45,38 @@ def only_file(folder: Path) -> Path:
 
 
 def test_code_is_compiled_once(folder):
-    assert object_code(KEY, lambda: CODE) == CODE
-    assert object_code(KEY, never) == CODE
-    assert object_code(OTHER, lambda: b"other") == b"other"
-    assert object_code(KEY, never) == CODE
+    assert kept(KEY, lambda: CODE) == CODE
+    assert kept(KEY, never) == CODE
+    assert kept(OTHER, lambda: b"other") == b"other"
+    assert kept(KEY, never) == CODE
 
 
 def test_the_folder_is_the_users_alone(folder):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert only_file(folder).stat().st_mode & 0o777 == 0o600
 
 
 def test_without_safe_ways_to_open_a_folder_nothing_is_kept(folder, monkeypatch):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     for name in ("O_NOFOLLOW", "O_DIRECTORY"):  # as on Windows
         monkeypatch.delattr(os, name)
-    assert object_code(KEY, lambda: b"again") == b"again"
+    assert kept(KEY, lambda: b"again") == b"again"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 50, 100, -1])
 def test_a_truncated_file_is_compiled_again_and_mended(folder, cut):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     file = only_file(folder)
     whole = file.read_bytes()
     file.write_bytes(whole[:cut])
-    assert object_code(KEY, lambda: CODE) == CODE
+    assert kept(KEY, lambda: CODE) == CODE
     assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize("where", [0, 25, 90, 130, -1])
 def test_a_damaged_byte_is_found(folder, where):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     file = only_file(folder)
     whole = bytearray(file.read_bytes())
     whole[where] ^= 1
@@ -85,14 +85,14 @@ def test_a_damaged_byte_is_found(folder, where):
 
 
 def test_a_file_of_another_key_is_not_taken(folder):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     file = only_file(folder)
     file.rename(file.with_name(file.name.replace(KEY, OTHER)))
-    assert object_code(OTHER, lambda: b"its own") == b"its own"
+    assert kept(OTHER, lambda: b"its own") == b"its own"
 
 
 def test_a_link_to_a_file_is_not_followed(folder):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     file = only_file(folder)
     moved = file.rename(folder.parent / "elsewhere")
     file.symlink_to(moved)
@@ -101,7 +101,7 @@ def test_a_link_to_a_file_is_not_followed(folder):
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
 def test_a_folder_that_others_can_write_is_not_used(folder, mode):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     folder.chmod(mode)
     assert not is_kept()
     folder.chmod(0o700)
@@ -109,13 +109,13 @@ def test_a_folder_that_others_can_write_is_not_used(folder, mode):
 
 
 def test_a_file_that_others_can_write_is_not_used(folder):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     only_file(folder).chmod(0o666)
     assert not is_kept()
 
 
 def test_a_folder_of_another_user_is_not_used(folder, monkeypatch):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     assert not is_kept()
 
@@ -124,13 +124,13 @@ def test_a_link_to_a_folder_is_not_used(folder, tmp_path):
     (tmp_path / "real").mkdir(mode=0o700)
     folder.parent.mkdir()
     folder.symlink_to(tmp_path / "real")
-    assert object_code(KEY, lambda: CODE) == CODE
+    assert kept(KEY, lambda: CODE) == CODE
     assert not list((tmp_path / "real").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(folder):
     folder.parent.write_text("a file")
-    assert object_code(KEY, lambda: CODE) == CODE
+    assert kept(KEY, lambda: CODE) == CODE
 
 
 @pytest.mark.parametrize("failing", ["replace", "utime"])
@@ -138,16 +138,16 @@ def test_a_disk_that_takes_nothing_is_no_error(folder, monkeypatch, failing):
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     monkeypatch.setattr(os, failing, refuse)
-    assert object_code(KEY, never) == CODE
-    assert object_code(OTHER, lambda: b"other") == b"other"
-    kept = 1 if failing == "replace" else 2
-    assert len(list(folder.iterdir())) == kept, "a part of a file is left"
+    assert kept(KEY, never) == CODE
+    assert kept(OTHER, lambda: b"other") == b"other"
+    n_files = 1 if failing == "replace" else 2
+    assert len(list(folder.iterdir())) == n_files, "a part of a file is left"
 
 
 def test_it_can_be_switched_off(folder, monkeypatch, tmp_path):
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     monkeypatch.setenv(VARIABLE, "off")
     monkeypatch.chdir(tmp_path)
     assert not is_kept()
@@ -157,19 +157,19 @@ def test_it_can_be_switched_off(folder, monkeypatch, tmp_path):
 def test_without_a_choice_it_lies_in_the_folder_for_what_can_go(folder, monkeypatch, tmp_path):
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("DRAFTSCOPE_DATA_DIR", str(tmp_path / "data"))
-    object_code(KEY, lambda: CODE)
+    kept(KEY, lambda: CODE)
     assert KEY in only_file(tmp_path / "data" / "kernels").name
 
 
 def test_the_longest_unused_go_first(folder, monkeypatch):
-    monkeypatch.setattr(object_cache, "MOST_BYTES", 4500)
+    monkeypatch.setattr(kernel_files, "MOST_BYTES", 4500)
     keys = [f"{i:064x}" for i in range(4)]
     for age, key in enumerate(keys[:3]):
-        object_code(key, lambda: CODE)
+        kept(key, lambda: CODE)
         os.utime(folder / f"{key}.kernel", ns=(0, age))
     (folder / "not ours").write_bytes(bytes(5000))
-    object_code(keys[0], never)  # used just now
-    object_code(keys[3], lambda: CODE)
+    kept(keys[0], never)  # used just now
+    kept(keys[3], lambda: CODE)
     names = {file.stem for file in folder.glob("*.kernel")}
     assert names == {keys[0], keys[2], keys[3]}
     assert (folder / "not ours").exists()
@@ -195,7 +195,7 @@ def test_processes_at_the_same_time_and_one_after_them_get_the_same_bits(folder,
         for _ in range(2)
     ]
     sums = {process.communicate()[0].strip() for process in both}
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 2, "the kernel, and what the processor is"
     monkeypatch.setattr(program, "compiled", never)
     # not the program that an earlier test of this process has compiled
     monkeypatch.setattr(norm, "_program", norm._program.__wrapped__)
