@@ -260,6 +260,14 @@ class Redrafter:
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended)
 
+    @torch.inference_mode()
+    def mended(self, cause: Cause) -> Cause:
+        """A cause that is known, with acceptance as recorded and of right drafts."""
+        if not self._drafts:
+            return cause
+        recorded, mended = self._walk(self._drafts[0].pos0)
+        return replace(cause, recorded=recorded, mended=mended)
+
     def _other_shares(self, sampled: _Drafts, wrong: _Drafts, tie: float) -> Cause | None:
         """Right tokens whose recorded probabilities are not those of their candidates."""
         if (scale := logits_scale(sampled, self._rows, tie)) is not None:
