@@ -30,7 +30,8 @@ from engine.observe.drafter_diff.candidate_mistakes import (
     of_choice,
     of_map,
 )
-from engine.observe.drafter_diff.module_mistakes import PHASES, Changes, in_place, part_changes
+from engine.observe.drafter_diff.module_mistakes import part_changes
+from engine.observe.drafter_diff.operations import PHASES, Changes, in_place
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
@@ -224,7 +225,14 @@ class Mistakes:
         for size in (n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only):
             unseen = Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
             yield self._guess(STATE, unseen.about, deviation=unseen)
-        parts = [one for one in part_changes(self._model.core) if only in ("", one.stage)]
+        draft = self._text.drafts[-1]
+
+        def look() -> None:
+            self._gives(draft, self._right_before(draft))
+            self._model.table(self._target.rows)
+
+        found = part_changes(self._model.core, look)
+        parts = [one for one in found if only in ("", one.stage)]
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)

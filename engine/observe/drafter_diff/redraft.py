@@ -81,7 +81,7 @@ _ROUNDED = 0.05
 _EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE = 0.34, 0.3, 0.1
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
 to give most drafts; one of a module's many parts and one that gives a part of anything less."""
-_SHOWN_FIRST, _NEAR_FIRST, _NEAR = 4, 0.5, 0.03
+_SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
 _ROWS_APART = 0.1
@@ -398,9 +398,8 @@ class Redrafter:
         """The mistake that gives the recorded drafts, and what is left between. vague: many
         drafts are wrong."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        first = wrong[:_SHOWN_FIRST]
         right = Replay(self._model, self._text, CLEAN, distance=self._apart(None))
-        of_first = sum(right.of(first).values())
+        first = [(wrong[:n], sum(right.of(wrong[:n]).values())) for n in _SHOWN_FIRST]
         at = self._drafts.index(window[0])
         more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above)
@@ -417,7 +416,8 @@ class Redrafter:
             replay = Replay(*what, distance=apart, left=guess.left)
             with guess.applied():
                 if share == _EXPLAINS_PART and (
-                    most < _NEAR * clean or sum(replay.of(first).values()) > _NEAR_FIRST * of_first
+                    most < _NEAR * clean
+                    or any(sum(replay.of(some).values()) > _NEAR_FIRST * n for some, n in first)
                 ):
                     continue
                 found = replay.of(window, most)

@@ -29,7 +29,7 @@ from engine.draft.chain import DrafterChain
 from engine.machine.graphs import VARIABLE
 from engine.memory.reuse import MemoryShelf
 from engine.model.taps import TargetRows
-from engine.observe.drafter_diff.module_mistakes import in_place, sites
+from engine.observe.drafter_diff.operations import in_place, sites
 from engine.observe.drafter_diff.records import (
     BLOCK,
     CANDIDATES,
@@ -149,7 +149,7 @@ def _kind(code: CodeType) -> str:
     if code.co_name in _NOT_SEEN or file.endswith("chain.py") or "_by_device" in code.co_qualname:
         return ""
     if file.startswith((*_SEEN, *_WHOLE)):
-        return next((one for one in (*_SEEN, *_WHOLE) if file.startswith(one)))
+        return next(one for one in (*_SEEN, *_WHOLE) if file.startswith(one))
     is_library = "site-packages" in file or file.startswith(("<", os.path.dirname(os.__file__)))
     return "" if is_library or file.startswith((_ENGINE, _KERNELS)) else _FOREIGN
 
@@ -200,7 +200,6 @@ _PLAIN = {"UBatch", "Draft", "DraftRequest", "Span", "Round"}
 
 def _joined(name: str, part: str) -> str:
     return f"{name}.{part}" if name else part
-
 
 
 def _numbers(x: torch.Tensor) -> tuple[tuple[int, ...], np.ndarray]:
