@@ -115,7 +115,7 @@ def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
 
 
 class _Operation(NamedTuple):
-    """A call of a kernel at one place of a module. module, name: where its name stands. code, at:
+    """A call of a kernel at one place of a module. module, name: where its name is. code, at:
     the caller and the instruction. args, options, result: of one call. weights: by position or
     name of an argument, how the weights are called."""
 

@@ -26,7 +26,7 @@ def decode_with_copy(
     there is none, or it fails."""
     if not (tree / "engine" / "observe" / "drafter_diff" / "other_copy.py").is_file():
         raise OptionError(
-            f"{tree} is no copy of this program that can be watched.",
+            f"{tree} is not a copy of this program that can be watched.",
             "Name the folder that has `engine` in it, of this version or a later one.",
         )
     asked = pickle.dumps(([path.resolve() for path in models], compute, prompt, options))
@@ -44,7 +44,7 @@ def decode_with_copy(
 def _main() -> None:
     (target, *drafts), compute, prompt, options = pickle.load(sys.stdin.buffer)
     session, store, values = (
-        Session.open(target, *drafts, compute=compute),
+        Session.open(target, drafts, compute=compute),
         TraceStore(),
         StageValues(),
     )

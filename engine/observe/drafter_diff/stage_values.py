@@ -2,7 +2,7 @@
 model and its memory is called with and gives, in order; and the first of them that is another one
 than in a second run.
 
-Calls are seen by Python's profile hook, so nothing lists the functions. A function that stands in
+Calls are seen by Python's profile hook, so nothing lists the functions. A function that is in
 place of an engine's own is matched with that by where it is called.
 """
 
@@ -253,8 +253,6 @@ class Walk:
                 own = self._apart_args(one, two)
                 if self._suspect is not None:
                     self.path, own = self._suspect
-                elif own is None and not _is_exact(value, two.result[name]):
-                    pass
                 found = own or (name, value, two.result[name])
                 return self._note(found, is_argument=own is not None)
         self.path.pop()
@@ -370,7 +368,7 @@ def walk_words(walk: Walk, weights: Mapping[bytes, str]) -> str:
     inner = walk.path[-1][0]
     named = [weights.get(_bytes(x)) for x in inner.args.values()]
     whose = ", ".join(f"`{name}`" for name in named if name)
-    function = inner.name or "what stands in for a function"
+    function = inner.name or "what is called in place of a function"
     said = f"`{function}`" + (f" of {whose}" if whose else "")
     around = [one.name for one, _ in walk.path[:-1] if one.name]
     said += f" in `{around[-1]}`" if around else ""
