@@ -8,15 +8,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from engine.errors import OptionError
 from engine.observe.drafter_diff.stage_values import StageValues
 from engine.options import Prompt, RunOptions
 from engine.session import Session
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-
-_LEAST_WORDS = 400
 
 
 def decode_with_copy(
@@ -29,30 +30,35 @@ def decode_with_copy(
             f"{tree} is not a copy of this program that can be watched.",
             "Name the folder that has `engine` in it, of this version or a later one.",
         )
-    asked = pickle.dumps(([path.resolve() for path in models], compute, prompt, options))
-    command = [sys.executable, "-m", __name__]
-    done = subprocess.run(command, input=asked, capture_output=True, cwd=tree, check=False)
-    if done.returncode:
-        why = done.stderr.decode("utf-8", "replace").strip()[-_LEAST_WORDS:]
-        raise OptionError(f"The copy in {tree} failed: {why}", "Run it there by itself.")
-    store, run_id, calls = pickle.loads(done.stdout)
+    with TemporaryDirectory() as folder:
+        asked = ([path.resolve() for path in models], compute, prompt, options, Path(folder))
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=pickle.dumps(asked),
+            capture_output=True,
+            cwd=tree,
+            check=False,
+        )
+        if done.returncode:
+            why = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise OptionError(f"The copy in {tree} failed: {''.join(why)}", "Run it there itself.")
+        run_id, calls = pickle.loads(done.stdout)
+        store = open_trace(Path(folder))
     values = StageValues()
     values.calls = calls
     return RunRef(store, run_id), values
 
 
 def _main() -> None:
-    (target, *drafts), compute, prompt, options = pickle.load(sys.stdin.buffer)
-    session, store, values = (
-        Session.open(target, drafts, compute=compute),
-        TraceStore(),
-        StageValues(),
-    )
+    (target, *drafts), compute, prompt, options, folder = pickle.load(sys.stdin.buffer)
+    session = Session.open(target, drafts, compute=compute)
+    store, values = TraceStore(), StageValues()
     with values.watch():
         run = session.start([prompt], options, store)
         while run.step():
             pass
-    sys.stdout.buffer.write(pickle.dumps((store, run.run_id, values.calls)))
+    export_csv(store, folder)
+    sys.stdout.buffer.write(pickle.dumps((run.run_id, values.calls)))
 
 
 if __name__ == "__main__":
