@@ -62,9 +62,21 @@ class DrafterDiff:
 
     @property
     def first(self) -> Cause | None:
-        """The first cause of all pairs."""
-        causes = [cause for pair in self.pairs for cause in pair.causes]
-        return min(causes, key=lambda cause: cause.rank, default=None)
+        """The first cause of all pairs; of one that not all of them have, its sequence is said."""
+        causes = [(cause, pair) for pair in self.pairs for cause in pair.causes]
+        first, pair = min(causes, key=lambda found: found[0].rank, default=(None, None))
+        if first is None or pair is None or len(self.pairs) == 1:
+            return first
+        alike = {
+            (one.stage, one.side)
+            for other in self.pairs
+            for one in other.causes
+            if other is not pair
+        }
+        seq_id = pair.seq_b if first.side == "B" else pair.seq_a
+        where = "first of all in" if (first.stage, first.side) in alike else "only in"
+        about = f"{first.about.rstrip('.')}, {where} sequence {seq_id}."
+        return replace(first, about=about)
 
 
 def drafter_diff(

@@ -54,6 +54,9 @@ def _behind(start: int, history: History, ngram: Sequence[int], low: int, high: 
 
 
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
+_MOST_LATE, _MANY_RIGHT = 48, 5
+"""Tokens before the first wrong draft that a look-up may have stopped at; right drafts that show
+that it works up to a place."""
 _FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
 _SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
 _ENDLESS = 1 << 40
@@ -79,8 +82,14 @@ class LookedUp:
         if len(wrong) < FEW or len(wrong) < _SHARE * n_drafts:
             return None
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
+        at = wrong[0][0].pos0
+        ends = [start for start in self._side.starts if at - _MOST_LATE <= start <= at][::-1]
+        stops = (
+            Showing(BEHIND, f"it takes no more tokens from about position {end} on", until=end)
+            for end in ends
+        )
         tries = chain(
-            ((STATE, one.about, one, None, ()) for one in _SHOWINGS),
+            ((STATE, one.about, one, None, ()) for one in chain(_SHOWINGS, stops)),
             ((*working[:2], Showing(), None, working[2]) for working in self._workings()),
             ((CANDIDATES, about, Showing(), own, ()) for about, own in self._other_settings()),
             ((CANDIDATES, *one[:1], Showing(), None, one[1]) for one in self._other_numbers()),
@@ -102,6 +111,8 @@ class LookedUp:
             if found is None or stage not in (STATE, CANDIDATES):
                 stage, found = self._by_source(wrong)
         size = f"{len(wrong)} of {len(made)} drafts are not those of {self._name}"
+        if made.index(wrong[0]) >= _MANY_RIGHT:
+            size += f", only from position {at} on"
         counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
         return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
 
@@ -225,7 +236,11 @@ class LookedUp:
             tokens = made.tokens[:longest]
             if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
                 tokens = tokens[: len(draft.tokens)]
-            if pos + judged + 1 < len(text):
+            # near the end of a text a draft is as long as there is room for
+            room = len(text) - pos - 2
+            if room < judged:
+                tokens, draft = tokens[:room], draft._replace(tokens=draft.tokens[: max(0, room)])
+            if room > 0:
                 tops = [
                     dict(zip(*top, strict=True))
                     for top in zip(made.top_ids, made.top_probs, strict=True)
@@ -238,7 +253,8 @@ class LookedUp:
             kept = text[pos : max(pos, stop)]
             if how.rejected:
                 kept = [text[pos], *draft.tokens]
-            shown.append((pos - before, kept))
+            if not how.until or pos < how.until:
+                shown.append((pos - before, kept))
             if len(shown) > how.late:
                 drafter.observe(0, *shown.pop(0), _NO_ROWS)
         return found

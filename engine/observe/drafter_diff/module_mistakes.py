@@ -39,11 +39,13 @@ _MOST_ALONE = 4
 """Layers that are changed one by one, too."""
 
 
-def part_changes(core: Any, look: Callable[[], object]) -> Iterator[PartChange]:
+def part_changes(
+    core: Any, look: Callable[[], object], places: Sequence[int] = ()
+) -> Iterator[PartChange]:
     """Changes of a module's parts, the likely ones first. look: has the module compute what it
-    does in a draft."""
+    does in a draft. places: positions from which on a part may be wrong."""
     found = list(sites(core))
-    yield from _ropes(found)
+    yield from _ropes(found, places)
     yield from operations(found, look)
     for kind in (_exchanged, _heads, _left_out, _layers, _calls):
         yield from kind(found)
@@ -52,7 +54,7 @@ def part_changes(core: Any, look: Callable[[], object]) -> Iterator[PartChange]:
 # -- positions ---------------------------------------------------------------------------------
 
 
-def _ropes(found: Sequence[Site]) -> Iterator[PartChange]:
+def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
     for site in found:
         ropes = [getattr(owner, site.name) for owner in site.owners]
         if not all(isinstance(rope, RopeTables) for rope in ropes):
@@ -67,13 +69,18 @@ def _ropes(found: Sequence[Site]) -> Iterator[PartChange]:
         for share in (0.5, 0.25, 0.75):
             about = f"its rope turns the first {share:g} of its pairs alone (partial dimensions)"
             others[about] = partial(_turned, share=share)
+        for at in places:
+            about = f"positions from {at} on turn as {at} does"
+            others[about] = partial(_turned, place=partial(torch.clamp, max=at))
+            about = f"positions from {at} on turn as those from 0 on"
+            others[about] = partial(_turned, place=partial(torch.remainder, other=at))
         for about, other in others.items():
             made = [(one, site.name, other(getattr(one, site.name))) for one in site.owners]
             phases = [*PHASES] if "by 0 times" in about else [""]
             yield PartChange(POSITIONS, about, tuple(made), phases)
 
 
-def _turned(rope: RopeTables, **how: float) -> RopeTables:
+def _turned(rope: RopeTables, **how: Any) -> RopeTables:
     return rope.turned(**how)
 
 
