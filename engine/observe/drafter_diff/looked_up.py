@@ -72,7 +72,7 @@ class LookedUp:
         self, side: DraftSide, options: RunOptions, cancelled: Callable[[], bool] = never
     ) -> None:
         self._side, self._options, self._cancelled = side, options, cancelled
-        self._name = side.drafters[0]
+        self._name, self._now = side.drafters[0], 0
 
     def cause(self) -> Cause | None:
         """Why recorded drafts are not the drafter's own; None where they are."""
@@ -90,7 +90,10 @@ class LookedUp:
         )
         tries = chain(
             ((STATE, one.about, one, None, ()) for one in chain(_SHOWINGS, stops)),
-            ((*working[:2], Showing(), None, working[2]) for working in self._workings()),
+            (
+                (*one[:2], Showing(), None, one[2])
+                for one in chain(self._workings(), self._stops(ends))
+            ),
             ((CANDIDATES, about, Showing(), own, ()) for about, own in self._other_settings()),
             ((CANDIDATES, *one[:1], Showing(), None, one[1]) for one in self._other_numbers()),
         )
@@ -115,6 +118,31 @@ class LookedUp:
             size += f", only from position {at} on"
         counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
         return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
+
+    def _stops(self, ends: Sequence[int]) -> Iterator[tuple[str, str, Changes]]:
+        """Functions of a drafter's parts that keep what they are given, none of which act from one
+        of these positions on."""
+        module = vars(sys.modules[type(self._new()[0]).__module__])
+        kinds = [x for x in module.values() if isinstance(x, type)]
+        for kind in (kind for kind in kinds if kind.__module__.startswith("engine.draft.")):
+            for name, own in vars(kind).items():
+                keeps = getattr(own, "__annotations__", {}).get("return") == "None"
+                if not keeps or name.startswith("__") or hasattr(Drafter, name):
+                    continue
+                for end in ends:
+                    about = (
+                        f"its `{kind.__name__}.{name}` takes nothing from about position {end} on"
+                    )
+                    yield STATE, about, ((kind, name, self._until(own, end)),)
+
+    def _until(self, own: Callable[..., None], end: int) -> Callable[..., None]:
+        """A method that does nothing from a round on."""
+
+        def called(*args: Any, **options: Any) -> None:
+            if self._now < end:
+                own(*args, **options)
+
+        return called
 
     def _workings(self) -> Iterator[tuple[str, str, Changes]]:
         """What a drafter does otherwise: stage, sentence, and attributes in place of its own."""
@@ -222,6 +250,7 @@ class LookedUp:
         side, text = self._side, self._side.text[:LONGEST_TEXT]
         recorded = {draft.pos0: draft for draft in side.drafts}
         before = side.n_prompt if how.no_prompt else 0
+        self._now = 0
         drafter.begin(0, text[before : side.n_prompt])
         found: list[_Made] = []
         shown: list[tuple[int, list[int]]] = []
@@ -230,6 +259,7 @@ class LookedUp:
             check_cancelled(self._cancelled)
             if len(found) == _MOST or (number and pos <= starts[number - 1]):
                 break
+            self._now = pos
             draft = recorded.get(pos) or RecordedDraft(-1, pos, [], [], 0, 0, 0.0, 0)
             last = text[max(side.n_prompt, pos - how.stale)]
             (made,) = drafter.draft([DraftRequest(0, pos - before, last, longest)])
