@@ -83,7 +83,7 @@ class LookedUp:
             return None
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
         at = wrong[0][0].pos0
-        ends = [start for start in self._side.starts if at - _MOST_LATE <= start <= at][::-1]
+        ends = [start for start in self._side.starts if at - _MOST_LATE <= start <= at]
         stops = (
             Showing(BEHIND, f"it takes no more tokens from about position {end} on", until=end)
             for end in ends
