@@ -190,7 +190,7 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
     def note(module: Any, name: str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
         frame, result = sys._getframe(1), own(*args, **options)
         if any(map(torch.is_tensor, (result, *args))):
-            given = {**dict(enumerate(args)), **options}
+            given = _arguments(args, options)
             weights = {
                 key: names[x.data_ptr()]
                 for key, x in given.items()
@@ -213,6 +213,12 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
     return [*known.values()]
 
 
+def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
+    """By position, or by name."""
+    found: dict[int | str, Any] = {**options}
+    return {**dict(enumerate(args)), **found}
+
+
 def _is_kernel(x: Any) -> bool:
     return callable(x) and not isinstance(x, type) and x.__module__.startswith("kernels.")
 
@@ -227,7 +233,7 @@ _Way = tuple[str, Callable[..., Any]]
 def _ways(one: _Operation) -> Iterator[_Way]:
     """What a kernel may do otherwise: a sentence's end, and what is called with it and its own
     arguments."""
-    given = {**dict(enumerate(one.args)), **one.options}
+    given = _arguments(one.args, one.options)
     floats = {key: x for key, x in given.items() if _is_floats(x)}
     rows = {key: x for key, x in floats.items() if key not in one.weights}
     if _is_floats(one.result):
@@ -301,7 +307,7 @@ def _changed(
 def _exchanging(
     a: int | str, b: int | str, own: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    given = {**dict(enumerate(args)), **options}
+    given = _arguments(args, options)
     given[a], given[b] = given[b], given[a]
     return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
 

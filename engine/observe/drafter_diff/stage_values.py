@@ -44,7 +44,7 @@ from engine.options import Prompt
 from engine.session import Session
 from engine.trace.store import TraceStore
 
-_ENGINE, _KERNELS = (os.path.dirname(package.__file__) + os.sep for package in (engine, kernels))
+_ENGINE, _KERNELS = (os.path.join(package.__path__[0], "") for package in (engine, kernels))
 _SEEN = tuple(
     _ENGINE + os.path.join(*parts) for parts in (["draft", ""], ["model", ""], ["decode", "accept"])
 )
@@ -78,7 +78,7 @@ class StageValues:
         self.calls: list[Call] = []
         self._open: list[tuple[FrameType, Call | None]] = []
         self._n = 0
-        self._known: dict[CodeType, int] = {}
+        self._known: dict[CodeType, str] = {}
 
     @contextmanager
     def watch(self) -> Iterator[StageValues]:
@@ -412,10 +412,10 @@ def _change(right: Any, other: Any) -> str:
     if _is_like(factor * x, y):
         return f"{factor:.4g} times what it should be"
     rows = np.flatnonzero(differ.reshape(-1, differ.shape[-1] if differ.ndim else 1).any(-1))
-    apart = np.linalg.norm(y - x) / max(np.linalg.norm(x), 1e-300)
+    length = float(np.linalg.norm(y - x)) / max(float(np.linalg.norm(x)), 1e-300)
     n_rows = x.size // x.shape[-1] if x.ndim else 1
     which = f"{len(rows)} of {n_rows} rows, " if 0 < len(rows) < n_rows else ""
-    return f"{which}{apart:.2g} of its length away from the right one"
+    return f"{which}{length:.2g} of its length away from the right one"
 
 
 def _shown(x: Any) -> str:
