@@ -362,8 +362,8 @@ class BlockModel(DraftModel):
         (position,), (last,) = newest.positions, newest.tokens
         mask = last if self.mask < 0 else self.mask
         block = [last if self.anchored else mask, *[mask] * (m - 1)]
-        for at, token in self.masks.items():
-            block[at] = token if token >= 0 else last
+        for i, token in self.masks.items():
+            block[i] = token if token >= 0 else last
         places = [position + i * self.apart for i in range(m)]
         out = model.block(_ubatch(places, block, seq), self._memory)
         self.sure = torch.sigmoid(out.confidence[0, self.first :]).tolist()

@@ -215,8 +215,10 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
 
 def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
     """By position, or by name."""
-    found: dict[int | str, Any] = {**options}
-    return {**dict(enumerate(args)), **found}
+    found: dict[int | str, Any] = {}
+    found.update(enumerate(args))
+    found.update((name, value) for name, value in options.items())
+    return found
 
 
 def _is_kernel(x: Any) -> bool:
