@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
     from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff
     from engine.observe.drafter_diff.records import Cause, Counts
+    from engine.observe.drafter_diff.stage_values import StageValues
     from engine.session import Session
 
 _OURS = "run"
-"""A source: this engine, with the model and drafter at hand."""
+"""A source: this engine, with the model and drafter at hand, or another copy of it."""
 _LLAMA = "llama.cpp"
 """Another: a build of llama.cpp as a library, with the same files."""
 _URLS = ("http://", "https://")
@@ -43,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument_group(
         "what is compared",
         "A and B are each a trace, a capture, a log or a record with token ids, the address of a\n"
-        f"llama-server, `{_OURS}` for this engine, or `{_LLAMA}[=BUILD]` for llama.cpp as a\n"
-        "library (a build, or an installed package; two of them compare two builds). Prompts,\n"
+        f"llama-server, `{_OURS}` for this engine, `{_OURS}=FOLDER` for another copy of it (every\n"
+        "value that its drafters compute is held against this engine's), or\n"
+        f"`{_LLAMA}[=BUILD]` for llama.cpp as a library (a build, or an installed package; two of\n"
+        "them compare two builds). Prompts,\n"
         "tokens and special tokens are held against each other first, then drafts after the\n"
         "same text, the rule that accepts them and counts. With the model and drafter,\n"
         "every draft is made again, and where drafts are not the drafter's own, one stage after\n"
@@ -102,16 +105,16 @@ def run(args: argparse.Namespace) -> int:
     }
     session = _session(args)
     other = next(iter(recorded.values()), None)
-    refs, handed = zip(
+    refs, handed, values = zip(
         *(
-            (recorded[i], None) if i in recorded else _decoded(args, source, session, other)
+            (recorded[i], None, None) if i in recorded else _decoded(args, source, session, other)
             for i, source in enumerate(sources)
         ),
         strict=True,
     )
     from engine.observe.drafter_diff.diff import drafter_diff
 
-    found = drafter_diff(refs[0], refs[1], session, handed=handed)
+    found = drafter_diff(refs[0], refs[1], session, handed=handed, values=values)
     print_report(
         args,
         {"first": asdict(found.first) if found.first else None, **asdict(found)},
@@ -122,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_here(source: str) -> bool:
     """Whether this machine decodes it now, with --model."""
-    return source == _OURS or source.partition("=")[0] == _LLAMA
+    return source.partition("=")[0] in (_OURS, _LLAMA)
 
 
 def _session(args: argparse.Namespace) -> Session | None:
@@ -138,25 +141,32 @@ def _session(args: argparse.Namespace) -> Session | None:
 
 def _decoded(
     args: argparse.Namespace, source: str, session: Session | None, other: RunRef | None
-) -> tuple[RunRef, np.ndarray | None]:
+) -> tuple[RunRef, np.ndarray | None, StageValues | None]:
     """The prompt of the other run, or the one that was given, decoded now as that run was; rows
-    that the target handed over, where they are known."""
+    that the target handed over, and what drafters computed, where these are known."""
     options, prompt = _as(args, session, other)
     store = TraceStore()
     if source == _OURS:
         assert session is not None
         job = session.start([prompt], options, store)
         record(job, job.advance, None)
-        return RunRef(store, job.run_id), None
-    if _is_here(source):
+        return RunRef(store, job.run_id), None, None
+    kind, _, folder = source.partition("=")
+    drafts = draft_paths(args)
+    if kind == _OURS:
+        from engine.observe.drafter_diff.other_copy import decode_with_copy
+
+        assert session is not None
+        models = [args.model, *dict.fromkeys(drafts.values())]
+        run, values = decode_with_copy(Path(folder), models, session.compute, prompt, options)
+        return run, None, values
+    if kind == _LLAMA:
         from engine.observe.drafter_diff.llama_source import decode_with_llama
 
         assert session is not None
-        build = Path(source.partition("=")[2]) if "=" in source else None
+        build = Path(folder) if folder else None
         (name,) = options.spec.types[-1:] or ("",)
-        return decode_with_llama(
-            session, build, prompt, options, store, draft_paths(args).get(name)
-        )
+        return *decode_with_llama(session, build, prompt, options, store, drafts.get(name)), None
     from engine.observe.server.request_options import RequestOptions, request_for
     from engine.observe.server.server_run import ServerRun
 
@@ -166,7 +176,7 @@ def _decoded(
         request = request_for(client, facts, what, options, RequestOptions(), None)
         asked = ServerRun(client, facts, [request], store)
         record(asked, asked.advance, None)
-    return RunRef(store, asked.run_id), None
+    return RunRef(store, asked.run_id), None, None
 
 
 def _as(

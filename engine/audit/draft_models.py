@@ -9,9 +9,10 @@ in a copy of it, so nothing is ever undone here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -304,7 +305,8 @@ class Eagle3Model(_RowModel):
 class BlockModel(DraftModel):
     """A drafter of the DFlash family. n_max: tokens that a run drafts.
 
-    mask: token of the rows that are to be filled, -1 for the newest token. n_block: rows of a
+    mask: token of the rows that are to be filled, -1 for the newest token; masks: of some of them,
+    by row. n_block: rows of a
     block. first: the row that the first drafted token is taken from. anchored: it begins with the
     newest token. apart: positions from one row to the next. walks: a selector goes on from the
     token that was chosen, not from its row's best candidate. sure: what a confidence head says of
@@ -314,6 +316,7 @@ class BlockModel(DraftModel):
     has_newest = False
     anchored, apart, walks = True, 1, True
     sure: Sequence[float] = ()
+    masks: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
@@ -359,6 +362,8 @@ class BlockModel(DraftModel):
         (position,), (last,) = newest.positions, newest.tokens
         mask = last if self.mask < 0 else self.mask
         block = [last if self.anchored else mask, *[mask] * (m - 1)]
+        for i, token in self.masks.items():
+            block[i] = token if token >= 0 else last
         places = [position + i * self.apart for i in range(m)]
         out = model.block(_ubatch(places, block, seq), self._memory)
         self.sure = torch.sigmoid(out.confidence[0, self.first :]).tolist()

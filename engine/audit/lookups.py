@@ -55,7 +55,8 @@ class Showing:
     """How drafters are shown a text. rejected: with the drafted tokens in place of the accepted
     ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends;
     no_prompt: they do not see the prompt; deaf: they never learn what was
-    accepted; late: they see every round one later."""
+    accepted; late: they see every round one later; until: position of the first round that they do
+    not see, 0 for none."""
 
     what: str = ""
     about: str = ""
@@ -66,6 +67,7 @@ class Showing:
     no_prompt: bool = False
     deaf: bool = False
     late: bool = False
+    until: int = 0
 
 
 SHOWINGS = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine.machine.device import CPU
@@ -32,12 +34,19 @@ class RopeTables:
         if factors is not None:
             self._inv_freq /= factors.double()
         self._table = torch.empty(0, self._n_rot)
+        self._place: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    def turned(self, base: float = 1.0, stretch: float = 1.0, share: float = 1.0) -> RopeTables:
+    def turned(
+        self,
+        base: float = 1.0,
+        stretch: float = 1.0,
+        share: float = 1.0,
+        place: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> RopeTables:
         """Others whose frequency base, and whose angles, are this many times these; of the pairs
-        only this share turns."""
+        only this share turns. place: what positions int64 [n] are taken for."""
         made = RopeTables(None, self._device)
-        made._n_rot, made._scale = self._n_rot, self._scale
+        made._n_rot, made._scale, made._place = self._n_rot, self._scale, place
         power = torch.arange(len(self._inv_freq), dtype=torch.float64) * (-2 / max(1, self._n_rot))
         made._inv_freq = self._inv_freq * stretch * base**power
         made._inv_freq[round(share * len(power)) :] = 0
@@ -61,5 +70,8 @@ class RopeTables:
 
     def _extend(self, highest: int) -> None:
         size = max(_LEAST, 1 << (highest + 1).bit_length())
-        cos, sin = rope_table(torch.arange(size), self._n_rot, self._inv_freq, self._scale)
+        places = torch.arange(size)
+        if self._place is not None:
+            places = self._place(places)
+        cos, sin = rope_table(places, self._n_rot, self._inv_freq, self._scale)
         self._table = torch.cat((cos, sin), -1).to(self._device)

@@ -36,8 +36,11 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
 
     for by, how in ((1, "one row on"), (-1, "one row before"), (2, "two rows on")):
         wrong[f"is read {how}"] = partial(read_at, by)
-    for what, name in wrong.items():
-        yield f"the map of draft ids (d2t) {what}", partial(_renamed, {t: name(t) for t in ids})
+    half = len(ids) // 2
+    parts = {"": ids, ", for the upper half of them": ids[half:], ", for the lower": ids[:half]}
+    for (what, name), (which, part) in product(wrong.items(), parts.items()):
+        names = {t: t for t in ids} | {t: name(t) for t in part}
+        yield f"the map of draft ids (d2t) {what}{which}", partial(_renamed, names)
 
 
 def of_choice() -> Iterator[tuple[str, Change]]:
@@ -62,17 +65,16 @@ def observed(
 ) -> Iterator[tuple[str, Change]]:
     """What explains a part of anything. drafts: all; best: right tokens, by round;
     above: how often a right candidate was better than the token that was drafted."""
-    ids = {token for draft in window for token in draft.tokens}
-    if len(ids) == 1:
-        token = ids.pop()
-        about = f"all drafts are of token {shown(token)} alone: rows or logits are NaN"
-        yield about, lambda row, _: {token: 0.0}
     drafted = {token for draft in drafts for token in draft.tokens}
     beyond = sum(any(i > max(drafted) for i in best.get(draft.round, ())) for draft in window)
     if beyond >= FEW:
         about = f"only ids up to {max(drafted)} are ever drafted: the output head is cut"
         yield about, partial(_only, range(max(drafted) + 1))
     never = {token for token in above if token not in drafted}
+    gap = range(min(never, default=0), max(never, default=0) + 1)
+    if len(gap) >= FEW and len(never) >= FEW and drafted.isdisjoint(gap):
+        about = f"no id from about {gap[0]} to {gap[-1]} is ever drafted: a part of the head is cut"
+        yield about, partial(_without, gap)
     if never and len(never) <= sum(above.values()) / 2:
         token = max(never, key=lambda token: above[token])
         more = f" and {len(never) - 1} others are" if len(never) > 1 else " is"

@@ -28,6 +28,7 @@ from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, paired, s
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
+    from engine.observe.drafter_diff.stage_values import StageValues
     from engine.observe.rescoring.identity import Identity
     from engine.session import Session
 
@@ -61,9 +62,21 @@ class DrafterDiff:
 
     @property
     def first(self) -> Cause | None:
-        """The first cause of all pairs."""
-        causes = [cause for pair in self.pairs for cause in pair.causes]
-        return min(causes, key=lambda cause: cause.rank, default=None)
+        """The first cause of all pairs; of one that not all of them have, its sequence is said."""
+        causes = [(cause, pair) for pair in self.pairs for cause in pair.causes]
+        first, pair = min(causes, key=lambda found: found[0].rank, default=(None, None))
+        if first is None or pair is None or len(self.pairs) == 1:
+            return first
+        alike = {
+            (one.stage, one.side)
+            for other in self.pairs
+            for one in other.causes
+            if other is not pair
+        }
+        seq_id = pair.seq_b if first.side == "B" else pair.seq_a
+        where = "first of all in" if (first.stage, first.side) in alike else "only in"
+        about = f"{first.about.rstrip('.')}, {where} sequence {seq_id}."
+        return replace(first, about=about)
 
 
 def drafter_diff(
@@ -72,10 +85,12 @@ def drafter_diff(
     session: Session | None = None,
     cancelled: Callable[[], bool] = never,
     handed: Sequence[np.ndarray | None] = (None, None),
+    values: Sequence[StageValues | None] = (None, None),
 ) -> DrafterDiff:
     """Compare two runs. session: the target with the drafter, to make drafts again. handed: of
-    each run the rows that its target gave the drafter, where they are known (LlamaSource). Raises
-    OptionError for a run without rounds, and what the models' passes raise."""
+    each run the rows that its target gave the drafter, where they are known (LlamaSource); values:
+    what its drafters computed, where it was watched. Raises OptionError for a run without rounds,
+    and what the models' passes raise."""
     known: tuple[Identity, ...] = ()
     if session is not None:
         from engine.observe.rescoring.identity import identify
@@ -92,7 +107,15 @@ def drafter_diff(
             "Record both with one; `draftscope acceptance A B` compares what came of two.",
         )
     pairs = paired(*sides)[:_MOST_PAIRS]
-    found = [_pair(*pair, session, cancelled, handed, known) for pair in pairs]
+    watched: list[Cause | None] = [None, None]
+    if session is not None and pairs and any(values):
+        from engine.observe.drafter_diff.stage_values import values_cause
+
+        watched = [
+            values_cause(session, side, its) if its is not None else None
+            for side, its in zip(pairs[0], values, strict=True)
+        ]
+    found = [_pair(*pair, session, cancelled, handed, known, watched) for pair in pairs]
     return DrafterDiff(tuple(found), session is not None)
 
 
@@ -103,6 +126,7 @@ def _pair(
     cancelled: Callable[[], bool],
     handed: Sequence[np.ndarray | None],
     known: Sequence[Identity],
+    watched: Sequence[Cause | None],
 ) -> PairDiff:
     causes: list[Cause] = []
     contexts = same_contexts(a, b)
@@ -113,7 +137,7 @@ def _pair(
     if session is not None:
         from engine.observe.rescoring.identity import SAME, is_observed
 
-        for side, rows, identity in zip((a, b), handed, known, strict=True):
+        for side, rows, identity, seen_first in zip((a, b), handed, known, watched, strict=True):
             is_known = side.has_ids and side.prompt is not None and side.n_prompt < LONGEST_TEXT
             if side.looks_up or not is_known:
                 continue
@@ -130,7 +154,7 @@ def _pair(
                 missing.append(other)
                 continue
             judged.append(side.name)
-            found = redrafter.cause()
+            found = redrafter.mended(seen_first) if seen_first else redrafter.cause()
             seen = None if rows is None else redrafter.rows_cause(rows)
             if seen is not None and found is not None and found.stage == ROWS:
                 found, seen = replace(found, about=seen.about, place=seen.place), None

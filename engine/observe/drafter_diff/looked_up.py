@@ -23,7 +23,7 @@ from engine.draft.spec import DrafterInputs
 from engine.gguf.binary import check_cancelled, never
 from engine.memory.reuse import LentMemories
 from engine.model.taps import TargetRows
-from engine.observe.drafter_diff.module_mistakes import Changes, in_place
+from engine.observe.drafter_diff.operations import Changes, in_place
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
     FEW,
@@ -54,6 +54,9 @@ def _behind(start: int, history: History, ngram: Sequence[int], low: int, high: 
 
 
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
+_MOST_LATE, _MANY_RIGHT = 48, 5
+"""Tokens before the first wrong draft that a look-up may have stopped at; right drafts that show
+that it works up to a place."""
 _FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
 _SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
 _ENDLESS = 1 << 40
@@ -69,7 +72,7 @@ class LookedUp:
         self, side: DraftSide, options: RunOptions, cancelled: Callable[[], bool] = never
     ) -> None:
         self._side, self._options, self._cancelled = side, options, cancelled
-        self._name = side.drafters[0]
+        self._name, self._now = side.drafters[0], 0
 
     def cause(self) -> Cause | None:
         """Why recorded drafts are not the drafter's own; None where they are."""
@@ -79,9 +82,18 @@ class LookedUp:
         if len(wrong) < FEW or len(wrong) < _SHARE * n_drafts:
             return None
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
+        at = wrong[0][0].pos0
+        ends = [start for start in self._side.starts if at - _MOST_LATE <= start <= at]
+        stops = (
+            Showing(BEHIND, f"it takes no more tokens from about position {end} on", until=end)
+            for end in ends
+        )
         tries = chain(
-            ((STATE, one.about, one, None, ()) for one in _SHOWINGS),
-            ((*working[:2], Showing(), None, working[2]) for working in self._workings()),
+            ((STATE, one.about, one, None, ()) for one in chain(_SHOWINGS, stops)),
+            (
+                (*one[:2], Showing(), None, one[2])
+                for one in chain(self._workings(), self._stops(ends))
+            ),
             ((CANDIDATES, about, Showing(), own, ()) for about, own in self._other_settings()),
             ((CANDIDATES, *one[:1], Showing(), None, one[1]) for one in self._other_numbers()),
         )
@@ -102,8 +114,35 @@ class LookedUp:
             if found is None or stage not in (STATE, CANDIDATES):
                 stage, found = self._by_source(wrong)
         size = f"{len(wrong)} of {len(made)} drafts are not those of {self._name}"
+        if made.index(wrong[0]) >= _MANY_RIGHT:
+            size += f", only from position {at} on"
         counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
         return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
+
+    def _stops(self, ends: Sequence[int]) -> Iterator[tuple[str, str, Changes]]:
+        """Functions of a drafter's parts that keep what they are given, none of which act from one
+        of these positions on."""
+        module = vars(sys.modules[type(self._new()[0]).__module__])
+        kinds = [x for x in module.values() if isinstance(x, type)]
+        for kind in (kind for kind in kinds if kind.__module__.startswith("engine.draft.")):
+            for name, own in vars(kind).items():
+                keeps = getattr(own, "__annotations__", {}).get("return") == "None"
+                if not keeps or name.startswith("__") or hasattr(Drafter, name):
+                    continue
+                for end in ends:
+                    about = (
+                        f"its `{kind.__name__}.{name}` takes nothing from about position {end} on"
+                    )
+                    yield STATE, about, ((kind, name, self._until(own, end)),)
+
+    def _until(self, own: Callable[..., None], end: int) -> Callable[..., None]:
+        """A method that does nothing from a round on."""
+
+        def called(*args: Any, **options: Any) -> None:
+            if self._now < end:
+                own(*args, **options)
+
+        return called
 
     def _workings(self) -> Iterator[tuple[str, str, Changes]]:
         """What a drafter does otherwise: stage, sentence, and attributes in place of its own."""
@@ -211,6 +250,7 @@ class LookedUp:
         side, text = self._side, self._side.text[:LONGEST_TEXT]
         recorded = {draft.pos0: draft for draft in side.drafts}
         before = side.n_prompt if how.no_prompt else 0
+        self._now = 0
         drafter.begin(0, text[before : side.n_prompt])
         found: list[_Made] = []
         shown: list[tuple[int, list[int]]] = []
@@ -219,13 +259,18 @@ class LookedUp:
             check_cancelled(self._cancelled)
             if len(found) == _MOST or (number and pos <= starts[number - 1]):
                 break
+            self._now = pos
             draft = recorded.get(pos) or RecordedDraft(-1, pos, [], [], 0, 0, 0.0, 0)
             last = text[max(side.n_prompt, pos - how.stale)]
             (made,) = drafter.draft([DraftRequest(0, pos - before, last, longest)])
             tokens = made.tokens[:longest]
             if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
                 tokens = tokens[: len(draft.tokens)]
-            if pos + judged + 1 < len(text):
+            # near the end of a text a draft is as long as there is room for
+            room = len(text) - pos - 2
+            if room < judged:
+                tokens, draft = tokens[:room], draft._replace(tokens=draft.tokens[: max(0, room)])
+            if room > 0:
                 tops = [
                     dict(zip(*top, strict=True))
                     for top in zip(made.top_ids, made.top_probs, strict=True)
@@ -238,7 +283,8 @@ class LookedUp:
             kept = text[pos : max(pos, stop)]
             if how.rejected:
                 kept = [text[pos], *draft.tokens]
-            shown.append((pos - before, kept))
+            if not how.until or pos < how.until:
+                shown.append((pos - before, kept))
             if len(shown) > how.late:
                 drafter.observe(0, *shown.pop(0), _NO_ROWS)
         return found

@@ -30,7 +30,8 @@ from engine.observe.drafter_diff.candidate_mistakes import (
     of_choice,
     of_map,
 )
-from engine.observe.drafter_diff.module_mistakes import PHASES, Changes, in_place, part_changes
+from engine.observe.drafter_diff.module_mistakes import part_changes
+from engine.observe.drafter_diff.operations import PHASES, Changes, in_place
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
@@ -104,9 +105,9 @@ class Mistakes:
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
+        yield from self._of_some_rows()
         for after in ends:
             yield from self._of_state(after, wrong)
-        yield from self._of_some_rows()
 
     def _of_state(self, after: str, wrong: _Drafts) -> Iterator[Guess]:
         for deviation in (*OF_ENGINES, *(() if after else self._unseen(wrong))):
@@ -218,13 +219,23 @@ class Mistakes:
             linked = partial(_one_link, markov, model.first)
             yield self._with(CANDIDATES, about, _markov=linked)
 
-    def of_parts(self, only: str = "") -> Iterator[Guess]:
+    def of_parts(self, only: str = "", wrong: _Drafts = ()) -> Iterator[Guess]:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
-        any number of tokens that it has not seen. only: of one stage."""
+        any number of tokens that it has not seen. only: of one stage. wrong: the drafts that are,
+        near which a part may begin to be."""
         for size in (n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only):
             unseen = Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
             yield self._guess(STATE, unseen.about, deviation=unseen)
-        parts = [one for one in part_changes(self._model.core) if only in ("", one.stage)]
+        draft = self._text.drafts[-1]
+
+        def look() -> None:
+            self._gives(draft, self._right_before(draft))
+            self._model.table(self._target.rows)
+
+        near = {d.pos0 + i for d in wrong[:1] for i in (-1, 0, 1, 2)} | {*self._text.starts[:1]}
+        far = (size for size in _SIZES if 8 < size < len(self._text.tokens))
+        found = part_changes(self._model.core, look, sorted({*near, *far}))
+        parts = [one for one in found if only in ("", one.stage)]
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
@@ -314,6 +325,11 @@ class Mistakes:
         for other in (*others, *self._masks(wrong)):
             if other is not None and other != mask and 0 <= other < n_vocab:
                 found[f"masks are token {other}, not {mask}"] = {"mask": other}
+        for row in range(1, n):
+            for other in dict.fromkeys((*others, -1)):
+                if other is not None and other != mask:
+                    what = f"token {other}" if other >= 0 else "the newest token"
+                    found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
         found["blocks begin with a mask, not with the newest token"] = {"anchored": False}
         found["masks are the newest token again"] = {"mask": -1}
         for length in (model.config.block_size, n + 1, n - 1):
@@ -419,8 +435,7 @@ class Mistakes:
         """What explains a part of anything, after all else. best, above: see `observed`."""
         drafts = self._text.drafts
         for about, change in observed(window, drafts, best, above, self._shown):
-            stage = ROWS if about.endswith("NaN") else CANDIDATES
-            yield self._guess(stage, about, change=change)
+            yield self._guess(CANDIDATES, about, change=change)
 
     def drawn(self) -> Iterator[Guess]:
         """What many a mistake looks like, and which is left where no other does."""

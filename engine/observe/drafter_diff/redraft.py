@@ -81,13 +81,13 @@ _ROUNDED = 0.05
 _EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE = 0.34, 0.3, 0.1
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
 to give most drafts; one of a module's many parts and one that gives a part of anything less."""
-_SHOWN_FIRST, _NEAR_FIRST, _NEAR = 4, 0.5, 0.03
+_SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
 _TINY, _NOTHING = 1e-30, 1e-9
-_SENT_AGAIN = 0.6
+_SENT_AGAIN, _ONE_TOKEN = 0.6, 0.95
 _SHOWS_DRAWN = 8
 """Drafts that have to be among the ten best each: a few of another model may be by chance."""
 
@@ -238,7 +238,8 @@ class Redrafter:
         guess, left = None, dict[int, float]()
         if not any(rank for draft in wrong for rank, _ in self._ranks[draft.round]):
             return self._other_shares(sampled, wrong, limit)
-        if not (about := self._sent_again(wrong)):
+        one_token = self._one_token(wrong)
+        if not (about := one_token or self._sent_again(wrong)):
             guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many)
         if not about and guess is None and not (is_sure and n_wrong):
             return None  # rounding of another mode, or of passes of other widths, turns some
@@ -246,7 +247,7 @@ class Redrafter:
         shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
         if about:
-            stage = STATE
+            stage = ROWS if one_token else STATE
         elif guess is None:
             model = self._model
             kinds = model.reads_rows, not model.has_newest
@@ -260,6 +261,14 @@ class Redrafter:
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended)
 
+    @torch.inference_mode()
+    def mended(self, cause: Cause) -> Cause:
+        """A cause that is known, with acceptance as recorded and of right drafts."""
+        if not self._drafts:
+            return cause
+        recorded, mended = self._walk(self._drafts[0].pos0)
+        return replace(cause, recorded=recorded, mended=mended)
+
     def _other_shares(self, sampled: _Drafts, wrong: _Drafts, tie: float) -> Cause | None:
         """Right tokens whose recorded probabilities are not those of their candidates."""
         if (scale := logits_scale(sampled, self._rows, tie)) is not None:
@@ -271,6 +280,20 @@ class Redrafter:
         about = f"Tokens are the right ones, and their probabilities are {how}."
         size = f"{len(wrong)} of {len(sampled)} drafts"
         return Cause(CANDIDATES, self._side.name, about, place_of(wrong[0]), size)
+
+    def _one_token(self, wrong: _Drafts) -> str:
+        """What to say where all that is drafted in wrong drafts is one token; else empty."""
+        (token, n), *_ = Counter(token for draft in wrong for token in draft.tokens).most_common(1)
+        if n < _ONE_TOKEN * sum(len(draft.tokens) for draft in wrong) or n < 2 * FEW:
+            return ""
+        own = Counter(token for draft in wrong for token in self._best[draft.round])
+        if own[token] > n / 2:
+            return ""
+        where = ""
+        if self._drafts.index(wrong[0]) >= FEW:
+            where = f", from position {wrong[0].pos0} on"
+        about = f"All drafts are of token {self._side.shown(token)} alone"
+        return f"{about}{where}: rows or logits are NaN or zeros."
 
     def _sent_again(self, wrong: _Drafts) -> str:
         """What to say where most wrong drafts are a right one of an earlier round; else empty."""
@@ -390,15 +413,14 @@ class Redrafter:
         """The mistake that gives the recorded drafts, and what is left between. vague: many
         drafts are wrong."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        first = wrong[:_SHOWN_FIRST]
         right = Replay(self._model, self._text, CLEAN, distance=self._apart(None))
-        of_first = sum(right.of(first).values())
+        first = [(wrong[:n], sum(right.of(wrong[:n]).values())) for n in _SHOWN_FIRST]
         at = self._drafts.index(window[0])
         more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above)
         for guess, share in chain(
             zip(self._mistakes.all(more, wrong), repeat(_EXPLAINS)),
-            zip(self._mistakes.of_parts(), repeat(_EXPLAINS_PART)),
+            zip(self._mistakes.of_parts(wrong=wrong), repeat(_EXPLAINS_PART)),
             zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
@@ -409,7 +431,8 @@ class Redrafter:
             replay = Replay(*what, distance=apart, left=guess.left)
             with guess.applied():
                 if share == _EXPLAINS_PART and (
-                    most < _NEAR * clean or sum(replay.of(first).values()) > _NEAR_FIRST * of_first
+                    most < _NEAR * clean
+                    or any(sum(replay.of(some).values()) > _NEAR_FIRST * n for some, n in first)
                 ):
                     continue
                 found = replay.of(window, most)

@@ -152,7 +152,16 @@ class TargetChoices:
         drafts = self._side.drafts
         first = next(d for d in drafts if d.pos0 < pos <= d.pos0 + d.n_accepted)
         accepted, n_drafted = self._side.counts
-        about = "Drafted tokens are accepted that the target does not choose: a lossy rule."
+        about = "Drafted tokens are accepted that the target does not choose: a lossy rule"
+        index = {
+            d.pos0 + 1 + i - self._side.n_prompt: i for d in drafts for i in range(d.n_accepted)
+        }
+        step = min(index[i] for i in wrong)
+        n_before = sum(index[i] < step for i in places)
+        share = len(wrong) / (len(places) - n_before)
+        if step and n_before * share >= FEW:
+            about += f", from drafted token {step} of a draft on (the first is 0)"
+        about += "."
         place = f"round {first.round} at position {pos}"
         size = f"{len(wrong)} of {len(places)} accepted tokens"
         counts = (accepted, n_drafted), (accepted - len(wrong), n_drafted)

@@ -24,7 +24,7 @@ _LAYERS_OFF = {
     2: "two on",
     -2: "two before",
 }
-FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
+FACTORS = (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
 PASS = 256
 """Tokens of a pass."""
 
@@ -81,8 +81,8 @@ class TextRows:
         changes["in another order: their halves are exchanged"] = _exchanged
         for what, change in changes.items():
             yield f"the target's rows are {what}", mapped(rows, change), None
-        for tap in taps:
-            yield f"rows of layer {tap} are zeros", mapped(rows, torch.zeros_like, tap), None
+            for tap in taps:
+                yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
         (norm, eps), n_layer = self._model.final_norm, self._model.config.n_layer
         if norm is not None:
             last, normed = n_layer if taps else None, partial(_normed, norm, eps)

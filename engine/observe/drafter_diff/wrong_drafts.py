@@ -38,7 +38,8 @@ def gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, flo
     best, value = next(iter(row.items()))
     if token == best:
         return best, 0.0
-    return best, float(value - row.get(token, float("-inf")) > least(row, tie))
+    # of logits that are NaN none is as good
+    return best, float(not value - row.get(token, float("-inf")) <= least(row, tie))
 
 
 def is_clear(row: Candidates, tie: tuple[float, float]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from engine.batch import UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.rope_tables import RopeTables
-from engine.observe.drafter_diff.module_mistakes import in_place, part_changes, sites
+from engine.observe.drafter_diff.module_mistakes import part_changes
+from engine.observe.drafter_diff.operations import in_place, sites
 from engine.session import Session
 from kernels.norm import rms_norm
 from tests.support.drafter_diff_campaign import opened
@@ -36,31 +38,46 @@ def _hidden(session: Session) -> torch.Tensor:
 def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"].model
     core, right, acting = core.model, _hidden(eagle), []
-    parts = list(part_changes(core))
+    parts = list(part_changes(core, lambda: _hidden(eagle)))
     for one in parts:
         with in_place(one.changes):
             acting.append(not torch.equal(_hidden(eagle), right))
     assert torch.equal(_hidden(eagle), right)
     said = [one.about for one, acts in zip(parts, acting, strict=True) if acts]
     # the head's own norm comes after these rows
-    assert [a for a in said if "`ffn_norm` of Eagle3 is left out" in a]
-    assert [a for a in said if "turns neighbouring numbers" in a]
-    assert [a for a in said if "0.5 times the scale" in a]
+    assert [a for a in said if "`rms_norm` by `ffn_norm` in Eagle3._layers is left out" in a]
+    assert [a for a in said if "`apply_rope` in Attention._turned is left out" in a]
+    assert [a for a in said if "`attend_rows`" in a and "argument 0 0.5 times" in a]
+    assert [a for a in said if "`join` in Eagle3._layers reads argument 0 in reverse order" in a]
     assert [a for a in said if "`token_norm` and `feature_norm` are exchanged" in a]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
 
 
-def test_a_norm_that_is_left_out_leaves_its_rows(eagle: Session) -> None:
+def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"].model
     core = core.model
-    (one,) = (c for c in part_changes(core) if "`feature_norm` of Eagle3 is left out" in c.about)
-    module = __import__("sys").modules[type(core).__module__]
-    x = torch.randn(2, 3, core._feature_norm.shape[0], generator=torch.manual_seed(1))
+    changes = part_changes(core, lambda: _hidden(eagle))
+    (one,) = (
+        c for c in changes if c.about.endswith("by `feature_norm` in Eagle3._layers is left out")
+    )
+    module, own = sys.modules[type(core).__module__], rms_norm
+    places: list[bool] = []
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        places.append(weight is core._feature_norm)
+        return own(x, weight, eps)
+
+    with in_place([(module, "rms_norm", norm)]):
+        _hidden(eagle)
+    assert places.count(True) == 1
     with in_place(one.changes):
-        assert module.rms_norm(x, core._feature_norm, 1e-6) is x
-        other = module.rms_norm(x, core._token_norm, 1e-6)
-    assert torch.equal(other, rms_norm(x, core._token_norm, 1e-6))
+        x = torch.randn(2, 3, core._feature_norm.shape[0], generator=torch.manual_seed(1))
+        # elsewhere it is as it was
+        assert torch.equal(
+            module.rms_norm(x, core._feature_norm, 1e-6), own(x, core._feature_norm, 1e-6)
+        )
+    assert one.stage == "target rows"
 
 
 def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:

@@ -1,0 +1,359 @@
+"""Operations of a drafter's module: each call of a kernel, found by letting the module run, and
+what it may do otherwise: it is left out or scaled, or reads other numbers, rows or weights."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import combinations
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.model.drafters.dflash import MarkovHead, Selector
+from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
+
+Changes = tuple[tuple[Any, str, Any], ...]
+"""Objects, their attributes, and what is in place of these."""
+PHASES = {
+    "": "",
+    "write": ", in what is written into its memory of the text",
+    "draft": ", while it drafts",
+}
+"""When a change is in force, by the method of a DraftModel, and how that is said."""
+_FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
+_NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
+"""Factors of a number that a kernel is given, as an eps or a limit."""
+OF_ROWS = ("fuse", "context", "feature", "hnorm")
+
+
+@contextmanager
+def in_place(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """While these are in force."""
+    changes = [*changes]
+    own = [(one, name, vars(one).get(name, _NONE)) for one, name, _ in changes]
+    try:
+        for change in changes:
+            setattr(*change)
+        yield
+    finally:
+        for one, name, value in reversed(own):
+            if value is _NONE:
+                delattr(one, name)
+            else:
+                setattr(one, name, value)
+
+
+_NONE = object()
+
+
+class PartChange(NamedTuple):
+    """A change of one part. phases: of PHASES, when it may be in force."""
+
+    stage: str
+    about: str
+    changes: Changes
+    phases: Sequence[str] = ("",)
+
+
+class Site(NamedTuple):
+    """The attributes of a name that objects of one class have. owners: those of every layer."""
+
+    name: str
+    owners: list[Any]
+
+    @property
+    def words(self) -> str:
+        """For sentences."""
+        return f"`{self.name.strip('_')}` of {type(self.owners[0]).__name__}"
+
+
+def sites(core: Any) -> Iterator[Site]:
+    """Of a module and of all its parts, layer after layer."""
+    owners: dict[type, list[Any]] = {}
+    waiting, seen = [core], set[int]()
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        owners.setdefault(type(one), []).append(one)
+        for name, value in vars(one).items():
+            parts = value if isinstance(value, list | tuple) else [value]
+            waiting += [x for x in parts if is_part(x) and name not in ("head", "config")]
+    for same in owners.values():
+        for name in vars(same[0]):
+            yield Site(name, same)
+
+
+def is_part(x: Any) -> bool:
+    return type(x).__module__.startswith("engine.model.") and hasattr(x, "__dict__")
+
+
+TensorChange = Callable[[torch.Tensor], torch.Tensor]
+READS: dict[str, TensorChange] = {
+    "reads the row before its own": lambda x: rows_on(x, 1),
+    "reads the row after its own": lambda x: rows_on(x, -1),
+    "reads its halves the other way round": lambda x: halves(x),
+}
+
+
+def halves(x: torch.Tensor) -> torch.Tensor:
+    return x.roll(x.shape[-1] // 2, -1) if x.is_floating_point() else x
+
+
+def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
+    axis = -2 if x.is_floating_point() and x.dim() > 1 else -1
+    return x.roll(by, axis).contiguous()
+
+
+# -- operations --------------------------------------------------------------------------------
+
+
+class _Operation(NamedTuple):
+    """A call of a kernel at one place of a module. module, name: where its name is. code, at:
+    the caller and the instruction. args, options, result: of one call. weights: by position or
+    name of an argument, how the weights are called."""
+
+    module: Any
+    name: str
+    code: CodeType
+    at: int
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    result: Any
+    weights: dict[int | str, str]
+
+    @property
+    def words(self) -> str:
+        """For sentences."""
+        whose = " and ".join(f"`{name}`" for name in self.weights.values())
+        by = f" by {whose}" if whose else ""
+        return f"its `{self.name}`{by} in {self.code.co_qualname}"
+
+    @property
+    def stage(self) -> str:
+        """What is wrong where it is."""
+        names = (*self.weights.values(), self.code.co_name)
+        if "rope" in self.module.__dict__[self.name].__module__:
+            return POSITIONS
+        if any(part in name for name in names for part in OF_ROWS):
+            return ROWS
+        return CANDIDATES if self.code.co_qualname.startswith(_CHOOSE) else BLOCK
+
+
+_CHOOSE = (MarkovHead.__name__, Selector.__name__)
+
+
+def operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
+    """Each call of a kernel in another way."""
+    for one in _seen(found, look):
+        for about, change in _ways(one):
+            called = partial(_elsewhere, vars(one.module)[one.name], change, one.code, one.at)
+            changes = ((one.module, one.name, called),)
+            phases = [*PHASES] if about in _AT_TIMES else [""]
+            yield PartChange(one.stage, f"{one.words} {about}", changes, phases)
+
+
+_AT_TIMES = ("is left out", "gives 0 times what it should")
+
+
+def _elsewhere(
+    own: Callable[..., Any],
+    change: Callable[..., Any],
+    code: CodeType,
+    at: int,
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """A kernel that is called in another way at one place."""
+    frame = sys._getframe(1)
+    if frame.f_code is code and frame.f_lasti == at:
+        return change(own, *args, **options)
+    return own(*args, **options)
+
+
+def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]:
+    """The calls of kernels in the modules of all parts, in their order."""
+    names = dict[int, str]()
+    for site in found:
+        for i, owner in enumerate(site.owners):
+            for x in _own_tensors(getattr(owner, site.name, None)):
+                layer = f" in layer {i}" if len(site.owners) > 1 else ""
+                names.setdefault(x.data_ptr(), f"{site.name.strip('_')}{layer}")
+    known = dict[tuple[CodeType, int], _Operation]()
+
+    def note(module: Any, name: str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        frame, result = sys._getframe(1), own(*args, **options)
+        if any(map(torch.is_tensor, (result, *args))):
+            given = _arguments(args, options)
+            weights = {
+                key: names[x.data_ptr()]
+                for key, x in given.items()
+                if torch.is_tensor(x) and x.data_ptr() in names
+            }
+            place = frame.f_code, frame.f_lasti
+            one = _Operation(module, name, *place, args, options, result, weights)
+            known.setdefault(place, one)
+        return result
+
+    modules = dict.fromkeys(type(owner).__module__ for site in found for owner in site.owners)
+    changes = [
+        (module, name, partial(note, module, name, value))
+        for module in map(sys.modules.__getitem__, modules)
+        for name, value in vars(module).items()
+        if _is_kernel(value)
+    ]
+    with in_place(changes):
+        look()
+    return [*known.values()]
+
+
+def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
+    """By position, or by name."""
+    found: dict[int | str, Any] = {}
+    found.update(enumerate(args))
+    found.update((name, value) for name, value in options.items())
+    return found
+
+
+def _is_kernel(x: Any) -> bool:
+    return callable(x) and not isinstance(x, type) and x.__module__.startswith("kernels.")
+
+
+def _own_tensors(x: Any) -> Iterator[torch.Tensor]:
+    yield from (one for one in (x if isinstance(x, list) else [x]) if torch.is_tensor(one))
+
+
+_Way = tuple[str, Callable[..., Any]]
+
+
+def _ways(one: _Operation) -> Iterator[_Way]:
+    """What a kernel may do otherwise: a sentence's end, and what is called with it and its own
+    arguments."""
+    given = _arguments(one.args, one.options)
+    floats = {key: x for key, x in given.items() if _is_floats(x)}
+    rows = {key: x for key, x in floats.items() if key not in one.weights}
+    if _is_floats(one.result):
+        for key, x in rows.items():
+            if x.shape == one.result.shape:
+                which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
+                yield f"is left out{which}", partial(_given, key)
+        for factor in _FACTORS:
+            yield f"gives {factor:.3g} times what it should", partial(_times, factor)
+    for key, x in given.items():
+        what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
+        for about, change in _other_values(x, key in one.weights):
+            yield f"reads {what} {about}", partial(_changed, {key: change})
+    for a, b in combinations(rows, 2):
+        if rows[a].shape == rows[b].shape:
+            yield f"has its arguments {a} and {b} exchanged", partial(_exchanging, a, b)
+
+
+def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
+    if isinstance(x, float):
+        for factor in _NUMBERS:
+            yield f"as {factor * x:.3g}, not {x:.3g}", partial(torch.mul, other=factor)
+        yield "as about the square root of it", math.sqrt
+    elif isinstance(x, list | tuple) and len(x) > 1 and all(map(_is_floats, x)):
+        yield "in reverse order", lambda x: x[::-1]
+        for i in range(len(x)):
+            about = f"with its part {i} of zeros"
+            yield about, partial(_with_part, i, torch.zeros_like)
+            yield f"with its part {i} of the row before", partial(_with_part, i, _before)
+    elif _is_floats(x) and is_weight:
+        root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
+        yield "as ones", partial(torch.full_like, fill_value=root)
+        yield "with one added", partial(torch.add, other=root)
+        yield "less one", partial(torch.sub, other=root)
+        yield "in another order: its halves are exchanged", halves
+        yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
+    elif _is_floats(x):
+        for factor in _FACTORS[1:]:
+            yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
+        for about, change in READS.items():
+            yield about.replace("reads ", "as if it read "), change
+        yield "with neighbours for what is half of it apart", _paired
+        yield "with every second number for halves", _unpaired
+    elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
+        for about, which in _SEEN.items():
+            yield f"so that rows of a pass {about}", partial(_seeing, which)
+
+
+def _is_floats(x: Any) -> bool:
+    return torch.is_tensor(x) and x.is_floating_point() and x.dim() > 0
+
+
+def _given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return args[key] if isinstance(key, int) else options[key]
+
+
+def _times(factor: float, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return own(*args, **options) * factor
+
+
+def _changed(
+    changes: dict[int | str, Callable[[Any], Any]],
+    own: Callable[..., Any],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    args = tuple(changes[i](x) if i in changes else x for i, x in enumerate(args))
+    return own(*args, **{k: changes[k](x) if k in changes else x for k, x in options.items()})
+
+
+def _exchanging(
+    a: int | str, b: int | str, own: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    given = _arguments(args, options)
+    given[a], given[b] = given[b], given[a]
+    return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
+
+
+def _with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return [*x[:i], change(x[i]), *x[i + 1 :]]
+
+
+def _paired(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
+
+
+def _unpaired(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
+
+
+def _before(x: torch.Tensor) -> torch.Tensor:
+    return rows_on(x, 1)
+
+
+_SEEN = {
+    "see nothing of each other": "alone",
+    "see nothing of the context, each other alone": "block",
+    "see the context and the first of them": "first",
+    "see all of each other": "all",
+    "see those before them in it, and the context": "causal",
+    "see all but the oldest": "newest",
+}
+
+
+def _seeing(which: str, mask: torch.Tensor) -> torch.Tensor:
+    """A mask [B, T, N] of a pass whose own cells are the last ones."""
+    n, mask = mask.shape[1], mask.clone()
+    inside = mask[..., mask.shape[-1] - n :]
+    if which == "block":
+        mask[..., : mask.shape[-1] - n] = False
+    elif which == "newest":
+        mask[..., 0] = False
+    elif which == "all":
+        inside[:] = True
+    elif which == "causal":
+        inside &= torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
+    else:
+        own = torch.eye(n, dtype=torch.bool, device=mask.device)
+        own[:, 0] |= which == "first"
+        inside &= own
+    return mask

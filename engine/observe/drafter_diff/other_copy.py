@@ -1,0 +1,65 @@
+"""Another copy of this program as a source of drafts: its own engine decodes in a process of its
+own, and what its drafters compute is kept."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from engine.errors import OptionError
+from engine.observe.drafter_diff.stage_values import StageValues
+from engine.options import Prompt, RunOptions
+from engine.session import Session
+from engine.trace.export import export_csv
+from engine.trace.reopen import open_trace
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+
+
+def decode_with_copy(
+    tree: Path, models: Sequence[Path], compute: str, prompt: Prompt, options: RunOptions
+) -> tuple[RunRef, StageValues]:
+    """A run of the copy in folder `tree`. models: target and drafters. Raises OptionError where
+    there is none, or it fails."""
+    if not (tree / "engine" / "observe" / "drafter_diff" / "other_copy.py").is_file():
+        raise OptionError(
+            f"{tree} is not a copy of this program that can be watched.",
+            "Name the folder that has `engine` in it, of this version or a later one.",
+        )
+    with TemporaryDirectory() as folder:
+        asked = ([path.resolve() for path in models], compute, prompt, options, Path(folder))
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=pickle.dumps(asked),
+            capture_output=True,
+            cwd=tree,
+            check=False,
+        )
+        if done.returncode:
+            why = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise OptionError(f"The copy in {tree} failed: {''.join(why)}", "Run it there itself.")
+        run_id, calls = pickle.loads(done.stdout)
+        store = open_trace(Path(folder))
+    values = StageValues()
+    values.calls = calls
+    return RunRef(store, run_id), values
+
+
+def _main() -> None:
+    (target, *drafts), compute, prompt, options, folder = pickle.load(sys.stdin.buffer)
+    session = Session.open(target, drafts, compute=compute)
+    store, values = TraceStore(), StageValues()
+    with values.watch():
+        run = session.start([prompt], options, store)
+        while run.step():
+            pass
+    export_csv(store, folder)
+    sys.stdout.buffer.write(pickle.dumps((run.run_id, values.calls)))
+
+
+if __name__ == "__main__":
+    _main()
