@@ -142,19 +142,25 @@ _WEIGHTS = {
 
 class Source:
     """Draws weights, first states and rows of one shape from a seed, on the CPU; rows are float32
-    of what `rows_dtype` can hold; long: gates let a state last for a hundred rows."""
+    of what `rows_dtype` can hold; long: gates let a state last for a hundred rows; replaced: inputs
+    and weights that have one value each."""
 
     def __init__(
         self, shape: Shape, seed: int, device: str = "cpu", rows_dtype: str = "float32",
-        long: bool = False,
+        long: bool = False, replaced: dict[str, float] | None = None,
     ) -> None:  # fmt: skip
         self.shape = shape
         self.device = device
         self.rows_dtype = getattr(torch, rows_dtype)
         self.random = torch.Generator().manual_seed(seed)
-        self.weights = self._weights()
+        self.replaced = replaced or {}
+        self.weights = self._filled(self._weights())
         if long and "A_log" in self.weights:
             self.weights["A_log"] -= 3.0
+
+    def _filled(self, drawn: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        some = {x: torch.full_like(drawn[x], self.replaced[x]) for x in drawn.keys() & self.replaced.keys()}
+        return drawn | some
 
     def _normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, generator=self.random)
@@ -188,31 +194,33 @@ class Source:
         """New rows of these sequences."""
         s, n = self.shape, sum(lengths)
         if s.recurrence == "conv":
-            drawn = {"x": self._row(n, s.n_heads)}
+            drawn = self._filled({"x": self._row(n, s.n_heads)})
         elif s.recurrence == "mamba2":
-            drawn = {
-                "x": self._row(n, s.n_heads, s.d_v),
-                "dt": self._row(n, s.n_heads),
-                "B": self._row(n, s.n_groups, s.d_k),
-                "C": self._row(n, s.n_groups, s.d_k),
-            }
+            drawn = self._filled(
+                {
+                    "x": self._row(n, s.n_heads, s.d_v),
+                    "dt": self._row(n, s.n_heads),
+                    "B": self._row(n, s.n_groups, s.d_k),
+                    "C": self._row(n, s.n_groups, s.d_k),
+                }
+            )
         else:
-            q, k = (self._row(n, s.n_groups, s.d_k) for _ in range(2))
-            v = self._row(n, s.n_heads, s.d_v)
-            a = self._row(n, *self.weights["dt_bias"].shape)
-            b = self._row(n, s.n_heads)
-            A = torch.exp(self.weights["A_log"])
+            drawn = self._filled(
+                {
+                    "q": self._row(n, s.n_groups, s.d_k),
+                    "k": self._row(n, s.n_groups, s.d_k),
+                    "v": self._row(n, s.n_heads, s.d_v),
+                    "a": self._row(n, *self.weights["dt_bias"].shape),
+                    "b": self._row(n, s.n_heads),
+                }
+            )
+            a = drawn["a"]
             decay = F.softplus(a + self.weights["dt_bias"])
-            drawn = {
-                "q": q,
-                "k": k,
-                "v": v,
-                "a": a,
-                "b": b,
-                "g": -A.view(1, -1, *[1] * (a.dim() - 2)) * decay,
-                "beta": torch.sigmoid(b),
-                "q_normed": normed(q),
-                "k_normed": normed(k),
+            drawn |= {
+                "g": -torch.exp(self.weights["A_log"]).view(1, -1, *[1] * (a.dim() - 2)) * decay,
+                "beta": torch.sigmoid(drawn["b"]),
+                "q_normed": normed(drawn["q"]),
+                "k_normed": normed(drawn["k"]),
             }
         tensors = {k: t.to(self.device) for k, t in (drawn | self.weights).items()}
         return Rows(sequences, lengths, tensors, parents)

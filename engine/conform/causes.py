@@ -308,7 +308,7 @@ class Situation:
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         if len(seen) <= _MOST_ROWS and (words := advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words
-        if seen.isnan().any():
+        if not seen.isfinite().all():
             return self.unnamed("unused-memory", "NaN in outputs")
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
@@ -354,7 +354,7 @@ class Situation:
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
-        if seen.isnan().any():
+        if not seen.isfinite().all():
             return "unused-memory", f"NaN in the state after row {count} of {len(self.tokens)}"
         states, chunk = self._played(self.start, self.tokens)[1], self.kernel.chunk
         for rows, state in enumerate(states, 1):
@@ -451,7 +451,7 @@ class Situation:
 
     def explain_still(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for the changed state of a sequence that was not in the pass."""
-        if seen.isnan().any():
+        if not seen.isfinite().all():
             return "unused-memory", "NaN in a state that was not in the pass"
         last = self.reference.committed[self.sequence][:-1][-1:]
         before = (("stale-column", "state before its last pass", state) for state in last)

@@ -6,20 +6,22 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from engine.conform import adapters
 from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.fits import spans
-from engine.conform.packages import Package
+from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass
-from engine.conform.reference import Reference, token
+from engine.conform.reference import ROW_INPUTS, Reference, token
 from engine.conform.subject import Kernel, Memory, Subject
 
 # Largest relative difference from f64 that rounding gives; figures of kernels known to be right
@@ -43,6 +45,13 @@ _COUNTED = (
 _OF_OTHERS = ("gate-order", "gate-of-other-row", "wrong-gate", "wrong-chunk", "other-row")
 # Causes that a short last chunk may have
 _OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
+# Inputs and weights by the cause that a value made of them has, and values that they are given
+_INPUTS = {
+    "wrong-gate": ("a", "dt", "b", "dt_bias", "A_log", "A"),
+    "wrong-norm": ("q", "k"),
+    "wrong-term": ("v", "x", "B", "C", "D", "weight", "bias"),
+}
+_VALUES = (-4.0, 4.0, 0.5)
 Changed = Callable[[Pass], Iterator[Pass]]
 _GUARD = "interpreter_with_triton"
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
@@ -97,20 +106,21 @@ class Player:
         device: str,
         blank: bool = False,  # memory is zeros, not NaN
         named: bool = True,  # causes are sought
+        replaced: dict[str, float] | None = None,  # an input or a weight that has one value
     ) -> None:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
         self.bound = max(_BOUNDS[shape.state_dtype], _BOUNDS[kernel.rows_dtype])
         if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
-        self.blank, self.named = blank, named
+        self.blank, self.named, self.replaced = blank, named, replaced
         self.memory = Memory(device, blank)
 
     def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
         """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
         states are given, and the reference starts with zeros."""
         dtype, long = self.kernel.rows_dtype, self.kernel.chunk > 0
-        source = Source(self.shape, self.seed, self.device, dtype, long)
+        source = Source(self.shape, self.seed, self.device, dtype, long, self.replaced)
         self.memory = Memory(self.device, self.blank)
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
@@ -120,6 +130,10 @@ class Player:
 
     def script(self, check: str, rounds: int) -> list[Fault]:
         """The faults of the first wrong pass of a script; none: all passes are right."""
+        with _blank() if self.blank else nullcontext():
+            return self._script(check, rounds)
+
+    def _script(self, check: str, rounds: int) -> list[Fault]:
         dice = random.Random(f"{check} {self.seed}")
         for empty in (False, True) if check == "prompts" else (False,):
             started = self.start(empty)
@@ -141,19 +155,52 @@ class Player:
         return fault
 
     def _filled(self, fault: Fault) -> Fault:
-        """What memory that was never written stands for: the cause where it is zeros."""
+        """What a value that is no number stands for: the cause where memory that was never written
+        is zeros, or, where it is none of these, the input under other values of which all is finite;
+        and where it is first read or made."""
         if fault.cause != "unused-memory":
             return fault
+        places = self._places(fault)
+        fault = replace(fault, detail="; ".join((fault.detail, *places)))
         other = Player(self.kernel, self.package, self.shape, self.seed, self.device, blank=True)
         for found in other.script(fault.check, fault.round + 1):
-            words = f"{found.detail}; from memory that was never written"
+            words = f"{found.detail}; from memory that was never written; {'; '.join(places)}"
             if found.cause == "state-lost" and found.row_errors:
-                return replace(fault, cause="stale-column", detail=words)
+                cause = "wrong-chunk" if self.kernel.chunk else "stale-column"
+                return replace(fault, cause=cause, detail=words)
             if found.cause not in (*VAGUE, "state-lost", "null-slot-written"):
                 return replace(fault, cause=found.cause, detail=words)
             if found.cause == "unused-memory":
-                words = "never written, or from what was not written between two kernels"
-                return replace(fault, detail=f"{fault.detail}: {words}")
+                return self._computed(fault)
+            if found.cause in VAGUE:
+                return replace(fault, detail=words)
+        return fault
+
+    def _places(self, fault: Fault) -> list[str]:
+        """Where kernels in Triton's interpreter first read, or make, what is no number."""
+        if not interpreted():
+            return []
+        from engine.conform.interpreter_with_triton import watched
+
+        with watched() as places:
+            self.script(fault.check, fault.round + 1)
+        return places
+
+    def _computed(self, fault: Fault) -> Fault:
+        """The input under other values of which no value that is no number is computed."""
+        for cause, names in _INPUTS.items():
+            for name, value in product(names, _VALUES):
+                player = Player(
+                    self.kernel, self.package, self.shape, self.seed, self.device, named=False,
+                    blank=True, replaced={name: value},
+                )  # fmt: skip
+                source = player.start()[0]
+                if name not in (*source.weights, *ROW_INPUTS[self.shape.recurrence]):
+                    continue
+                faults = player.script(fault.check, fault.round + 1)
+                if all(f.error < math.inf for f in faults):
+                    words = f"{fault.detail}; finite where {name} is {value:g}"
+                    return replace(fault, cause=cause, detail=words)
         return fault
 
     def _by_count(self, fault: Fault) -> Fault:
@@ -309,7 +356,7 @@ class Player:
                 faults.append(replace(found, row_errors=each))
         if any(fault.cause == "unused-memory" for fault in faults):
             parts = zip(one.sequences, rows.slices(), strict=False)
-            where = [(s, seen[part].flatten(1).isnan().any(1)) for s, part in parts]
+            where = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
             words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
             faults = [replace(f, detail=f"no number in the output of rows {words}") for f in faults]
         if one.drafts or one.reset:
@@ -421,6 +468,31 @@ class Player:
         return _worst(state.unsqueeze(0), reference.state(0).unsqueeze(0))[0]
 
 
+class _Zeros(TorchFunctionMode):
+    """Tensors that kernels' wrappers leave empty hold zeros."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in _EMPTY else made
+
+
+_EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty, torch.empty_strided)
+
+
+@contextmanager
+def _blank() -> Iterator[None]:
+    """All memory that was never written reads as zeros."""
+    with ExitStack() as stack:
+        if interpreted():
+            from engine.conform.interpreter_with_triton import blank
+
+            stack.enter_context(blank())
+        stack.enter_context(_Zeros())
+        yield
+
+
 def _named(cause: str, explain: Callable[..., tuple[str, str]], *seen: Any) -> tuple[str, str]:
     """What a search for the cause says; the cause that is there already, where it fails."""
     try:
@@ -448,8 +520,8 @@ def _copy(state: torch.Tensor | None) -> torch.Tensor | None:
 def _worst(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, int]:
     """Largest difference relative to the largest value (1 at least), and its row."""
     difference = (seen - wanted).abs().flatten(1)
-    if seen.isnan().any():
-        return math.inf, int(seen.flatten(1).isnan().any(1).nonzero()[0])
+    if not seen.isfinite().all():
+        return math.inf, int((~seen.isfinite()).flatten(1).any(1).nonzero()[0])
     scale = max(1.0, float(wanted.abs().max()))
     return float(difference.max()) / scale, int(difference.max(1).values.argmax())
 
