@@ -16,6 +16,7 @@ from engine.conform.decays import Log
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import play, token
+from engine.conform.replays import placed
 from engine.conform.subject import Kernel
 
 PACKAGE = Package("kernels", Path("."), "")
@@ -400,7 +401,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
     shape = SHAPES[recurrence]
     found = check(kernel, PACKAGE, shape, name, 3, "cpu", 12)
     assert found
-    return Player(kernel, PACKAGE, shape, 3, "cpu").placed(found[0])
+    return placed(Player(kernel, PACKAGE, shape, 3, "cpu"), found[0])
 
 
 @pytest.mark.parametrize(
