@@ -133,7 +133,7 @@ class Rows:
         return "mamba2" if "B" in self.tensors else "gdn"
 
 
-_RARE, _LARGE = 0.1, 30.0  # large inputs: how many of 1, and their size
+_RARE, _LARGE = 0.25, 30.0  # large inputs: how many of 1, and their size
 _WEIGHTS = {
     "gdn": ("A_log", "dt_bias"),
     "mamba2": ("A", "D", "dt_bias"),

@@ -21,6 +21,7 @@ from engine.conform.fits import (
     spans,
     taken,
     tile,
+    unwritten,
     wrong_heads,
 )
 from engine.conform.mistakes import (
@@ -68,6 +69,7 @@ class Situation:
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
         self.before_chunk: list[dict[str, torch.Tensor]] = []
+        self.chunk_rows = self.tokens[: kernel.chunk]
 
     def _chunk(self, row: int) -> Situation:
         """The chunk that a row is in, as a pass of its own from the right state before it."""
@@ -76,6 +78,7 @@ class Situation:
         states = [self.start, *self._played(self.start, self.tokens[:first])[1]]
         part.before_chunk = self.tokens[max(0, first - size) : first]
         part.tokens, part.first = self.tokens[first : first + size], self.first + first
+        part.chunk_rows = part.tokens
         part.start, part.earlier = states[-1], states[:-1:size]
         return part
 
@@ -84,6 +87,9 @@ class Situation:
         for cause, sentence, state in self._carries() if self.earlier else self._starts():
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
+        if self.chunk_rows:
+            after = self._played(self.start, self.chunk_rows)[1][-1]
+            yield "wrong-chunk", "the state after the chunk, not the one before it", after
         for cause, sentence, state in self._carries() if self.earlier else ():
             for a, b in {(n, b) for n in (16, 32, 64) for b in (2 * n, self.shape.d_k)}:
                 part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
@@ -312,6 +318,8 @@ class Situation:
             return self.unnamed("unused-memory", "NaN in outputs")
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
+        if words := unwritten(seen, wanted):
+            return "wrong-chunk" if chunk and "rows" in words else "unused-memory", words
         if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
             part, first = self._chunk(row), row // chunk * chunk
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]

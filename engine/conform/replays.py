@@ -63,13 +63,13 @@ def _filled(player: Player, fault: Fault) -> Fault:
     fault = replace(fault, detail="; ".join((fault.detail, *places)))
     other = player.like(blank=True)
     for found in other.script(fault.check, fault.round + 1):
-        words = f"{found.detail}; from memory that was never written; {'; '.join(places)}"
+        words = "; ".join((found.detail, "from memory that was never written", *places))
         if found.cause == "state-lost" and found.row_errors:
             cause = "wrong-chunk" if player.kernel.chunk else "stale-column"
             return replace(fault, cause=cause, detail=words)
-        if found.cause not in (*VAGUE, "state-lost", "null-slot-written"):
+        if found.cause not in (*VAGUE[:3], "state-lost", "null-slot-written"):
             return replace(fault, cause=found.cause, detail=words)
-        if found.cause == "unused-memory":
+        if found.error == math.inf:
             return _computed(player, fault)
         if found.cause in VAGUE:
             return replace(fault, detail=words)
