@@ -181,10 +181,10 @@ class Player:
                 each = errors_of(seen[part], wanted[part])
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
-        if any(fault.cause == "unused-memory" for fault in faults):
-            parts = zip(one.sequences, rows.slices(), strict=False)
-            where = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
-            words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
+        parts = zip(one.sequences, rows.slices(), strict=False)
+        where = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
+        words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
+        if words and any(fault.cause == "unused-memory" for fault in faults):
             faults = [replace(f, detail=f"no number in the output of rows {words}") for f in faults]
         if one.drafts or one.reset:
             subject.accept(one.sequences, one.accepted)

@@ -139,6 +139,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
                 cause, words = situation.explain_state(states[row], row + 1, 4 * player.bound)
                 if cause in ("wrong-state", "drift"):
                     return fault
+                words = words.removesuffix(", in the state alone: outputs are right")
                 words = f"{words}: the state that the output of row {row} sees"
                 return replace(fault, cause=cause, detail=words)
             if one.drafts or one.reset:
