@@ -251,16 +251,17 @@ class Player:
         n, t, made = self.shape.n_sequences, self.shape.n_tokens, {}
         for words, length in (("the verify pass", t), ("a step without drafts", 1)):
             rows = source.rows(range(n), [length] * n)
-            parts = [rows.one(group[0]) if len(groups) > 1 else rows for group in groups]
-            call = subject.verify if length == t else subject.decode
-            made[words] = torch.cat([call(part) for part in parts]).unflatten(0, (n, length))
-            for group in groups if length == t else ():
-                subject.accept(group, [t] * len(group))
-            states = [copied(subject.state(s)) for s in range(n)]
-            if all(state is not None for state in states):
-                made[f"the states after {words}"] = torch.stack(
-                    [s for s in states if s is not None]
-                )
+            outputs = []
+            for group in groups:
+                part = rows.one(group[0]) if len(groups) > 1 else rows
+                outputs.append(subject.verify(part) if length == t else subject.decode(part))
+                if length == t:
+                    subject.accept(group, [t] * len(group))
+            made[words] = torch.cat(outputs).unflatten(0, (n, length))
+            held = (copied(subject.state(s)) for s in range(n))
+            states = [state for state in held if state is not None]
+            if len(states) == n:
+                made[f"the states after {words}"] = torch.stack(states)
         return made
 
     def _unequal(

@@ -145,7 +145,8 @@ def _watching(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 def mend() -> None:
     """Change the interpreter of this process; calls after the first change nothing.
 
-    Triton 3.7 keeps bfloat16 as whole numbers of 16 bits, and `tl.dot` multiplies those. Whenever
+    Triton 3.7 keeps bfloat16 as whole numbers of 16 bits, cuts digits where a GPU rounds to the
+    nearest number that has them, and `tl.dot` multiplies the whole numbers. Whenever
     a kernel calls another function, it searches all of triton.language for what the interpreter
     replaces, and replaces it again: milliseconds, and most of what a kernel takes.
     """
@@ -173,6 +174,14 @@ def mend() -> None:
         scope.restore = put_back
         return scope
 
+    cast = InterpreterBuilder.cast_impl
+
+    def cast_nearest(self: Any, value: Any, wanted: Any) -> Any:
+        if (value.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, value, wanted)
+        rounded = torch.from_numpy(np.array(value.data)).bfloat16()
+        return TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
     to_host = GridExecutor._init_args_hst
 
@@ -199,6 +208,7 @@ def mend() -> None:
         return store(self, ptrs, value, mask, *others)
 
     InterpreterBuilder.create_dot, interpreter._patch_lang = create_dot, replace_new
+    InterpreterBuilder.cast_impl = cast_nearest
     InterpreterBuilder.create_masked_load = masked_load
     InterpreterBuilder.create_masked_store = masked_store
     GridExecutor._init_args_hst = args_on_host

@@ -131,12 +131,11 @@ def _seen(player: Player, fault: Fault) -> Fault:
                 return fault  # not linear in q
             off = (states - torch.stack(reference.depths(0))).abs().flatten(1).amax(1)
             if off.max() > 4 * bound:
-                row = int((off > 4 * bound).nonzero()[0])
-                parts = before, kept, parents[0] if parents else (), tokens[:n]
-                situation = Situation(
-                    player.kernel, reference, 0, tokens[:n], before, kept, *parts[2:]
+                row, tree = int((off > 4 * bound).nonzero()[0]), parents[0] if parents else ()
+                here = Situation(
+                    player.kernel, reference, 0, tokens[:n], before, kept, tree, tokens[:n]
                 )
-                cause, words = situation.explain_state(states[row], row + 1, 4 * player.bound)
+                cause, words = here.explain_state(states[row], row + 1, 4 * player.bound)
                 if cause in ("wrong-state", "drift"):
                     return fault
                 words = words.removesuffix(", in the state alone: outputs are right")

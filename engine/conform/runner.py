@@ -163,7 +163,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
     if not kernel.grouped:
         made = [replace(shape, n_groups=shape.n_heads) for shape in made]
     if kernel.square and not kernel.d:
-        made = [replace(s, d_v=s.d_k) for s in made if s.d_k <= 64 or kernel.chunk]
+        made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128]
     return made
 
 

@@ -493,7 +493,12 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (FirstDecay, "kda", "other-sequence", "with the decay of the pass's first rows"),
         (LogOfNegative, "kda", "wrong-gate", "finite where a is -4"),
         (RootOfNegative, "gdn", "wrong-norm", "finite where k is"),
-        (HalfDecayed, "kda", "gate-order", "0 to 3 of 8, all of 8 of its dimensions: the state that"),
+        (
+            HalfDecayed,
+            "kda",
+            "gate-order",
+            "0 to 3 of 8, all of 8 of its dimensions: the state that",
+        ),
         (SomeRows, "gdn", "unused-memory", "no output is written for rows 2 of 3"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
