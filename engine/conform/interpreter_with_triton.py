@@ -1,5 +1,5 @@
 """Triton's interpreter as kernels need it: products of bfloat16, nothing replaced twice, no access
-to what is not theirs, and where a value first is no number."""
+to what is not theirs, and where values first are NaN."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def blank() -> Iterator[None]:
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """The first places at which kernels read what is no number, or make it of numbers: what, and
+    """The first places at which kernels read NaN, or make NaN of numbers: what, and
     the file and line."""
     _PLACES.clear()
     names = ("create_masked_load", "unary_op", "binary_op", "create_dot", "create_rsqrt")

@@ -54,7 +54,7 @@ def placed(player: Player, fault: Fault) -> Fault:
 
 
 def _filled(player: Player, fault: Fault) -> Fault:
-    """What a value that is no number stands for: the cause where memory that was never written
+    """What NaN stands for: the cause where memory that was never written
     is zeros, or, where it is none of these, the input under other values of which all is finite;
     and where it is first read or made."""
     if fault.cause != "unused-memory":
@@ -77,7 +77,7 @@ def _filled(player: Player, fault: Fault) -> Fault:
 
 
 def _places(player: Player, fault: Fault) -> list[str]:
-    """Where kernels in Triton's interpreter first read, or make, what is no number."""
+    """Where kernels in Triton's interpreter first read, or make, NaN."""
     if not interpreted():
         return []
     from engine.conform.interpreter_with_triton import watched
@@ -88,7 +88,7 @@ def _places(player: Player, fault: Fault) -> list[str]:
 
 
 def _computed(player: Player, fault: Fault) -> Fault:
-    """The input under other values of which no value that is no number is computed."""
+    """The input under other values of which no NaN or infinity is computed."""
     source = player.start()[0]
     known = (*source.weights, *ROW_INPUTS[player.shape.recurrence])
     for cause, names in _INPUTS.items():
