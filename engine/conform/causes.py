@@ -319,7 +319,8 @@ class Situation:
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
         if words := unwritten(seen, wanted):
-            return "wrong-chunk" if chunk and "rows" in words else "unused-memory", words
+            cause = "wrong-chunk" if chunk else "unused-memory"
+            return "head-mapping" if "heads" in words else cause, words
         if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
             part, first = self._chunk(row), row // chunk * chunk
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]

@@ -104,7 +104,7 @@ class Player:
         states are given, and the reference starts with zeros."""
         source = Source(
             self.shape, self.seed, self.device, self.kernel.rows_dtype,
-            long=self.kernel.chunk > 0 or check == "drift", large=check == "subsets",
+            long=self.kernel.chunk > 0 or check in ("drift", "subsets"), large=check == "subsets",
             replaced=self.replaced, copies=self.copies,
         )  # fmt: skip
         self.memory = Memory(self.device, self.blank)

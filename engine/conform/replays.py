@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice, product
@@ -37,6 +38,7 @@ _INPUTS = {
     "wrong-term": ("v", "x", "B", "C", "D", "weight", "bias"),
 }
 _VALUES = (-4.0, 4.0, 0.5)
+_MOST_S = 30.0
 _MOST_SEEN = 64  # key channels of a head whose state is solved for
 Changed = Callable[[Pass], Iterator[Pass]]
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
@@ -224,7 +226,10 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     if (vague or fault.cause == "wrong-tile") and player.kernel.ring and fault.round:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
+    began = time.monotonic()
     for (cause, may_be), words, changed, other in ways:
+        if time.monotonic() - began > _MOST_S:
+            break
         if may_be and not _wrong_with(player, fault, changed, other):
             kept = stale and fault.cause != "state-not-committed"
             if cause == "other-sequence" and kept and "all" not in words:
