@@ -33,7 +33,7 @@ from engine.conform.mistakes import (
     strides,
 )
 from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, play, step, terms
-from engine.conform.shares import Kept, Quantities, shares
+from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_ROWS = 12, 8
@@ -411,6 +411,11 @@ class Situation:
             return "head-mapping", words
         if words := tile(seen, right, bound):
             return "wrong-tile", words
+        none = (seen.abs() <= bound) & (right.abs() > bound)
+        if self.shape.recurrence != "conv" and (lost := none.all(2).all(0)).any():
+            return "wrong-tile", f"nothing is kept in key channels {spans(lost)}"
+        if words := tile(seen.transpose(-1, -2), right.transpose(-1, -2), bound):
+            return "wrong-tile", f"of key channels, {words}"
         if found := self._shares(seen, count - 1, bound, last=True):
             return found
         if words := of_rounding(seen, right):
@@ -441,6 +446,10 @@ class Situation:
                 kept.append((words, log.kept(write, j + 1), since, True))
         known = Quantities(self.shape, self.batch, self.begin, self.own, self.first + row)
         whole_one: Kept = ("the state before", log.states[-1], self.first + row, False)
+        if last and self.shape.recurrence == "kda":
+            before, last_row = log.states[-1], self.tokens[row]
+            if found := channels(self.shape, before, last_row, seen, bound, known):
+                return found
         for parts in ([whole_one], kept):
             if found := shares(self.shape, parts, self.tokens[row], seen, bound, last, known):
                 return found

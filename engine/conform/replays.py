@@ -39,7 +39,7 @@ _INPUTS = {
 }
 _VALUES = (-4.0, 4.0, 0.5)
 _MOST_S = 30.0
-_MOST_SEEN = 64  # key channels of a head whose state is solved for
+_MOST_SEEN = 256  # key channels of a head whose state is solved for
 Changed = Callable[[Pass], Iterator[Pass]]
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
