@@ -235,14 +235,14 @@ class Player:
 
     def repeat(self) -> list[Fault]:
         """Two plays of the same calls give the same bits."""
-        plays = [self._bits([range(self.shape.n_sequences)]) for _ in range(2)]
-        return self._unequal("repeat", "not-repeatable", *plays, note=False)
+        a, b = (self._bits([range(self.shape.n_sequences)]) for _ in range(2))
+        return self._unequal("repeat", "not-repeatable", a, b, note=False)
 
     def batch(self) -> list[Fault]:
         """Sequences in one pass and each in a pass of its own give the same bits."""
         every = range(self.shape.n_sequences)
-        plays = [self._bits([every]), self._bits([[s] for s in every])]
-        return self._unequal("batch", "bits-depend-on-batch", *plays, note=True)
+        a, b = self._bits([every]), self._bits([[s] for s in every])
+        return self._unequal("batch", "bits-depend-on-batch", a, b, note=True)
 
     def _bits(self, groups: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         """What a verify pass of each group of sequences, in which all is accepted, and a step
@@ -270,10 +270,11 @@ class Player:
     ) -> list[Fault]:  # fmt: skip
         for words, one in a.items():
             x, y = (t.double().cpu() for t in (one, b[words]))
-            off = (x != y).flatten(1).any(1)
+            unlike = (x != y) & ~(x.isnan() & y.isnan())
+            off = unlike.flatten(1).any(1)
             if off.any():
                 sequence, error = int(off.nonzero()[0]), float((x - y).abs().max())
-                rows = (x != y)[sequence].flatten(1).any(1).nonzero()
+                rows = unlike[sequence].flatten(1).any(1).nonzero()
                 words = f"in {words} of sequences {spans(off)}"
                 place = 0, sequence, int(rows[0]) if "states" not in words else -1, error
                 return [self._fault(check, cause, words, *place, note)]
@@ -312,8 +313,9 @@ class Player:
                 rounded = step(self.shape, rounded, row)[1].to(self.shape.dtype).double()
         state, right = copied(subject.state(0)), reference.state(0)
         assert state is not None
-        errors = ((x - right).square().mean().sqrt() for x in (state, rounded))
-        return tuple(float(e / right.square().mean().sqrt()) for e in errors)
+        size = right.square().mean().sqrt()
+        error, least = (float((x - right).square().mean().sqrt() / size) for x in (state, rounded))
+        return error, least
 
 
 class _Zeros(TorchFunctionMode):

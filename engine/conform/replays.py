@@ -178,7 +178,8 @@ def _by_count(player: Player, fault: Fault) -> Fault:
         return fault
     cause = fault.cause
     if cause in ("unused-memory", "state-not-committed", "state-lost"):
-        cause = "stale-column" if any(wrong) else "state-not-committed"
+        empty = "state-not-committed" if 0 in wrong else "unused-memory"
+        cause = "stale-column" if any(wrong) else empty
     each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
     words = f"1 to {t} rows accepted leave the state after {each}"
     return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")

@@ -22,7 +22,7 @@ class _OnDevice(torch.Tensor):
     """A tensor that says that it is on a GPU, as some functions want it."""
 
     is_cuda = True
-    device = torch.device("cuda")  # type: ignore[assignment]
+    device = torch.device("cuda")
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
