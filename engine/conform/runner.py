@@ -152,7 +152,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
         ]
         if kernel.chunk:
             sizes = [
-                (2, 1, 32, 16, 2 * kernel.chunk + 1, 3),
+                (4, 2, 32, 16, 2 * kernel.chunk + 1, 2),
                 (1, 1, 256, 16, 2 * kernel.chunk + 1, 1),
             ]
         elif device == "cuda":
