@@ -133,6 +133,7 @@ class Rows:
         return "mamba2" if "B" in self.tensors else "gdn"
 
 
+_RARE, _LARGE = 0.25, 30.0  # large inputs: how many of 1, and their size
 _WEIGHTS = {
     "gdn": ("A_log", "dt_bias"),
     "mamba2": ("A", "D", "dt_bias"),
@@ -142,19 +143,44 @@ _WEIGHTS = {
 
 class Source:
     """Draws weights, first states and rows of one shape from a seed, on the CPU; rows are float32
-    of what `rows_dtype` can hold; long: gates let a state last for a hundred rows."""
+    of what `rows_dtype` can hold.
+
+    long: gates let a state last for a hundred rows; large: some gates are far from 0, and some q
+    and k are zeros; replaced: inputs and weights that have one value each; copies: all sequences
+    have the same states and rows, but for q (Mamba-2: C)."""
 
     def __init__(
         self, shape: Shape, seed: int, device: str = "cpu", rows_dtype: str = "float32",
-        long: bool = False,
+        *, long: bool = False, large: bool = False, replaced: dict[str, float] | None = None,
+        copies: bool = False,
     ) -> None:  # fmt: skip
         self.shape = shape
         self.device = device
         self.rows_dtype = getattr(torch, rows_dtype)
         self.random = torch.Generator().manual_seed(seed)
-        self.weights = self._weights()
+        self.replaced, self.large, self.copies = replaced or {}, large, copies
+        self.weights = self._filled(self._weights())
         if long and "A_log" in self.weights:
             self.weights["A_log"] -= 3.0
+        elif long and "A" in self.weights:
+            self.weights["A"] /= 20
+        self._first: torch.Tensor | None = None
+
+    def _filled(self, drawn: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name in drawn.keys() & self.replaced.keys():
+            drawn[name] = torch.full_like(drawn[name], self.replaced[name])
+        return drawn
+
+    def _drawn(self, n: int, **sizes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        """Inputs of n rows, which have these sizes."""
+        drawn = {name: self._row(n, *size) for name, size in sizes.items()}
+        for name in drawn.keys() & {"a", "b", "dt"} if self.large else ():
+            x = drawn[name]
+            rare = torch.rand(x.shape, generator=self.random) < _RARE
+            drawn[name] = torch.where(rare, _LARGE * x.sign(), x)
+        for name in drawn.keys() & {"q", "k"} if self.large else ():
+            drawn[name][torch.rand(n, generator=self.random) < _RARE] = 0.0
+        return self._filled(drawn)
 
     def _normal(self, *sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, generator=self.random)
@@ -177,7 +203,9 @@ class Source:
 
     def state(self) -> torch.Tensor:
         """A first state, rounded to the dtype that stored states have."""
-        return self._normal(*self.shape.state).mul(0.3).to(self.shape.dtype).float()
+        if self._first is None or not self.copies:
+            self._first = self._normal(*self.shape.state).mul(0.3).to(self.shape.dtype).float()
+        return self._first
 
     def rows(
         self,
@@ -186,33 +214,29 @@ class Source:
         parents: Sequence[Sequence[int]] = (),
     ) -> Rows:
         """New rows of these sequences."""
-        s, n = self.shape, sum(lengths)
+        s, n, many = self.shape, sum(lengths), 1
+        if self.copies:
+            n, many = lengths[0], len(lengths)
         if s.recurrence == "conv":
-            drawn = {"x": self._row(n, s.n_heads)}
+            drawn = self._drawn(n, x=(s.n_heads,))
         elif s.recurrence == "mamba2":
-            drawn = {
-                "x": self._row(n, s.n_heads, s.d_v),
-                "dt": self._row(n, s.n_heads),
-                "B": self._row(n, s.n_groups, s.d_k),
-                "C": self._row(n, s.n_groups, s.d_k),
-            }
+            group, read = (s.n_groups, s.d_k), "C"
+            drawn = self._drawn(n, x=(s.n_heads, s.d_v), dt=(s.n_heads,), B=group, C=group)
         else:
-            q, k = (self._row(n, s.n_groups, s.d_k) for _ in range(2))
-            v = self._row(n, s.n_heads, s.d_v)
-            a = self._row(n, *self.weights["dt_bias"].shape)
-            b = self._row(n, s.n_heads)
-            A = torch.exp(self.weights["A_log"])
+            group, read, gates = (s.n_groups, s.d_k), "q", tuple(self.weights["dt_bias"].shape)
+            v, b = (s.n_heads, s.d_v), (s.n_heads,)
+            drawn = self._drawn(n, q=group, k=group, v=v, a=gates, b=b)
+        if self.copies:
+            drawn = {x: t.repeat(many, *[1] * (t.dim() - 1)) for x, t in drawn.items()}
+            drawn[read] = self._row(n * many, *group)
+        if s.recurrence in ("gdn", "kda"):
+            a = drawn["a"]
             decay = F.softplus(a + self.weights["dt_bias"])
-            drawn = {
-                "q": q,
-                "k": k,
-                "v": v,
-                "a": a,
-                "b": b,
-                "g": -A.view(1, -1, *[1] * (a.dim() - 2)) * decay,
-                "beta": torch.sigmoid(b),
-                "q_normed": normed(q),
-                "k_normed": normed(k),
+            drawn |= {
+                "g": -torch.exp(self.weights["A_log"]).view(1, -1, *[1] * (a.dim() - 2)) * decay,
+                "beta": torch.sigmoid(drawn["b"]),
+                "q_normed": normed(drawn["q"]),
+                "k_normed": normed(drawn["k"]),
             }
         tensors = {k: t.to(self.device) for k, t in (drawn | self.weights).items()}
         return Rows(sequences, lengths, tensors, parents)

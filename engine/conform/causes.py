@@ -21,6 +21,7 @@ from engine.conform.fits import (
     spans,
     taken,
     tile,
+    unwritten,
     wrong_heads,
 )
 from engine.conform.mistakes import (
@@ -32,7 +33,7 @@ from engine.conform.mistakes import (
     strides,
 )
 from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, play, step, terms
-from engine.conform.shares import Kept, Quantities, shares
+from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_ROWS = 12, 8
@@ -68,6 +69,7 @@ class Situation:
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
         self.before_chunk: list[dict[str, torch.Tensor]] = []
+        self.chunk_rows = self.tokens[: kernel.chunk]
 
     def _chunk(self, row: int) -> Situation:
         """The chunk that a row is in, as a pass of its own from the right state before it."""
@@ -76,6 +78,7 @@ class Situation:
         states = [self.start, *self._played(self.start, self.tokens[:first])[1]]
         part.before_chunk = self.tokens[max(0, first - size) : first]
         part.tokens, part.first = self.tokens[first : first + size], self.first + first
+        part.chunk_rows = part.tokens
         part.start, part.earlier = states[-1], states[:-1:size]
         return part
 
@@ -84,6 +87,9 @@ class Situation:
         for cause, sentence, state in self._carries() if self.earlier else self._starts():
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
+        if self.chunk_rows:
+            after = self._played(self.start, self.chunk_rows)[1][-1]
+            yield "wrong-chunk", "the state after the chunk, not the one before it", after
         for cause, sentence, state in self._carries() if self.earlier else ():
             for a, b in {(n, b) for n in (16, 32, 64) for b in (2 * n, self.shape.d_k)}:
                 part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
@@ -308,10 +314,13 @@ class Situation:
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         if len(seen) <= _MOST_ROWS and (words := advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words
-        if seen.isnan().any():
+        if not seen.isfinite().all():
             return self.unnamed("unused-memory", "NaN in outputs")
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
+        if words := unwritten(seen, wanted):
+            cause = "wrong-chunk" if chunk else "unused-memory"
+            return "head-mapping" if "heads" in words else cause, words
         if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
             part, first = self._chunk(row), row // chunk * chunk
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
@@ -354,7 +363,7 @@ class Situation:
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
-        if seen.isnan().any():
+        if not seen.isfinite().all():
             return "unused-memory", f"NaN in the state after row {count} of {len(self.tokens)}"
         states, chunk = self._played(self.start, self.tokens)[1], self.kernel.chunk
         for rows, state in enumerate(states, 1):
@@ -402,6 +411,11 @@ class Situation:
             return "head-mapping", words
         if words := tile(seen, right, bound):
             return "wrong-tile", words
+        none = (seen.abs() <= bound) & (right.abs() > bound)
+        if self.shape.recurrence != "conv" and (lost := none.all(2).all(0)).any():
+            return "wrong-tile", f"nothing is kept in key channels {spans(lost)}"
+        if words := tile(seen.transpose(-1, -2), right.transpose(-1, -2), bound):
+            return "wrong-tile", f"of key channels, {words}"
         if found := self._shares(seen, count - 1, bound, last=True):
             return found
         if words := of_rounding(seen, right):
@@ -432,6 +446,10 @@ class Situation:
                 kept.append((words, log.kept(write, j + 1), since, True))
         known = Quantities(self.shape, self.batch, self.begin, self.own, self.first + row)
         whole_one: Kept = ("the state before", log.states[-1], self.first + row, False)
+        if last and self.shape.recurrence == "kda":
+            before, last_row = log.states[-1], self.tokens[row]
+            if found := channels(self.shape, before, last_row, seen, bound, known):
+                return found
         for parts in ([whole_one], kept):
             if found := shares(self.shape, parts, self.tokens[row], seen, bound, last, known):
                 return found
@@ -451,7 +469,7 @@ class Situation:
 
     def explain_still(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for the changed state of a sequence that was not in the pass."""
-        if seen.isnan().any():
+        if not seen.isfinite().all():
             return "unused-memory", "NaN in a state that was not in the pass"
         last = self.reference.committed[self.sequence][:-1][-1:]
         before = (("stale-column", "state before its last pass", state) for state in last)

@@ -6,20 +6,21 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from engine.conform import adapters
 from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.fits import spans
-from engine.conform.packages import Package
+from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass
-from engine.conform.reference import Reference, token
+from engine.conform.reference import Reference, step, token
 from engine.conform.subject import Kernel, Memory, Subject
 
 # Largest relative difference from f64 that rounding gives; figures of kernels known to be right
@@ -30,22 +31,7 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # where no first chunk is wrong
 VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
 _LESS = ("state-not-committed", "other-sequence-written", "state-lost", *VAGUE)
-# Causes that may be those of a wrong count, or of another sequence's
-_COUNTED = (
-    "stale-column",
-    "window-not-rolled-back",
-    "state-not-committed",
-    "lost-fold",
-    "state-lost",
-    "unused-memory",
-)
-# Causes that those of another sequence may look like
-_OF_OTHERS = ("gate-order", "gate-of-other-row", "wrong-gate", "wrong-chunk", "other-row")
-# Causes that a short last chunk may have
-_OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
-Changed = Callable[[Pass], Iterator[Pass]]
 _GUARD = "interpreter_with_triton"
-_WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +83,30 @@ class Player:
         device: str,
         blank: bool = False,  # memory is zeros, not NaN
         named: bool = True,  # causes are sought
+        replaced: dict[str, float] | None = None,  # of cases.Source
+        copies: bool = False,  # the same
     ) -> None:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
         self.bound = max(_BOUNDS[shape.state_dtype], _BOUNDS[kernel.rows_dtype])
         if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
-        self.blank, self.named = blank, named
+        self.blank, self.named, self.replaced, self.copies = blank, named, replaced, copies
         self.memory = Memory(device, blank)
 
-    def start(self, empty: bool = False) -> tuple[Source, Subject, Reference]:
+    def like(self, **changes: Any) -> Player:
+        """A player that differs in these arguments."""
+        names = ("kernel", "package", "shape", "seed", "device")
+        return Player(**({name: getattr(self, name) for name in names} | changes))
+
+    def start(self, empty: bool = False, check: str = "") -> tuple[Source, Subject, Reference]:
         """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
         states are given, and the reference starts with zeros."""
-        dtype, long = self.kernel.rows_dtype, self.kernel.chunk > 0
-        source = Source(self.shape, self.seed, self.device, dtype, long)
+        source = Source(
+            self.shape, self.seed, self.device, self.kernel.rows_dtype,
+            long=self.kernel.chunk > 0 or check in ("drift", "subsets"), large=check == "subsets",
+            replaced=self.replaced, copies=self.copies,
+        )  # fmt: skip
         self.memory = Memory(self.device, self.blank)
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
@@ -120,143 +116,21 @@ class Player:
 
     def script(self, check: str, rounds: int) -> list[Fault]:
         """The faults of the first wrong pass of a script; none: all passes are right."""
+        with _blank() if self.blank else nullcontext():
+            return self._script(check, rounds)
+
+    def _script(self, check: str, rounds: int) -> list[Fault]:
         dice = random.Random(f"{check} {self.seed}")
         for empty in (False, True) if check == "prompts" else (False,):
-            started = self.start(empty)
+            started = self.start(empty, check)
             passes = SCRIPTS[check](self.shape, dice, self.kernel)
             for index, one in zip(range(1 if empty else rounds), passes, strict=False):
-                faults = self._pass(check, index, one, *started)
+                faults = self.play(check, index, one, *started)
                 if faults:
                     return faults
         return []
 
-    def placed(self, fault: Fault) -> Fault:
-        """The fault with what further plays tell: with zeros in place of NaN, of every number of
-        accepted rows, and with other passes and shapes."""
-        try:
-            for further in (self._filled, self._by_count, self.elsewhere):
-                fault = further(fault)
-        except Exception:  # of a play that the check had not; the fault remains
-            return fault
-        return fault
-
-    def _filled(self, fault: Fault) -> Fault:
-        """What memory that was never written stands for: the cause where it is zeros."""
-        if fault.cause != "unused-memory":
-            return fault
-        other = Player(self.kernel, self.package, self.shape, self.seed, self.device, blank=True)
-        for found in other.script(fault.check, fault.round + 1):
-            words = f"{found.detail}; from memory that was never written"
-            if found.cause == "state-lost" and found.row_errors:
-                return replace(fault, cause="stale-column", detail=words)
-            if found.cause not in (*VAGUE, "state-lost", "null-slot-written"):
-                return replace(fault, cause=found.cause, detail=words)
-            if found.cause == "unused-memory":
-                words = "never written, or from what was not written between two kernels"
-                return replace(fault, detail=f"{fault.detail}: {words}")
-        return fault
-
-    def _by_count(self, fault: Fault) -> Fault:
-        """Which state each number of accepted rows leaves, where one sequence alone shows it."""
-        if fault.cause not in _COUNTED or self.kernel.chunk or fault.check == "trees":
-            return fault
-        if fault.row_errors:  # of an output: no state of the pass is known
-            return fault
-        t = max(3, self.shape.n_tokens)
-        shape = replace(self.shape, n_tokens=t, n_sequences=1)
-        player = Player(self.kernel, self.package, shape, self.seed, self.device)
-        left: list[int | None] = []
-        for count in range(1, t + 1):
-            source, subject, reference = player.start()
-            rows = source.rows([0], [t])
-            subject.verify(rows)
-            reference.verify(rows)
-            subject.accept([0], [count])
-            state = _copy(subject.state(0))
-            if state is None:
-                return fault
-            depths = torch.stack([reference.state(0), *reference.depths(0)])
-            errors = _each(state.expand_as(depths), depths)
-            if self.bound < min(errors) < math.inf:
-                return fault
-            left.append(errors.index(min(errors)) if min(errors) < math.inf else None)
-        wrong = [row for count, row in enumerate(left, 1) if row != count]
-        if not wrong:
-            return fault
-        cause = fault.cause
-        if cause in ("unused-memory", "state-not-committed", "state-lost"):
-            cause = "stale-column" if any(wrong) else "state-not-committed"
-        each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
-        words = f"1 to {t} rows accepted leave the state after {each}"
-        return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
-
-    def elsewhere(self, fault: Fault) -> Fault:
-        """A fault that several mistakes have is named by the first change of its passes, or of its
-        shape, under which they are right."""
-        shape, n, t = self.shape, self.shape.n_sequences, self.shape.n_tokens
-        c, vague = self.kernel.chunk, fault.cause in VAGUE[:3]
-        stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
-        of_length = (*_WRITTEN, "other-sequence")
-        log = self.kernel.ring or self.kernel.log
-        whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
-        one = fault.sequence
-        others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
-        ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
-            (
-                ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
-                "all prompts have whole chunks", lambda p: p.chunked(c), shape,
-            ),
-            (
-                ("wrong-stride", not c and (stale or vague or fault.cause in of_length)),
-                f"every pass has {t} rows", lambda p: p.full(t), shape,
-            ),
-            (
-                ("lost-fold" if log else "stale-column", stale or vague),
-                "the count is set to 1 by a step without drafts", Pass.counted, shape,
-            ),
-            (others, "no other sequence is in its passes", lambda p: p.only(one), shape),
-            (others, "all sequences are in its passes", lambda p: p.whole(n), shape),
-            (
-                ("head-mapping", vague and shape.n_groups < shape.n_heads),
-                "no heads share a key", Pass.same, replace(shape, n_groups=shape.n_heads),
-            ),
-            (
-                ("head-mapping", vague and shape.n_heads > 1),
-                "there is one head", Pass.same, replace(shape, n_heads=1, n_groups=1),
-            ),
-            (
-                ("wrong-tile", vague and replace(shape, **whole) != shape),
-                "the size of a head is a power of two", Pass.same, replace(shape, **whole),
-            ),
-        )  # fmt: skip
-        if (vague or fault.cause == "wrong-tile") and self.kernel.ring and fault.round:
-            words = f"{fault.detail}; right while the log holds no rows"
-            return replace(fault, cause="wrong-wrap", detail=words)
-        for (cause, may_be), words, changed, other in ways:
-            if may_be and not self._wrong_with(fault, changed, other):
-                kept = stale and fault.cause != "state-not-committed"
-                if cause == "other-sequence" and kept and "all" not in words:
-                    cause = fault.cause
-                words = f"{fault.detail}; right where {words}".lstrip("; ")
-                return replace(fault, cause=cause, detail=words)
-        return fault
-
-    def _wrong_with(self, fault: Fault, changed: Changed, shape: Shape) -> bool:
-        """Whether a check's passes, up to some after that of its fault, are wrong where they are
-        changed; of two seeds, as few values may be right by chance (of prompts, which take long, of
-        one)."""
-        for seed in range(self.seed, self.seed + (1 if self.kernel.chunk else 2)):
-            dice = random.Random(f"{fault.check} {self.seed}")
-            player = Player(self.kernel, self.package, shape, seed, self.device, named=False)
-            for empty in (False, True) if fault.check == "prompts" else (False,):
-                started = player.start(empty)
-                script = SCRIPTS[fault.check](self.shape, dice, self.kernel)
-                played = (p for one in islice(script, fault.round + 3) for p in changed(one))
-                if any(player._pass(fault.check, i, p, *started) for i, p in enumerate(played)):
-                    return True
-        return False
-
-    def _pass(
+    def play(
         self,
         check: str,
         index: int,
@@ -273,7 +147,7 @@ class Player:
         before = [list(passes) for passes in reference.passes]
         kept = [len(t[-1]) if t else 0 for t in reference.tokens]
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
-        still = {s: _copy(subject.state(s)) for s in others}
+        still = {s: copied(subject.state(s)) for s in others}
         outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
         wanted = reference.verify(rows)
         if one.padding and isinstance(outputs, torch.Tensor):
@@ -304,13 +178,13 @@ class Player:
                 if self._unnamed(faults):
                     one_seen = seen[part], self.bound
                     cause, detail = _named(cause, situations[sequence].explain_outputs, *one_seen)
-                each = _each(seen[part], wanted[part])
+                each = errors_of(seen[part], wanted[part])
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
-        if any(fault.cause == "unused-memory" for fault in faults):
-            parts = zip(one.sequences, rows.slices(), strict=False)
-            where = [(s, seen[part].flatten(1).isnan().any(1)) for s, part in parts]
-            words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
+        parts = zip(one.sequences, rows.slices(), strict=False)
+        where = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
+        words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
+        if words and any(fault.cause == "unused-memory" for fault in faults):
             faults = [replace(f, detail=f"no number in the output of rows {words}") for f in faults]
         if one.drafts or one.reset:
             subject.accept(one.sequences, one.accepted)
@@ -337,11 +211,11 @@ class Player:
                     this = state, count, self.bound
                     cause, detail = _named(cause, situations[sequence].explain_state, *this)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
-                each = _each(state.expand_as(depths), depths)
+                each = errors_of(state.expand_as(depths), depths)
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
         for sequence, first in still.items():
-            after = _copy(subject.state(sequence))
+            after = copied(subject.state(sequence))
             if first is not None and after is not None and not torch.equal(first, after):
                 past = reference.passes[sequence]
                 idle = Situation(self.kernel, reference, sequence, [], past, kept[sequence])
@@ -361,50 +235,69 @@ class Player:
 
     def repeat(self) -> list[Fault]:
         """Two plays of the same calls give the same bits."""
-        plays = [self._outputs([range(self.shape.n_sequences)]) for _ in range(2)]
-        return self._bits("repeat", "not-repeatable", plays, note=False)
+        a, b = (self._bits([range(self.shape.n_sequences)]) for _ in range(2))
+        return self._unequal("repeat", "not-repeatable", a, b, note=False)
 
     def batch(self) -> list[Fault]:
         """Sequences in one pass and each in a pass of its own give the same bits."""
-        alone = [[s] for s in range(self.shape.n_sequences)]
-        plays = [self._outputs([range(self.shape.n_sequences)]), self._outputs(alone)]
-        return self._bits("batch", "bits-depend-on-batch", plays, note=True)
+        every = range(self.shape.n_sequences)
+        a, b = self._bits([every]), self._bits([[s] for s in every])
+        return self._unequal("batch", "bits-depend-on-batch", a, b, note=True)
 
-    def _outputs(self, groups: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _bits(self, groups: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        """What a verify pass of each group of sequences, in which all is accepted, and a step
+        without drafts give, [sequences, …], and the states after them."""
         source, subject, _ = self.start()
-        rows = source.rows(
-            range(self.shape.n_sequences), [self.shape.n_tokens] * self.shape.n_sequences
-        )
-        if len(groups) == 1:
-            return subject.verify(rows)
-        return torch.cat([subject.verify(rows.one(s)) for group in groups for s in group])
+        n, t, made = self.shape.n_sequences, self.shape.n_tokens, {}
+        for words, length in (("the verify pass", t), ("a step without drafts", 1)):
+            rows = source.rows(range(n), [length] * n)
+            outputs = []
+            for group in groups:
+                part = rows.one(group[0]) if len(groups) > 1 else rows
+                outputs.append(subject.verify(part) if length == t else subject.decode(part))
+                if length == t:
+                    subject.accept(group, [t] * len(group))
+            made[words] = torch.cat(outputs).unflatten(0, (n, length))
+            held = (copied(subject.state(s)) for s in range(n))
+            states = [state for state in held if state is not None]
+            if len(states) == n:
+                made[f"the states after {words}"] = torch.stack(states)
+        return made
 
-    def _bits(self, check: str, cause: str, plays: list[torch.Tensor], note: bool) -> list[Fault]:
-        a, b = (t.double().cpu() for t in plays)
-        if torch.equal(a, b):
-            return []
-        different = (a != b).flatten(1).any(1).nonzero()
-        place = divmod(int(different[0]), self.shape.n_tokens)
-        words = f"{len(different)} of {len(a)} rows"
-        return [self._fault(check, cause, words, 0, *place, float((a - b).abs().max()), note)]
+    def _unequal(
+        self, check: str, cause: str, a: dict[str, torch.Tensor], b: dict[str, torch.Tensor],
+        note: bool,
+    ) -> list[Fault]:  # fmt: skip
+        for words, one in a.items():
+            x, y = (t.double().cpu() for t in (one, b[words]))
+            unlike = (x != y) & ~(x.isnan() & y.isnan())
+            off = unlike.flatten(1).any(1)
+            if off.any():
+                sequence, error = int(off.nonzero()[0]), float((x - y).abs().max())
+                rows = unlike[sequence].flatten(1).any(1).nonzero()
+                words = f"in {words} of sequences {spans(off)}"
+                place = 0, sequence, int(rows[0]) if "states" not in words else -1, error
+                return [self._fault(check, cause, words, *place, note)]
+        return []
 
     def drift(self, rounds: int) -> list[Fault]:
-        """Error of bfloat16 states after many rounds, next to plain decoding's own."""
-        player = Player(
-            self.kernel, self.package, replace(self.shape, state_dtype="bfloat16", n_sequences=1),
-            self.seed, self.device,
-        )  # fmt: skip
-        errors = [player._drifted(rounds, drafts) for drafts in (True, False)]
-        if errors[0] <= 4 * errors[1] + 0.02:
+        """Error of bfloat16 states after many rounds, next to that of one rounding a row, and to
+        plain decoding's own."""
+        player = self.like(shape=replace(self.shape, state_dtype="bfloat16", n_sequences=1))
+        (error, least), (plain, _) = (player._drifted(rounds, drafts) for drafts in (True, False))
+        if error <= 2 * least + 1e-4:
             return []
         detail = (
-            f"{errors[0]:.2g} of the state after {rounds} rounds, plain decoding {errors[1]:.2g}"
+            f"{error:.2g} of the state's size after {rounds} rounds; one rounding a row leaves "
+            f"{least:.2g}, plain decoding {plain:.2g}"
         )
-        return [player._fault("drift", "drift", detail, rounds, 0, -1, errors[0])]
+        return [player._fault("drift", "drift", detail, rounds, 0, -1, error)]
 
-    def _drifted(self, rounds: int, drafts: bool) -> float:
-        source, subject, reference = self.start()
-        dice = random.Random(self.seed)
+    def _drifted(self, rounds: int, drafts: bool) -> tuple[float, float]:
+        """Errors of the last state, and of one that is rounded after each row, relative to its
+        size (root mean squares)."""
+        source, subject, reference = self.start(check="drift")
+        dice, rounded = random.Random(self.seed), reference.state(0)
         for _ in range(rounds):
             count = dice.randint(1, self.shape.n_tokens)
             rows = source.rows([0], [self.shape.n_tokens])
@@ -416,9 +309,38 @@ class Player:
                 for i in range(count):
                     subject.decode(rows.row(i))
             reference.accept([0], [count])
-        state = _copy(subject.state(0))
+            for row in reference.tokens[0][-1]:
+                rounded = step(self.shape, rounded, row)[1].to(self.shape.dtype).double()
+        state, right = copied(subject.state(0)), reference.state(0)
         assert state is not None
-        return _worst(state.unsqueeze(0), reference.state(0).unsqueeze(0))[0]
+        size = right.square().mean().sqrt()
+        error, least = (float((x - right).square().mean().sqrt() / size) for x in (state, rounded))
+        return error, least
+
+
+class _Zeros(TorchFunctionMode):
+    """Tensors that kernels' wrappers leave empty hold zeros."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in _EMPTY else made
+
+
+_EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty, torch.empty_strided)
+
+
+@contextmanager
+def _blank() -> Iterator[None]:
+    """All memory that was never written reads as zeros."""
+    with ExitStack() as stack:
+        if interpreted():
+            from engine.conform.interpreter_with_triton import blank
+
+            stack.enter_context(blank())
+        stack.enter_context(_Zeros())
+        yield
 
 
 def _named(cause: str, explain: Callable[..., tuple[str, str]], *seen: Any) -> tuple[str, str]:
@@ -441,20 +363,20 @@ def _unlike(made: object, size: list[int], least: torch.dtype) -> str:
     return f"returned {list(made.shape)} in {str(made.dtype).removeprefix('torch.')}, not {wanted}"
 
 
-def _copy(state: torch.Tensor | None) -> torch.Tensor | None:
+def copied(state: torch.Tensor | None) -> torch.Tensor | None:
     return None if state is None else state.detach().double().cpu().clone()
 
 
 def _worst(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, int]:
     """Largest difference relative to the largest value (1 at least), and its row."""
     difference = (seen - wanted).abs().flatten(1)
-    if seen.isnan().any():
-        return math.inf, int(seen.flatten(1).isnan().any(1).nonzero()[0])
+    if not seen.isfinite().all():
+        return math.inf, int((~seen.isfinite()).flatten(1).any(1).nonzero()[0])
     scale = max(1.0, float(wanted.abs().max()))
     return float(difference.max()) / scale, int(difference.max(1).values.argmax())
 
 
-def _each(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, ...]:
+def errors_of(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, ...]:
     """The errors of all rows; infinite where one holds NaN."""
     return tuple(_worst(a[None], b[None])[0] for a, b in zip(seen, wanted, strict=True))
 

@@ -40,6 +40,17 @@ def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     return f"wrong are {', '.join(map(spans, each))} of its dimensions"
 
 
+def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Which whole rows, or heads of all rows, [rows, heads, …] are zeros and should not be; else
+    empty."""
+    none = (seen == 0) & (wanted != 0)
+    for words, dim in (("rows", 0), ("heads", 1)):
+        off = none.transpose(0, dim).flatten(1).all(1)
+        if off.any():
+            return f"no output is written for {words} {spans(off)}"
+    return ""
+
+
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:
     """Which heads, or channels, of [rows, heads, …] have a wrong value; bool [heads]."""
     off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))

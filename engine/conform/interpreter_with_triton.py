@@ -1,9 +1,13 @@
-"""Triton's interpreter as kernels need it: products of bfloat16, nothing replaced twice, and no
-access to what is not theirs."""
+"""Triton's interpreter as kernels need it: products of bfloat16, nothing replaced twice, no access
+to what is not theirs, and where values first are NaN."""
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -11,7 +15,9 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
+
+_MOST_PLACES = 4
 
 
 class OutsideMemoryError(Exception):
@@ -23,10 +29,12 @@ class _Bounds:
 
     def __init__(self) -> None:
         self.parts: dict[int, tuple[int, str]] = {}  # first byte: end, and which tensor it is
+        self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
         self.firsts: list[int] = []
+        self.fill = np.nan  # what is read outside of all tensors
 
     def set(self, tensors: dict[str, Any]) -> None:
-        self.parts = {}
+        self.parts, self.tensors = {}, {}
         for name, one in tensors.items():
             self._add(name, one)
         self.firsts = sorted(self.parts)
@@ -37,6 +45,7 @@ class _Bounds:
             held = one.untyped_storage()
             words = f"{name} {list(one.shape)}"
             self.parts[held.data_ptr()] = held.data_ptr() + held.nbytes(), words
+            self.tensors[held.data_ptr()] = name, one
         elif isinstance(one, (tuple, list)):
             for each in one:
                 self._add(name, each)
@@ -63,14 +72,81 @@ class _Bounds:
             return f"{first - place} bytes before {words}"
         return f"{place - end} bytes after the end of {words}"
 
+    def value(self, place: int) -> str:
+        """Which value of which tensor is at a place."""
+        name, one = self.tensors[self.firsts[bisect_right(self.firsts, place) - 1]]
+        at = (place - one.data_ptr()) // one.element_size()
+        if one.is_contiguous() and 0 <= at < one.numel():
+            index = [int(i) for i in np.unravel_index(at, tuple(one.shape))]
+            return f"{name}{index} of {list(one.shape)}"
+        return f"value {at} of {name} {list(one.shape)}"
+
 
 _BOUNDS = _Bounds()
+_PLACES: list[str] = []
+
+
+@contextmanager
+def blank() -> Iterator[None]:
+    """Reads outside of all tensors give zeros, not NaN."""
+    _BOUNDS.fill = 0.0
+    try:
+        yield
+    finally:
+        _BOUNDS.fill = np.nan
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """The first places at which kernels read NaN, or make NaN of numbers: what, and
+    the file and line."""
+    _PLACES.clear()
+    names = ("create_masked_load", "unary_op", "binary_op", "create_dot", "create_rsqrt")
+    before = {name: getattr(InterpreterBuilder, name) for name in names}
+    for name, call in before.items():
+        setattr(InterpreterBuilder, name, _watching(name, call))
+    try:
+        yield _PLACES
+    finally:
+        for name, call in before.items():
+            setattr(InterpreterBuilder, name, call)
+
+
+def _watching(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def watching(self: Any, *args: Any, **options: Any) -> Any:
+        made = call(self, *args, **options)
+        if len(_PLACES) == _MOST_PLACES or not np.issubdtype(made.data.dtype, np.floating):
+            return made
+        off = np.isnan(made.data)
+        if name == "create_masked_load":
+            off = off & args[1].data
+        taken = [x.data for x in args if isinstance(x, TensorHandle)]
+        if not off.any():
+            return made
+        if name == "create_masked_load":
+            words = f"{_BOUNDS.value(int(args[0].data[off].flat[0]))} is read"
+        elif any(np.isnan(x).any() for x in taken if np.issubdtype(x.dtype, np.floating)):
+            return made
+        else:
+            what = getattr(args[-1], "__name__", name.removeprefix("create_"))
+            same = [x[off].flat[0] for x in taken if x.shape == off.shape]
+            words = f"{what} of {' and '.join(f'{x:.3g}' for x in same)}"
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals["__name__"].startswith(("triton.", __name__)):
+            frame = frame.f_back
+        words += f" ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+        if words not in _PLACES:
+            _PLACES.append(words)
+        return made
+
+    return watching
 
 
 def mend() -> None:
     """Change the interpreter of this process; calls after the first change nothing.
 
-    Triton 3.7 keeps bfloat16 as whole numbers of 16 bits, and `tl.dot` multiplies those. Whenever
+    Triton 3.7 keeps bfloat16 as whole numbers of 16 bits, cuts digits where a GPU rounds to the
+    nearest number that has them, and `tl.dot` multiplies the whole numbers. Whenever
     a kernel calls another function, it searches all of triton.language for what the interpreter
     replaces, and replaces it again: milliseconds, and most of what a kernel takes.
     """
@@ -98,6 +174,14 @@ def mend() -> None:
         scope.restore = put_back
         return scope
 
+    cast = InterpreterBuilder.cast_impl
+
+    def cast_nearest(self: Any, value: Any, wanted: Any) -> Any:
+        if (value.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, value, wanted)
+        rounded = torch.from_numpy(np.array(value.data)).bfloat16()
+        return TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
     to_host = GridExecutor._init_args_hst
 
@@ -109,11 +193,11 @@ def mend() -> None:
     def masked_load(self: Any, ptrs: Any, mask: Any, *others: Any) -> Any:
         size = ptrs.get_element_ty().primitive_bitwidth // 8
         off = _BOUNDS.outside(ptrs.data, mask.data, size)
-        if off is not None:  # whatever lies there, in place of which NaN is seen
+        if off is not None:  # whatever lies there, in place of which `fill` is seen
             mask = interpreter.TensorHandle(mask.data & ~off, tl.int1)
         made = load(self, ptrs, mask, *others)
         if off is not None and np.issubdtype(made.data.dtype, np.floating):
-            made.data[off] = np.nan
+            made.data[off] = _BOUNDS.fill
         return made
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *others: Any) -> Any:
@@ -124,6 +208,7 @@ def mend() -> None:
         return store(self, ptrs, value, mask, *others)
 
     InterpreterBuilder.create_dot, interpreter._patch_lang = create_dot, replace_new
+    InterpreterBuilder.cast_impl = cast_nearest
     InterpreterBuilder.create_masked_load = masked_load
     InterpreterBuilder.create_masked_store = masked_store
     GridExecutor._init_args_hst = args_on_host

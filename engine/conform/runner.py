@@ -24,6 +24,7 @@ from engine.conform.cases import Recurrence, Shape
 from engine.conform.checks import CHECKS, VAGUE, Fault, Player, check, has_check
 from engine.conform.cost import measure
 from engine.conform.packages import Package
+from engine.conform.replays import placed
 from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
 
@@ -147,11 +148,12 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
             (4, 2, max(16, d), 16, 4, 2),
             (1, 1, max(64, d) if kernel.powers else max(48, d), 32, 2, 3),
             (2, 2, 128, 16, 3, 2),
+            (1, 1, 256 if kernel.powers else 192, 16, 2, 2),
         ]
         if kernel.chunk:
             sizes = [
-                (2, 1, 32, 16, 2 * kernel.chunk + 1, 3),
-                (1, 1, 128, 16, 2 * kernel.chunk + 1, 1),
+                (4, 2, 32, 16, 2 * kernel.chunk + 1, 2),
+                (1, 1, 256, 16, 2 * kernel.chunk + 1, 1),
             ]
         elif device == "cuda":
             sizes += [(16, 8, 128, 128, 8, 16), (4, 4, 256, 256, 5, 4)]
@@ -161,7 +163,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
     if not kernel.grouped:
         made = [replace(shape, n_groups=shape.n_heads) for shape in made]
     if kernel.square and not kernel.d:
-        made = [replace(s, d_v=s.d_k) for s in made if s.d_k <= 64 or kernel.chunk]
+        made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128]
     return made
 
 
@@ -408,6 +410,7 @@ def _checked(
     if kernel.chunk and name != "prompts":  # bits, for which a whole chunk and a row do
         shape = replace(sizes[0], n_tokens=kernel.chunk + 1)
     if name == "trees":  # of two rows there is one tree alone
+        shape = sizes[min(1, len(sizes) - 1)]
         shape = replace(shape, n_tokens=max(4, shape.n_tokens))
     rounds, tried = _rounds(name, device), set()
     faults: list[Fault] = []
@@ -430,7 +433,7 @@ def _checked(
         return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
 
     found = [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
-    return [Player(kernel, package, f.shape, seed, device).placed(f) for f in found]
+    return [placed(Player(kernel, package, f.shape, seed, device), f) for f in found]
 
 
 def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from engine.conform.cases import Shape
+from engine.conform.fits import spans
 from engine.conform.mistakes import heads_of
-from engine.conform.reference import Row, terms
+from engine.conform.reference import Row, correction, terms
 
 _MOST_RANGES = 12  # rows of a pass of which all ranges are tried
 _DECAYS = (
@@ -153,6 +154,53 @@ def shares(
     singles = {p[2].index(1): p for p in patterns if sum(p[2]) == 1}
     said = [named(singles[i], [i]) for i in every if not near[:, i].all()]
     return said[0][0], "; ".join(words for _, words in said)
+
+
+def channels(
+    shape: Shape, before: torch.Tensor, row: Row, seen: torch.Tensor, bound: float,
+    known: Quantities,
+) -> tuple[str, str] | None:  # fmt: skip
+    """Cause and sentence where the state after a row, [heads, d_k, d_v], keeps each key channel of
+    the state before it with a factor of its own, and adds anything along the row's key: both are
+    solved for, head by head, as a decay a channel that is wrong changes what is written too."""
+    row = terms(shape, row)
+    heads, d_k, d_v = seen.shape
+    decayed, key = row["decay"] * before, row["key"]
+    # [heads, d_k, d_v, d_k + d_v]: the factor of each channel, and what is written in each column
+    kept = torch.einsum("hkc,kj->hkcj", decayed, torch.eye(d_k, dtype=seen.dtype))
+    wrote = torch.einsum("hk,cj->hkcj", key, torch.eye(d_v, dtype=seen.dtype))
+    basis, wanted = torch.cat([kept, wrote], -1).flatten(1, 2), seen.flatten(1)[..., None]
+    solved = torch.linalg.lstsq(basis, wanted, driver="gelsd").solution
+    limit = 4 * bound * max(1.0, float(seen.abs().max()))
+    if d_k * d_v < d_k + d_v + 4 or not (basis @ solved - wanted).abs().max() <= limit:
+        return None
+    factor, value = solved[:, :d_k, 0], solved[:, d_k:, 0]
+    weight = decayed.abs().amax(2)
+    off = (factor - 1).abs() * weight > limit
+    if not off.any():
+        return None
+    predicted = correction(shape, factor[:, :, None] * decayed, row)
+    whole = bool(((value - predicted).abs() * key.abs().amax(1)[:, None] <= 4 * limit).all())
+    what = "the decay" if whole else "what is kept of the state before"
+    alone = "" if off.all() else f", in key channels {spans(off.any(0))} alone"
+
+    def alike(made: torch.Tensor) -> bool:
+        return bool(((made - factor).abs() * weight <= limit)[off].all())
+
+    for cause, words, one in known.of(known.at):
+        one = one.view(heads, -1).expand(-1, d_k)
+        if alike(one) and not (one - 1).abs().max() < 1e-3:
+            return cause or "wrong-gate", f"{what} is taken {words}{alone}"
+    if alike(0 * factor):
+        return "state-lost", f"{what} is lost{alone}"
+    power = 1 + factor.clamp(min=1e-30).log() / row["decay"][..., 0].log().expand(-1, d_k)
+    middle = power[off].median()
+    if alike(row["decay"][..., 0].expand(-1, d_k) ** (middle - 1)):
+        return "wrong-gate", f"{what} is taken to the power of {float(middle):.4g}{alone}"
+    at = int(((factor - 1).abs() * weight).argmax())
+    times = float(factor.flatten()[at])
+    place = f"head {at // d_k}, channel {at % d_k}"
+    return "wrong-gate", f"{what} of {place} is {times:.4g} times what it should be{alone}"
 
 
 _Pattern = tuple[str, str, tuple[int, ...], int]

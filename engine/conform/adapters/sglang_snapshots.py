@@ -22,6 +22,7 @@ class _OnDevice(torch.Tensor):
     """A tensor that says that it is on a GPU, as some functions want it."""
 
     is_cuda = True
+    device = torch.device("cuda")
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,7 +91,10 @@ class Snapshots:
 
 
 class Delta(Snapshots):
-    """fused_sigmoid_gating_delta_rule_update, as target_verify calls it."""
+    """fused_sigmoid_gating_delta_rule_update, as target_verify calls it; its grids for a GPU and
+    for other devices in turn."""
+
+    calls = 0
 
     def kept(self, rows: Rows) -> dict[str, Any]:
         """Where a verify pass keeps what its commit needs."""
@@ -105,11 +109,12 @@ class Delta(Snapshots):
         if not keep:
             return packed_decode(self.package, rows, self.pool, self.slots(rows.sequences))
         module = self.package.module(f"{LINEAR}.fused_sigmoid_gating_recurrent")
-        n = sum(rows.lengths)
+        n, q = sum(rows.lengths), rows.q.unsqueeze(0)
+        self.calls += 1
         o = module.fused_sigmoid_gating_delta_rule_update(
             A_log=rows.A_log,
             dt_bias=rows.dt_bias.reshape(-1),
-            q=rows.q.unsqueeze(0),
+            q=q.as_subclass(_OnDevice) if self.calls % 2 else q,
             k=rows.k.unsqueeze(0),
             v=rows.v.unsqueeze(0),
             a=rows.a.reshape(n, -1),
@@ -125,7 +130,7 @@ class Delta(Snapshots):
             **self.kept(rows),
         )
         assert isinstance(o, torch.Tensor)
-        return o.view(n, self.shape.n_heads, self.shape.d_v)
+        return o.as_subclass(torch.Tensor).view(n, self.shape.n_heads, self.shape.d_v)
 
 
 class DeltaUpdate(Snapshots):

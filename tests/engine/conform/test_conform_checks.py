@@ -12,6 +12,7 @@ from engine.conform.adapters import own
 from engine.conform.cases import Rows, Shape
 from engine.conform.checks import CHECKS, Fault, Player, check, has_check
 from engine.conform.packages import Package
+from engine.conform.replays import elsewhere
 from engine.conform.runner import smallest
 from engine.conform.subject import Kernel, Prompts
 
@@ -522,7 +523,7 @@ def test_a_fault_that_a_sequence_alone_has_not_is_of_another():
     fault = faults(kernel, SHAPES["gdn"], ["depths"])[0]
     assert fault.cause == "wrong-output"
     player = Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu")
-    assert player.elsewhere(fault).cause == "other-sequence"
+    assert elsewhere(player, fault).cause == "other-sequence"
 
 
 def test_the_smallest_shape_keeps_the_cause():

@@ -16,6 +16,7 @@ from engine.conform.decays import Log
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import play, token
+from engine.conform.replays import placed
 from engine.conform.subject import Kernel
 
 PACKAGE = Package("kernels", Path("."), "")
@@ -381,6 +382,61 @@ class AlongValues(own._Slots):
         return super().verify(rows)
 
 
+class LogOfNegative(Altered):
+    """The exp within softplus is taken off, not added."""
+
+    def change(self, p):
+        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
+        p.tensors["g"] = -rate * torch.log(1 - torch.exp(p.a + p.dt_bias))
+
+
+class RootOfNegative(Altered):
+    """The square of k's length is too small by far."""
+
+    def change(self, p):
+        p.tensors["k_normed"] = p.k / (p.k.square().sum(-1, keepdim=True) - 40).sqrt()
+
+
+class HalfDecayed(own._Slots):
+    """Outputs, and no states, see a decay in one half of the key channels alone."""
+
+    def _run(self, parts, read, write):
+        before, out = self.pool[read].clone(), super()._run(parts, read, write)
+        each = self.shape.n_heads // self.shape.n_groups
+        half = torch.arange(self.shape.d_k) < self.shape.d_k // 2
+        for i, p in enumerate(parts):
+            q = p.q_normed[0].repeat_interleave(each, 0)[:, :, None]
+            more = (half * (1 - p.g[0].exp()))[:, :, None] * before[i]
+            out[i, 0] += (q * more).sum(1) * self.shape.d_k**-0.5
+        return out
+
+
+class SomeRows(own._Slots):
+    """The last row's output is not written."""
+
+    def verify(self, rows):
+        out = self.memory.empty(*rows.v.shape)
+        made = super().verify(rows)
+        for part in rows.slices():
+            out[part.start : part.stop - 1] = made[part.start : part.stop - 1]
+        return out
+
+
+class NoZeros(Altered):
+    """Keys are divided by their length, of whatever size."""
+
+    def change(self, p):
+        p.tensors["k_normed"] = p.k / p.k.norm(dim=-1, keepdim=True)
+
+
+class Clipped(Altered):
+    """Gates above 20 are 20."""
+
+    def change(self, p):
+        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
+        p.tensors["g"] = -rate * torch.minimum(softplus(p.a + p.dt_bias), 0 * p.a + 1.5)
+
+
 class FirstDecay(own._Slots):
     """What is kept of the state before a pass has the decay of the first sequence's rows."""
 
@@ -400,7 +456,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
     shape = SHAPES[recurrence]
     found = check(kernel, PACKAGE, shape, name, 3, "cpu", 12)
     assert found
-    return Player(kernel, PACKAGE, shape, 3, "cpu").placed(found[0])
+    return placed(Player(kernel, PACKAGE, shape, 3, "cpu"), found[0])
 
 
 @pytest.mark.parametrize(
@@ -435,6 +491,15 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (Unscaled, "gdn", "wrong-scale", "what the row writes (beta) is taken without the scale"),
         (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
         (FirstDecay, "kda", "other-sequence", "with the decay of the pass's first rows"),
+        (LogOfNegative, "kda", "wrong-gate", "finite where a is -4"),
+        (RootOfNegative, "gdn", "wrong-norm", "finite where k is"),
+        (
+            HalfDecayed,
+            "kda",
+            "gate-order",
+            "0 to 3 of 8, all of 8 of its dimensions: the state that",
+        ),
+        (SomeRows, "gdn", "unused-memory", "no output is written for rows 2 of 3"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
 )
@@ -449,6 +514,8 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
         (NotReset, "no-drafts", "stale-column", "right where the count is set to 1 by a step"),
         (Refilled, "subsets", "stale-column", "3 were accepted, though it is not in this pass"),
         (AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
+        (NoZeros, "subsets", "wrong-norm", "finite where k is"),
+        (Clipped, "subsets", "wrong-gate", ""),
     ],
 )
 def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):

@@ -95,8 +95,12 @@ def test_the_cost_is_counted_in_bytes():
 
 
 def test_a_kernel_that_dies_costs_its_check(tmp_path):
-    seen = outcomes(tmp_path, "os.abort()", ("depths", "no-drafts", "repeat"))
-    assert {o.check: o.passed for o in seen} == {"depths": True, "no-drafts": False, "repeat": True}
+    seen = outcomes(tmp_path, "os.abort()", ("depths", "no-drafts", "lengths"))
+    assert {o.check: o.passed for o in seen} == {
+        "depths": True,
+        "no-drafts": False,
+        "lengths": True,
+    }
     lost = next(o for o in seen if not o.passed)
     assert lost.faults[0].cause == "crash"
     text = markdown(report.report(seen, "my kernel", "my_kernel.py:adapter", "cpu"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from engine.conform.cases import Shape, Source
 from engine.conform.reference import correction, play, step, terms, token
-from engine.conform.shares import Quantities, shares
+from engine.conform.shares import Quantities, channels, shares
 
 SHAPE = Shape("gdn", 4, 2, 16, 16, 3, 2)
 
@@ -70,3 +71,23 @@ def test_a_row_that_a_state_lacks_is_lost(rows):
     assert found(rows, right - wrote, last=True) == ("lost-fold", "what row 3 wrote is lost")
     off = found(rows, right - 0.25 * wrote, last=True)
     assert " is 0.75 times what it should be" in off[1]
+
+
+@pytest.mark.parametrize(
+    ("factor", "cause", "words"),
+    [
+        (lambda d: d**0.6, "wrong-gate", "the decay is taken to the power of 0.6"),
+        (lambda d: d * d, "wrong-gate", "the decay is taken with its decay twice"),
+        (lambda d: 1 + 0 * d, "gate-order", "the decay is taken without its decay"),
+        (lambda d: torch.cat([d[:, :4], 1 + 0 * d[:, 4:]], 1), "gate-order", "channels 4 to 15 of"),
+        (lambda d: d, None, ""),
+    ],
+)
+def test_a_decay_of_each_channel_is_solved_for_with_what_is_written(factor, cause, words):
+    shape = Shape("kda", 2, 2, 16, 16, 1, 1)
+    source = Source(shape, 3)
+    row = terms(shape, token(source.rows([0], [1]), 0))
+    state, known = source.state().double(), Quantities(shape, [row], 0, 1, 0)
+    after = step(shape, state, row | {"decay": factor(row["decay"])})[1]
+    said = channels(shape, state, row, after, 1e-6, known)
+    assert (said is None) if cause is None else (said[0] == cause and words in said[1]), said

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from engine.conform.interpreter_with_triton import mend, watched
 from kernels.recurrence.delta_rule import with_triton as delta_rule
 from kernels.recurrence.ssd import with_triton as ssd
 from tests.support.own_kernels import faults, kernels
@@ -37,3 +39,26 @@ def test_a_write_outside_of_all_tensors_ends_the_kernel(device, where):
     else:
         with pytest.raises(Exception, match=r"written \d+ bytes (before|after the end of) "):
             _fill[(1,)](rows, torch.tensor([where]), 4)
+
+
+@triton.jit
+def _logs(x, out, n: tl.constexpr):
+    at = tl.arange(0, n)
+    tl.store(out + at, tl.log(1.0 - tl.load(x + at)))
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        ([0.5, 3.0], "log of -2 (test_triton_conform.py, line "),
+        ([0.5, torch.nan], "x[1] of [2] is read (test_triton_conform.py, line "),
+        ([0.5, 0.25], None),
+    ],
+)
+def test_what_is_no_number_is_traced_to_where_it_is_first_read_or_made(device, x, words):
+    if device != "cpu":
+        pytest.skip("the interpreter alone looks")
+    mend()
+    with np.errstate(invalid="ignore"), watched() as places:
+        _logs[(1,)](torch.tensor(x), torch.empty(2), 2)
+    assert [place.startswith(words) for place in places] == [True] * (words is not None)

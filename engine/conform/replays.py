@@ -1,0 +1,256 @@
+"""Replays of a fault's check under changes, which tell its cause where the first play does not."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice, product
+
+import torch
+
+from engine.conform.cases import Shape
+from engine.conform.causes import Situation
+from engine.conform.checks import VAGUE, Fault, Player, copied, errors_of
+from engine.conform.packages import interpreted
+from engine.conform.passes import SCRIPTS, Pass
+from engine.conform.reference import ROW_INPUTS, terms, token
+
+# Causes that may be those of a wrong count, or of another sequence's
+_COUNTED = (
+    "stale-column",
+    "window-not-rolled-back",
+    "state-not-committed",
+    "lost-fold",
+    "state-lost",
+    "unused-memory",
+)
+# Causes that those of another sequence may look like
+_OF_OTHERS = ("gate-order", "gate-of-other-row", "wrong-gate", "wrong-chunk", "other-row")
+# Causes that a short last chunk may have
+_OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
+# Inputs and weights by the cause that a value made of them has, and values that they are given
+_INPUTS = {
+    "wrong-gate": ("a", "dt", "b", "dt_bias", "A_log", "A"),
+    "wrong-norm": ("q", "k"),
+    "wrong-term": ("v", "x", "B", "C", "D", "weight", "bias"),
+}
+_VALUES = (-4.0, 4.0, 0.5)
+_MOST_S = 30.0
+_MOST_SEEN = 256  # key channels of a head whose state is solved for
+Changed = Callable[[Pass], Iterator[Pass]]
+_WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
+
+
+def placed(player: Player, fault: Fault) -> Fault:
+    """The fault with what further plays tell: with zeros in place of NaN, of every number of
+    accepted rows, and with other passes and shapes."""
+    try:
+        for further in (_filled, _seen, _by_count, elsewhere):
+            fault = further(player, fault)
+    except Exception:  # of a play that the check had not; the fault remains
+        return fault
+    return fault
+
+
+def _filled(player: Player, fault: Fault) -> Fault:
+    """What NaN stands for: the cause where memory that was never written
+    is zeros, or, where it is none of these, the input under other values of which all is finite;
+    and where it is first read or made."""
+    if fault.cause != "unused-memory":
+        return fault
+    places = _places(player, fault)
+    fault = replace(fault, detail="; ".join((fault.detail, *places)))
+    other = player.like(blank=True)
+    for found in other.script(fault.check, fault.round + 1):
+        words = "; ".join((found.detail, "from memory that was never written", *places))
+        if found.cause == "state-lost" and found.row_errors:
+            cause = "wrong-chunk" if player.kernel.chunk else "stale-column"
+            return replace(fault, cause=cause, detail=words)
+        if found.cause not in (*VAGUE[:3], "state-lost", "null-slot-written"):
+            return replace(fault, cause=found.cause, detail=words)
+        if found.error == math.inf:
+            return _computed(player, fault)
+        if found.cause in VAGUE:
+            return replace(fault, detail=words)
+    return fault
+
+
+def _places(player: Player, fault: Fault) -> list[str]:
+    """Where kernels in Triton's interpreter first read, or make, NaN."""
+    if not interpreted():
+        return []
+    from engine.conform.interpreter_with_triton import watched
+
+    with watched() as places:
+        player.script(fault.check, fault.round + 1)
+    return places
+
+
+def _computed(player: Player, fault: Fault) -> Fault:
+    """The input under other values of which no NaN or infinity is computed."""
+    source = player.start()[0]
+    known = (*source.weights, *ROW_INPUTS[player.shape.recurrence])
+    for cause, names in _INPUTS.items():
+        for name, value in product((x for x in names if x in known), _VALUES):
+            other = player.like(named=False, blank=True, replaced={name: value})
+            faults = other.script(fault.check, fault.round + 1)
+            if all(f.error < math.inf for f in faults):
+                words = f"{fault.detail}; finite where {name} is {value:g}"
+                return replace(fault, cause=cause, detail=words)
+    return fault
+
+
+def _seen(player: Player, fault: Fault) -> Fault:
+    """Outputs of no known mistake are named by the state that they see: reading is linear in q
+    (Mamba-2: C), so that sequences that are alike but for theirs show all of it."""
+    shape, check = player.shape, fault.check
+    vague = fault.cause in VAGUE or "times what" in fault.detail
+    if not fault.row_errors or not vague or shape.recurrence == "conv" or shape.d_k > _MOST_SEEN:
+        return fault
+    m = shape.d_k + 8
+    other = player.like(shape=replace(shape, n_sequences=m), copies=True)
+    for empty in (False, True) if check == "prompts" else (False,):
+        source, subject, reference = other.start(empty, check)
+        passes = SCRIPTS[check](shape, random.Random(f"{check} {player.seed}"), player.kernel)
+        played = (p for one in islice(passes, fault.round + 1) for p in one.only(fault.sequence))
+        for one in played:
+            before = list(reference.passes[0])
+            kept = len(reference.tokens[0][-1]) if reference.tokens[0] else 0
+            every, parents = range(m), one.parents * m
+            rows = source.rows(every, one.lengths * m, parents)
+            outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
+            wanted, n = reference.verify(rows), one.lengths[0]
+            tokens = [terms(shape, token(rows, i)) for i in range(m * n)]
+            reads, skips = (torch.stack([t[x] for t in tokens]) for x in ("read", "skip"))
+            seen = (outputs.double().cpu() - skips).unflatten(0, (m, n)).permute(1, 2, 0, 3)
+            read = reads.unflatten(0, (m, n)).permute(1, 2, 0, 3)
+            states = torch.linalg.lstsq(read, seen, driver="gelsd").solution
+            bound = 4 * player.bound * max(1.0, float(wanted.abs().max()))
+            if not (read @ states - seen).abs().max() <= bound:
+                return fault  # not linear in q
+            off = (states - torch.stack(reference.depths(0))).abs().flatten(1).amax(1)
+            if off.max() > 4 * bound:
+                row, tree = int((off > 4 * bound).nonzero()[0]), parents[0] if parents else ()
+                here = Situation(
+                    player.kernel, reference, 0, tokens[:n], before, kept, tree, tokens[:n]
+                )
+                cause, words = here.explain_state(states[row], row + 1, 4 * player.bound)
+                if cause in ("wrong-state", "drift"):
+                    return fault
+                words = words.removesuffix(", in the state alone: outputs are right")
+                words = f"{words}: the state that the output of row {row} sees"
+                return replace(fault, cause=cause, detail=words)
+            if one.drafts or one.reset:
+                subject.accept(every, one.accepted * m)
+            reference.accept(every, one.accepted * m)
+    return fault
+
+
+def _by_count(player: Player, fault: Fault) -> Fault:
+    """Which state each number of accepted rows leaves, where one sequence alone shows it."""
+    if fault.cause not in _COUNTED or player.kernel.chunk or fault.check == "trees":
+        return fault
+    if fault.row_errors:  # of an output: no state of the pass is known
+        return fault
+    t = max(3, player.shape.n_tokens)
+    shape = replace(player.shape, n_tokens=t, n_sequences=1)
+    player = player.like(shape=shape)
+    left: list[int | None] = []
+    for count in range(1, t + 1):
+        source, subject, reference = player.start()
+        rows = source.rows([0], [t])
+        subject.verify(rows)
+        reference.verify(rows)
+        subject.accept([0], [count])
+        state = copied(subject.state(0))
+        if state is None:
+            return fault
+        depths = torch.stack([reference.state(0), *reference.depths(0)])
+        errors = errors_of(state.expand_as(depths), depths)
+        if player.bound < min(errors) < math.inf:
+            return fault
+        left.append(errors.index(min(errors)) if min(errors) < math.inf else None)
+    wrong = [row for count, row in enumerate(left, 1) if row != count]
+    if not wrong:
+        return fault
+    cause = fault.cause
+    if cause in ("unused-memory", "state-not-committed", "state-lost"):
+        empty = "state-not-committed" if 0 in wrong else "unused-memory"
+        cause = "stale-column" if any(wrong) else empty
+    each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
+    words = f"1 to {t} rows accepted leave the state after {each}"
+    return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
+
+
+def elsewhere(player: Player, fault: Fault) -> Fault:
+    """A fault that several mistakes have is named by the first change of its passes, or of its
+    shape, under which they are right."""
+    shape, n, t = player.shape, player.shape.n_sequences, player.shape.n_tokens
+    c, vague = player.kernel.chunk, fault.cause in VAGUE[:3]
+    stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
+    of_length = (*_WRITTEN, "other-sequence")
+    log = player.kernel.ring or player.kernel.log
+    whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
+    one = fault.sequence
+    others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
+    ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
+        (
+            ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
+            "all prompts have whole chunks", lambda p: p.chunked(c), shape,
+        ),
+        (
+            ("wrong-stride", not c and (stale or vague or fault.cause in of_length)),
+            f"every pass has {t} rows", lambda p: p.full(t), shape,
+        ),
+        (
+            ("lost-fold" if log else "stale-column", stale or vague),
+            "the count is set to 1 by a step without drafts", Pass.counted, shape,
+        ),
+        (others, "no other sequence is in its passes", lambda p: p.only(one), shape),
+        (others, "all sequences are in its passes", lambda p: p.whole(n), shape),
+        (
+            ("head-mapping", vague and shape.n_groups < shape.n_heads),
+            "no heads share a key", Pass.same, replace(shape, n_groups=shape.n_heads),
+        ),
+        (
+            ("head-mapping", vague and shape.n_heads > 1),
+            "there is one head", Pass.same, replace(shape, n_heads=1, n_groups=1),
+        ),
+        (
+            ("wrong-tile", vague and replace(shape, **whole) != shape),
+            "the size of a head is a power of two", Pass.same, replace(shape, **whole),
+        ),
+    )  # fmt: skip
+    if (vague or fault.cause == "wrong-tile") and player.kernel.ring and fault.round:
+        words = f"{fault.detail}; right while the log holds no rows"
+        return replace(fault, cause="wrong-wrap", detail=words)
+    began = time.monotonic()
+    for (cause, may_be), words, changed, other in ways:
+        if time.monotonic() - began > _MOST_S:
+            break
+        if may_be and not _wrong_with(player, fault, changed, other):
+            kept = stale and fault.cause != "state-not-committed"
+            if cause == "other-sequence" and kept and "all" not in words:
+                cause = fault.cause
+            words = f"{fault.detail}; right where {words}".lstrip("; ")
+            return replace(fault, cause=cause, detail=words)
+    return fault
+
+
+def _wrong_with(player: Player, fault: Fault, changed: Changed, shape: Shape) -> bool:
+    """Whether a check's passes, up to some after that of its fault, are wrong where they are
+    changed; of two seeds, as few values may be right by chance (of prompts, which take long, of
+    one)."""
+    for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else 2)):
+        dice = random.Random(f"{fault.check} {player.seed}")
+        other = player.like(shape=shape, seed=seed, named=False)
+        for empty in (False, True) if fault.check == "prompts" else (False,):
+            started = other.start(empty, fault.check)
+            script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
+            played = (p for one in islice(script, fault.round + 3) for p in changed(one))
+            if any(other.play(fault.check, i, p, *started) for i, p in enumerate(played)):
+                return True
+    return False
