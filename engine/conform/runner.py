@@ -151,9 +151,11 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
             (1, 1, 256 if kernel.powers else 192, 16, 2, 2),
         ]
         if kernel.chunk:
+            # with a gate for each channel, 256 of them take minutes in the interpreter
+            large = 128 if recurrence == "kda" and device == "cpu" else 256
             sizes = [
-                (4, 2, 32, 16, 2 * kernel.chunk + 1, 2),
-                (1, 1, 256, 16, 2 * kernel.chunk + 1, 1),
+                (4 if kernel.grouped else 2, 2, 32, 16, 2 * kernel.chunk + 1, 2),
+                (1, 1, large, 16, 2 * kernel.chunk + 1, 1),
             ]
         elif device == "cuda":
             sizes += [(16, 8, 128, 128, 8, 16), (4, 4, 256, 256, 5, 4)]
@@ -407,8 +409,9 @@ def _checked(
         shape = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
         if recurrence == "conv":
             shape = sizes[0]
-    if kernel.chunk and name != "prompts":  # bits, for which a whole chunk and a row do
-        shape = replace(sizes[0], n_tokens=kernel.chunk + 1)
+    if kernel.chunk and name != "prompts":  # bits, for which two heads, a whole chunk and a row do
+        shape, shared = sizes[0], sizes[0].n_heads // sizes[0].n_groups
+        shape = replace(shape, n_heads=2, n_groups=2 // shared, n_tokens=kernel.chunk + 1)
     if name == "trees":  # of two rows there is one tree alone
         shape = sizes[min(1, len(sizes) - 1)]
         shape = replace(shape, n_tokens=max(4, shape.n_tokens))
