@@ -16,8 +16,10 @@ from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.events import CommandFailed
 from app.engine_thread.jobs.files import (
+    TEXT_NAME,
     ExportTrace,
     ReadResults,
+    ReadText,
     ReadTrace,
     WritePage,
     WritePerfetto,
@@ -98,6 +100,11 @@ class Sessions(QObject):
         """Read an exported trace and show it; no model is needed."""
         self._banners.clear()
         self._bridge.ask(ReadTrace(folder))
+
+    def open_text(self, text: str) -> None:
+        """Show what another engine wrote, copied or dropped as a text."""
+        self._banners.clear()
+        self._bridge.ask(ReadText(text))
 
     def ask(self) -> None:
         """Let the user choose a trace."""
@@ -297,7 +304,7 @@ class Sessions(QObject):
         discard(folder)
 
     def _remember(self, folder: Path | None) -> None:
-        if folder is not None:
+        if folder is not None and folder.name != TEXT_NAME:
             self._settings.add_recent_trace(folder)
 
 
@@ -354,11 +361,12 @@ _MOST_LOOKED_AT = 8
 @dataclass(frozen=True, slots=True)
 class DroppedFiles:
     """Up to two models, the larger (the target) first; or the folder of a trace, or what another
-    engine wrote; or results of a sweep."""
+    engine wrote, as a file or a text; or results of a sweep."""
 
     models: tuple[Path, ...] = ()
     trace: Path | None = None
     results: Path | None = None
+    text: str = ""
 
     @property
     def names(self) -> str:
@@ -367,6 +375,8 @@ class DroppedFiles:
             return f"the results {self.results.name}"
         if self.trace is not None:
             return f"the trace {self.trace.name}"
+        if self.text:
+            return "the text"
         return " and ".join(path.name for path in self.models)
 
 
@@ -382,9 +392,12 @@ def what_is(data: QMimeData) -> DroppedFiles | None:
         return DroppedFiles(results=results[0])
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
     if not traces:
-        from engine.observe.files.importing import recognise_file
+        from engine.observe.files.importing import recognise, recognise_file
 
         traces = [path for path in paths[:_MOST_LOOKED_AT] if recognise_file(path)]
+        text = "" if paths else data.text()
+        if recognise(text.encode("utf-8", "replace")):
+            return DroppedFiles(text=text)
     return DroppedFiles(trace=traces[0]) if traces else None
 
 
