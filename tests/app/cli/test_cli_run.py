@@ -314,7 +314,7 @@ def test_chat_without_a_template_is_refused(cli: Cli, monkeypatch: pytest.Monkey
         (["-p", "a", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
         (["-f", "no-such-file"], "no-such-file cannot be read"),
         (["-p", "a", "-p", ""], "Prompt 1 is empty"),
-        (["-p", "a", "--spec-type", "magic"], "Choose from none, draft-"),
+        (["-p", "a", "--spec-type", "magic"], "Choose from none, ngram-"),
         (["--tokens", "1,a"], "'a' is not a token id; give numbers such as 1,2,3"),
         (["-p", "a", "--threads", str(1 + (os.cpu_count() or 1))], "cores of this machine"),
     ],
@@ -375,7 +375,7 @@ def test_a_trace_folder_with_foreign_files_is_refused_before_the_run(
 ) -> None:
     (tmp_path / "mine.txt").write_text("x")
     outcome = cli("run", "--demo", "-p", "a", "-n", 100000, "--trace", tmp_path)
-    assert outcome.status == 1
+    assert outcome.status == 2
     assert "mine.txt" in outcome.err
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
