@@ -191,8 +191,8 @@ class Fork:
         for seq_id, text in enumerate(_by_sequence(self.parent, EMITTED_KINDS, self.round)):
             n = len(text)
             if seq_id == self.seq_id and self.n_kept is not None:
-                before = _by_sequence(self.parent, EMITTED_KINDS, self.round - 1)
-                n = len(before[seq_id]) + self.n_kept
+                earlier = _by_sequence(self.parent, EMITTED_KINDS, self.round - 1)
+                n = len(earlier[seq_id]) + self.n_kept
             if 0 < options.n_predict < n:
                 raise OptionError(
                     f"-n {options.n_predict} is less than the {n} tokens of sequence {seq_id} that "
