@@ -49,6 +49,8 @@ file.open_trace Open &Trace… | Ctrl+Shift+T
     Open an exported trace, or a capture, log or record of another engine; it takes no model
 file.open_results Open Res&ults…
     Open the results of draftscope sweep or draftscope tune
+file.paste P&aste | @Paste
+    Open what was copied: files, or the text of a log, a reply or a record of another engine
 file.connect Connect to &Server… | Ctrl+Shift+K | connect
     Observe a llama-server: its drafts, what it accepts and how it rolls back
 file.disconnect Disco&nnect
@@ -266,8 +268,8 @@ what it needs, and why it is disabled while a server is in use."""
 _MENUS = """\
 &File
     file.open file.open_draft file.open_demo menu.recent | file.connect file.disconnect |
-    file.open_trace file.open_results file.close_trace file.export file.export_run file.perfetto
-    file.report file.share | file.copy_text file.copy_step file.copy_issue | file.quit
+    file.open_trace file.open_results file.paste file.close_trace file.export file.export_run
+    file.perfetto file.report file.share | file.copy_text file.copy_step file.copy_issue | file.quit
 &Run
     run.start run.pause run.step run.stop run.again run.fork run.watch run.add_break |
     run.compare run.measure_plain run.measure_fidelity run.rescore run.check_rollback

@@ -185,7 +185,19 @@ class Fork:
     def stages(self, options: RunOptions, since: RunRef | None = None) -> list[Stage]:
         """What changes at which round, in order: the forks that the parent comes of, as far as they
         lie before this one, and this one with its options. since: a run that it comes of, None =
-        the first one; its own fork is over then."""
+        the first one; its own fork is over then. Raises OptionError where more tokens stay than
+        the options allow."""
+        for seq_id, text in enumerate(_by_sequence(self.parent, EMITTED_KINDS, self.round)):
+            n = len(text)
+            if seq_id == self.seq_id and self.n_kept is not None:
+                earlier = _by_sequence(self.parent, EMITTED_KINDS, self.round - 1)
+                n = len(earlier[seq_id]) + self.n_kept
+            if 0 < options.n_predict < n:
+                raise OptionError(
+                    f"-n {options.n_predict} is less than the {n} tokens of sequence {seq_id} that "
+                    "stay.",
+                    "Raise -n, or go on from earlier.",
+                )
         found = [Stage(self.round, options, self.seq_id, self.token, self.n_kept)]
         for run in self._line():
             if run == since:

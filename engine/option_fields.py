@@ -115,8 +115,9 @@ class Option:
         if self.choices:
             for name in (value,) if isinstance(value, str) else value:
                 if name not in self.choices:
+                    names = ("none",) * (self.parse is not None) + (*self.choices,)
                     raise OptionError(
-                        f"{self.name} {name} is unknown.", f"Choose from {', '.join(self.choices)}."
+                        f"{self.name} {name} is unknown.", f"Choose from {', '.join(names)}."
                     )
 
 

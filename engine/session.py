@@ -395,11 +395,11 @@ class Session:
         if options.sampler.logit_bias:
             self._check_tokens([token for token, _ in options.sampler.logit_bias])
         n_ctx = options.n_ctx or min(self.config.n_ctx_train, _DEFAULT_CONTEXT)
-        for seq_id, prompt in enumerate(prompts):
-            self._check_tokens(prompt.tokens)
-            if len(prompt.tokens) >= n_ctx:
+        for seq_id, one in enumerate(prompts):
+            self._check_tokens(one.tokens, f"Prompt {seq_id}" if len(prompts) > 1 else "The prompt")
+            if len(one.tokens) >= n_ctx:
                 raise ContextFullError(
-                    f"Prompt {seq_id} has {len(prompt.tokens)} tokens, the context {n_ctx}.",
+                    f"Prompt {seq_id} has {len(one.tokens)} tokens, the context {n_ctx}.",
                     "Raise -c or shorten the prompt.",
                 )
         return n_ctx
@@ -488,9 +488,9 @@ class Session:
         lent = memories or LentMemories()
         return made_drafters(options, self._model, opened, n_slots, n_ctx, kept or {}, lent)
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
+    def _check_tokens(self, tokens: Sequence[int], name: str = "The prompt") -> None:
         if not tokens:
-            raise OptionError("The prompt is empty.", "Give at least one token of text.")
+            raise OptionError(f"{name} is empty.", "Give at least one token of text.")
         for token in tokens:
             if not 0 <= token < self.config.n_vocab:
                 raise OptionError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_report
+from app.cli.output import counted, print_report
 from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
@@ -133,8 +133,9 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
 def _split_lines(said: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     """Both ways of splitting, with the sections of their time, and the ratio."""
     yield (
-        f"{_headline(said)}: {result['n_seqs']} sequences x {result['n_tokens']} tokens, "
-        f"--rollback {result['rollback']}, median of {said['repeat']} rounds"
+        f"{_headline(said)}: {counted(result['n_seqs'], 'sequence')} x "
+        f"{counted(result['n_tokens'], 'token')}, "
+        f"--rollback {result['rollback']}, median of {counted(said['repeat'], 'round')}"
     )
     yield ""
     sections = list(next(iter(result["figures"].values()))["sections"])
@@ -175,5 +176,5 @@ def _step_lines(said: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterato
 def _headline(said: dict[str, Any]) -> str:
     return (
         f"{said['model']} ({said['n_params'] / 1e6:,.0f} M parameters), compute "
-        f"{said['compute']}, {said['device']}, {said['threads']} threads"
+        f"{said['compute']}, {said['device']}, {counted(said['threads'], 'thread')}"
     )

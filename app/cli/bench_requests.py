@@ -16,7 +16,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines, positive
-from app.cli.output import print_json, print_lines, tell, write_json
+from app.cli.output import counted, print_json, print_lines, tell, write_json
 from app.cli.run import draft_files
 from app.cli.run_arguments import (
     add_chat,
@@ -221,7 +221,8 @@ def _headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
     """What was measured, in one line."""
     return (
         f"{report['model']['name']}, compute {report['compute']}, "
-        f"{report['environment']['threads']} threads, {report['prompts']} prompts, "
+        f"{counted(report['environment']['threads'], 'thread')}, "
+        f"{counted(report['prompts'], 'prompt')}, "
         f"-n {args.n_predict}, --temp {args.temp:g}, --seed {args.seed}"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from app.cli.bench_requests import REPEAT, add_results
-from app.cli.common import add_threads
+from app.cli.common import add_threads, loading_line
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line
 from app.cli.run_arguments import add_options
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     layout = bench_layout(args.heads, args.dim, args.layers, args.conv_dim)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    rows = bench_rollback(
+    made = bench_rollback(
         args.rollback,
         args.widths,
         layout,
@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         n_rs_seq=args.n_rs_seq,
         repeats=args.repeat,
     )
+    rows = _watched(made, len(args.widths) * len(args.rollback))
     facts = {
         "heads": args.heads,
         "dim": args.dim,
@@ -94,6 +95,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _watched(rows: Iterable[dict[str, Any]], n: int) -> Iterator[dict[str, Any]]:
+    """The rows, with how many there are already shown while one is waited for on a terminal."""
+    progress = loading_line()
+    for i, row in enumerate(rows, 1):
+        if progress is not None:
+            progress(n, n, "")  # the row takes its line
+        yield row
+        if progress is not None and i < n:
+            progress(i, n, f"{i} of {n} rows measured")
+
+
 _SIZES = ("written", "copied", "saved", "restored", "held", "beyond")
 
 
@@ -103,7 +115,7 @@ def _lines(said: dict[str, Any], rows: Iterable[dict[str, Any]]) -> Iterator[str
         "{layers} layers of {heads} heads x {dim} x {dim} and a convolution of {conv_dim} channels"
     ).format(**said) + f": {size_text(said['state_bytes'])} a state, float32"
     yield (
-        "medians of {repeat} rounds, {threads} threads; times in ms, sizes in MiB per round"
+        "medians of {repeat} rounds, threads: {threads}; times in ms, sizes in MiB per round"
     ).format(**said)
     yield "min: fastest total; x none: total over none; beyond: held beyond one live state"
     yield ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import add_requests, add_results, deliver, facts, open_bench, progress
 from app.cli.option_lines import OptionLines
-from app.cli.output import tell
+from app.cli.output import counted, tell
 from app.cli.parser import KINDS
 from app.cli.recorded import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
@@ -109,7 +109,7 @@ def _measure(suite: PromptSuite, writer: SuiteWriter | None) -> None:
         progress(
             n_done,
             n_all,
-            f"{done.prompt}, {done.configuration}: {done.predicted_n} tokens, "
+            f"{done.prompt}, {done.configuration}: {counted(done.predicted_n, 'token')}, "
             f"{done.predicted_per_second:.1f} tok/s",
         )
 

@@ -88,8 +88,8 @@ def add_compute(group: argparse._ArgumentGroup) -> None:
 
 def add_threads(group: argparse._ArgumentGroup) -> None:
     OptionLines(group).add("""
-        -t, --threads N  CPU threads (default: all cores; for a small model what was fastest in a
-            short trial when it was first opened)
+        -t, --threads N:threads  CPU threads (default: all cores; for a small model what was fastest
+            in a short trial when it was first opened)
     """)
 
 
@@ -208,6 +208,8 @@ def open_session(
             options=options,
         )
     choose_threads(args.threads, session.info, session.model)
+    if said := session.info.note_on_context(getattr(args, "ctx_size", None) or 0):
+        note(said)
     return session
 
 

@@ -16,7 +16,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines, tell
+from app.cli.output import counted, print_json, print_lines, tell
 from app.cli.recorded import (
     add_report,
     check_report,
@@ -248,7 +248,7 @@ def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario
 def _lines(job: Comparison, verdicts: list[LaneVerdict], costs: Sequence[RunCost]) -> Iterator[str]:
     """The tables of errors and of costs, and a sentence for every lane that needs one."""
     n = sum(map(len, job.emitted))
-    yield f"{n} tokens, bound on the NMSE of the logits {job.bound:.1e}"
+    yield f"{counted(n, 'token')}, bound on the NMSE of the logits {job.bound:.1e}"
     yield ""
     width = max(len(verdict.lane) for verdict in verdicts)
     yield _LINE.format(*LANE_HEADS, width=width)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
-from app.cli.output import tell
+from app.cli.output import counted, tell
 from engine.errors import OptionError, TraceFileError
 from engine.files import write_text
 
@@ -54,19 +54,15 @@ def run(args: argparse.Namespace) -> int:
         from app.trace_models.session_page import write_session_page
 
         write_session_page(runs, args.trace.absolute().name, args.html)
-        tell(f"page with {_counted(len(runs), 'run')} written to {args.html}")
+        tell(f"page with {counted(len(runs), 'run')} written to {args.html}")
     if args.perfetto is not None:
         from engine.trace.perfetto import write_perfetto
 
         n = write_perfetto(runs, args.perfetto)
-        tell(f"{n} events written to {args.perfetto}")
+        tell(f"{counted(n, 'event')} written to {args.perfetto}")
     if args.aiperf is not None:
         _write_aiperf(store, runs, args)
     return 0
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _write_aiperf(store: TraceStore, runs: Sequence[RunRef], args: argparse.Namespace) -> None:
@@ -88,9 +84,9 @@ def _write_aiperf(store: TraceStore, runs: Sequence[RunRef], args: argparse.Name
             "Name the trace of a run with a drafter.",
         )
     write_text(args.aiperf, "\n".join(lines) + "\n")
-    tell(f"{len(lines)} records written to {args.aiperf}")
+    tell(f"{counted(len(lines), 'record')} written to {args.aiperf}")
     if n_left_out:
         tell(
-            f"{n_left_out} sequences left out: nothing was drafted, or the number of their steps "
-            "is not known"
+            f"{counted(n_left_out, 'sequence')} left out: nothing was drafted, or the "
+            "number of steps is not known"
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_line, tell
+from app.cli.output import counted, print_json, print_line, tell
 
 if TYPE_CHECKING:
     from engine.trace.facts import RequestFacts
@@ -94,16 +94,16 @@ def _line(store: TraceStore, run_id: int) -> str:
     n, n_rounds = len(figures["stops"]), figures["rounds"]
     parts = [
         *([facts.server.address] if facts.server and "log" in (facts.attachment or "") else []),
-        f"1 {unit.removesuffix('s')}" if n == 1 else f"{n} {unit}",
-        f"{n_rounds} rounds" if n_rounds else "rounds not observed",
-        "tokens not known" if tokens is None else f"{tokens:,} tokens",
+        counted(n, unit.removesuffix("s")),
+        counted(n_rounds, "round") if n_rounds else "rounds not observed",
+        "tokens not known" if tokens is None else counted(tokens, "token"),
     ]
     if drafted:
         parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")
     elif drafted is None:
         parts += _partly(facts.requests or [])
     if unread := figures["unknown_keys"]:
-        parts.append(f"{len(unread)} keys kept but not used")
+        parts.append(f"{counted(len(unread), 'key')} kept but not used")
     return ", ".join(parts)
 
 

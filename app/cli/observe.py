@@ -15,6 +15,7 @@ from app.cli.common import add_key, check_files, check_output, connect, loading_
 from app.cli.option_lines import OptionLines
 from app.cli.output import (
     Interrupted,
+    counted,
     end_text,
     is_coloured,
     is_terminal,
@@ -460,7 +461,7 @@ def _fared(counts: Timings | None, request: dict[str, Any]) -> str:
     if counts is None:
         line = "no figures"
     else:
-        line = f"{counts.predicted_n} tokens"
+        line = counted(counts.predicted_n, "token")
         if counts.predicted_n > 1 and counts.predicted_ms > 0:
             line += f", {1e3 * (counts.predicted_n - 1) / counts.predicted_ms:.1f} tokens/s"
         if counts.draft_n:

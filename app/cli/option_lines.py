@@ -97,6 +97,14 @@ def positive(text: str) -> int:
     return number
 
 
+def thread_count(text: str) -> int:
+    """As many threads as the machine has cores at most, as an argparse type."""
+    number, most = positive(text), os.cpu_count() or 1
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{number} is more than the {most} cores of this machine")
+    return number
+
+
 def numbers(text: str) -> Sequence[int]:
     """Numbers from 1, separated by commas, each once, as an argparse type."""
     return tuple(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
@@ -120,7 +128,9 @@ def token_ids(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError("there is no token id")
     for word in words:
         if not (word.isascii() and word.isdigit() and len(word) < 10):
-            raise argparse.ArgumentTypeError(f"{word!r} is not a token id")
+            raise argparse.ArgumentTypeError(
+                f"{word!r} is not a token id; give numbers such as 1,2,3, or a text with -p"
+            )
     return tuple(map(int, words))
 
 
@@ -137,6 +147,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "N[,N]": numbers,
     "IDS": token_ids,
     "int": int,
+    "threads": thread_count,
     "number": finite_number,
     "output": output_file,
     "text": str,

@@ -13,7 +13,7 @@ from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
 from app.cli.output import Interrupted, on_signal, print_lines, tell
 from engine.analysis.findings.check import Finding, recorded, with_consequences
-from engine.errors import OptionError
+from engine.errors import OptionError, TraceFileError
 from engine.gguf.content import ContentHash
 from engine.report.page import write_report
 from engine.report.parts import Report
@@ -38,7 +38,7 @@ _LATE = ", without the hash of the tensors, which takes longer"
 def check_trace_folder(folder: Path | None) -> None:
     """Refuse a --trace folder that cannot be written, before anything is computed for it.
 
-    Raises TraceFileError for one that holds something else, OptionError for one that cannot be.
+    Raises OptionError for one that holds something else too.
     """
     if folder is None:
         return
@@ -49,6 +49,8 @@ def check_trace_folder(folder: Path | None) -> None:
         raise OptionError(
             f"--trace {str(folder)[:80]} cannot be written: {reason}.", "Name another folder."
         ) from error
+    except TraceFileError as error:  # an argument that cannot be, like any other
+        raise OptionError(error.message, error.remedy) from error
 
 
 def decode(

@@ -19,7 +19,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines
-from app.cli.output import note, print_json, print_line, print_lines
+from app.cli.output import counted, note, print_json, print_line, print_lines
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_options, options_from
 from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
@@ -201,8 +201,8 @@ def lines(found: Rescored) -> Iterator[str]:
     """What came of a run, a line for each sequence."""
     noise = "" if found.noise is None else f", rounding moves gaps by up to {found.noise:.2g}"
     yield (
-        f"run {found.run_id}: {found.n_tokens} tokens re-scored, compute {found.compute}, "
-        f"{found.n_first} of rank 1{noise}"
+        f"run {found.run_id}: {counted(found.n_tokens, 'token')} re-scored, compute "
+        f"{found.compute}, {found.n_first} of rank 1{noise}"
     )
     yield f"  model: {found.identity.verdict}. {found.identity.reason}"
     for sequence in found.sequences:
@@ -231,7 +231,8 @@ def _expected(share: Share, rule: str) -> str:
 def _told(sequence: RescoredSequence) -> Iterator[str]:
     if sequence.n_tokens:
         how = {True: ", temperature 0", False: ", drawn at a temperature", None: ""}
-        yield f"{sequence.n_tokens} tokens{how[sequence.greedy]}, {sequence.n_first} of rank 1"
+        n = counted(sequence.n_tokens, "token")
+        yield f"{n}{how[sequence.greedy]}, {sequence.n_first} of rank 1"
     if sequence.n_near_ties:
         yield f"{sequence.n_near_ties} near ties"
     if sequence.n_lossy:

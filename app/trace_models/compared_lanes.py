@@ -10,7 +10,7 @@ from app.trace_models.run_rows import RowIndex
 from app.trace_models.shown_text import error_text
 from engine.analysis.findings.run_rows import lane_kind
 from engine.analysis.run_cost import RunCost
-from engine.analysis.verdict import SUSPECT, LaneVerdict, judge_lanes, noise_of
+from engine.analysis.verdict import IDLE_FAULT, SUSPECT, LaneVerdict, judge_lanes, noise_of
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -238,7 +238,8 @@ def _in_words(verdict: LaneVerdict, bound: float) -> str:
             f"{error_text(verdict.worst_nmse)} at position {verdict.worst_pos}; no bound applies."
         )
     if verdict.verdict == "exact":
-        return f"The logits of all {verdict.n_positions} positions are exact."
+        exact = f"The logits of all {verdict.n_positions} positions are exact"
+        return f"{exact}: {IDLE_FAULT}." if verdict.idle_faults else f"{exact}."
     return (
         f"Within the bound {error_text(bound)}: worst NMSE {error_text(verdict.worst_nmse)} "
         f"at position {verdict.worst_pos}."

@@ -15,7 +15,7 @@ from app.trace_models.run_notes import notes_of, number_of, prompt_text, run_nam
 from app.trace_models.shown_text import significant
 from engine.option_fields import options_in
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
-from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
+from engine.trace.records import MISSING, NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance_of, timings_of, with_told
@@ -413,10 +413,12 @@ def _columns(tables: Mapping[str, Mapping[str, str]]) -> list[str]:
     return [*lines, f"not observed: {', '.join(untold)}"] if tables and untold else lines
 
 
-def counted_since(store: TraceStore, first_run: int) -> tuple[int, int]:
-    """Drafted and accepted tokens of the runs from one on."""
+def counted_since(store: TraceStore, first_run: int) -> tuple[int, int] | None:
+    """Drafted and accepted tokens of the runs from one on; None where no round tells them."""
     table, n = store.rounds, len(store.rounds)
     mine = table.column("run_id", 0, n) >= first_run
     names = ("num_draft_tokens", "num_accepted_draft_tokens")
-    drafted, accepted = (np.maximum(table.column(name, 0, n)[mine], 0).sum() for name in names)
-    return int(drafted), int(accepted)
+    drafted, accepted = (table.column(name, 0, n)[mine] for name in names)
+    if not (drafted != MISSING).any():
+        return None
+    return int(np.maximum(drafted, 0).sum()), int(np.maximum(accepted, 0).sum())

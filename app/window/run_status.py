@@ -44,7 +44,9 @@ class RunEnds(QObject):
     def can_measure(self) -> bool:
         """Whether the run on show could be measured against plain decoding now."""
         run, bridge = self._feed.run, self._bridge
-        return run is not None and bridge.can_start and bridge.request_of(run) is not None
+        if run is None or bridge.server_status.gone:
+            return False
+        return bridge.can_start and bridge.request_of(run) is not None
 
     def measure_plain(self) -> None:
         """Run what the run on show was asked for with its drafters and without, in alternation."""

@@ -15,8 +15,10 @@ from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.events import CommandFailed
 from app.engine_thread.jobs.files import (
+    TEXT_NAME,
     ExportTrace,
     ReadResults,
+    ReadText,
     ReadTrace,
     WritePage,
     WritePerfetto,
@@ -98,6 +100,11 @@ class Sessions(QObject):
         """Read an exported trace and show it; no model is needed."""
         self._banners.clear()
         self._bridge.ask(ReadTrace(folder))
+
+    def open_text(self, text: str) -> None:
+        """Show what another engine wrote, copied or dropped as a text."""
+        self._banners.clear()
+        self._bridge.ask(ReadText(text))
 
     def ask(self) -> None:
         """Let the user choose a trace."""
@@ -296,7 +303,7 @@ class Sessions(QObject):
         discard(folder)
 
     def _remember(self, folder: Path | None) -> None:
-        if folder is not None:
+        if folder is not None and folder.name != TEXT_NAME:
             self._settings.add_recent_trace(folder)
 
 
@@ -350,10 +357,10 @@ class OpenedResults:
 _MOST_LOOKED_AT = 8
 
 
-def what_is(data: QMimeData) -> tuple[str, list[Path]] | None:
+def what_is(data: QMimeData) -> tuple[str, list[Path] | str] | None:
     """What a drop brings, None when nothing of it can be opened: "models", up to two, the larger
     (the target) first; or the "results" of a sweep; or a "trace", its folder or what another
-    engine wrote."""
+    engine wrote; or a "text" that another engine wrote."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     models = [path for path in paths if path.suffix.lower() == ".gguf" and os.path.isfile(path)]
     if models:
@@ -364,9 +371,12 @@ def what_is(data: QMimeData) -> tuple[str, list[Path]] | None:
         return "results", results[:1]
     traces = [folder for path in paths if (folder := find_trace(path)) is not None]
     if not traces:
-        from engine.observe.files.importing import recognise_file
+        from engine.observe.files.importing import recognise, recognise_file
 
         traces = [path for path in paths[:_MOST_LOOKED_AT] if recognise_file(path)]
+        text = "" if paths else data.text()
+        if recognise(text.encode("utf-8", "replace")):
+            return "text", text
     return ("trace", traces[:1]) if traces else None
 
 
@@ -391,9 +401,10 @@ class DropTarget(QObject):
             if found is None:
                 return False
             event.acceptProposedAction()
-            kind, paths = found
-            names = " and ".join(path.name for path in paths)
-            self.hovers.emit(f"Drop to open {names if kind == 'models' else f'the {kind} {names}'}")
+            kind, content = found
+            names = "" if isinstance(content, str) else " and ".join(p.name for p in content)
+            what = names if kind == "models" else f"the {kind} {names}".strip()
+            self.hovers.emit(f"Drop to open {what}")
         elif isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
             self.hovers.emit("")
             found = what_is(event.mimeData())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from PySide6.QtCore import QMimeData
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QMenuBar
 
@@ -31,7 +32,7 @@ from app.window.panels import Panels
 from app.window.run_control import RunControl
 from app.window.run_library import Copies, RunLibrary, RunPairs
 from app.window.run_status import RunEnds
-from app.window.sessions import DropTarget, OpenedResults, Sessions
+from app.window.sessions import DropTarget, OpenedResults, Sessions, what_is
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
@@ -188,6 +189,7 @@ class MainWindow(QMainWindow):
             "file.open_demo": self.open_demo,
             "file.open_trace": self.sessions.ask,
             "file.open_results": self.opened_results.ask,
+            "file.paste": self._paste,
             "file.connect": control.ask_server,
             "file.disconnect": lambda: bridge.ask(DisconnectServer()),
             "file.close_trace": bridge.close_trace,
@@ -399,9 +401,24 @@ class MainWindow(QMainWindow):
         overlay = self.feed.overlay
         self.sessions.report(run, None if overlay is None else overlay.run)
 
-    def _open_dropped(self, kind: str, paths: Sequence[Path]) -> None:
-        opened = {"results": self.opened_results.open, "trace": self.sessions.open}
-        opened.get(kind, self.open_model)(*paths)
+    def _open_dropped(self, kind: str, content: Sequence[Path] | str) -> None:
+        if isinstance(content, str):
+            self.sessions.open_text(content)
+        else:
+            opened = {"results": self.opened_results.open, "trace": self.sessions.open}
+            opened.get(kind, self.open_model)(*content)
+
+    def _paste(self) -> None:
+        data = QGuiApplication.clipboard().mimeData() or QMimeData()  # empty: None
+        found = what_is(data)
+        if found is not None:
+            self._open_dropped(*found)
+        elif data.hasUrls():  # what is read says why it cannot be
+            self.sessions.open(Path(data.urls()[0].toLocalFile()))
+        elif data.text().strip():
+            self.sessions.open_text(data.text())
+        else:
+            self.show_message("warning", "Nothing was copied that can be opened.", _TO_PASTE)
 
     # -- Qt --------------------------------------------------------------------------------
 
@@ -435,3 +452,4 @@ _NEED_RUN = (
 
 
 _A_MODEL = "a model that is loaded and idle"
+_TO_PASTE = "Copy a file, or the text of a log, a reply or a record of another engine."

@@ -51,6 +51,7 @@ costs. How far the mode itself is from the reference lane is in the row of its r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -89,6 +90,9 @@ class LaneFork:
     reference_id: int
     top2_gap: float
     explained: bool = True
+
+
+IDLE_FAULT = "its fault never took effect; longer drafts, or other texts, may let it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,12 @@ class LaneVerdict:
     def mode(self) -> str:
         """Compute mode, and types of states that are not f32."""
         return " with ".join(filter(None, (self.compute, self.types)))
+
+    @property
+    def idle_faults(self) -> str:
+        """The faults of a lane that is the reference to the bit, so that they never took effect."""
+        differs = self.verdict != "exact" or self.state_error or self.conv_error or self.duplicates
+        return "" if differs else ", ".join(re.findall(r"\bfault=([\w-]+)", self.lane))
 
     @property
     def is_beyond(self) -> bool:

@@ -76,6 +76,15 @@ class ModelInfo:
         """Whether more threads or narrower weights would slow the model down."""
         return self.n_params < SMALL_MODEL
 
+    def note_on_context(self, n_ctx: int) -> str:
+        """A sentence where a context of n_ctx tokens is longer than the trained one, else ""."""
+        if n_ctx <= self.n_ctx_train:
+            return ""
+        return (
+            f"A context of {n_ctx:,} tokens is longer than the {self.n_ctx_train:,} that the model "
+            "was trained on; beyond them its text may lose all sense."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that json can write."""
         return asdict(self)

@@ -14,7 +14,7 @@ import numpy as np
 from engine.analysis.findings.audit import audit_text
 from engine.analysis.findings.check import recorded
 from engine.analysis.run_cost import COST_HEADS, COST_NOTE, RunCost, cost_cells, cost_notes
-from engine.analysis.verdict import LaneVerdict, judge_lanes
+from engine.analysis.verdict import IDLE_FAULT, LaneVerdict, judge_lanes
 from engine.report.common import (
     GeneratedText,
     changed,
@@ -284,8 +284,8 @@ def lane_cells(verdict: LaneVerdict) -> tuple[str, ...]:
 
 
 def lane_notes(verdicts: Sequence[LaneVerdict], common_bound: float | None) -> Iterator[str]:
-    """A sentence for every lane that needs one: another bound than the common one, a fork, an
-    error."""
+    """A sentence for every lane that needs one: another bound than the common one, a fork, a
+    fault without effect, an error."""
     for v in verdicts:
         if math.isfinite(v.bound) and v.bound != common_bound:
             yield f"{v.lane}: bound {v.bound:.1e}"
@@ -297,6 +297,8 @@ def lane_notes(verdicts: Sequence[LaneVerdict], common_bound: float | None) -> I
                 f"{v.lane} forked: sequence {f.seq_id}, position {f.pos}, round {f.round}{before}; "
                 f"token {f.token_id} for {f.reference_id}, top-2 gap {f.top2_gap:.1e}"
             )
+        if v.idle_faults:
+            yield f"{v.lane}: {IDLE_FAULT}"
         if v.error:
             yield f"{v.lane} stopped: {v.error}"
 

@@ -80,6 +80,8 @@ def read_session(path: Path) -> SessionFile:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The file as it is, so far as it describes a trace. Raises TraceFileError."""
+    if not path.parent.exists():
+        raise TraceFileError(f"{path.parent} does not exist.", "Check the path.")
     if not path.exists():
         raise TraceFileError(
             f"{path.parent} is not an exported trace: {path.name} is missing.",

@@ -64,6 +64,9 @@ class FakeInfo:
         default_factory=lambda: dict.fromkeys(COMPUTE_MODES, 18_800_000)
     )
 
+    def note_on_context(self, n_ctx: int) -> str:
+        return f"{n_ctx} cells" if n_ctx > self.n_ctx_train else ""
+
 
 @dataclass
 class FakeEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from app.engine_thread.events import TraceRead, mark_of
 from app.engine_thread.status import EngineStatus
@@ -60,6 +61,24 @@ class ReadTrace(SideJob):
             status.show_trace(trace)
         else:
             status.trace_read.emit(trace)
+
+
+TEXT_NAME = "Pasted text"
+"""Stands for the file that a text would be in."""
+
+
+class ReadText(ReadTrace):
+    """Read what another engine wrote, from a text, and show it like a file."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Path(TEXT_NAME))
+        self._text = text
+
+    def run(self, progress: ReportProgress) -> None:
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            self._folder = Path(folder, TEXT_NAME)
+            self._folder.write_bytes(self._text.encode("utf-8", "replace"))
+            super().run(progress)
 
 
 class ReadRows(ReadTrace):

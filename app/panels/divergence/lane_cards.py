@@ -54,6 +54,8 @@ def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
         return f"forked @{verdict.fork.pos}", "", "ui.text"
     if verdict.verdict == "mode":
         return f"mode: {error_text(verdict.worst_nmse)}", "", "ui.muted"
+    if verdict.idle_faults:
+        return "exact: fault without effect", "warning", "status.warning"
     return verdict.verdict, "check", "status.ok"
 
 

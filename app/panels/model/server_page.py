@@ -84,8 +84,10 @@ class ServerPage(QScrollArea):
             _show(self._labels["server"], f"{known['server']} · gone")
         when = ["when it was seen last:"] if status.gone else []
         _show(self._slots, "\n".join([*when, *slot_lines(status.slots)]))
-        drafted, accepted = counted_since(self._server.store, self._first_run)
-        here = f"Recorded here: {drafted:,} drafted, {accepted:,} accepted"
+        counts = counted_since(self._server.store, self._first_run)
+        here = "Recorded here: no round that tells what was drafted"
+        if counts is not None:
+            here = "Recorded here: {:,} drafted, {:,} accepted".format(*counts)
         _show(self._counters, f"{_counted(status.counters)}\n{here}")
 
 

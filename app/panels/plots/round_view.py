@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer
 from app.looks.theme import Theme
-from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_facts import LiveNumbers, engine_name, is_ours
 from app.trace_models.run_rows import Position, RunRange
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
@@ -248,7 +248,9 @@ class RoundView(QStackedWidget):
         if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
         elif not has_rounds:
-            reason = f"Only sums are known of this run, and no rounds: {engine_name(run.facts)}"
+            numbers = LiveNumbers.told(run.facts.summary)
+            known = "Only sums" if numbers.tokens or numbers.acceptance else "No sums"
+            reason = f"{known} are known of this run, and no rounds: {engine_name(run.facts)}"
             self.empty.say("Not observed", f"{reason} does not report them.")
         else:
             self.empty.say(

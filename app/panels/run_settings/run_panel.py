@@ -67,6 +67,7 @@ class RunPanel(QWidget):
         self._wished_drafters: tuple[str, ...] = ("draft-mtp",)
         self._refused: dict[tuple[str, ...], str] = {}
         """Options that the server in use does not take, and why."""
+        self._files: OpenedFiles | None = None
         self.problem = ""
         """Why no run can start with what is set, empty when one can."""
         self._make_fields()
@@ -102,6 +103,7 @@ class RunPanel(QWidget):
     def set_files(self, files: OpenedFiles | None) -> None:
         """Offer the drafters that these files have; a choice that is gone becomes the best left."""
         there: set[str] = set()
+        self._files = files
         if files is not None:
             there = {drafter for _, drafter, _ in files.drafts}
             if any(layer.kind == "mtp" for layer in files.info.layers):
@@ -117,6 +119,7 @@ class RunPanel(QWidget):
             if self._wished_drafters and not left:
                 left = [name for name in reversed(model_drafters()) if name not in refused][:1]
             self.drafter.set_names(left)
+        self._judge()
 
     def set_server(self, why_not: Callable[[PlacedOption], str] | None) -> None:
         """Disable what a server does not take with a request; why_not: says why, empty for what it
@@ -307,7 +310,9 @@ class RunPanel(QWidget):
             if options.faults:
                 notes.append(f"Fault on: {', '.join(options.faults)}. The output may be wrong.")
                 notes += notes_on(options)
-        text = self.problem or " ".join(notes)
+            if self._files is not None:
+                notes.append(self._files.info.note_on_context(options.n_ctx))
+        text = self.problem or " ".join(filter(None, notes))
         self.message.setText(text)
         self.message.setAccessibleName(text)
         self.message.setVisible(bool(text))

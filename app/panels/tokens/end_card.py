@@ -260,7 +260,8 @@ class EndCard(QFrame):
         wide = self.width() >= _WHY_CHARACTERS * self.fontMetrics().averageCharWidth()
         has_step = self.end is not None and self.end.next_step is not None
         self.why.setVisible(wide and has_step and not self._low)
-        self.figures.setHidden(self._low)
+        is_needed = self.figures.text() or self._offers_plain  # the button is in their line
+        self.figures.setHidden(self._low or not is_needed)
         # one above the other they are as wide
         self.step.setMinimumWidth(0 if self._low else self.plain.sizeHint().width())
         self.audit.setHidden(self._low or not self.audit.text())

@@ -256,6 +256,8 @@ def import_file(
     if kind == LOG:
         return fill_log(store, _of_list(data), file)
     if kind is None:
+        if not data.strip():
+            raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")
         text = "".join(texts_of([data[:_HEAD]]))
         for pattern, what, remedy in _OTHERS:
             if re.search(pattern, text) is not None:

@@ -164,3 +164,10 @@ def test_no_prompt_no_model_no_head(cli: Cli) -> None:
     outcome = cli("compare", PLAIN, *QUICK)
     assert outcome.status == 2
     assert "needs an MTP head" in outcome.err
+
+
+def test_a_fault_that_changes_nothing_is_named(cli: Cli) -> None:
+    idle, acts = "planes,fault=stale-plane", FAULTY
+    outcome = cli("compare", MTP, *QUICK, "--lane", idle, "--lane", acts)
+    said = [line for line in outcome.out.splitlines() if "its fault never took effect" in line]
+    assert [line.partition(": ")[0] for line in said] == [idle]

@@ -76,6 +76,7 @@ def test_a_position_and_a_token(cli: Cli, trace: Path) -> None:
         (["--round", 999], "no round 999"),
         (["--round", 2, "--from-run", 5], "no run 5"),
         (["--position", 2], "nothing at position 2"),
+        (["--round", 4, "-n", 2], "-n 2 is less than the"),
         (["--round", 2, "--from-seq", 3, "--force", 5], "no sequence 3"),
         (["--round", 2, "--parallel", 4], "--parallel"),
         (["--round", 2, "--force", 10**7], "outside the vocabulary"),

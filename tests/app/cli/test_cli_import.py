@@ -69,6 +69,7 @@ def test_the_log_of_another_run_is_a_finding(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b" \n", "is empty"),
         (b"hello", "nothing that another engine is known to write"),
         (b'{"format": "draftscope-capture", "requests": 3}', "neither requests nor a log"),
         (b"srv  llama_server: initializing ...\n", "no request that ended"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -312,14 +313,24 @@ def test_chat_without_a_template_is_refused(cli: Cli, monkeypatch: pytest.Monkey
         (["-p", "a", "--n-rs-seq", "-1"], "--n-rs-seq is outside"),
         (["-p", "a", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
         (["-f", "no-such-file"], "no-such-file cannot be read"),
+        (["-p", "a", "-p", ""], "Prompt 1 is empty"),
+        (["-p", "a", "--spec-type", "magic"], "Choose from none, ngram-"),
+        (["--tokens", "1,a"], "'a' is not a token id; give numbers such as 1,2,3"),
+        (["-p", "a", "--threads", str(1 + (os.cpu_count() or 1))], "cores of this machine"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(cli: Cli, words: list[str], message: str) -> None:
-    outcome = cli("run", "--demo", *words, *QUICK)
+    outcome = cli("run", "--demo", *QUICK, *words)
     assert outcome.status == 2
     assert message in outcome.err
     assert outcome.out == ""
     assert "Traceback" not in outcome.err
+
+
+def test_a_context_beyond_the_trained_one_is_said_in_one_line(cli: Cli) -> None:
+    words = ["run", "--demo", "-p", "a", "-n", 1, "--no-audit", *QUICK, "-c"]
+    assert "longer than the 2,048" in cli(*words, 2049).err
+    assert "longer" not in cli(*words, 2048).err
 
 
 def test_the_demo_drafter_drafts_without_being_named(cli: Cli) -> None:
@@ -364,7 +375,7 @@ def test_a_trace_folder_with_foreign_files_is_refused_before_the_run(
 ) -> None:
     (tmp_path / "mine.txt").write_text("x")
     outcome = cli("run", "--demo", "-p", "a", "-n", 100000, "--trace", tmp_path)
-    assert outcome.status == 1
+    assert outcome.status == 2
     assert "mine.txt" in outcome.err
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.files import ReadTrace
+from app.engine_thread.jobs.files import ReadText, ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
 from app.panels.findings.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
@@ -50,6 +51,26 @@ def opened(window: MainWindow, qtbot: QtBot, folder: Path) -> MainWindow:
     with job_ends(qtbot, window.bridge, ReadTrace, timeout=60_000):
         window.sessions.open(folder)
     return window
+
+
+def test_a_copied_text_opens_like_its_file_and_another_is_refused_in_a_sentence(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    paste = window.actions_by_id["file.paste"]
+    clipboard = QGuiApplication.clipboard()
+    clipboard.setText((RECORDS / "lmstudio-prediction.json").read_text("utf-8"))
+    with job_ends(qtbot, window.bridge, ReadText):
+        paste.trigger()
+    (row,) = (row for row in table(window).rows if row.title.endswith("Pasted text"))
+    assert row.run.facts.summary == {**(row.run.facts.summary or {}), "predicted_n": 29}
+    assert window.settings.recent_traces == []
+    clipboard.setText("Dear all,\nthe meeting is at ten.")
+    with job_ends(qtbot, window.bridge, ReadText):
+        paste.trigger()
+    assert any("Pasted text is nothing that" in text for text in messages(window))
+    clipboard.clear()
+    paste.trigger()
+    assert any("Nothing was copied" in text for text in messages(window))
 
 
 def table(window: MainWindow) -> RunTable:
