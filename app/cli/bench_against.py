@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
                 "rows": [{"work": name, **row} for name, row in against.rows().items()],
                 "pairs": {name: list(map(asdict, pairs)) for name, pairs in against.pairs.items()},
                 "acceptance": against.acceptance,
+                "memory_bytes": against.memory,
             }
             print_report(args, report, _lines(report, markdown=args.markdown))
     return 0
@@ -186,6 +187,12 @@ def _notes(report: dict[str, Any]) -> Iterator[str]:
             f"{theirs:.2f} there, {ours:.2f} here."
         )
         yield "better: the same against llama.cpp's plain decoding where that is faster."
+    if report["memory_bytes"]:
+        theirs, ours = report["memory_bytes"]
+        yield (
+            f"Resident memory, largest: llama-server {theirs / 2**20:.0f} MiB, here "
+            f"{ours / 2**20:.0f}, ratio {ours / theirs:.2f}."
+        )
     if report["idle_share"] > _BUSY:
         yield (
             f"While llama.cpp was measured, this process used {100 * report['idle_share']:.0f} % "

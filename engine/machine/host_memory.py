@@ -119,6 +119,7 @@ def give_back_memory() -> None:
                 library.madvise(ctypes.c_void_p(start), size, _DONT_NEED)
 
 
+_CLEAR = Path("/proc/self/clear_refs")
 _MEMORY, _SELF = Path("/proc/meminfo"), Path("/proc/self/status")
 _GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -164,6 +165,29 @@ def resident_memory() -> int | None:
         return 1024 * _numbers(_SELF)["VmRSS:"]
     except (OSError, KeyError):
         return None
+
+
+def forget_peak() -> bool:
+    """Have `peak_resident` of this process count from here on; whether the system can."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_resident(pid: int | None = None) -> int:
+    """The most bytes that this process has had in memory, or another one or a child of it; 0 where
+    the system does not say."""
+    try:
+        if pid is None:
+            return 1024 * _numbers(_SELF)["VmHWM:"]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return 1024 * max(
+            _numbers(Path(f"/proc/{one}/status"))["VmHWM:"] for one in (pid, *children)
+        )
+    except (OSError, KeyError):
+        return 0
 
 
 def _left(root: Path, own: str, kind: str, free: int) -> int:

@@ -24,6 +24,7 @@ from engine.experiments.bench.llama_programs import (
     started,
 )
 from engine.experiments.bench.request import Configuration, measure_request
+from engine.machine.host_memory import forget_peak, peak_resident
 from engine.memory.hybrid import HybridMemory
 from engine.options import Prompt, RunOptions, SamplerOptions
 
@@ -95,6 +96,8 @@ class Against:
     folder: of the build, None = $PATH. works: forward passes. speculative: None leaves it out.
     options: the rest of what its runs are decoded with. pairs: what was measured so far, by name of
     the work; acceptance: of each pair of requests, (theirs, ours); build: that of llama-bench.
+    memory: bytes that llama-server and this process held at most, the latter since its first
+    request, None where the system does not tell.
     Raises OptionError where a program is missing.
     """
 
@@ -116,6 +119,7 @@ class Against:
         self.pairs: dict[str, list[Pair]] = {}
         self.acceptance: list[tuple[float, float]] = []
         self.build = ""
+        self.memory: tuple[int, int] | None = None
 
     def rows(self) -> dict[str, dict[str, float]]:
         """Every work's ratios, and BETTER once there are figures of speculation."""
@@ -151,6 +155,7 @@ class Against:
             for work in self._works:
                 self._pass_pair(number, work, own)
                 yield work.name
+        del own
         if self._speculative is not None:
             yield from self._speculative_pairs(self._speculative)
 
@@ -171,6 +176,7 @@ class Against:
                 return done.speed(), done.acceptance or 0.0
 
             ask()
+            is_known = forget_peak()
             own_request(self._session, self._options, work)
             for number in range(self._n_pairs):
                 theirs, ours, idle_share = take_turns(
@@ -179,6 +185,8 @@ class Against:
                 pair = Pair(theirs[0], ours[0], idle_share)
                 self.pairs.setdefault(SPECULATIVE, []).append(pair)
                 self.acceptance.append((theirs[1], ours[1]))
+                found = peak_resident(server.pid), peak_resident()
+                self.memory = found if is_known and all(found) else None
                 yield SPECULATIVE
 
 

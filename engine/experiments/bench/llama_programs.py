@@ -67,6 +67,7 @@ def served(
     """
     with started(program, words, subprocess.DEVNULL) as running:
         server = TimedServer(f"http://{_HOST}:{port}")
+        server.pid = running.process.pid
 
         def check() -> None:
             if running.process.poll() is not None:

@@ -77,6 +77,8 @@ class TimedServer:
         if self._parts.scheme not in ("http", "https") or not self._parts.hostname:
             raise ServerError(f"{url} is not the address of a server.", "Write http://HOST:PORT.")
         self._model = ""
+        self.pid: int | None = None
+        """Of the process that runs it, where this one has started it."""
 
     @property
     def url(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_table_and_markdown(cli: Cli, fake: FakePrograms) -> None:
     assert "Medians, pairs in alternation: 1;" in outcome.out
     assert "--spec-synth-rates 1,1,0: accepted 0.67 there" in outcome.out
     assert "[5/5] draft-mtp" in outcome.err
+    assert ("Resident memory, largest: llama-server" in outcome.out) == (sys.platform == "linux")
 
     table = cli(*words, "--markdown", "--spec-type", "none", "--depth", 3).out.splitlines()
     rows = [line.strip("| ").split(" | ") for line in table if line.startswith("| ")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,11 @@ def test_pairs_of_every_work_and_what_they_come_to(session: Session, tmp_path: P
     assert rows[BETTER]["ours"] == rows[SPECULATIVE]["ours"]
     assert rows[BETTER]["ratio"] == pytest.approx(rows[SPECULATIVE]["ratio"] / 4)
     assert against.acceptance == [pytest.approx((2 / 3, 2 / 3), abs=0.1)] * 3
+    if sys.platform == "linux":
+        assert against.memory is not None
+        theirs, ours = against.memory
+        # of an interpreter, and of one with torch and a model
+        assert 2**22 < theirs < ours < 2**33
     asked = fake.asked("llama-server")
     assert len(asked) == 1 + 4  # started once; a request to warm up
     assert [words[words.index("-t") + 1] for words in fake.asked("llama-bench")] == [
