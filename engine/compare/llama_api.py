@@ -352,7 +352,7 @@ TRANSCRIPTS = "DRAFTSCOPE_LLAMA_TRANSCRIPTS"
 _numbers = itertools.count()
 
 
-class LoggedCommand(NamedTuple):
+class ApiCall(NamedTuple):
     """A command. saved: places in values that hold the number of a blob, from 0, as they came."""
 
     name: str
@@ -392,10 +392,10 @@ def transcript() -> Transcript | None:
     return Transcript(Path(folder)) if folder else None
 
 
-def read_transcript(path: Path) -> list[LoggedCommand]:
+def read_transcript(path: Path) -> list[ApiCall]:
     """The commands of a transcript; of one that was cut short, those that are whole. Raises
     PeerLibraryError."""
-    found: list[LoggedCommand] = []
+    found: list[ApiCall] = []
     with path.open("rb") as file:
         while True:
             try:
@@ -409,7 +409,7 @@ def read_transcript(path: Path) -> list[LoggedCommand]:
             if not isinstance(name, bytes) or not isinstance(places, int):
                 raise PeerLibraryError(f"{path.name} is not a transcript.", "Record it anew.")
             saved = tuple(i for i in range(len(values)) if places >> i & 1)
-            found.append(LoggedCommand(name.decode("utf-8", "replace"), values, saved))
+            found.append(ApiCall(name.decode("utf-8", "replace"), values, saved))
 
 
 def _hash(blob: bytes) -> bytes:

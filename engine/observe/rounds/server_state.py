@@ -10,13 +10,7 @@ import numpy as np
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
-from engine.observe.rounds.log_rounds import (
-    UNKNOWN_TOKEN,
-    Counts,
-    IterationClock,
-    LogRequest,
-    LogRound,
-)
+from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogClock, LogRequest, LogRound
 
 Said: TypeAlias = tuple[int, int | None, str]
 """The line of a message, its time in microseconds and of which kind it is."""
@@ -76,7 +70,7 @@ class ServerState:
         self._prompts = PromptLog()
         self._current: LogRequest | None = None
         self._impls: list[tuple[str, int, int]] = []
-        self.clock = IterationClock()
+        self.clock = LogClock()
         self.totals: dict[str, Counts] = {}
         """By drafter its drafts, their tokens and those accepted, of all requests so far."""
         self.n_undrafted = 0
