@@ -206,7 +206,7 @@ class LightRows:
         is_good: np.ndarray,
         streams: tuple[list[str], np.ndarray],
     ) -> None:
-        """Lines of a shape, as for `Chunk.rows`."""
+        """Lines of a shape, as for `Burst.rows`."""
         names, of = streams
         us, *columns = columns
         *_, accepted, drafted = columns
@@ -240,7 +240,7 @@ class LightRows:
         return self._names[self._server[line] - 1], None if us < 0 else us, *values
 
 
-class Chunk:
+class Burst:
     """Lines that came together, and the numbers in them."""
 
     def __init__(self, data: bytes, *, cuts: bool = False) -> None:
