@@ -241,7 +241,7 @@ def _options_in(kind: type) -> Iterator[PlacedOption]:
 
 
 def _within_part(inner: PlacedOption, name: str, metadata: Mapping[str, Any]) -> PlacedOption:
-    words, found = _Words(metadata["words"]), inner.option
+    words, found = _BraceWords(metadata["words"]), inner.option
     found = replace(
         found,
         flags=tuple(flag.format_map(words) for flag in found.flags),
@@ -251,7 +251,7 @@ def _within_part(inner: PlacedOption, name: str, metadata: Mapping[str, Any]) ->
     return replace(inner, path=(name, *inner.path), option=found)
 
 
-class _Words(dict[str, str]):
+class _BraceWords(dict[str, str]):
     """Words for the braces of a text; a brace without a word stays as it is."""
 
     def __missing__(self, key: str) -> str:

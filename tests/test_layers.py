@@ -73,6 +73,18 @@ def test_the_command_line_has_no_qt() -> None:
     assert not wrong
 
 
+def test_no_two_classes_share_a_name() -> None:
+    """Private ones of the adapters aside: each of those files does the same for one library."""
+    found: dict[str, set[str]] = {}
+    for path in (path for package in ALLOWED for path in modules(package)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not (
+                node.name.startswith("_") and path.parent.name == "adapters"
+            ):
+                found.setdefault(node.name, set()).add(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
 def loaded_after(code: str) -> set[str]:
     """Top-level modules present in a fresh interpreter after some code."""
     done = subprocess.run(

@@ -17,7 +17,7 @@ from engine.analysis.acceptance.breakdown import (
     INDEX,
     Breakdown,
     Group,
-    Share,
+    TokenShare,
     breakdown,
 )
 from engine.analysis.acceptance.counts import Logistic
@@ -108,7 +108,7 @@ def _row(group: Group) -> str:
     return f"{line}{_share(group.b)}{group.p:>10.2g}{' *' if group.p < CLEAR else ''}"
 
 
-def _share(share: Share) -> str:
+def _share(share: TokenShare) -> str:
     if not share.n:
         return f"{0:>8}{'-':>10}{'-':>8}{'':>15}"
     bounds = f"{share.low:.3f}-{share.high:.3f}"

@@ -17,7 +17,7 @@ from app.cli.output import print_json, print_lines
 from app.cli.run_arguments import add_draft_model, add_options, reader
 from engine.draft.draft_files import check_draft
 from engine.errors import DraftscopeError
-from engine.gguf.binary import Texts
+from engine.gguf.binary import StringArray
 from engine.gguf.file import GgufFile
 from engine.gguf.outline import outline
 from engine.gguf.tokenizer import Tokenizer
@@ -335,7 +335,7 @@ def _plain(value: Any) -> Any:
     """A metadata value for JSON; long arrays become their length."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    if isinstance(value, (list, Texts)):
+    if isinstance(value, (list, StringArray)):
         return list(value) if len(value) <= 64 else {"length": len(value), "first": value[:4]}
     return value
 

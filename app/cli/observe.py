@@ -189,7 +189,7 @@ def _ask(
     streaming = not args.json and len(requests) == 1
     ending: DraftscopeError | Interrupted | None = None
     rescored = None
-    show = _Stream(job, "" if args.chat else requests[0].text) if streaming else None
+    show = _ContinuationPrinter(job, "" if args.chat else requests[0].text) if streaming else None
     try:
         try:
             record(job, job.advance, None, show=show.show if show else lambda: None)
@@ -268,7 +268,7 @@ def _rescore(
     )
 
 
-class _Stream:
+class _ContinuationPrinter:
     """Prints the prompt, and its continuation as it arrives: on a terminal coloured by kind of
     token, round by round, elsewhere as plain text."""
 

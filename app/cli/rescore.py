@@ -30,7 +30,7 @@ from engine.observe.server.limits import TimeLimits
 from engine.option_fields import options_in
 
 if TYPE_CHECKING:
-    from engine.analysis.acceptance.breakdown import Share
+    from engine.analysis.acceptance.breakdown import TokenShare
     from engine.observe.rescoring.rescore import Rescored, RescoredSequence
     from engine.session import Session
     from engine.trace.store import TraceStore
@@ -218,7 +218,7 @@ def lines(found: Rescored) -> Iterator[str]:
             )
 
 
-def _expected(share: Share, rule: str) -> str:
+def _expected(share: TokenShare, rule: str) -> str:
     if share.expected is None:
         return "expected: not known"
     if share.most is None or share.most - share.expected < _SAME:

@@ -27,7 +27,7 @@ TEXT_ZOOMS = range(-4, 21)
 _T = TypeVar("_T")
 
 
-class _Kept(Generic[_T]):
+class _SettingKey(Generic[_T]):
     """A value under a key of the file. read: makes it of what is there, or a default of something
     else; write: what is put there."""
 
@@ -98,46 +98,46 @@ class Settings:
     mostly empty.
     """
 
-    theme = _Kept("window/theme", lambda value: value if value in THEME_CHOICES else "system")
-    ghosts = _Kept("view/ghosts", _flag(default=True))
+    theme = _SettingKey("window/theme", lambda value: value if value in THEME_CHOICES else "system")
+    ghosts = _SettingKey("view/ghosts", _flag(default=True))
     """Whether rejected and ignored draft tokens are shown in the text."""
-    tabs = _Kept("view/tabs", _flag(default=False))
+    tabs = _SettingKey("view/tabs", _flag(default=False))
     """Whether sequences are shown as tabs instead of tiles."""
-    text_zoom = _Kept("view/text_zoom", _whole(TEXT_ZOOMS, 0), str)
+    text_zoom = _SettingKey("view/text_zoom", _whole(TEXT_ZOOMS, 0), str)
     """Tenths by which the tokens are written larger, smaller below 0."""
-    open_groups = _Kept("run/open_groups", _words, " ".join)
+    open_groups = _SettingKey("run/open_groups", _words, " ".join)
     """Names of the groups of the Run panel that are unfolded."""
-    pages = _Kept("window/pages", _words, " ".join)
+    pages = _SettingKey("window/pages", _words, " ".join)
     """Names of the views in front in the panels that several share."""
-    run_form = _Kept("run/form", _form, json.dumps)
+    run_form = _SettingKey("run/form", _form, json.dumps)
     """What stood in the Run panel when it was used last."""
-    llama_library = _Kept(
+    llama_library = _SettingKey(
         "compare/llama_library",
         lambda value: Path(_text(value)) if _text(value) else None,
         lambda folder: "" if folder is None else str(folder),
     )
     """The build of llama.cpp for its lanes; None = an installed package."""
-    break_rules = _Kept(
+    break_rules = _SettingKey(
         "run/break_rules",
         _rules,
         lambda entries: "\n".join(f"{'+' if used else '-'} {text}" for text, used in entries),
     )
     """Rules as text and whether each is in use, kept as lines that begin with + or -."""
-    geometry = _Kept("window/geometry", _bytes)
+    geometry = _SettingKey("window/geometry", _bytes)
     """The window's place."""
-    layout_name = _Kept("window/layout_name", _text)
+    layout_name = _SettingKey("window/layout_name", _text)
     """The layout in use last, empty before one was chosen."""
-    excel_safe = _Kept("export/excel_safe", _flag(default=False))
+    excel_safe = _SettingKey("export/excel_safe", _flag(default=False))
     """Whether the last export was the variant for spreadsheets."""
-    recent_models = _Kept("files/recent_models", _paths, lambda paths: list(map(str, paths)))
+    recent_models = _SettingKey("files/recent_models", _paths, lambda paths: list(map(str, paths)))
     """Models opened last, the newest first; some may no longer exist."""
-    recent_traces = _Kept("files/recent_traces", _paths, lambda paths: list(map(str, paths)))
+    recent_traces = _SettingKey("files/recent_traces", _paths, lambda paths: list(map(str, paths)))
     """Folders of traces opened last, the newest first; some may no longer exist."""
-    recent_servers = _Kept("servers/recent", _texts)
+    recent_servers = _SettingKey("servers/recent", _texts)
     """Addresses connected to last, the newest first."""
-    watch_port = _Kept("servers/watch_port", _whole(range(1, 65536), 8081), str)
+    watch_port = _SettingKey("servers/watch_port", _whole(range(1, 65536), 8081), str)
     """The port through which other programs are watched."""
-    server_timeout = _Kept("servers/timeout", _whole(range(1, 1_000_000), 600), str)
+    server_timeout = _SettingKey("servers/timeout", _whole(range(1, 1_000_000), 600), str)
     """The time limit of a server's replies, seconds."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class StatusLine(QStatusBar):
         super().__init__(parent)
         self.texts = {"waiting": "", "going": "", "model": ""}
         """What is waited for; how far the run is, or which lane is on show; the model."""
-        self._model = _Words()
+        self._model = _ElidedLine()
         self.phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self._bar = QProgressBar()
         self._bar.setRange(0, _STEPS)
@@ -155,7 +155,7 @@ class StatusLine(QStatusBar):
             chip.setVisible(not shown and is_told)
 
 
-class _Words(QWidget):
+class _ElidedLine(QWidget):
     """One line of text that takes the room that is left. A QLabel would have all of the line
     arranged and painted anew for every text."""
 

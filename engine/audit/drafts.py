@@ -30,7 +30,7 @@ from engine.audit.recorded_drafts import (
     DraftedText,
     RecordedDraft,
     RecordedDrafts,
-    Replay,
+    Redrafts,
     shares_apart,
 )
 from engine.draft.registry import model_drafters
@@ -160,7 +160,7 @@ class _DrafterAudit:
         if wrong:
             # once more, in the widths of the run
             window = window_around(text.drafts, wrong[0])
-            clean = Replay(self._model, text, CLEAN).of(window)
+            clean = Redrafts(self._model, text, CLEAN).of(window)
             differ = [draft for draft in window if clean[draft.round] > self._tolerance]
             if wrong[0] in differ and not self._is_tipped(differ, window):
                 return self._wrong(text, differ[0], wrong, len(sampled), window, clean)
@@ -219,7 +219,7 @@ class _DrafterAudit:
         included. clean: sum of their distances from the right ones."""
         best, cause = _EXPLAINS * clean, Deviation(DIFFERS, "")
         for guess, its_text, other in self._guesses(text, window[0]):
-            replay = Replay(self._model, its_text, guess, other)
+            replay = Redrafts(self._model, its_text, guess, other)
             found = sum(replay.of(window, best).values())
             if found < best:
                 best, cause = found * _EXPLAINS, guess

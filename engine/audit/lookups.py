@@ -32,7 +32,7 @@ _COPIES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 _SHARED = ("ngram-mod", "suffix")
 
 
-class _Part(NamedTuple):
+class _RoundPart(NamedTuple):
     """One sequence in one round. width: tokens of its batch. tokens: drafted ones. n_chosen: tokens
     that the target accepted or chose, emitted or not."""
 
@@ -124,7 +124,7 @@ class _Rounds:
         tokens = RunColumns(trace, "tokens", run_id)
         asked = RunColumns(trace, "drafts", run_id)
         self.n_ctx = trace.runs[run_id].n_ctx or 0
-        self.parts: dict[int, list[_Part]] = {}
+        self.parts: dict[int, list[_RoundPart]] = {}
         self.asked: dict[int, list[_Asked]] = {}
         drafted = drafted_rows(tokens)
         counts = "num_accepted_draft_tokens", "num_target_tokens"
@@ -135,7 +135,7 @@ class _Rounds:
             n, mine = max(n_accepted, 0) + n_own, drafted.get((number, seq), [])
             its_tokens = tokens["token_id"][mine].tolist()
             is_first = bool(rounds.is_prompt[i])
-            part = _Part(seq, pos0, width, is_first, drafters[i], its_tokens, n_accepted, n)
+            part = _RoundPart(seq, pos0, width, is_first, drafters[i], its_tokens, n_accepted, n)
             self.parts.setdefault(number, []).append(part)
         everything = np.arange(asked.n)
         columns = (asked[n].tolist() for n in ("round", "seq_id", "match_pos"))
@@ -223,7 +223,7 @@ class _Play:
             if not is_same:
                 self._wrong.setdefault((drafter.name, seq), number)
 
-    def _request(self, part: _Part) -> DraftRequest:
+    def _request(self, part: _RoundPart) -> DraftRequest:
         text, options = self._texts[part.seq], self._options
         first = self._n_prompt.get(part.seq, 0)
         n_emitted = part.pos0 + 1 - first
@@ -233,7 +233,7 @@ class _Play:
         last = text[max(first, part.pos0 - self._showing.stale)]
         return DraftRequest(self._slots[part.seq], part.pos0, last, max(1, limit))
 
-    def _observe(self, part: _Part) -> None:
+    def _observe(self, part: _RoundPart) -> None:
         text, slot = self._texts[part.seq], self._slots[part.seq]
         n = part.n_chosen - self._showing.n_lost
         tokens = list(text[part.pos0 : part.pos0 + n])

@@ -366,7 +366,7 @@ class DraftedText:
         return replace(self, table=self.table[[*range(before), *places]])
 
 
-class Replay:
+class Redrafts:
     """Drafts one after the other, each after what the ones before left in memory."""
 
     def __init__(

@@ -237,7 +237,7 @@ ONE_BATCH, SHORT_BATCHES = "one batch", "short batches"
 
 
 @dataclass(slots=True)
-class _Text:
+class _LeaderText:
     """Tokens of a sequence, and the leader's logits [n_vocab] after some of them, by position."""
 
     tokens: list[int] = field(default_factory=list)
@@ -263,7 +263,7 @@ class NoiseCheck:
         self._session, self._model = session, model
         self._options = replace(options, kv="per-seq")
         self.found: dict[str, Any] = {"ceiling": ceiling, "share": share, "batches": []}
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _LeaderText] = {}
         self._n_checked = 0
 
     def observe(self, part: Round) -> None:
@@ -271,7 +271,7 @@ class NoiseCheck:
         if part.seq_id not in self._texts:
             if not part.is_prompt or len(self._texts) + self._n_checked >= _MOST_TEXTS:
                 return
-            self._texts[part.seq_id] = _Text()
+            self._texts[part.seq_id] = _LeaderText()
         text = self._texts[part.seq_id]
         text.tokens += part.decoded
         for pos, row in enumerate(part.rows, part.pos_next - 1):
@@ -302,7 +302,7 @@ class NoiseCheck:
             nmse = np.array(reference.difference(self._decode(text, batches)).nmse)
             self._note(seq_id, name, positions, batches, nmse)
 
-    def _decode(self, text: _Text, batches: list[tuple[int, int]]) -> torch.Tensor:
+    def _decode(self, text: _LeaderText, batches: list[tuple[int, int]]) -> torch.Tensor:
         """Logits [n, n_vocab] after the wanted positions; short batches are decoded next to the
         same text from its second token on, so that rows of another sequence would show."""
         tokens, model, n_seqs = text.tokens, self._model, min(len(batches), 2)

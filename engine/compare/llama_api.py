@@ -115,7 +115,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], tuple[list[tuple[str, Any]], ...]]] = {
 model's of 72 and 80 bytes, the context's of 160 and 168."""
 
 
-class _Batch(Structure):
+class _LlamaBatch(Structure):
     _fields_ = (
         ("n_tokens", c_int32),
         ("token", POINTER(c_int32)),
@@ -151,9 +151,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_n_seq_max": (c_uint32, [c_void_p]),
     "llama_n_rs_seq": (c_uint32, [c_void_p]),
     "llama_get_memory": (c_void_p, [c_void_p]),
-    "llama_batch_init": (_Batch, [c_int32, c_int32, c_int32]),
-    "llama_batch_free": (None, [_Batch]),
-    "llama_decode": (c_int32, [c_void_p, _Batch]),
+    "llama_batch_init": (_LlamaBatch, [c_int32, c_int32, c_int32]),
+    "llama_batch_free": (None, [_LlamaBatch]),
+    "llama_decode": (c_int32, [c_void_p, _LlamaBatch]),
     "llama_get_logits_ith": (POINTER(c_float), [c_void_p, c_int32]),
     "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
     "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
@@ -352,7 +352,7 @@ TRANSCRIPTS = "DRAFTSCOPE_LLAMA_TRANSCRIPTS"
 _numbers = itertools.count()
 
 
-class Asked(NamedTuple):
+class ApiCall(NamedTuple):
     """A command. saved: places in values that hold the number of a blob, from 0, as they came."""
 
     name: str
@@ -392,10 +392,10 @@ def transcript() -> Transcript | None:
     return Transcript(Path(folder)) if folder else None
 
 
-def read_transcript(path: Path) -> list[Asked]:
+def read_transcript(path: Path) -> list[ApiCall]:
     """The commands of a transcript; of one that was cut short, those that are whole. Raises
     PeerLibraryError."""
-    found: list[Asked] = []
+    found: list[ApiCall] = []
     with path.open("rb") as file:
         while True:
             try:
@@ -409,7 +409,7 @@ def read_transcript(path: Path) -> list[Asked]:
             if not isinstance(name, bytes) or not isinstance(places, int):
                 raise PeerLibraryError(f"{path.name} is not a transcript.", "Record it anew.")
             saved = tuple(i for i in range(len(values)) if places >> i & 1)
-            found.append(Asked(name.decode("utf-8", "replace"), values, saved))
+            found.append(ApiCall(name.decode("utf-8", "replace"), values, saved))
 
 
 def _hash(blob: bytes) -> bytes:

@@ -69,7 +69,7 @@ class _Context(NamedTuple):
     width: int
     n_vocab: int
     n_embd: int
-    trace: _Trace | None
+    trace: _GraphTrace | None
 
 
 class LlamaCommands:
@@ -161,7 +161,7 @@ class LlamaCommands:
             if not hasattr(api, SET_NEXTN):
                 raise CommandError("option", "this build has no rows for MTP blocks")
             settings.ctx_other = self._context(other).handle
-        trace = _Trace(api) if traced else None
+        trace = _GraphTrace(api) if traced else None
         if trace:
             settings.cb_eval = ctypes.cast(trace.callback, c_void_p)
         self._last_error = ""
@@ -317,7 +317,7 @@ _DTYPES = {0: "<f4", 1: "<f2", 24: "i1", 25: "<i2", 26: "<i4", 27: "<i8"}
 _BF16 = 30
 
 
-class _Trace:
+class _GraphTrace:
     """The nodes of a graph as the library computes them."""
 
     def __init__(self, api: Any) -> None:

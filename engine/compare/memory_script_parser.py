@@ -90,7 +90,7 @@ class _ScriptFile:
 def parse_script(name: str, file: str, text: str) -> MemoryScript:
     """A script from its text: TOML if `file` ends in .toml, else as earlier versions wrote it.
     Raises OptionError, naming `file` and the line."""
-    parser, first = _Parser(), 1
+    parser, first = _ScriptParser(), 1
     if file.endswith(".toml"):
         text, first = parser.read_keys(text, Path(file))
     for number, whole in enumerate(text.splitlines(), first):
@@ -121,7 +121,7 @@ class _Wrong(Exception):  # noqa: N818 - the words of an OptionError
     """What is wrong with a line."""
 
 
-class _Parser:
+class _ScriptParser:
     def __init__(self) -> None:
         self._has_keys = False
         self.title, self.about = "", list[str]()

@@ -61,7 +61,7 @@ class RecurrentState:
 def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> RecurrentState:
     """Read a blob of a model with n_layers layers, as its layout has them. Raises StateBlobError
     where it is of another model or in another format."""
-    reader = _Reader(blob)
+    reader = _BlobReader(blob)
     if layout.by_position:
         return _rings(reader, layout)
     magic, _, n_cells = reader.read(_HEAD)
@@ -91,7 +91,7 @@ def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> Recurre
     return RecurrentState(pos, states if n_cells else {})
 
 
-def _rings(reader: _Reader, layout: RecurrentLayout) -> RecurrentState:
+def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentState:
     magic, _, own, version, mode = reader.read(_RINGS)
     if (magic, own, version, mode) != (_MAGIC, _RINGS_MAGIC, 1, _PARTIAL):
         found = f"{magic:#x}, {own:#x}, version {version}, mode {mode}"
@@ -156,7 +156,7 @@ def state_difference(
     return MemoryDifference(layout.layers, states, windows, n_cells)
 
 
-class _Reader:
+class _BlobReader:
     """Takes one part after another off a blob."""
 
     def __init__(self, blob: bytes) -> None:

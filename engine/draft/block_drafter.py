@@ -33,7 +33,7 @@ N_CANDIDATES = 10
 
 
 @dataclass(slots=True)
-class _Context:
+class _TargetContext:
     """What the target has decoded. n_injected: positions in memory. tokens, rows: the later ones,
     float32 [n, n_taps * n_embd] a part."""
 
@@ -71,7 +71,7 @@ class BlockDrafter(Drafter, ABC):
         self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
         self._block_length = config.block_length(self.n_max)
         self._draws = draws
-        self._contexts: dict[int, _Context] = {}
+        self._contexts: dict[int, _TargetContext] = {}
         self._seen = SeenRows(0, memory.attention.device)
         self._n_wrong: dict[int, torch.Tensor] = {}
 
@@ -87,7 +87,7 @@ class BlockDrafter(Drafter, ABC):
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Keep the rows; they go into memory with the next draft, many at once before."""
-        context = self._contexts.setdefault(seq, _Context())
+        context = self._contexts.setdefault(seq, _TargetContext())
         context.tokens.extend(tokens)
         context.rows.append(rows.side_by_side(self.taps))
         if len(context.tokens) >= self._n_ubatch:
@@ -101,7 +101,7 @@ class BlockDrafter(Drafter, ABC):
 
     def resume(self, seq: int, n_tokens: int) -> None:
         """Cut memory to these tokens."""
-        context = self._contexts.setdefault(seq, _Context())
+        context = self._contexts.setdefault(seq, _TargetContext())
         n_waiting = max(0, n_tokens - context.n_injected)
         if context.tokens:
             context.rows = [context.joined()[:n_waiting]]
@@ -117,7 +117,7 @@ class BlockDrafter(Drafter, ABC):
 
     def next_position(self, seq: int) -> int:
         """See Drafter."""
-        context = self._contexts.get(seq, _Context())
+        context = self._contexts.get(seq, _TargetContext())
         return context.n_injected + len(context.tokens)
 
     def forget(self, seq: int) -> None:
@@ -191,7 +191,7 @@ class BlockDrafter(Drafter, ABC):
             self._model.inject(ubatch, joined, self._memory)
         for seq in rows:
             context = self._contexts[seq]
-            self._contexts[seq] = _Context(context.n_injected + len(context.tokens))
+            self._contexts[seq] = _TargetContext(context.n_injected + len(context.tokens))
 
     def _blocks(self, requests: Sequence[DraftRequest]) -> UBatch:
         tokens = np.full((len(requests), self._block_length), self._model.config.mask_token)

@@ -23,7 +23,7 @@ N_MARKS = 4
 """Numbers by which a row is known again; rows are only copied, so they stay equal."""
 
 
-class _Step(NamedTuple):
+class _Ranked(NamedTuple):
     """What one step found for the sequences still drafting: ids int64, values (raw logits) and
     probs float32 [n, k] of the best candidates, the best first. n_wrong: of the first step, what
     Draft calls n_wrong_rows, int64 [n]; else empty."""
@@ -92,7 +92,7 @@ class ModelDrafter(Drafter, ABC):
         """Whether what a step found decides on the next one."""
         return self._p_min > 0 or self._draws is not None
 
-    def _hand_over(self, requests: Sequence[DraftRequest], steps: Sequence[_Step]) -> list[Draft]:
+    def _hand_over(self, requests: Sequence[DraftRequest], steps: Sequence[_Ranked]) -> list[Draft]:
         """The drafts that steps found, those of a sequence in the order of its rows; pending where
         they stay on the device and are sure to be as long as they may be."""
         drafts = {request.seq: Draft(drafter=self.name) for request in requests}
@@ -130,7 +130,7 @@ class ModelDrafter(Drafter, ABC):
 
     def _step(
         self, requests: Sequence[DraftRequest], logits: torch.Tensor, of: torch.Tensor | None = None
-    ) -> _Step:
+    ) -> _Ranked:
         """of: int64, the tokens that the logits are of, as few as are wanted only with the largest
         first; None: the whole vocabulary."""
         if of is not None and of.shape[-1] <= N_CANDIDATES:
@@ -141,7 +141,7 @@ class ModelDrafter(Drafter, ABC):
         n_wrong, self._n_wrong = self._n_wrong, None
         if n_wrong is None:
             n_wrong = ids.new_empty(0)
-        return _Step(requests, self._ids(ids), values, torch.softmax(values, -1), n_wrong)
+        return _Ranked(requests, self._ids(ids), values, torch.softmax(values, -1), n_wrong)
 
     def _take(
         self,
@@ -233,18 +233,18 @@ def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:
     )
 
 
-def on_host(step: _Step) -> tuple[list[Any], ...]:
+def on_host(step: _Ranked) -> tuple[list[Any], ...]:
     """The tensors of a step as lists, all in one transfer."""
     return _by_step(read(*_parts([step])))[0]
 
 
-def _parts(steps: Sequence[_Step]) -> list[torch.Tensor]:
+def _parts(steps: Sequence[_Ranked]) -> list[torch.Tensor]:
     return [x for step in steps for x in step[1:]]
 
 
 def _by_step(values: Sequence[np.ndarray]) -> list[tuple[list[Any], ...]]:
     """What was read of the `_parts` of steps, as lists."""
-    found, n = [x.tolist() for x in values], len(_Step._fields) - 1
+    found, n = [x.tolist() for x in values], len(_Ranked._fields) - 1
     return list(zip(*(found[i::n] for i in range(n)), strict=True))
 
 

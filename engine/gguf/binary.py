@@ -68,7 +68,7 @@ def shorten(name: str, limit: int = 80) -> str:
     return line if len(name) <= limit else line[:-1] + "…"
 
 
-class Texts(Sequence[str]):
+class StringArray(Sequence[str]):
     """Strings of a file, decoded when they are asked for, invalid UTF-8 as U+FFFD: as objects those
     of a vocabulary take ten times their bytes."""
 
@@ -96,7 +96,7 @@ class Texts(Sequence[str]):
         return iter(self[:])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, (list, Texts)) and list(self) == list(other)
+        return isinstance(other, (list, StringArray)) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -192,14 +192,14 @@ class Cursor:
         self._pass(1, begin, array("q"))
         return self._data[begin + _LENGTH.size : self.pos].decode("utf-8", "replace")
 
-    def texts(self, count: int) -> Texts:
+    def texts(self, count: int) -> StringArray:
         """`count` length-prefixed strings, one after another."""
         self.announced(count, _LENGTH.size, "strings")
         begin, ends = self.pos, array("q")
         while len(ends) < count:
             self.check_cancelled()
             self._pass(min(BLOCK, count - len(ends)), begin, ends)
-        return Texts(bytes(memoryview(self._data)[begin : self.pos]), ends)
+        return StringArray(bytes(memoryview(self._data)[begin : self.pos]), ends)
 
     def _pass(self, count: int, begin: int, ends: array[int]) -> None:
         data, n_ready, length_at = self._data, len(self._data), _LENGTH.unpack_from

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from engine.errors import ModelFileError
-from engine.gguf.binary import Texts, shorten
+from engine.gguf.binary import StringArray, shorten
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -19,7 +19,7 @@ REQUIRED: Any = object()  # default of a key that must be there
 
 
 class TypedMetadata:
-    """`metadata` holds str, int, float, bool, Texts or a one-dimensional numpy array.
+    """`metadata` holds str, int, float, bool, StringArray or a one-dimensional numpy array.
 
     Each method returns the value of `key` in its type, or `default` where the key is absent.
     Raises ModelFileError for a wrong type, and for an absent key without a default.
@@ -100,7 +100,7 @@ def _as_floats(value: Any) -> list[float] | None:
 
 
 def _as_strs(value: Any) -> Sequence[str] | None:
-    return value if isinstance(value, (list, Texts)) else None
+    return value if isinstance(value, (list, StringArray)) else None
 
 
 def _describe(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.errors import ModelFileError
-from engine.gguf.binary import Texts, shorten
+from engine.gguf.binary import StringArray, shorten
 from engine.gguf.directory import TensorInfo
 from engine.gguf.file import GgufFile
 from engine.gguf.metadata import TypedMetadata
@@ -72,7 +72,7 @@ def tokenizer_line(file: TypedMetadata) -> str:
     parts = [shorten(str(found["model"]))]
     if found["pre"] is not None:
         parts.append(f"splits as {shorten(str(found['pre']))}")
-    parts.append(f"{len(tokens) if isinstance(tokens, (list, Texts)) else 0:,} tokens")
+    parts.append(f"{len(tokens) if isinstance(tokens, (list, StringArray)) else 0:,} tokens")
     parts += [
         f"{name[:3].upper()} {found[name]}"
         for name in ("bos_token_id", "eos_token_id")

@@ -31,7 +31,7 @@ whether loading is cancelled."""
 _Read = Callable[[TensorInfo, slice, int], torch.Tensor]
 
 
-class _Part(NamedTuple):
+class _MappedFile(NamedTuple):
     """One file of the model as it lies in memory: uint8 [its size]."""
 
     memory: mmap.mmap
@@ -70,7 +70,7 @@ class TensorReader:
         self._seen: set[str] = set()
         self._mapped, self._in_place = mapped, in_place
         self._tables_mapped = tables_mapped or mapped
-        self._parts: dict[tuple[int, bool], _Part] = {}
+        self._parts: dict[tuple[int, bool], _MappedFile] = {}
         self._copies: dict[int, PrivateCopy] = {}
         self._settled: set[str] = set()
 
@@ -274,7 +274,7 @@ class TensorReader:
             else:
                 copy = self._copies[info.part] = self._file.files[info.part].copy()
                 memory = copy.memory
-            self._parts[key] = _Part(memory, _as_tensor(memory))
+            self._parts[key] = _MappedFile(memory, _as_tensor(memory))
         return self._parts[key].data[info.offset : info.offset + info.n_bytes]
 
     def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:

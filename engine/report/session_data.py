@@ -70,7 +70,7 @@ def session_data(runs: Sequence[RunRef]) -> dict[str, Any]:
             f"The runs have {n_tokens:,} rows of tokens, and a page holds {MOST_TOKENS:,}.",
             "Choose some of the runs (--run).",
         )
-    pieces = _Pieces()
+    pieces = _TokenTexts()
     has_candidates = n_tokens <= _MOST_CANDIDATES
     found = [_run(run, pieces, has_candidates) for run in runs]
     return {
@@ -98,7 +98,7 @@ def _n_tokens(runs: Sequence[RunRef]) -> int:
     return sum(RunColumns(run.store, "tokens", run.run_id).n for run in runs)
 
 
-class _Pieces:
+class _TokenTexts:
     """Texts of tokens, each once; `texts` in the order of their numbers."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Pieces:
         return self._numbers[key]
 
 
-def _run(run: RunRef, pieces: _Pieces, has_candidates: bool) -> dict[str, Any]:
+def _run(run: RunRef, pieces: _TokenTexts, has_candidates: bool) -> dict[str, Any]:
     store, run_id, facts = run.store, run.run_id, run.facts
     rounds = RunColumns(store, "rounds", run_id)
     drafts = RunColumns(store, "drafts", run_id)
@@ -189,7 +189,7 @@ def _alike(values: list[Any]) -> Any:
     return values
 
 
-def _tokens(run: RunRef, pieces: _Pieces, has_candidates: bool) -> dict[str, Any]:
+def _tokens(run: RunRef, pieces: _TokenTexts, has_candidates: bool) -> dict[str, Any]:
     """The tokens in the order in which they are read, by sequence. A token that was decoded again
     after a restore is marked; its second row is left out."""
     store = run.store
@@ -249,7 +249,7 @@ def _replayed(
 
 
 def _candidates(
-    store: TraceStore, pieces: _Pieces, ids: list[int], ps: list[float]
+    store: TraceStore, pieces: _TokenTexts, ids: list[int], ps: list[float]
 ) -> list[Any] | None:
     """Pairs of text and probability; None without any."""
     found = [

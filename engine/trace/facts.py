@@ -122,7 +122,7 @@ class RequestFacts(Struct, frozen=True):
     slot: Lenient[Count | None] = None
 
 
-class ServerFacts(Struct, frozen=True):
+class ServerAddress(Struct, frozen=True):
     """A server that was observed."""
 
     address: str = ""
@@ -434,7 +434,7 @@ class RunFacts(dict[str, Any]):
     observed_findings: Lenient[list[ObservedFinding] | None]
     rescored: Lenient[RescoredFacts | None]
     attachment: Lenient[str | None]
-    server: Lenient[ServerFacts | None]
+    server: Lenient[ServerAddress | None]
     listens_at: Lenient[str | None]
     requests_left_out: Lenient[int | None]
     unknown_keys: Lenient[list[str] | None]

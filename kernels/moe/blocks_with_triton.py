@@ -15,8 +15,8 @@ from kernels.linear.block_parts import LONG, PreparedRows, Rows
 from kernels.linear.integer_blocks.rows_with_triton import empty_integers, kinds_of, part_of
 from kernels.linear.integer_blocks.with_triton import (
     MAX_ROWS,
-    Launch,
     Part,
+    ProductLaunch,
     block_sums,
     columns_of,
     round_when_done,
@@ -136,7 +136,7 @@ def experts(
     n_choices, kind = ids.numel(), part_of(down.type)
     ids, weights = ids.contiguous(), weights.contiguous()
     opening = [Part(part.bytes, width, part.bytes.stride(1), part.type) for part in first]
-    launch = Launch(x, opening, invariant=False)
+    launch = ProductLaunch(x, opening, invariant=False)
 
     is_sorted = n_rows > 1 and n_choices > n_experts
     order, ends, side = ids, ids, 1
@@ -158,7 +158,7 @@ def experts(
         KEPT=kinds_of(kinds), SORTED=is_sorted, BN=columns, **sides,
     )  # fmt: skip
     closing = Part(down.bytes, n_out, down.bytes.stride(1), down.type)
-    last = Launch(PreparedRows(hidden, made), [closing], invariant=False)
+    last = ProductLaunch(PreparedRows(hidden, made), [closing], invariant=False)
     places = last.places([closing])
     del places["ROWS"]
     given = last.integers[0], down.bytes, down.bytes.stride(0), closing.row_bytes

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.looks.theme import Theme
 from app.panels.plots.bar_view import OverlaidView, envelope
-from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRates
+from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRatesPlot
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
 from app.trace_models.shown_text import significant
@@ -61,7 +61,7 @@ class AcceptanceView(OverlaidView):
             parent,
         )
         self._stacked = False
-        self.rates = PositionRates(theme)
+        self.rates = PositionRatesPlot(theme)
         self.rates.tip = self._by_words
         self.histogram = DraftHistogram(theme)
         sides: tuple[QWidget, ...] = (self.rates, self.histogram)

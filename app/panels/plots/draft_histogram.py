@@ -189,7 +189,7 @@ SWATCHES = (
 )
 
 
-class PositionRates(PlotSurface):
+class PositionRatesPlot(PlotSurface):
     """Three lines over the index in the draft; an index never reached has no point."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:

@@ -55,9 +55,9 @@ class DrafterQuality(QWidget):
         self.survival = SurvivalChart(theme)
         self.ranks = RankBars(theme)
         self.trees = _TreeTable()
-        self.reliability_part = _Part("Can its confidence be trusted?", self.reliability)
-        self.survival_part = _Part("How far do its drafts come?", self.survival)
-        self.rank_part = _Part("Where was the right token at a rejection?", self.ranks, self.trees)
+        self.reliability_part = _Topic("Can its confidence be trusted?", self.reliability)
+        self.survival_part = _Topic("How far do its drafts come?", self.survival)
+        self.rank_part = _Topic("Where was the right token at a rejection?", self.ranks, self.trees)
         self._grid = QGridLayout()
         self._grid.setContentsMargins(8, 4, 8, 4)
         self._grid.setSpacing(10)
@@ -116,7 +116,7 @@ class DrafterQuality(QWidget):
         self.updateGeometry()
 
 
-class _Part(QWidget):
+class _Topic(QWidget):
     """A question, a figure below it, and the drawings that answer it."""
 
     def __init__(self, title: str, *drawings: QWidget) -> None:

@@ -194,7 +194,7 @@ def _expected(
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TokenShare:
     """Judged tokens of one group. low, high: bounds of the share, Wilson's 95 %. expected: the mean
     probability with which the rule accepts them; None where it is not known of all. most: the same
     at most, where not all candidates of the drafter are known and `expected` is the least."""
@@ -205,7 +205,7 @@ class Share:
     most: float | None = None
 
     @classmethod
-    def of(cls, judged: Judged, chosen: np.ndarray) -> Share:
+    def of(cls, judged: Judged, chosen: np.ndarray) -> TokenShare:
         """Some of the tokens, bool [n]."""
         chance = judged.expected[chosen]
         known = len(chance) and np.isfinite(chance).all()
@@ -233,8 +233,8 @@ class Group:
 
     by: str
     label: str
-    a: Share
-    b: Share | None = None
+    a: TokenShare
+    b: TokenShare | None = None
     p: float | None = None
 
 
@@ -296,7 +296,7 @@ def _fit(judged: Judged, x: np.ndarray) -> Logistic | None:
 def _group(
     by: str, label: str, judged: Sequence[Judged], chosen: Sequence[np.ndarray], n_rows: int
 ) -> Group:
-    a, *rest = (Share.of(one, rows) for one, rows in zip(judged, chosen, strict=True))
+    a, *rest = (TokenShare.of(one, rows) for one, rows in zip(judged, chosen, strict=True))
     if not rest:
         return Group(by, label, a)
     (b,) = rest

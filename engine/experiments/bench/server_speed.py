@@ -23,7 +23,7 @@ _AGAIN_S, _LONGEST_S = 0.1, 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedReply:
     """One request. n_tokens: after the first one, generated in `seconds`. drafted, accepted: as the
     server says, None where it does not. rounds: tokens drafted and accepted in each, where that
     was asked for and the server reports it by token."""
@@ -40,7 +40,7 @@ class Answer:
 class ServerPass:
     """The answers to all prompts, which took took_s seconds by our clock, prompts included."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[TimedReply, ...]
     took_s: float = 0.0
 
     @property
@@ -126,7 +126,7 @@ class TimedServer:
             return False
         return status in (200, 404)  # not every server has it
 
-    def _answer(self, prompt: Prompt, n_predict: int, more: Mapping[str, bool]) -> Answer:
+    def _answer(self, prompt: Prompt, n_predict: int, more: Mapping[str, bool]) -> TimedReply:
         body = {
             "model": self._model,
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
@@ -165,7 +165,7 @@ class TimedServer:
         return reply.status, reply
 
 
-def _read(reply: http.client.HTTPResponse) -> Answer:
+def _read(reply: http.client.HTTPResponse) -> TimedReply:
     """A streamed completion. Raises ValueError for what is none."""
     pieces: list[str] = []
     first = last = 0.0
@@ -194,10 +194,10 @@ def _read(reply: http.client.HTTPResponse) -> Answer:
     if isinstance(ms, (int, float)) and 0 < ms < 1e9 and n_timed:
         in_order = [counts[at] for at in sorted(counts)]
         rounds = tuple((b[0] - a[0], b[1] - a[1]) for a, b in pairwise(in_order))
-        return Answer(text, n_timed, ms / 1e3, drafted, accepted, rounds)
+        return TimedReply(text, n_timed, ms / 1e3, drafted, accepted, rounds)
     if not n_tokens:
         raise ValueError("its answer does not say how many tokens it has")
-    return Answer(text, max(n_tokens - 1, 0), last - first, drafted, accepted)
+    return TimedReply(text, max(n_tokens - 1, 0), last - first, drafted, accepted)
 
 
 def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

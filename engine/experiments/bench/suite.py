@@ -67,7 +67,7 @@ class _Aggregate(TypedDict):
     wall_s_total: float
 
 
-class _Row(TypedDict):
+class _ResultRow(TypedDict):
     name: str
     predicted_per_second: float
     accept_rate: float | None
@@ -76,7 +76,7 @@ class _Row(TypedDict):
 class _Compared(TypedDict):
     name: str
     aggregate: _Aggregate
-    rows: list[_Row]
+    rows: list[_ResultRow]
 
 
 class _SuiteJson(TypedDict):

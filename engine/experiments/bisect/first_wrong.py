@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engine.compare.llama_api import TRANSCRIPTS, Asked, CommandError, Value, read_transcript
+from engine.compare.llama_api import TRANSCRIPTS, ApiCall, CommandError, Value, read_transcript
 from engine.compare.llama_process import GraphNode, LlamaProcess, graph_nodes
 from engine.errors import DraftscopeError, PeerLibraryError
 from engine.experiments.bisect.builds import Judge, SkippedError
@@ -94,7 +94,7 @@ def find_first_wrong(
 class _Replay(LlamaProcess):
     """A build that is asked what a transcript has, with every decode traced."""
 
-    def __init__(self, model: Path, build: Path, opened: Asked, folder: Path) -> None:
+    def __init__(self, model: Path, build: Path, opened: ApiCall, folder: Path) -> None:
         self._folder, self._blobs = folder, list[Value]()
         _, n_gpu_layers, devices, with_mtp = opened.values
         assert isinstance(n_gpu_layers, int)
@@ -104,7 +104,7 @@ class _Replay(LlamaProcess):
         )
         super().__init__(model, build, settings)
 
-    def answer(self, asked: Asked) -> list[Value]:
+    def answer(self, asked: ApiCall) -> list[Value]:
         """The reply, that of a refusal among them. Raises PeerLibraryError once it has ended."""
         values = list(asked.values)
         for place in asked.saved:
@@ -127,7 +127,7 @@ class _Replay(LlamaProcess):
 
 
 def _compared(
-    asked: Sequence[Asked], model: Path, builds: tuple[Path, Path], until: float
+    asked: Sequence[ApiCall], model: Path, builds: tuple[Path, Path], until: float
 ) -> FirstWrong | None:
     if not asked or asked[0].name != _OPEN_MODEL or not any(a.name == _DECODE for a in asked):
         return None
@@ -242,7 +242,7 @@ def _apart(expected: np.ndarray, found: np.ndarray) -> float:
     return difference / size if size > 0.0 else float(np.inf)
 
 
-def _words(asked: Asked) -> str:
+def _words(asked: ApiCall) -> str:
     """A command, and for a batch what it is of."""
     if asked.name != _DECODE:
         numbers = [str(value) for value in asked.values if isinstance(value, int)]

@@ -41,7 +41,7 @@ class Revision:
         return self.title if self.short == self.title else f"{self.short} {self.title}"
 
 
-class History:
+class RevisionHistory:
     """Revisions, every one after its parents; the first is the good end, the last the bad one."""
 
     def __init__(self, revisions: Sequence[Revision]) -> None:
@@ -114,13 +114,13 @@ def _runs(suspects: Sequence[int], left: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def in_a_row(builds: Sequence[Path]) -> History:
+def in_a_row(builds: Sequence[Path]) -> RevisionHistory:
     """Builds from the oldest to the newest, without a repository. Raises OptionError."""
     if len(builds) < 2:
         raise OptionError("There is nothing between fewer than two builds.", "Name more of them.")
     if missing := [path for path in builds if not path.exists()]:
         raise OptionError(f"There is no build at {str(missing[0])[:80]}.", "Correct its path.")
-    return History(
+    return RevisionHistory(
         [
             Revision(f"{path.resolve()}@{_time(path)}", str(path)[-60:], (i - 1,) if i else ())
             for i, path in enumerate(builds)
@@ -134,7 +134,7 @@ def _time(build: Path) -> int:
     return max(path.stat().st_mtime_ns for path in files if path.exists())
 
 
-def commits(repo: Path, good: str, bad: str) -> tuple[History, str]:
+def commits(repo: Path, good: str, bad: str) -> tuple[RevisionHistory, str]:
     """The commits from a good one to a bad one, and a note where the good end is another.
 
     Raises OptionError where git knows no such repository or commit, and for too long a history.
@@ -170,10 +170,10 @@ def commits(repo: Path, good: str, bad: str) -> tuple[History, str]:
         known = dict.fromkeys(places.get(parent, 0) for parent in parents.split())
         places[key] = len(found)
         found.append(Revision(key, title[:_LONGEST_TITLE], tuple(known)))
-    return History(found), note
+    return RevisionHistory(found), note
 
 
-def chosen(repo: Path, history: History, texts: Iterable[str]) -> set[int]:
+def chosen(repo: Path, history: RevisionHistory, texts: Iterable[str]) -> set[int]:
     """The revisions of the history that REV and A..B name. Raises OptionError."""
     places = {revision.key: i for i, revision in enumerate(history.revisions)}
     found = set()

@@ -19,7 +19,7 @@ import msgspec
 from engine.errors import BisectError, OptionError
 from engine.experiments.bisect.builds import RANKS, Checks, Judge, SkippedError
 from engine.experiments.bisect.first_wrong import FirstWrong
-from engine.experiments.bisect.history import History, Revision
+from engine.experiments.bisect.history import Revision, RevisionHistory
 from engine.files import file_bytes, written_whole
 from engine.trace.typed_json import strict_json
 
@@ -28,7 +28,7 @@ _REMEDY = "Remove it, and search again."
 _ABSENT = ("", "the judge has no such check")
 
 
-class Verdict(msgspec.Struct):
+class RevisionVerdict(msgspec.Struct):
     """What is known of a revision: its checks (outcome, words about it) or why nothing is. Times
     are seconds."""
 
@@ -38,16 +38,16 @@ class Verdict(msgspec.Struct):
     judge_s: float = 0.0
 
 
-class Step(msgspec.Struct):
+class JudgedRevision(msgspec.Struct):
     """One revision judged. n_left: suspects before it; again: to see whether it repeats."""
 
     revision: Revision
-    verdict: Verdict
+    verdict: RevisionVerdict
     n_left: int
     again: bool = False
 
 
-class Fault(msgspec.Struct):
+class Regression(msgspec.Struct):
     """What some checks broke by. suspects: one revision, or several where those in between could
     not be judged, the last of them failing. checks: outcome and words at the last suspect. doubt:
     why it is not sure; mended: the first fails, and the second after it passes; alone_on: the
@@ -83,7 +83,7 @@ class Search:
 
     def __init__(
         self,
-        history: History,
+        history: RevisionHistory,
         build: Callable[[Revision], Path],
         judge: Judge,
         *,
@@ -107,17 +107,17 @@ class Search:
         places = {revision.key: i for i, revision in enumerate(history.revisions)}
         self.verdicts = {places[key]: one for key, one in self._known.items() if key in places}
         for i in skip:
-            self.verdicts.setdefault(i, Verdict(skipped="left out by --skip"))
+            self.verdicts.setdefault(i, RevisionVerdict(skipped="left out by --skip"))
         self._wanted: list[str] = []
         """The checks that builds between the ends are judged by."""
         self.n_known = len(self.verdicts)
         self.begin: Callable[[Revision], object] = lambda revision: None
         """Called before a revision is built and judged."""
-        self.faults: list[Fault] = []
+        self.faults: list[Regression] = []
         self.mended: list[str] = []
         """Checks that fail at the good end and pass at the bad one."""
 
-    def run(self) -> Iterator[Step]:
+    def run(self) -> Iterator[JudgedRevision]:
         """Judge until all is found. Raises BisectError where the ends do not differ or cannot be
         judged, OptionError where the state cannot be written."""
         last = len(self.history) - 1
@@ -217,8 +217,8 @@ class Search:
 
     # -- steps -----------------------------------------------------------------------------
 
-    def _judged(self, i: int, n_left: int) -> Iterator[Step]:
-        known = self.verdicts.get(i, Verdict())
+    def _judged(self, i: int, n_left: int) -> Iterator[JudgedRevision]:
+        known = self.verdicts.get(i, RevisionVerdict())
         if known.skipped and not self._is_left_out(i):
             return
         missing = [check for check in self._wanted if check not in known.checks]
@@ -230,41 +230,41 @@ class Search:
             verdict.checks = known.checks | dict.fromkeys(missing, _ABSENT) | verdict.checks
         self.verdicts[i] = self._known[revision.key] = verdict
         self._write()
-        yield Step(revision, verdict, n_left)
+        yield JudgedRevision(revision, verdict, n_left)
 
     def _is_left_out(self, i: int) -> bool:
         """Whether it is skipped by the user's wish alone, which the ends cannot be."""
         last = len(self.history) - 1
         return i in (0, last) and self.history.revisions[i].key not in self._known
 
-    def _new_verdict(self, revision: Revision) -> Verdict:
+    def _new_verdict(self, revision: Revision) -> RevisionVerdict:
         self.begin(revision)
         began = time.monotonic()
         try:
             build = self._build(revision)
         except SkippedError as why:
-            return Verdict(skipped=str(why), build_s=time.monotonic() - began)
+            return RevisionVerdict(skipped=str(why), build_s=time.monotonic() - began)
         built = time.monotonic()
         try:
             checks = dict(self._judge(build, self._wanted))
         except SkippedError as why:
             now = time.monotonic()
-            return Verdict(skipped=str(why), build_s=built - began, judge_s=now - built)
-        return Verdict(checks, build_s=built - began, judge_s=time.monotonic() - built)
+            return RevisionVerdict(skipped=str(why), build_s=built - began, judge_s=now - built)
+        return RevisionVerdict(checks, build_s=built - began, judge_s=time.monotonic() - built)
 
-    def _fault(self, suspects: Sequence[int], checks: Sequence[str]) -> Fault:
+    def _fault(self, suspects: Sequence[int], checks: Sequence[str]) -> Regression:
         """What is known of it. The last of the suspects is the one that was seen to fail."""
         revisions, bad = self.history.revisions, suspects[-1]
         said: Checks = self.verdicts[bad].checks
         n_before = len(suspects) - 1
-        return Fault(
+        return Regression(
             [revisions[i] for i in suspects],
             {check: said[check] for check in checks},
             [revisions[i] for i in revisions[bad].parents],
             f"{n_before} before it could not be judged" if n_before else "",
         )
 
-    def _probe(self, fault: Fault) -> Iterator[Step]:
+    def _probe(self, fault: Regression) -> Iterator[JudgedRevision]:
         """Judge a few after it, and note where it was mended, whether by these or seen before."""
         bad = self._place(fault.suspects[-1])
         check = next(iter(fault.checks))
@@ -280,7 +280,7 @@ class Search:
             revisions = self.history.revisions
             fault.mended = revisions[between[0]], revisions[between[1]]
 
-    def _judge_alone(self, fault: Fault, suspects: Sequence[int]) -> None:
+    def _judge_alone(self, fault: Regression, suspects: Sequence[int]) -> None:
         """Judge the changes of suspects, each alone on the last that passes; if one fails, it is
         the one."""
         if self._alone is None or not 1 < len(suspects) <= self._most_skips:
@@ -298,7 +298,7 @@ class Search:
             fault.suspects, fault.doubt = failing, ""
             fault.alone_on, fault.parents = base, [base]
 
-    def _judge_again(self, fault: Fault) -> Iterator[Step]:
+    def _judge_again(self, fault: Regression) -> Iterator[JudgedRevision]:
         """Judge what was found and its parents once more."""
         if fault.doubt or fault.alone_on:
             return
@@ -312,13 +312,13 @@ class Search:
         passing = [i for i in parents if self._fails(checks[0])[i] is False]
         for i in (bad, *passing) if not fault.doubt else ():
             again = self._new_verdict(revisions[i])
-            yield Step(revisions[i], again, 1, again=True)
+            yield JudgedRevision(revisions[i], again, 1, again=True)
             kept, self.verdicts[i] = self.verdicts[i], again
             if any(self._fails(check)[i] is not (i == bad) for check in checks):
                 fault.doubt = f"{self._short(i)} was judged twice, with different outcomes"
             self.verdicts[i] = kept
 
-    def _find_first_wrong(self, fault: Fault) -> None:
+    def _find_first_wrong(self, fault: Regression) -> None:
         if self._trace is None or not fault.is_sure or not fault.parents:
             return
         with suppress(SkippedError):
@@ -342,16 +342,16 @@ class Search:
                 part.write_bytes(msgspec.json.encode(self._known))
 
 
-def _read(state: Path) -> dict[str, Verdict]:
+def _read(state: Path) -> dict[str, RevisionVerdict]:
     if not state.is_file():
         return {}
     try:
-        return msgspec.json.decode(file_bytes(state, _MOST_BYTES), type=dict[str, Verdict])
+        return msgspec.json.decode(file_bytes(state, _MOST_BYTES), type=dict[str, RevisionVerdict])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{state} is not the state of a search: {error}.", _REMEDY) from error
 
 
-def seconds(verdicts: Mapping[int, Verdict]) -> float:
+def seconds(verdicts: Mapping[int, RevisionVerdict]) -> float:
     """What building and judging took together."""
     return sum(one.build_s + one.judge_s for one in verdicts.values())
 
@@ -359,7 +359,7 @@ def seconds(verdicts: Mapping[int, Verdict]) -> float:
 _MOST_NAMED = 12
 
 
-def step_line(step: Step) -> str:
+def step_line(step: JudgedRevision) -> str:
     """What a step came to."""
     verdict = step.verdict
     said = verdict.skipped or outcome_text(verdict)
@@ -368,7 +368,7 @@ def step_line(step: Step) -> str:
     return f"{step.revision.short}  {said}  ({left}; {times})"
 
 
-def outcome_text(verdict: Verdict) -> str:
+def outcome_text(verdict: RevisionVerdict) -> str:
     """The outcomes of a revision's checks, with the number of each."""
     outcomes = [outcome for outcome, _ in verdict.checks.values()]
     return ", ".join(f"{outcomes.count(one)} {one}" for one in sorted(set(outcomes)))
@@ -446,7 +446,7 @@ def as_json(search: Search) -> dict[str, Any]:
     }
 
 
-def _fault_lines(fault: Fault) -> Iterator[str]:
+def _fault_lines(fault: Regression) -> Iterator[str]:
     last = fault.suspects[-1]
     if len(fault.suspects) == 1:
         yield last.name

@@ -96,7 +96,7 @@ class _TuneFile(TypedDict):
     estimates: Annotated[list[_Estimated], _Rows]
 
 
-class _Request(TypedDict):
+class _RequestFigures(TypedDict):
     name: _Name
     predicted_per_second: _Figure
     draft_n: _Figure
@@ -105,7 +105,7 @@ class _Request(TypedDict):
 
 class _Configuration(TypedDict):
     name: _Name
-    rows: Annotated[list[_Request], _Rows]
+    rows: Annotated[list[_RequestFigures], _Rows]
 
 
 class _SuiteFile(TypedDict):

@@ -66,7 +66,7 @@ class OnRay:
 
 
 @dataclass(slots=True)
-class _Node:
+class _Worker:
     """A node's worker, and the job that it is at."""
 
     node_id: str
@@ -81,8 +81,8 @@ class _Cluster:
         self._ray, self._trace_of, self._ship = ray, trace_of, ship
         self._waiting = deque(jobs)
         self._attempts: dict[str, int] = {}
-        self._nodes: dict[str, _Node] = {}
-        self._running: dict[Any, _Node] = {}
+        self._nodes: dict[str, _Worker] = {}
+        self._running: dict[Any, _Worker] = {}
         self._files: dict[Path, list[Any]] = {}
         self._uses_gpu = any(job.setting(DEVICE) != "cpu" for job in jobs)
 
@@ -109,7 +109,7 @@ class _Cluster:
         if idle:
             self._ray.wait(idle, num_returns=len(idle), timeout=_LOOK_S)
 
-    def _result(self, call: Any, node: _Node, job: SweepJob) -> JobResult | None:
+    def _result(self, call: Any, node: _Worker, job: SweepJob) -> JobResult | None:
         """What came of a job; None if it is to be started again."""
         errors = self._ray.exceptions
         try:
@@ -127,7 +127,7 @@ class _Cluster:
         except errors.RayError as error:
             return JobResult((str(error).splitlines() or [type(error).__name__])[0])
 
-    def _begin(self, node: _Node, job: SweepJob) -> None:
+    def _begin(self, node: _Worker, job: SweepJob) -> None:
         files = [self._shipped(path) for path in job.files] if self._ship else []
         node.job = job
         call = node.actor.run.remote(job, self._trace_of(job) is not None, version(), files)
@@ -145,7 +145,7 @@ class _Cluster:
                 num_gpus=resources.get("GPU", 0) if self._uses_gpu else 0,
                 scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
             )
-            self._nodes[node_id] = _Node(node_id, actor.remote())
+            self._nodes[node_id] = _Worker(node_id, actor.remote())
 
     def _shipped(self, path: Path) -> tuple[str, list[Any]]:
         """A file's name and its parts in the object store."""

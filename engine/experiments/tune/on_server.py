@@ -172,7 +172,7 @@ class _Tuner:
         self.plan, self.report = plan, report
         began = time.monotonic()
         self.until, self.screen_until = began + plan.most_s, began + _SCREENING * plan.most_s
-        self.kept = _Kept(plan)
+        self.kept = _SavedMeasurements(plan)
         self.start_s = self.prompt_s = 0.0
         self.settings: dict[str, DraftSetting] = {}
         self.n_predict = self.kept.n_predict or plan.n_predict
@@ -423,7 +423,7 @@ class _Tuner:
         return None if self.plan.running else self._engine_flags(self.settings.get(chosen))
 
 
-class _Kept:
+class _SavedMeasurements:
     """Measurements in a file, a line of JSON each, after one that says what they are of."""
 
     def __init__(self, plan: ServerPlan) -> None:

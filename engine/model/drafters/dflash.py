@@ -184,7 +184,7 @@ class DFlashBlock:
         return x if self._out_scale is None else multiply(x, self._out_scale)
 
 
-class BlockAfterBlock:
+class DrafterLayers:
     """The layers of a drafter: each block takes what the one before it gives."""
 
     def __init__(self, blocks: list[DFlashBlock]) -> None:
@@ -219,12 +219,12 @@ class Streams:
         self._reader = reader
 
     def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
-        """See BlockAfterBlock."""
+        """See DrafterLayers."""
         for attention in self._attentions:
             attention.inject(context, around)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """See BlockAfterBlock."""
+        """See DrafterLayers."""
         streams = copied(x, SinkhornConnections.n_streams)
         for block in self._blocks:
             streams = block(streams, around)
@@ -242,7 +242,7 @@ class DFlash:
         self,
         config: DFlashConfig,
         weights: Weights,
-        layers: BlockAfterBlock | Streams,
+        layers: DrafterLayers | Streams,
         embedding: Embedding,
         head: Projection,
         ids: torch.Tensor | None,
@@ -338,11 +338,11 @@ def make_dflash(
     if config.divided:
         factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
     of_block = [weights_of(f"blk.{layer}.") for layer in range(config.n_layer)]
-    layers: BlockAfterBlock | Streams
+    layers: DrafterLayers | Streams
     if config.streams:
         layers = Streams(config.streams, weights, of_block.__getitem__)
     else:
-        layers = BlockAfterBlock([DFlashBlock(w, config, i) for i, w in enumerate(of_block)])
+        layers = DrafterLayers([DFlashBlock(w, config, i) for i, w in enumerate(of_block)])
     return DFlash(
         config,
         weights,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import ModelFileError, UnsupportedModelError
-from engine.gguf.binary import Texts
+from engine.gguf.binary import StringArray
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.limits import (
@@ -156,7 +156,7 @@ def _vocabulary(file: GgufFile, n_embd: int) -> int:
     tables = ("token_embd.weight", "output.weight")
     name = next((name for name in tables if name in file.tensors), None)
     if name is None:
-        if isinstance(tokens, (list, Texts)) and is_mtp_file(file):
+        if isinstance(tokens, (list, StringArray)) and is_mtp_file(file):
             return len(tokens)
         raise ModelFileError(file.path, f"tensor {tables[0]}", "the tensor is missing", REMEDY)
     info = file.tensors[name]
@@ -164,7 +164,7 @@ def _vocabulary(file: GgufFile, n_embd: int) -> int:
         what = f"shape {list(info.shape)} does not end in the embedding length {n_embd}"
         raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
     rows = info.shape[0]
-    if isinstance(tokens, (list, Texts)) and len(tokens) != rows:
+    if isinstance(tokens, (list, StringArray)) and len(tokens) != rows:
         what = f"{rows} rows for {len(tokens)} vocabulary entries"
         raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
     return rows

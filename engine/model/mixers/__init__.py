@@ -22,7 +22,7 @@ from engine.model.mixers.recurrent import (
     Kda,
     LowRankMamba2,
     Mamba,
-    Mamba2,
+    Mamba2Mixer,
     ShortConv,
     delta_net_recurrences,
     kda_recurrences,
@@ -61,7 +61,7 @@ _MAKE: Mapping[type, Callable[..., Mixer]] = {
     KdaPart: Kda,
     DeltaNetPart: DeltaNet,
     MambaPart: Mamba,
-    Mamba2Part: Mamba2,
+    Mamba2Part: Mamba2Mixer,
     LowRankMamba2Part: LowRankMamba2,
     ShortConvPart: ShortConv,
 }

@@ -289,7 +289,7 @@ def mamba2_recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:
     return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
 
 
-class Mamba2:
+class Mamba2Mixer:
     """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
 
     One projection gives, in this order of rows, the gate z, the convolved channels (x, B, C) and

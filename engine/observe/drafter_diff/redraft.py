@@ -25,7 +25,7 @@ from engine.audit.recorded_drafts import (
     DraftedText,
     RecordedDraft,
     RecordedDrafts,
-    Replay,
+    Redrafts,
     shares_apart,
 )
 from engine.draft.model_drafter import N_CANDIDATES
@@ -231,7 +231,7 @@ class Redrafter:
         exact = self._tie is EXACT_TIE
         limit = SHARES_EXACT if exact else SHARES_TIE
         self._same = same_logits(wrong, self._rows, self._ranks, limit)
-        clean = Replay(self._model, self._text, CLEAN, distance=self._apart(None)).of(window)
+        clean = Redrafts(self._model, self._text, CLEAN, distance=self._apart(None)).of(window)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
         is_sure = is_many or exact
         n_wrong = sum(clean.values())
@@ -413,7 +413,7 @@ class Redrafter:
         """The mistake that gives the recorded drafts, and what is left between. vague: many
         drafts are wrong."""
         most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        right = Replay(self._model, self._text, CLEAN, distance=self._apart(None))
+        right = Redrafts(self._model, self._text, CLEAN, distance=self._apart(None))
         first = [(wrong[:n], sum(right.of(wrong[:n]).values())) for n in _SHOWN_FIRST]
         at = self._drafts.index(window[0])
         more = self._drafts[at : at + _MOST_VERIFIED]
@@ -428,7 +428,7 @@ class Redrafter:
                 continue  # all before the choice is right
             most = min(most, share * clean)
             apart, what = self._apart(guess.change), (guess.model, guess.text, guess.deviation)
-            replay = Replay(*what, distance=apart, left=guess.left)
+            replay = Redrafts(*what, distance=apart, left=guess.left)
             with guess.applied():
                 if share == _EXPLAINS_PART and (
                     most < _NEAR * clean
@@ -468,7 +468,7 @@ class Redrafter:
             picks.extend(pair for pair in both if pair[1] in [*pair[0]][:N_CANDIDATES])
             return apart(draft, rows)
 
-        return Replay(guess.model, self._text, guess.deviation, distance=picked).of(window), picks
+        return Redrafts(guess.model, self._text, guess.deviation, distance=picked).of(window), picks
 
 
 def _n_right(left: Mapping[int, float]) -> int:

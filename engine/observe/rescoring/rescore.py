@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
-from engine.analysis.acceptance.breakdown import Judged, Share
+from engine.analysis.acceptance.breakdown import Judged, TokenShare
 from engine.analysis.findings.check import record_findings
 from engine.decode.recorder import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
@@ -102,7 +102,7 @@ class Rescored:
     sequences: tuple[RescoredSequence, ...]
     rule: str = ""
     is_rule_known: bool = False
-    acceptance: tuple[Share, ...] = ()
+    acceptance: tuple[TokenShare, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -383,7 +383,7 @@ def _changed(store: TraceStore, scores: _Scores, i: int, short: float) -> Change
     )
 
 
-def _acceptance(run: RunRef, scores: Sequence[_Scores], rule: AcceptRule) -> tuple[Share, ...]:
+def _acceptance(run: RunRef, scores: Sequence[_Scores], rule: AcceptRule) -> tuple[TokenShare, ...]:
     """Accepted tokens of those judged, by place in the draft. Where not all can be expected, those
     whose candidates are known: a log that has only some rounds does not choose them by outcome."""
     judged, tokens = Judged.of(run), run.store.tokens
@@ -404,7 +404,7 @@ def _acceptance(run: RunRef, scores: Sequence[_Scores], rule: AcceptRule) -> tup
         mine = judged.place == i
         least, most = (float(one[mine].mean()) if mine.any() else np.nan for one in found)
         known = (None, None) if np.isnan(least) else (least, most)
-        shares.append(Share(int(mine.sum()), int(judged.accepted[mine].sum()), *known))
+        shares.append(TokenShare(int(mine.sum()), int(judged.accepted[mine].sum()), *known))
     return tuple(shares)
 
 

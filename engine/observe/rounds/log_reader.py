@@ -19,7 +19,7 @@ from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
     MOST_SHAPES,
-    Block,
+    Burst,
     LightRows,
     Reading,
     lengths_of_runs,
@@ -46,7 +46,7 @@ _BETWEEN = ("impl", "candidate", "statistics")
 """Lines of a server between those of a slot, after which it works on."""
 _OfReading: TypeAlias = tuple[np.ndarray, list[Any], np.ndarray, tuple[list[str], np.ndarray]]
 """Lines that are read alike: their numbers in the block, their columns, which of them have none out
-of range, and their servers (`Block.columns`, `Block.streams`)."""
+of range, and their servers (`Burst.columns`, `Burst.streams`)."""
 _QUIET = Reading("", "nothing", None, "", is_own=False)
 """Of lines that have no word that any reader looks for."""
 
@@ -111,14 +111,14 @@ class LogReader(LogServers):
                 for line in decoded(lines).split("\n")[:-1]:
                     self._place(line)
             else:
-                self._take_block(Block(lines, cuts=not self._lines.is_json))
+                self._take_block(Burst(lines, cuts=not self._lines.is_json))
             self._n_block = min(2 * self._n_block, _MOST_BYTES)
         if sum(server.n_rounds for server in self.servers) > MOST_ROUNDS:
             raise TraceFileError(
                 f"The log has more than {MOST_ROUNDS:,} rounds.", "Cut it into several files."
             )
 
-    def _take_block(self, block: Block) -> None:
+    def _take_block(self, block: Burst) -> None:
         """Many lines: those of known shapes by columns, the others one by one. Lines that say
         nothing are passed over."""
         before = self._lines.number
@@ -200,7 +200,7 @@ class LogReader(LogServers):
         self._lines.last = self._stream_before(block, known, block.n_lines, placed)
         self._lines.number = before + block.n_lines
 
-    def _known(self, block: Block, shape: int) -> tuple[Reading | None, bytes | None]:
+    def _known(self, block: Burst, shape: int) -> tuple[Reading | None, bytes | None]:
         """How lines of a shape that is new to this block are read, if that is known, and the shape
         that they are read as, if there is one."""
         line, is_cut = block.example(shape), block.is_cut(shape)
@@ -230,7 +230,7 @@ class LogReader(LogServers):
         self._by_hash.clear()
         self._open.clear()
 
-    def _is_whole(self, block: Block, line: int, source: str) -> bool:
+    def _is_whole(self, block: Burst, line: int, source: str) -> bool:
         """Whether the next line of the server that a line is of begins an entry."""
         for after in range(line + 1, min(line + _MOST_BETWEEN, block.n_lines)):
             other, start = self._lines.own_source(block.line(after))
@@ -259,7 +259,7 @@ class LogReader(LogServers):
         return len(said) < LONGEST_SHAPE and says_nothing(shape_of(said), 0)
 
     def _say_others(
-        self, block: Block, parts: list[tuple[str, OfShape]], first: int, after: int, before: int
+        self, block: Burst, parts: list[tuple[str, OfShape]], first: int, after: int, before: int
     ) -> None:
         """Take the lines of other engines between two lines. first: number of the block's first."""
         mine = []
@@ -273,7 +273,7 @@ class LogReader(LogServers):
             self._place(block.line(line))
 
     def _columns(
-        self, block: Block, known: list[Reading | None]
+        self, block: Burst, known: list[Reading | None]
     ) -> tuple[list[_OfReading], LightRows, list[tuple[str, OfShape]], np.ndarray]:
         """Lines by how they are read; lines of other engines by server and shape; and server, slot,
         task and time of lines, int64 [4, n], -1 for what there is not, slot -2 of lines that say
@@ -318,7 +318,7 @@ class LogReader(LogServers):
 
     @staticmethod
     def _values(
-        block: Block, parts: list[_OfReading], left: np.ndarray
+        block: Burst, parts: list[_OfReading], left: np.ndarray
     ) -> list[tuple[Any, ...] | None]:
         """Values of the lines that are left, None for those that have to be looked at."""
         values: list[tuple[Any, ...] | None] = [None] * block.n_lines
@@ -429,7 +429,7 @@ class LogReader(LogServers):
             server.take_candidates(known)
         return True
 
-    def _stream_before(self, block: Block, known: list[Reading | None], i: int, placed: int) -> str:
+    def _stream_before(self, block: Burst, known: list[Reading | None], i: int, placed: int) -> str:
         """The server that the line before is of. placed: the newest line that was placed."""
         shapes, has_names = block.shape_of, self._lines.has_names
         for at in range(i - 1, placed, -1):

@@ -138,7 +138,7 @@ class LogRequest:
         return first + [token for one in self.rounds for token, _ in one.tokens]
 
 
-class PhaseClock:
+class LogClock:
     """Splits the time of the server's iterations into phases, shared by the slots in one."""
 
     def __init__(self) -> None:

@@ -206,7 +206,7 @@ class LightRows:
         is_good: np.ndarray,
         streams: tuple[list[str], np.ndarray],
     ) -> None:
-        """Lines of a shape, as for `Block.rows`."""
+        """Lines of a shape, as for `Burst.rows`."""
         names, of = streams
         us, *columns = columns
         *_, accepted, drafted = columns
@@ -240,7 +240,7 @@ class LightRows:
         return self._names[self._server[line] - 1], None if us < 0 else us, *values
 
 
-class Block:
+class Burst:
     """Lines that came together, and the numbers in them."""
 
     def __init__(self, data: bytes, *, cuts: bool = False) -> None:
@@ -306,7 +306,7 @@ class Block:
             inside, begin, end, most = column
             if most is None:
                 of = self._data if self._ascii is None else self._ascii
-                found.append(Texts(of, self._places(rows, begin), self._places(rows, end)))
+                found.append(LogTexts(of, self._places(rows, begin), self._places(rows, end)))
                 continue
             value, n = self._whole(first + inside[0])
             is_good &= n <= _MOST_DIGITS
@@ -378,7 +378,7 @@ class Block:
         return found if is_good.all() else compress(found, is_good.tolist())
 
 
-class Texts:
+class LogTexts:
     """Parts of a text that are cut out when they are asked for: from each begin to its end."""
 
     def __init__(self, of: str | bytes, begins: np.ndarray, ends: np.ndarray) -> None:
@@ -387,7 +387,7 @@ class Texts:
     def __getitem__(self, at: Any) -> Any:
         """One of them, or for a slice or an array those."""
         if isinstance(at, (slice, np.ndarray)):
-            return Texts(self._of, self._begins[at], self._ends[at])
+            return LogTexts(self._of, self._begins[at], self._ends[at])
         return self[at : at + 1].tolist()[0]
 
     def tolist(self) -> list[str]:

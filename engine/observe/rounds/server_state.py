@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
-from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogRequest, LogRound, PhaseClock
+from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogClock, LogRequest, LogRound
 
 Said: TypeAlias = tuple[int, int | None, str]
 """The line of a message, its time in microseconds and of which kind it is."""
@@ -70,7 +70,7 @@ class ServerState:
         self._prompts = PromptLog()
         self._current: LogRequest | None = None
         self._impls: list[tuple[str, int, int]] = []
-        self.clock = PhaseClock()
+        self.clock = LogClock()
         self.totals: dict[str, Counts] = {}
         """By drafter its drafts, their tokens and those accepted, of all requests so far."""
         self.n_undrafted = 0

@@ -16,10 +16,10 @@ from engine.foreign import LONGEST_DRAFT
 from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream import Chunk, Timings
 from engine.observe.rounds.withheld_tokens import (
-    Group,
+    Chunks,
+    Merged,
     NoShareError,
     PlaneReach,
-    Share,
     possible_shares,
 )
 
@@ -90,7 +90,7 @@ class _Segment:
     """Groups that share hidden tokens with each other and with no one else: those after token
     `start` up to token `stop`."""
 
-    groups: list[Group]
+    groups: list[Chunks]
     start: int
     stop: int
 
@@ -105,8 +105,8 @@ class StreamRounds:
         """reach: what is known of the server, shared by its answers."""
         self._reach = reach
         self._told = Timings(0, 0, 0.0, 0, 0.0, 0, 0)
-        self._group: Group | None = None
-        self._open: list[Group] = []
+        self._group: Chunks | None = None
+        self._open: list[Chunks] = []
         self._segments: list[_Segment] = []
         self._closed = 1  # the first token is sampled from the prompt
         self._lengths: set[int] = set()
@@ -152,7 +152,7 @@ class StreamRounds:
         found: list[ObservedRound] = []
         if not before.predicted_n:
             found.append(ObservedRound(0.0, 0.0, 0, 0, 1, self._take(1), ""))
-            self._group = Group(0.0, 0.0, 0, 0, 0, 1, 1)
+            self._group = Chunks(0.0, 0.0, 0, 0, 0, 1, 1)
             n_new -= 1
             if not n_new:
                 self._group.name_ms = told.predicted_ms
@@ -165,7 +165,7 @@ class StreamRounds:
         if n_new == 1:
             self._close(told.predicted_n - 1)
         at = told.predicted_n
-        self._group = Group(
+        self._group = Chunks(
             told.predicted_ms, self._group.name_ms, drafted, accepted, n_new - 1, at, at
         )
         return found + self._settle()
@@ -225,7 +225,7 @@ class StreamRounds:
             ]
         return found
 
-    def _is_settled(self, shares: list[list[Share]]) -> bool:
+    def _is_settled(self, shares: list[list[Merged]]) -> bool:
         """Whether more rounds could not tell more about these."""
         n_varied = len(self._lengths) > 1
         return all(
@@ -233,7 +233,7 @@ class StreamRounds:
             for options in shares
         )
 
-    def _round(self, group: Group, options: list[Share]) -> ObservedRound:
+    def _round(self, group: Chunks, options: list[Merged]) -> ObservedRound:
         first, share = self._n_dropped + 1, options[0]
         is_certain = len({(one.n_tokens, one.n_merged) for one in options}) == 1
         path = share.path if is_certain and len(options) == 1 else ""

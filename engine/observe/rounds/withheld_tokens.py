@@ -83,7 +83,7 @@ class PlaneReach:
 
 
 @dataclass(slots=True)
-class Group:
+class Chunks:
     """Chunks of one name, predicted_ms. before_ms: the name before. drafted, accepted: rise of the
     counters. gap: tokens held back in front of the first chunk, of this group or the one before.
     first_seen, last_seen: numbers of the tokens that its first and last chunk end with. is_cut: the
@@ -105,7 +105,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Share:
+class Merged:
     """A group as n_merged rounds of n_tokens in all. path: "" where it is unknown. Of several the
     smallest is the plainest."""
 
@@ -115,8 +115,8 @@ class Share:
 
 
 def possible_shares(
-    groups: list[Group], start: int, stop: int, reach: PlaneReach, lengths: set[int]
-) -> list[list[Share]]:
+    groups: list[Chunks], start: int, stop: int, reach: PlaneReach, lengths: set[int]
+) -> list[list[Merged]]:
     """What each group may be, the first of each fitting together; groups follow token `start` and
     end with token `stop`. lengths: of the drafts of rounds that stood alone, 0 included.
 
@@ -154,7 +154,7 @@ def possible_shares(
 
 
 def _ends(
-    groups: list[Group], start: int, stop: int, reach: PlaneReach, lengths: set[int], strict: bool
+    groups: list[Chunks], start: int, stop: int, reach: PlaneReach, lengths: set[int], strict: bool
 ) -> list[set[int]]:
     """The last tokens that each group may have in any way that fits; empty where none does."""
     bounds = [
@@ -180,13 +180,13 @@ def _ends(
 
 
 def _shares(
-    group: Group,
+    group: Chunks,
     begin: int,
     bounds: tuple[int, int],
     reach: PlaneReach,
     lengths: set[int],
     strict: bool,
-) -> Iterator[Share]:
+) -> Iterator[Merged]:
     """What a group after token `begin` may be that ends within bounds."""
     least, most = bounds[0] - begin, bounds[1] - begin
     for share in _single(group, reach) if _may_be_single(group, lengths, strict) else ():
@@ -196,11 +196,11 @@ def _shares(
         yield from _merged(group, least, most, reach, lengths, strict)
 
 
-def _may_be_single(group: Group, lengths: set[int], strict: bool) -> bool:
+def _may_be_single(group: Chunks, lengths: set[int], strict: bool) -> bool:
     return not (strict and group.gap and lengths) or group.drafted <= max(lengths)
 
 
-def _single(group: Group, reach: PlaneReach) -> Iterator[Share]:
+def _single(group: Chunks, reach: PlaneReach) -> Iterator[Merged]:
     if not group.undone:
         whole = {group.accepted + 1: "none"}
     else:
@@ -211,21 +211,21 @@ def _single(group: Group, reach: PlaneReach) -> Iterator[Share]:
             if path in ("", name)
         }
     if not group.is_cut:
-        yield from (Share(1, n, path) for n, path in whole.items())
+        yield from (Merged(1, n, path) for n, path in whole.items())
         return
     for n in range(1, max(whole) + 1):
         told = {path for length, path in whole.items() if n <= length}
-        yield Share(1, n, told.pop() if len(told) == 1 else "")
+        yield Merged(1, n, told.pop() if len(told) == 1 else "")
 
 
 def _merged(
-    group: Group, least: int, most: int, reach: PlaneReach, lengths: set[int], strict: bool
-) -> Iterator[Share]:
+    group: Chunks, least: int, most: int, reach: PlaneReach, lengths: set[int], strict: bool
+) -> Iterator[Merged]:
     """Several rounds whose figures came in one sum."""
     if not group.drafted:
         # every round without a draft has one token
         if not (strict and lengths and 0 not in lengths):
-            yield from (Share(n, n, "none") for n in range(max(least, 2), most + 1))
+            yield from (Merged(n, n, "none") for n in range(max(least, 2), most + 1))
         return
     n_drafted = lengths - {0}
     path = "" if group.undone else "none"
@@ -240,8 +240,8 @@ def _merged(
         for n_restored in (0, *undone):
             n_tokens = group.accepted + n_rounds + n_restored
             if least <= n_tokens <= most:
-                yield Share(n_rounds, n_tokens, path)
+                yield Merged(n_rounds, n_tokens, path)
         return
     for n_tokens in range(max(least, group.accepted + 2), most + 1):
         n_least = max(2, -(-(n_tokens - group.accepted) // 2))
-        yield Share(n_least, n_tokens, path)
+        yield Merged(n_least, n_tokens, path)

@@ -295,7 +295,7 @@ def _layout(type: str) -> tuple[int, ...]:
     return int(long), int(type in MINIMUMS), size, gap, group, together, int(is_paired)
 
 
-class Launch:
+class ProductLaunch:
     """What the launches of a product have in common."""
 
     def __init__(
@@ -339,7 +339,7 @@ def products(
         return None
     if numbers.shape[:-1].numel() > FEW_ROWS and not invariant:
         return None
-    launch = Launch(x, every, invariant)
+    launch = ProductLaunch(x, every, invariant)
     columns = [columns_of(launch.side, part.n_out) for part in every]
     places, program, column = [], 0, 0
     for part, together in zip(every, columns, strict=True):
@@ -386,7 +386,7 @@ def opened(
         halves = parts
     else:
         return None
-    launch = Launch(x, halves, invariant)
+    launch = ProductLaunch(x, halves, invariant)
     columns = columns_of(launch.side, width, MOST_COLUMNS // 2)
     y = numbers.new_empty(*numbers.shape[:-1], width)
     kinds, tiles = parts_of(reads), cdiv(launch.n_rows, launch.side)

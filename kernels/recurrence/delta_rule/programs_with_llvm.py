@@ -36,7 +36,7 @@ class Sides(NamedTuple):
         return divisor(self.d_v, COLUMNS)
 
 
-class Block:
+class StateBlock:
     """Writes the operations on one block into `code`.
 
     Rows of v, o and u are given by the address of the first number in the block's columns.
@@ -219,7 +219,7 @@ def _recurrence(
 ) -> None:
     *inputs, state, slots = strided_tensors(args, 7)
     o, u_log, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[28:]
-    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
+    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
     with code.loop(first, last) as task:
         b, j, _, column = heads.of(task)
 
@@ -248,7 +248,7 @@ def _slots(
 ) -> None:
     *inputs, pool = strided_tensors(args, 6)
     read, write, o, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[24:]
-    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
+    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
     with code.loop(first, last) as task:
         b, j, _, column = heads.of(task)
 
@@ -264,7 +264,7 @@ def _slots(
 
 def _tokens(
     code: Code,
-    block: Block,
+    block: StateBlock,
     heads: _Heads,
     task: Value,
     inputs: Sequence[StridedTensor],
@@ -323,7 +323,7 @@ def _fold(
 ) -> None:
     state, k, u, g, out = strided_tensors(args, 5)
     n_tokens, n_heads, n_k_heads = args[20:]
-    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), Block(code, sides)
+    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
     with code.loop(first, last) as task:
         b, j, i, column = heads.of(task)
         before, after = state.place(b, j, column), out.place(b, j, column)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError
-from engine.gguf.binary import Texts
+from engine.gguf.binary import StringArray
 from engine.gguf.directory import tensor_type
 from engine.gguf.file import GgufFile
 from tests.support.counted_calls import calls_of
@@ -319,9 +319,9 @@ def test_strings_are_a_sequence_that_is_decoded_when_asked_for():
     for one in stored:
         data += struct.pack("<Q", len(one)) + one
         ends.append(len(data))
-    texts = Texts(data, ends)
+    texts = StringArray(data, ends)
     assert list(texts) == written == texts and len(texts) == 4
     assert (texts[0], texts[-1], texts[1:3], texts[::-2]) == ("", "x", written[1:3], written[::-2])
-    assert "x" in texts and texts != written[:3] and Texts(b"", []) == []
+    assert "x" in texts and texts != written[:3] and StringArray(b"", []) == []
     with pytest.raises(IndexError):
         texts[4]

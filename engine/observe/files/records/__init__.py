@@ -16,7 +16,7 @@ from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table
 from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import SPEC_BENCH, SPEED_BENCH, is_printed, read_printed
 from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
-from engine.observe.files.records.readers import LLAMA_SERVER, READERS, Shape
+from engine.observe.files.records.readers import LLAMA_SERVER, READERS, RecordShape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import read_tables
@@ -26,7 +26,7 @@ from engine.trace.store import TraceStore
 _HEAD = 1 << 18
 METRICS, REPLY, PRINTED = "prometheus", "reply", "benchmark"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
-SHAPES: dict[str, Shape] = {
+SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, SPEED_BENCH, LLAMA_SERVER)
 }
 _SIGNS = {key for shape in SHAPES.values() for sign in shape.signs for key in sign}
@@ -104,7 +104,7 @@ def _nothing(file: str, title: str) -> TraceFileError:
     return TraceFileError(f"{file} has no records of {title}.", _REMEDY)
 
 
-def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> Shape | None:
+def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> RecordShape | None:
     """Whose records these are, by their keys; None for replies without any."""
     signs: dict[str, tuple[str, str]] = {}
     for node in every:
@@ -126,7 +126,7 @@ def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> Shape |
 
 
 def _requests(
-    shape: Shape | None, every: list[Node], replies: list[KeptReply], file: str
+    shape: RecordShape | None, every: list[Node], replies: list[KeptReply], file: str
 ) -> tuple[list[RecordedRequest], dict[str, Any]]:
     """The requests of a file, those of replies first, and what else the file says."""
     owner = {id(event): id(reply) for reply in replies for event in reply.events}
@@ -154,7 +154,7 @@ def _requests(
     return found, _tell_unknown([node for node, _ in read], [one for _, one in read])
 
 
-def _read(shape: Shape | None, node: Node) -> RecordedRequest:
+def _read(shape: RecordShape | None, node: Node) -> RecordedRequest:
     assert shape is not None
     assert shape.read is not None
     return shape.read(node)

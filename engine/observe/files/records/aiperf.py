@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.observe.files.records.document import Node
-from engine.observe.files.records.readers import Shape, read_acceptance
+from engine.observe.files.records.readers import RecordShape, read_acceptance
 from engine.observe.files.records.request import RecordedRequest
 from engine.trace.facts import RequestFacts
 from engine.trace.records import MISSING
@@ -126,7 +126,7 @@ def _read(node: Node) -> RecordedRequest:
     return found
 
 
-AIPERF = Shape(
+AIPERF = RecordShape(
     "aiperf",
     "AIPerf",
     (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
 from engine.observe.files.records.document import Fields, Node
-from engine.observe.files.records.readers import Shape
+from engine.observe.files.records.readers import RecordShape
 from engine.observe.files.records.request import RecordedRequest
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
@@ -220,7 +220,7 @@ def _read_spec_bench(node: Node) -> RecordedRequest:
     return found
 
 
-SPEC_BENCH = Shape(
+SPEC_BENCH = RecordShape(
     "spec-bench",
     "llama-spec-bench",
     (("row_type", "task", "stages"), ("row_type", "task_id", "speculative")),
@@ -244,7 +244,7 @@ def _read_speed_bench(node: Node) -> RecordedRequest:
     return found
 
 
-SPEED_BENCH = Shape(
+SPEED_BENCH = RecordShape(
     "speed-bench",
     "llama.cpp's speed_bench.py",
     (("latency_s", "draft_n", "draft_n_accepted"),),

@@ -41,7 +41,7 @@ def of_same_request(node: Node) -> Hashable:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RecordShape:
     """The records of one engine, recognised by keys and never by the name of a file.
 
     name: for --as. title: for messages. signs: sets of keys, any of which an object has that is
@@ -180,7 +180,7 @@ def _read_vllm(node: Node) -> RecordedRequest:
     return found
 
 
-VLLM = Shape(
+VLLM = RecordShape(
     "vllm",
     "vLLM",
     (("num_spec_steps", "mean_acceptance_length"), ("per_step_accepted",)),
@@ -260,7 +260,7 @@ def _read_sglang_record(node: Node) -> RecordedRequest:
     return found
 
 
-SGLANG = Shape(
+SGLANG = RecordShape(
     "sglang",
     "SGLang",
     (("spec_verify_ct",), (_SINCE_START,)),
@@ -316,7 +316,7 @@ def _read_iteration(node: Node) -> RecordedRequest:
     return found
 
 
-TENSORRT_LLM = Shape(
+TENSORRT_LLM = RecordShape(
     "tensorrt-llm",
     "TensorRT-LLM",
     (("total_accepted_draft_tokens",), _ITERATION),
@@ -344,7 +344,7 @@ def _read_mlx_vlm(node: Node) -> RecordedRequest:
     return found
 
 
-MLX_VLM = Shape("mlx-vlm", "mlx-vlm", (("draft_rounds",),), _read_mlx_vlm)
+MLX_VLM = RecordShape("mlx-vlm", "mlx-vlm", (("draft_rounds",),), _read_mlx_vlm)
 
 # -- LM Studio -------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ def _read_fragments(node: Node, into: RecordedRequest) -> RecordedRequest:
     return into
 
 
-LM_STUDIO = Shape(
+LM_STUDIO = RecordShape(
     "lm-studio",
     "LM Studio",
     ((_PREDICTION[0],), (_REPLY[0],), ("containsDrafted",)),
@@ -448,7 +448,7 @@ LM_STUDIO = Shape(
 
 # -- llama-server ----------------------------------------------------------------------------
 
-LLAMA_SERVER = Shape(
+LLAMA_SERVER = RecordShape(
     "llama-server",
     "llama-server",
     (("predicted_n", "predicted_ms"),),
@@ -478,7 +478,7 @@ def _read_prediction(node: Node) -> RecordedRequest:
     return found
 
 
-USAGE = Shape("usage", "the OpenAI API", (_PREDICTED, _PROPOSED), _read_prediction)
+USAGE = RecordShape("usage", "the OpenAI API", (_PREDICTED, _PROPOSED), _read_prediction)
 
 READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, USAGE)
 """Of what replies say."""

@@ -101,7 +101,7 @@ def write_requests(
     writer = TraceWriter.begin(
         store, SourceFacts(", ".join(engines), version), facts, columns=columns
     )
-    rows = _Rows()
+    rows = _NewRows()
     for seq_id, request in enumerate(requests):
         has_tokens = False
         if request.has_steps and not request.contradictions:
@@ -170,7 +170,7 @@ def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
     }
 
 
-class _Rows:
+class _NewRows:
     """Rows of `rounds`, collected by column: a million of them are written at once."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ _COLUMNS = (
 )
 
 
-def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _Rows) -> bool:
+def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows) -> bool:
     """One row for the prompt and one for each step. Whether the tokens were written too."""
     has_tokens = False
     drafted, accepted = request.per_step_drafted or [], request.per_step_accepted or []
@@ -235,7 +235,7 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
 
 
 def _write_plain_tokens(
-    writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _Rows
+    writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows
 ) -> None:
     """Prompt and output of a request whose tokens are of unknown rounds."""
     prompt, tokens = request.prompt_ids, request.tokens

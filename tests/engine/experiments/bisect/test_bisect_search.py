@@ -12,17 +12,19 @@ from engine.compare.rollback_outcomes import FAILED, KNOWN, RIGHT, WRONG
 from engine.errors import BisectError, OptionError
 from engine.experiments.bisect import search as report
 from engine.experiments.bisect.builds import SkippedError
-from engine.experiments.bisect.history import History, Revision
+from engine.experiments.bisect.history import Revision, RevisionHistory
 from engine.experiments.bisect.search import Search
 
 Outcome = Callable[[int], dict[str, str]]
 
 
-def history(parents: list[tuple[int, ...]]) -> History:
-    return History([Revision(f"{i:040x}", f"change {i}", one) for i, one in enumerate(parents)])
+def history(parents: list[tuple[int, ...]]) -> RevisionHistory:
+    return RevisionHistory(
+        [Revision(f"{i:040x}", f"change {i}", one) for i, one in enumerate(parents)]
+    )
 
 
-def row(n: int) -> History:
+def row(n: int) -> RevisionHistory:
     return history([(i - 1,) if i else () for i in range(n)])
 
 
@@ -46,7 +48,7 @@ class Builds:
 
 
 def searched(
-    where: History, builds: Builds, state: Path | None = None, **options: object
+    where: RevisionHistory, builds: Builds, state: Path | None = None, **options: object
 ) -> Search:
     search = Search(where, builds.build, builds.judge, state=state, **options)  # type: ignore[arg-type]
     for _ in search.run():

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from engine.compare.llama_api import TRANSCRIPTS, Asked, Transcript, Value, read_transcript
+from engine.compare.llama_api import TRANSCRIPTS, ApiCall, Transcript, Value, read_transcript
 from engine.compare.llama_cpp import NODE
 from engine.compare.llama_process import graph_nodes
 from engine.errors import PeerLibraryError
@@ -35,13 +35,13 @@ def graph(nodes: Nodes) -> list[Value]:
 class Build:
     """In place of a process. replies: of one build to commands, by their number."""
 
-    replies: ClassVar[dict[Path, Callable[[int, Asked], list[Value]]]] = {}
+    replies: ClassVar[dict[Path, Callable[[int, ApiCall], list[Value]]]] = {}
 
-    def __init__(self, model: Path, build: Path, opened: Asked, folder: Path) -> None:
+    def __init__(self, model: Path, build: Path, opened: ApiCall, folder: Path) -> None:
         assert opened.name == "open_model"
         self._reply, self._n = self.replies[build], 0
 
-    def answer(self, asked: Asked) -> list[Value]:
+    def answer(self, asked: ApiCall) -> list[Value]:
         self._n += 1
         return self._reply(self._n, asked)
 
@@ -73,7 +73,7 @@ PLAIN: Nodes = {"GET_ROWS cache_s_l0 (view)": 1.0, "VIEW v-1": 2.0, "MUL_MAT ffn
 
 
 def found(
-    monkeypatch: pytest.MonkeyPatch, bad: Callable[[int, Asked], list[Value]]
+    monkeypatch: pytest.MonkeyPatch, bad: Callable[[int, ApiCall], list[Value]]
 ) -> FirstWrong | None:
     """With a good build of PLAIN graphs; the third decode is command 5."""
     monkeypatch.setattr(first_wrong, "_Replay", Build)
@@ -83,7 +83,7 @@ def found(
 
 
 def test_the_first_node_beyond_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bad(n: int, asked: Asked) -> list[Value]:
+    def bad(n: int, asked: ApiCall) -> list[Value]:
         if asked.name != "decode":
             return [1]
         moved = {"VIEW v-1": 9.0, "MUL_MAT ffn_out-1": 3.5} if n == 5 else {}
@@ -111,24 +111,24 @@ def test_a_node_without_a_name_is_of_the_layer_around_it() -> None:
 
 
 def test_other_replies_ends_and_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    def same(n: int, asked: Asked) -> list[Value]:
+    def same(n: int, asked: ApiCall) -> list[Value]:
         return graph(PLAIN) if asked.name == "decode" else [1]
 
-    def refuses(n: int, asked: Asked) -> list[Value]:
+    def refuses(n: int, asked: ApiCall) -> list[Value]:
         return [0] if asked.name == "seq_rm" else same(n, asked)
 
-    def ends(n: int, asked: Asked) -> list[Value]:
+    def ends(n: int, asked: ApiCall) -> list[Value]:
         if n == 5:
             raise PeerLibraryError("The llama.cpp library ended its process.", "Look.")
         return same(n, asked)
 
-    def not_finite(n: int, asked: Asked) -> list[Value]:
+    def not_finite(n: int, asked: ApiCall) -> list[Value]:
         return graph(PLAIN | {"MUL_MAT ffn_out-1": np.nan}) if n == 5 else same(n, asked)
 
-    def at_once(n: int, asked: Asked) -> list[Value]:
+    def at_once(n: int, asked: ApiCall) -> list[Value]:
         return graph(PLAIN | {"MUL_MAT ffn_out-1": 4.0}) if n == 2 else same(n, asked)
 
-    def refuses_and_moves(n: int, asked: Asked) -> list[Value]:
+    def refuses_and_moves(n: int, asked: ApiCall) -> list[Value]:
         moved = graph(PLAIN | {"MUL_MAT ffn_out-1": 3.5})
         return moved if n == 5 else refuses(n, asked)
 

@@ -13,7 +13,7 @@ from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.log_run import fill_log
 from engine.observe.rounds import log_reader
 from engine.observe.rounds.log_reader import LogReader
-from engine.observe.rounds.log_shapes import Block, shape_of
+from engine.observe.rounds.log_shapes import Burst, shape_of
 from engine.observe.rounds.server_log import ServerLog
 from engine.trace.store import TraceStore
 from tests.bench.logs import KINDS
@@ -209,7 +209,7 @@ REALLY = LogReader._is_quiet
 
 def test_shapes_differ_where_anything_but_a_number_does() -> None:
     lines = ["a 1/ 3 b", "a 22/456 b", "a 22/ 456 b", "", "12", "x", "a 1/ 3 é", "a 9/ 8 é"]
-    block = Block("\n".join([*lines, ""]).encode())
+    block = Burst("\n".join([*lines, ""]).encode())
     assert [block.line(i) for i in range(block.n_lines)] == lines
     shapes = ["a 0/ 0 b", "a 0/0 b", "a 0/ 0 b", "", "0", "x", "a 0/ 0 é", "a 0/ 0 é"]
     assert [shape_of(one).decode() for one in lines] == shapes
