@@ -140,6 +140,8 @@ def _seen(player: Player, fault: Fault) -> Fault:
                 cause, words = here.explain_state(states[row], row + 1, 4 * player.bound)
                 if cause in ("wrong-state", "drift"):
                     return fault
+                if cause == "wrong-gate" and 0 < player.kernel.chunk <= row:
+                    cause = "wrong-chunk"  # first chunks are right, so is the formula
                 words = words.removesuffix(", in the state alone: outputs are right")
                 words = f"{words}: the state that the output of row {row} sees"
                 return replace(fault, cause=cause, detail=words)
