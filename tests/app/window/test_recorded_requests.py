@@ -20,6 +20,7 @@ from app.trace_models.run_facts import observed_text
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import NOT_OBSERVED
 from app.window.window import MainWindow
+from engine.observe.files.importing import import_file
 from engine.observe.files.records import fill
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -38,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     """The trace of all records, and of one that contradicts itself."""
     store = TraceStore()
     for file in FILES:
-        fill(store, (RECORDS / file).read_bytes(), file)
+        import_file(store, RECORDS / file)
     wrong = json.loads((RECORDS / "vllm-summary.json").read_bytes())
     wrong["body"]["metrics"]["speculative_decoding"]["num_spec_steps"] = 13
     fill(store, json.dumps(wrong).encode(), "wrong.json")
