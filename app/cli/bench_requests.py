@@ -221,8 +221,7 @@ def _headline(args: argparse.Namespace, report: dict[str, Any]) -> str:
     """What was measured, in one line."""
     return (
         f"{report['model']['name']}, compute {report['compute']}, "
-        f"{counted(report['environment']['threads'], 'thread')}, "
-        f"{counted(report['prompts'], 'prompt')}, "
+        f"{counted(report['environment']['threads'], 'thread')}, {report['prompts']} prompts, "
         f"-n {args.n_predict}, --temp {args.temp:g}, --seed {args.seed}"
     )
 
