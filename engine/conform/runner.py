@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -269,6 +269,7 @@ class _Child:
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
         self._buffer, self._ended, self._started = b"", False, False
+        self._unnamed: Fault | None = None
         self._since = time.monotonic()
 
     def read(self) -> None:
@@ -285,7 +286,11 @@ class _Child:
                 continue
             answer = json.loads(line)
             faults = tuple(map(_fault, answer["faults"]))
+            if not answer["is_named"]:
+                self._unnamed = faults[0]
+                continue
             self.left.remove(answer["check"])
+            self._unnamed = None
             yield Outcome(
                 self.kernel, self.recurrence, answer["check"], faults, answer["seconds"],
                 answer["figures"],
@@ -315,11 +320,16 @@ class _Child:
         if code < 0:
             ended = f"the process ended with signal {signal.Signals(-code).name}"
         detail = f"more than {self.limit_s:g} s" if late else (words[-1:] or [ended])[0][:300]
-        shape = Shape(self.recurrence, 1, 1, 16, 16, 1, 1)
-        fault = Fault(
-            self.kernel, lost, "hang" if late else "crash", detail, shape, self.seed, 0, 0, -1,
-            float("inf"),
-        )  # fmt: skip
+        if self._unnamed is not None:  # only its cause was lost
+            unsought = f"its cause was not found: {detail}"
+            detail = "; ".join(filter(None, (self._unnamed.detail, unsought)))
+            fault = replace(self._unnamed, detail=detail)
+        else:
+            shape = Shape(self.recurrence, 1, 1, 16, 16, 1, 1)
+            fault = Fault(
+                self.kernel, lost, "hang" if late else "crash", detail, shape, self.seed, 0, 0, -1,
+                float("inf"),
+            )  # fmt: skip
         seconds = time.monotonic() - self._since
         return Outcome(self.kernel, self.recurrence, lost, (fault,), seconds), tuple(rest)
 
@@ -344,19 +354,22 @@ def _in_child(
         answers.flush()
         for one in checks.split(","):
             began = time.monotonic()
-            faults, figures = [], {}
+            steps: Iterable[tuple[bool, list[Fault]]] = [(True, [])]
+            figures = {}
             if one == COST:
                 figures = measure(found, package, recurrence, device)
             else:
-                faults = _checked(found, package, recurrence, one, int(seed), device)
-            line = {
-                "check": one,
-                "faults": [asdict(fault) for fault in faults],
-                "figures": figures,
-                "seconds": time.monotonic() - began,
-            }
-            answers.write(json.dumps(line) + "\n")
-            answers.flush()
+                steps = _checked(found, package, recurrence, one, int(seed), device)
+            for is_named, faults in steps:
+                line = {
+                    "check": one,
+                    "is_named": is_named,
+                    "faults": [asdict(fault) for fault in faults],
+                    "figures": figures,
+                    "seconds": time.monotonic() - began,
+                }
+                answers.write(json.dumps(line) + "\n")
+                answers.flush()
 
 
 def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]:
@@ -401,7 +414,9 @@ def _rounds(check: str, device: str) -> int:
 
 def _checked(
     kernel: Kernel, package: Package, recurrence: Recurrence, name: str, seed: int, device: str
-) -> list[Fault]:
+) -> Iterator[tuple[bool, list[Fault]]]:
+    """Whether they are named by their cause, and the faults: if there are some, first as they were
+    found, as naming them takes many more passes of a kernel that is wrong."""
     sizes = shapes(kernel, recurrence, device)
     shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
     if name == "drift":  # many rounds, so the smallest state
@@ -423,6 +438,8 @@ def _checked(
     ):
         faults = faults or check(kernel, package, one, name, seed, device, times)
         tried.add(one)
+    if faults:
+        yield False, faults
     began = time.monotonic()
 
     def again(smaller: Shape) -> list[Fault]:
@@ -436,7 +453,7 @@ def _checked(
         return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
 
     found = [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
-    return [placed(Player(kernel, package, f.shape, seed, device), f) for f in found]
+    yield True, [placed(Player(kernel, package, f.shape, seed, device), f) for f in found]
 
 
 def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:

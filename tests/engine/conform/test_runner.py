@@ -124,6 +124,17 @@ def test_a_kernel_that_hangs_costs_its_check(tmp_path):
     assert [f.cause for o in seen for f in o.faults] == ["hang"]
 
 
+def test_a_wrong_kernel_that_hangs_while_its_cause_is_sought_is_wrong(tmp_path):
+    body = (
+        "Running.n = getattr(Running, 'n', 0) + 1; time.sleep(600 * (Running.n > 1)); "
+        "self.states = {s: -x for s, x in self.states.items()}"
+    )
+    (seen,) = outcomes(tmp_path, body, ("no-drafts",), limit_s=6.0)
+    (fault,) = seen.faults
+    assert fault.cause not in ("hang", "crash") and fault.error < float("inf")
+    assert fault.detail.endswith("its cause was not found: more than 6 s")
+
+
 def test_an_adapter_imports_from_its_folder(tmp_path):
     (tmp_path / "kernel_of_mine.py").write_text("def adapter(shape, memory): pass")
     (tmp_path / "adapter_of_mine.py").write_text("from kernel_of_mine import adapter")
