@@ -40,8 +40,8 @@ MOST_LAUNCHES = {
         "ShortConv MixtureOfExperts": 10,
         "Attention MixtureOfExperts": 11,
     },
-    "granitehybrid": {"Mamba2 Swiglu": 9, "Attention Swiglu": 9},
-    "nemotron_h": {"Mamba2 None": 6, "None Relu2": 4, "Attention None": 6},
+    "granitehybrid": {"Mamba2Mixer Swiglu": 9, "Attention Swiglu": 9},
+    "nemotron_h": {"Mamba2Mixer None": 6, "None Relu2": 4, "Attention None": 6},
 }
 """By the halves of a layer."""
 TOKENS = tuple(np.random.default_rng(3).integers(3, 100, 6).tolist()) * 2
