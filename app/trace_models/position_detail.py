@@ -182,7 +182,8 @@ class PositionDetail(QAbstractTableModel):
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
             return None
-        cell = self.rows[index.row()][2][index.column()]
+        *_, cells = self.rows[index.row()]
+        cell = cells[index.column()]
         if role == _DISPLAY:
             return cell.text
         if role == BAR_ROLE:

@@ -39,7 +39,8 @@ def refusal(path: Path | str) -> ModelFileError:
         assert sentence.endswith(".")
         assert sentence.isprintable()
         assert len(sentence) < 400
-    assert error.message.startswith(f"{error.path.name}: {error.place}: ")
+    place = f"{error.place}: " if error.place else ""
+    assert error.message.startswith(f"{error.path.name}: {place}")
     return error
 
 
