@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _MAPPINGS = Path("/proc/self/maps")
+_PAGES = Path("/proc/self/smaps")
 _PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _DONT_NEED = 4  # MADV_DONTNEED
 # MADV_COLLAPSE, since Linux 6.1; it works wherever huge pages exist, even if none are automatic
@@ -102,8 +103,9 @@ def give_back_memory() -> None:
     takes up again, and pages of code, most of which ran once.
 
     Of a 0.65 B model in its file's blocks 80 MiB were freed and 60 are code, torch's as a rule,
-    which registers its operations. Code is not written to: what is run again comes back from the
-    system's cache of files. Nothing happens but on Linux, and nothing is freed by another library.
+    which registers its operations. What is run again comes back from the system's cache of files;
+    code that was written to, by a debugger as a rule, would not, and stays. Nothing happens but on
+    Linux, and nothing is freed by another library.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -111,9 +113,13 @@ def give_back_memory() -> None:
     with suppress(AttributeError):  # not GNU's
         library.malloc_trim(ctypes.c_size_t(0))
     with suppress(OSError):
-        for line in _MAPPINGS.read_text().splitlines():
-            addresses, access, _, _, _, *name = line.split(maxsplit=5)
-            if access == "r-xp" and name and name[0].startswith("/"):
+        addresses = ""
+        for line in _PAGES.read_text().splitlines():
+            name, *values = line.split(maxsplit=5)
+            if not name.endswith(":"):  # the first line of a mapping
+                is_code = values[0] == "r-xp" and values[-1].startswith("/")
+                addresses = name if is_code else ""
+            elif addresses and (name, values[0]) == ("Anonymous:", "0"):
                 start, stop = (int(address, 16) for address in addresses.split("-"))
                 size = ctypes.c_size_t(stop - start)
                 library.madvise(ctypes.c_void_p(start), size, _DONT_NEED)

@@ -1,5 +1,6 @@
 """What was freed leaves the process."""
 
+import ctypes
 import mmap
 from pathlib import Path
 
@@ -41,3 +42,16 @@ def test_pages_of_code_are_given_back_and_come_again(tmp_path: Path) -> None:
     give_back_memory()
     assert before - resident_bytes("RssFile:") > len(code) // 2
     assert mapped[:] == code
+
+
+def test_code_that_was_written_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "library.so").write_bytes(bytes(mmap.PAGESIZE))
+    with open(tmp_path / "library.so", "rb") as file:
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=access)
+    mapped[7] = 0xCC  # as a debugger stops a program
+    place = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
+    access = mmap.PROT_READ | mmap.PROT_EXEC
+    assert ctypes.CDLL(None).mprotect(place, mmap.PAGESIZE, access) == 0
+    give_back_memory()
+    assert mapped[7] == 0xCC
