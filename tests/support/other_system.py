@@ -175,6 +175,7 @@ def import_errors() -> dict[str, str]:
 def main(system: str, *commands: str) -> int:
     sys.modules["triton"] = None  # type: ignore[assignment]
     assert not import_errors()
+    importlib.import_module("llvmlite.binding")  # imported when something is compiled
     pretend(system)
     if errors := import_errors():
         sys.exit("\n".join(f"{name}: {error}" for name, error in errors.items()))
