@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
+import sys
 
 _KIND = struct.Struct("<4s3B9xHH")  # the start of a file's header
 _OURS = b"\x7fELF", 2, 1, 1, 1, 62  # 64 bits, little-endian, version 1; relocatable, x86-64
@@ -32,7 +33,7 @@ class LinkedCode:
 
         Raises ValueError for what is not linked here, OSError where the system refuses to run it.
         """
-        if _KIND.unpack_from(code) != _OURS:
+        if not sys.platform.startswith("linux") or _KIND.unpack_from(code) != _OURS:
             raise ValueError("an object file for another system")
         at, n = _TABLE.unpack_from(code)
         sections = list(_SECTION.iter_unpack(code[at : at + n * _SECTION.size]))
