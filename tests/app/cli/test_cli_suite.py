@@ -61,7 +61,7 @@ def test_the_table_and_the_result_file(cli: Cli, two: Path, tmp_path: Path) -> N
     outcome = cli(*words)
     assert outcome.status == 0
     lines = outcome.out.splitlines()
-    assert lines[0].startswith("qwen35-c-v2x-mtp-f32.gguf, compute f32, 1 threads, ")
+    assert lines[0].startswith("qwen35-c-v2x-mtp-f32.gguf, compute f32, 1 thread, ")
     assert sum(line.startswith("Aggregate: {") for line in lines) == 2
     assert [line.split()[0] for line in lines[-2:]] == ["plain", "draft-mtp"]
     assert f"results written to {out}" in outcome.err
