@@ -165,7 +165,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
     if not kernel.grouped:
         made = [replace(shape, n_groups=shape.n_heads) for shape in made]
     if kernel.square and not kernel.d:
-        made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128]
+        made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128 or kernel.chunk]
     return made
 
 
