@@ -29,8 +29,8 @@ from engine.observe.files.line_words import (
     TOTAL,
     batch_saying,
     engine_in,
+    printed_request,
     source_of,
-    told_request,
     vllm_saying,
 )
 from engine.observe.files.records.document import Node
@@ -185,7 +185,7 @@ class LineLogs:
             return True
         elif (whose := next((one for one in REQUESTS if one[0] in said), None)) is not None:
             run = self._run(_OF_ENGINE[whose[1]], stream)
-            self._read(run, number, said, partial(told_request, word=whose[0], engine=whose[1]))
+            self._read(run, number, said, partial(printed_request, word=whose[0], engine=whose[1]))
             return True
         elif (found := KOBOLD_DRAFTS.search(said)) is not None:
             self._on_kobold_drafts(self._run(KOBOLD, stream), number, found)

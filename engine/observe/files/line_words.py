@@ -110,38 +110,38 @@ REQUESTS = (
         ),
     ),
 )
-"""Of lines that tell of a whole request, or interval: what they have, of which engine they are, and
+"""Of lines about a whole request, or interval: what they have, of which engine they are, and
 the places of what they say. depth: by index in the draft the tokens accepted and drafted; shares:
 of the steps that accepted 0, 1, ... tokens, in percent; *_s: seconds."""
 _PATTERNS = {word: re.compile(pattern) for word, _, pattern in REQUESTS}
 
 
-def told_request(said: str, word: str, engine: str) -> RecordedRequest | None:
+def printed_request(said: str, word: str, engine: str) -> RecordedRequest | None:
     """The request, or interval, that such a line is about."""
     if (found := _PATTERNS[word].search(said)) is None:
         return None
-    told = {name: value for name, value in found.groupdict().items() if value is not None}
-    place = f"request {told['id']}" if "id" in told else time_of(said[: found.start()])
-    stop = told.get("stop", "interval" if "shares" in told else "end")
+    printed = {name: value for name, value in found.groupdict().items() if value is not None}
+    place = f"request {printed['id']}" if "id" in printed else time_of(said[: found.start()])
+    stop = printed.get("stop", "interval" if "shares" in printed else "end")
     request = RecordedRequest(engine, place, stop=stop)
     n, cached, new, steps, drafted = (
-        None if name not in told else whole(told[name], COUNT)
+        None if name not in printed else whole(printed[name], COUNT)
         for name in ("n", "cached", "new", "steps", "drafted")
     )
     request.set_tokens(None if cached is None or new is None else cached + new, cached, n)
     for name, field in (("prompt_s", "prompt_ms"), ("s", "predicted_ms")):
-        if name in told:
-            request.timings[field] = round(1e3 * real(told[name], LONGEST_PART_MS / 1e3), 3)
+        if name in printed:
+            request.timings[field] = round(1e3 * real(printed[name], LONGEST_PART_MS / 1e3), 3)
     for name, field in (("prompt_speed", "prompt_per_second"), ("speed", "predicted_per_second")):
-        if re.fullmatch(r"\d{1,12}(?:\.\d{1,12})?", told.get(name, "")):
-            request.timings[field] = real(told[name])
+        if re.fullmatch(r"\d{1,12}(?:\.\d{1,12})?", printed.get(name, "")):
+            request.timings[field] = real(printed[name])
     request.num_spec_steps, request.num_draft_tokens = steps, drafted
     if drafted is not None:
-        request.num_accepted_draft_tokens = whole(told["accepted"], drafted)
-    if "depth" in told:
-        _take_depths(request, told["depth"])
-    elif "shares" in told:
-        _take_lengths(request, told["shares"])
+        request.num_accepted_draft_tokens = whole(printed["accepted"], drafted)
+    if "depth" in printed:
+        _take_depths(request, printed["depth"])
+    elif "shares" in printed:
+        _take_lengths(request, printed["shares"])
     return request
 
 

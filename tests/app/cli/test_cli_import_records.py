@@ -20,8 +20,8 @@ def test_every_record_is_a_run_of_one_trace(cli: Cli, tmp_path: Path) -> None:
     assert outcome.status == 0, outcome.err
     lines = outcome.out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [path.name for path in FILES]
-    told = "1 request, 13 rounds, 29 tokens, 16 of 34 drafted accepted"
-    assert lines[0].endswith(f": {told}, 2 keys kept but not used")
+    printed = "1 request, 13 rounds, 29 tokens, 16 of 34 drafted accepted"
+    assert lines[0].endswith(f": {printed}, 2 keys kept but not used")
     store = open_trace(tmp_path / "trace")
     assert [store.runs[i]["record"]["file"] for i in store.runs] == [path.name for path in FILES]
     assert not len(store.findings)
