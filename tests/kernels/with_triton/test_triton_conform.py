@@ -20,7 +20,10 @@ def test_they_pass(device, monkeypatch, name, recurrence):
         for module, width in ((delta_rule, "NARROW"), (delta_rule, "WIDE"), (ssd, "ROWS")):
             monkeypatch.setattr(module, width, 128)
         monkeypatch.setattr(ssd, "CHUNK_ROWS", 32)
-    assert not faults(name, recurrence, device, n_shapes=1 if device == "cpu" else 4)
+        # it computes in one order, always
+        assert not faults(name, recurrence, n_shapes=1, without=["repeat"])
+    else:
+        assert not faults(name, recurrence, device)
 
 
 @triton.jit
