@@ -120,7 +120,6 @@ class NoiseLane(EngineFollower):
         self._verify = Forward(model, self._drafting, options, self._recorder, holder)
 
     def forget(self, seq: int) -> None:
-        """A sequence has ended."""
         super().forget(seq)
         self._drafting.clear(seq)
         if not self.error:

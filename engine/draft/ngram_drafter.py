@@ -54,7 +54,6 @@ class NgramDrafter(Drafter, ABC):
         self._histories.setdefault(seq, History()).write(pos0, tokens)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request."""
         drafts = []
         for request in requests:
             draft = self._look_up(request.seq, self._histories[request.seq], request.last)
@@ -63,7 +62,6 @@ class NgramDrafter(Drafter, ABC):
         return drafts
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence."""
         self._histories.pop(seq, None)
 
     @abstractmethod

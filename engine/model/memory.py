@@ -119,7 +119,7 @@ class RopeAndMemory:
         return self.memory.batch_invariant
 
 
-class Mixer(Protocol):
+class Mixer:
     """The token-mixing half of a block. reads: matrices that its input is multiplied with, for
     kernels.norm.rms_norm_rows."""
 
@@ -129,3 +129,4 @@ class Mixer(Protocol):
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one."""
+        raise NotImplementedError

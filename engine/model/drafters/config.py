@@ -6,17 +6,18 @@ target's embedding and head. What it is decides its architecture (engine.model.d
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.limits import MAX_LAYERS, OTHER_TARGET, REMEDY
+from engine.model.drafters.dflash_config import DFlashConfig
+from engine.model.drafters.eagle3_config import Eagle3Config
+from engine.model.limits import OTHER_TARGET, REMEDY
 from engine.model.loaded_size import draft_head_bytes, loaded_bytes
 from engine.model.mtp_file import DRAFT_MTP, read_mtp_file
-from engine.model.parts import CellSize, Shapes
+from engine.model.parts import Shapes
 from engine.model.rope import ROPE_FACTORS
 from engine.model.tensors import hold_to_shapes, unused_blocks
 
@@ -25,58 +26,8 @@ D2T = "d2t"
 _NOT_KEPT = (D2T, ROPE_FACTORS)
 
 
-class DrafterConfig(Protocol):
-    """Sizes of one drafter, read from its file."""
-
-    @property
-    def drafter(self) -> str:
-        """Name of the drafter that uses it (engine.draft.registry)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def n_embd(self) -> int: ...
-    @property
-    def n_target(self) -> int:
-        """Width of the target's rows."""
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers of the target whose rows it reads side by side, in order."""
-
-    @property
-    def reads_behind_norm(self) -> bool:
-        """Whether the layer after the last one is the target's row after its final norm, or, where
-        there are several streams, their mean; a drafter that reads the other is not known."""
-
-    @property
-    def n_kept(self) -> int:
-        """Numbers that it keeps of every token in addition to its cells, float32."""
-
-    @property
-    def ties_head(self) -> bool:
-        """Whether without a head of its own it uses its own embedding, if it has one, rather than
-        the target's head."""
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """How names of tensors begin that it drafts without."""
-
-    def cells(self) -> dict[int, CellSize]:
-        """What a token leaves in each of its layers."""
-
-    def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
-        """All tensors under their full names, in the variant the file holds, D2T apart. n_vocab:
-        ids of the target. n_drafted: ids that can be drafted."""
-
-
-def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
-    """Layers of a target, 1..most of them; the target is not known yet. Raises ModelFileError."""
-    layers = file.ints(key)
-    if not 1 <= len(layers) <= most or not all(0 <= i <= MAX_LAYERS for i in layers):
-        what = f"{layers[:8]} are not {most} layers of a target"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    return tuple(layers)
+DrafterConfig = DFlashConfig | Eagle3Config
+"""Sizes of one drafter, read from its file."""
 
 
 def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:

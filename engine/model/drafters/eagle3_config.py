@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
-from engine.model.drafters.config import read_taps
-from engine.model.families.common import heads, rms_eps
+from engine.model.families.common import heads, read_taps, rms_eps
 from engine.model.limits import MAX_CONTEXT, REMEDY, count
 from engine.model.parts import CellSize, Shapes, only_present
 from engine.model.parts.attention import AttentionPart
@@ -23,7 +22,8 @@ N_TAPS = 3
 class Eagle3Config:
     """One block whose attention takes a token's embedding joined with a feature row of the target.
 
-    n_target: width of the target's rows. attention: of the block, on rows of 2 * n_embd.
+    n_target: width of the target's rows. taps: layers of the target whose rows it reads side by
+    side, in order. attention: of the block, on rows of 2 * n_embd.
     norm_before_residual: the residual is the feature row after its norm. norm_before_fc: the
     target's rows are normed side by side before they are fused.
     """
@@ -42,7 +42,6 @@ class Eagle3Config:
 
     @property
     def drafter(self) -> str:
-        """See engine.model.drafters.config.DrafterConfig."""
         return "draft-eagle3"
 
     @property
@@ -52,7 +51,6 @@ class Eagle3Config:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """None."""
         return ()
 
     @property
@@ -66,11 +64,9 @@ class Eagle3Config:
         return False
 
     def cells(self) -> dict[int, CellSize]:
-        """See engine.model.drafters.config.DrafterConfig."""
         return {0: self.attention.cells()}
 
     def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
-        """See engine.model.drafters.config.DrafterConfig."""
         d, hd = self.n_embd, self.attention.head_dim
         n_q, n_kv = self.attention.n_head * hd, self.attention.n_head_kv * hd
         fused = N_TAPS * self.n_target

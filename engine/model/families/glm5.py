@@ -4,6 +4,7 @@ four mixed streams; its MTP block has one."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from engine.model.families.kda import (
 from engine.model.families.mamba import attending_layers
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, REMEDY, count
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
-from engine.model.parts.attention import PooledIndexer, SparseLatentAttentionPart
+from engine.model.parts.attention import SparseLatentAttentionPart
 from engine.model.parts.feed_forward import SwigluPart
 from engine.model.parts.trunks import SinkhornConnections
 
@@ -58,7 +59,7 @@ def read_glm5_next(file: GgufFile) -> ModelConfig:
         )
     n_latent, rank = latent.n_latent, count(file, f"{arch}.attention.q_lora_rank")
     attention = SparseLatentAttentionPart(
-        latent.n_head, n_latent, latent.n_nope, 0, latent.v_dim, rank, indexer=_indexer(file)
+        latent.n_head, n_latent, latent.n_nope, 0, latent.v_dim, rank, **_indexer(file)
     )
     attending, chooses = attending_layers(file, n), _own_indexers(file, sizes.n_layer)
     attending_first = next((i for i in attending if i < sizes.n_layer), None)
@@ -125,7 +126,8 @@ def read_sinkhorn(file: GgufFile, *, has_head: bool = False) -> SinkhornConnecti
     return SinkhornConnections(n_rounds, eps, has_head)
 
 
-def _indexer(file: GgufFile) -> PooledIndexer:
+def _indexer(file: GgufFile) -> dict[str, Any]:
+    """The fields of SparseLatentAttentionPart that an indexer has."""
     arch = file.architecture
     key = f"{arch}.attention.indexer"
     if not file.bool_(f"{key}.kpool_select_tail", True):
@@ -143,13 +145,13 @@ def _indexer(file: GgufFile) -> PooledIndexer:
     if not 0.0 <= eps < 1.0:
         place = f"key {arch}.attention.layer_norm_epsilon"
         raise ModelFileError(file.path, place, f"{eps} is not an epsilon", REMEDY)
-    return PooledIndexer(
-        count(file, f"{key}.head_count", high=MAX_HEADS),
-        count(file, f"{key}.key_length", high=MAX_HEAD_DIM),
-        ratio,
-        budget // ratio,
-        eps,
-    )
+    return {
+        "n_index_head": count(file, f"{key}.head_count", high=MAX_HEADS),
+        "index_dim": count(file, f"{key}.key_length", high=MAX_HEAD_DIM),
+        "ratio": ratio,
+        "n_pools": budget // ratio,
+        "index_eps": eps,
+    }
 
 
 def _own_indexers(file: GgufFile, n_layer: int) -> list[bool]:

@@ -49,7 +49,7 @@ from engine.model.parts.recurrent import (
 )
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 from engine.model.weights import Weights
-from kernels.linear import PackedWeight, Rows
+from kernels.linear import Rows
 from kernels.pointwise import add
 
 _MAKE: Mapping[type, Callable[..., Mixer]] = {
@@ -67,7 +67,7 @@ _MAKE: Mapping[type, Callable[..., Mixer]] = {
 }
 """By part, what makes its mixer of (part, weights of the block, configuration, layer). The mixer of
 an NgramEmbeddingPart is made by the trunk."""
-_RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence[Any]]]] = {
+_RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence]]] = {
     KdaPart: kda_recurrences,
     DeltaNetPart: delta_net_recurrences,
     MambaPart: mamba_recurrences,
@@ -80,19 +80,16 @@ _RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence[Any]]]] = {
 """By part, how tokens advance its states, by the names it gives them."""
 
 
-class MixersSideBySide:
+class MixersSideBySide(Mixer):
     """Several mixers on the same input, their results added."""
 
     def __init__(self, mixers: list[Mixer]) -> None:
         self._mixers = mixers
-        self.reads: tuple[PackedWeight, ...] = tuple(
-            packed for mixer in mixers for packed in mixer.reads
-        )
+        self.reads = tuple(packed for mixer in mixers for packed in mixer.reads)
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.memory.Mixer."""
         first, *others = (mixer(x, around) for mixer in self._mixers)
         for other in others:
             first = add(first, other)

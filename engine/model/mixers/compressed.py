@@ -4,19 +4,18 @@ last inputs of the compressor lie in rings, in slots by position (DeepSeek-V4)."
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.memory import AttentionView, RopeAndMemory
-from engine.model.parts import CellRow
+from engine.model.memory import AttentionView, Mixer, RopeAndMemory
 from engine.model.parts.attention import INDEX_RING, INDEX_ROW, RINGS, CompressedAttentionPart
 from engine.model.recurrence import Recurrence, RowNumbers, StateKey
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
-from kernels.linear import PackedWeight, Rows
+from kernels.linear import Rows
 from kernels.norm import head_norm, rms_norm
 from kernels.recurrence.compressor import (
     Compressor,
@@ -40,11 +39,10 @@ class CompressorInputs(NamedTuple):
     positions: torch.Tensor
 
     def part(self, rows: slice, tokens: slice) -> CompressorInputs:
-        """See engine.model.recurrence.RecurrenceInputs."""
         return CompressorInputs(self.x[rows, tokens], self.positions[rows, tokens])
 
 
-class CompressorRing(Recurrence[CompressorInputs]):
+class CompressorRing(Recurrence):
     """Ring [n_slots, 2 n_channels] of values and scores, a token in slot position mod n_slots; a
     token's log entry is its row and its slot.
 
@@ -126,7 +124,7 @@ class CompressorRing(Recurrence[CompressorInputs]):
         return compress_slots(*inputs, pool, rows.read, rows.write, self._part)
 
 
-def ring_recurrences(part: CompressedAttentionPart) -> dict[str, Recurrence[Any]]:
+def ring_recurrences(part: CompressedAttentionPart) -> dict[str, Recurrence]:
     """How tokens advance the rings of `part`."""
     if not part.ratio:
         return {}
@@ -140,7 +138,7 @@ def _compressor(part: CompressedAttentionPart, width: int) -> Compressor:
     return Compressor(part.ratio, width, part.has_indexer)
 
 
-class CompressedAttention:
+class CompressedAttention(Mixer):
     """Attention whose keys, which are values too, are the rows of tokens in a window and the rows
     of blocks before, all of them or those that an indexer chooses.
 
@@ -160,7 +158,7 @@ class CompressedAttention:
             rows += self._rows.matrices(weights.rows)
             self._sizes.append(self._rows.n_inputs)
         self._input = weights.stack(rows)
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
+        self.reads = (self._input.packed,)
         self._q_norm = weights.keep("attn_q_a_norm.weight")
         self._q = weights.project("attn_q_b.weight")
         # x / rms(x) is sqrt(d) x / |x|
@@ -272,7 +270,7 @@ class _Indexer:
     def __init__(
         self, part: CompressedAttentionPart, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        self._part, self._row = part, CellRow(layer, INDEX_ROW)
+        self._part, self._row = part, StateKey(layer, INDEX_ROW)
         self._rows = _BlockRows(part, weights, config, layer, INDEX_RING, "indexer", part.index_dim)
         scale = (part.n_index_head * part.index_dim) ** -0.5
         proj = weights.numbers("indexer.proj.weight").rearranged(lambda data: [data * scale])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional
 
@@ -25,7 +23,7 @@ from kernels.pointwise import add
 from kernels.rows.ngrams import NgramHash, agreeing, hash_rows
 
 
-def ngram_recurrences(part: NgramEmbeddingPart) -> dict[str, Recurrence[Any]]:
+def ngram_recurrences(part: NgramEmbeddingPart) -> dict[str, Recurrence]:
     """How tokens advance the states of `part`."""
     window = ConvWindow(part.n_taps, part.n_channels)
     return {"tokens": TokenWindow(part.n_gram), "ngrams": window}

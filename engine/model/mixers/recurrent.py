@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.memory import RopeAndMemory
+from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.parts.recurrent import (
     DeltaNetPart,
     KdaPart,
@@ -28,18 +27,18 @@ from engine.model.recurrent_states import (
 )
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from kernels.dispatch import runs_triton
-from kernels.linear import PackedWeight, Rows, operation_rows
+from kernels.linear import Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
 
 
-def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
+def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence]:
     """How tokens advance the states of `part`."""
     state = DeltaState(part.n_k_heads, part.n_v_heads, part.d_state, grouped=part.grouped)
     return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
 
 
-class _DeltaRule:
+class _DeltaRule(Mixer):
     """Mixers with a gated delta rule: all that comes between their projections of the input and
     what they put out. The memory has their states and windows."""
 
@@ -110,7 +109,7 @@ class DeltaNet(_DeltaRule):
             self._inputs = [weights.stack([*qkv_z, *gates])]
         else:
             self._inputs = [weights.stack(qkv_z), weights.stack(gates, compute="f32")]
-        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
+        self.reads = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._a = weights.keep("ssm_a")
@@ -156,7 +155,7 @@ def _beta_and_decay(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
     return weights.numbers("ssm_ba.weight").rearranged(parts)
 
 
-def kda_recurrences(part: KdaPart) -> Mapping[str, Recurrence[Any]]:
+def kda_recurrences(part: KdaPart) -> Mapping[str, Recurrence]:
     """How tokens advance the part's states."""
     heads = part.n_heads, part.n_heads, part.head_dim
     return {
@@ -189,7 +188,7 @@ class Kda(_DeltaRule):
             weights.stack([*_qkv(weights), *first]),
             weights.stack([weights.numbers("ssm_beta.weight")], compute="f32"),
         ]
-        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
+        self.reads = tuple(each.packed for each in self._inputs)
         self._decay = _second(weights, part.decay)
         self._gate = _second(weights, part.gate)
         taps = [weights.keep(f"ssm_conv1d_{one}.weight").squeeze(1) for one in "qkv"]
@@ -225,13 +224,13 @@ def _second(weights: Weights, names: tuple[str, ...]) -> Projection | None:
     return weights.project(names[1]) if len(names) == 2 else None
 
 
-def mamba_recurrences(part: MambaPart) -> dict[str, Recurrence[Any]]:
+def mamba_recurrences(part: MambaPart) -> dict[str, Recurrence]:
     """How tokens advance the states of `part`."""
     state = ScanState(part.d_state, part.d_inner)
     return {"state": state, "window": ConvWindow(part.d_conv, part.d_inner)}
 
 
-class Mamba:
+class Mamba(Mixer):
     """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
 
     What steps, B and C come of, small and fed back through the state at every token, stays f32 in
@@ -243,7 +242,7 @@ class Mamba:
         self._eps = config.eps
         self._halves = [part.d_inner, part.d_inner]
         self._input = weights.project("ssm_in.weight")
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
+        self.reads = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._bias = weights.keep("ssm_conv1d.bias")
@@ -283,13 +282,13 @@ class Mamba:
         return self._output(rows, invariant=invariant, residual=residual)
 
 
-def mamba2_recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:
+def mamba2_recurrences(part: Mamba2Part) -> dict[str, Recurrence]:
     """How tokens advance the states of `part`."""
     state = SsdState(part.n_heads, part.head_dim, part.n_groups, part.d_state)
     return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
 
 
-class Mamba2Mixer:
+class Mamba2Mixer(Mixer):
     """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
 
     One projection gives, in this order of rows, the gate z, the convolved channels (x, B, C) and
@@ -315,7 +314,7 @@ class Mamba2Mixer:
                 weights.stack(rows.rearranged(lambda data: data.split(apart))[:1]),
                 weights.stack(steps, compute="f32"),
             ]
-        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
+        self.reads = tuple(each.packed for each in self._inputs)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         bias = "ssm_conv1d.bias"
@@ -370,7 +369,7 @@ class Mamba2Mixer:
         return self._output(rows, invariant=invariant, residual=residual)
 
 
-class LowRankMamba2:
+class LowRankMamba2(Mixer):
     """Mamba-2 of which gate and channels are one projection, by head in the file; what steps, B and
     C come of, small and fed back through the state at every token, stays f32 in every mode."""
 
@@ -386,7 +385,7 @@ class LowRankMamba2:
             ]
 
         self._input = weights.stack(weights.rows("ssm_in.weight").rearranged(halves))
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
+        self.reads = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
@@ -417,12 +416,12 @@ class LowRankMamba2:
         return self._output(rows, invariant=invariant, residual=residual)
 
 
-def short_conv_recurrences(part: ShortConvPart) -> dict[str, Recurrence[Any]]:
+def short_conv_recurrences(part: ShortConvPart) -> dict[str, Recurrence]:
     """How tokens advance the window of `part`."""
     return {"window": ConvWindow(part.d_conv, part.n_channels, activate=False)}
 
 
-class ShortConv:
+class ShortConv(Mixer):
     """c * conv(b * x), where b, c and x are thirds of one projection; its window, rows of b * x,
     lives in the memory."""
 
@@ -431,7 +430,7 @@ class ShortConv:
     ) -> None:
         self._window = StateKey(layer, "window")
         self._input = weights.project("shortconv.in_proj.weight")
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
+        self.reads = (self._input.packed,)
         # taps as rows in memory, as the convolution reads them
         self._conv = weights.keep("shortconv.conv.weight").t().contiguous().t()
         self._output = weights.project("shortconv.out_proj.weight")

@@ -32,7 +32,6 @@ class BlockAfterBlock:
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        """See engine.model.trunks.Trunk."""
         for i, block in enumerate(self._blocks):
             taps.enters(i, x)
             x = block(x, around)
@@ -80,7 +79,6 @@ class CrossLayerStream:
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        """See engine.model.trunks.Trunk."""
         # a row of inputs for each group
         left = x.new_empty(-(-len(self._blocks) // self._group), *x.shape)
         n_left, invariant = 0, around.invariant

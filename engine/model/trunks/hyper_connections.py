@@ -47,7 +47,6 @@ class StreamMixer:
         self._up = weights.project(f"{name}_up.weight")
 
     def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """See engine.model.layers.StreamReader."""
         return self._mix(streams, invariant)[0]
 
     def _mix(
@@ -100,7 +99,6 @@ class SinkhornHalf:
         self._gates, self._norm, self._eps = gates, norm, eps
 
     def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
-        """See StreamMixer."""
         gates = self._gates(streams, invariant=invariant)
         read = rms_norm(weigh_streams(streams, gates), self._norm, self._eps)
         return advance_streams(streams, compute(read), gates)
@@ -114,7 +112,6 @@ class SinkhornReader:
         self._gates, self._mean = gates, torch.full((n,), 1 / n, device=device)
 
     def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """See engine.model.layers.StreamReader."""
         if self._gates is None:
             return weigh_streams(streams, self._mean.expand(*streams.shape[:2], -1))
         return weigh_streams(streams, self._gates(streams, invariant=invariant))
@@ -196,7 +193,6 @@ class StreamTrunk:
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        """See engine.model.trunks.Trunk."""
         streams = copied(x, self._n_streams)
         for i, block in enumerate(self._blocks):
             self._tap(taps, i, streams)
