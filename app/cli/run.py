@@ -48,7 +48,7 @@ from engine.errors import OptionError
 from engine.fork import Fork, fork_lines
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import StreamDecoder
-from engine.model.mtp_file import has_mtp_block
+from engine.model.tensors import has_mtp_block
 from engine.options import Prompt, RunOptions
 from engine.report.run import figure_lines
 from engine.size_text import size_text

@@ -40,7 +40,7 @@ from engine.audit.text_check import (
 from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence
 from engine.memory.hybrid import HybridMemory
-from engine.model.taps import TargetRows, join_rows
+from engine.model.layers import TargetRows, join_rows
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore

@@ -23,7 +23,7 @@ from engine.errors import OptionError
 from engine.machine.device import read
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.dflash import BlockOutput, DFlash
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from kernels.rows.reductions import top_k
 
 N_CANDIDATES = 10

@@ -22,8 +22,7 @@ from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.eagle3 import Eagle3
 from engine.model.drafters.loading import LoadedDrafter
-from engine.model.layers import StepOutput
-from engine.model.taps import TargetRows
+from engine.model.layers import StepOutput, TargetRows
 
 
 @dataclass(slots=True)

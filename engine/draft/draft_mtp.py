@@ -20,9 +20,8 @@ from engine.draft.row_drafter import RowDrafter
 from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
-from engine.model.layers import StepOutput
+from engine.model.layers import StepOutput, TargetRows
 from engine.model.mtp import DraftHead, LargestLogits
-from engine.model.taps import TargetRows
 
 
 class DraftMtp(RowDrafter):

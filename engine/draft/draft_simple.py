@@ -24,7 +24,7 @@ from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 
 STAND_IN = 0
 """Read by the draft model for ids that it lacks; `<unk>` in vocabularies that have one."""

@@ -12,7 +12,7 @@ from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.option_fields import FormRow, NumberRange, option
 
 if TYPE_CHECKING:
-    from engine.model.taps import TargetRows
+    from engine.model.layers import TargetRows
 
 GROUP = "ngram"
 """Of the command line: speculation without a draft model."""

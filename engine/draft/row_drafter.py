@@ -24,8 +24,7 @@ from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, on_host,
 from engine.draft.spec import DrafterInputs
 from engine.machine.device import upload
 from engine.memory.hybrid import HybridMemory
-from engine.model.layers import StepOutput
-from engine.model.taps import TargetRows
+from engine.model.layers import StepOutput, TargetRows
 
 _End = tuple[int, int, int, int]
 """A token that a branch may go on from: the branch's sequence in memory, the one that holds the

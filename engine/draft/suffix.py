@@ -18,7 +18,7 @@ from engine.draft.suffix_tree import REASONS, StoredSequence, SuffixDraft, Suffi
 from engine.option_fields import FormRow, NumberRange, option
 
 if TYPE_CHECKING:
-    from engine.model.taps import TargetRows
+    from engine.model.layers import TargetRows
 
 _SHARE = NumberRange(0.0, 1.0, "Use 0 to switch it off.")
 

@@ -24,7 +24,7 @@ from engine.draft.model_drafter import ModelDrafter
 from engine.draft.row_drafter import PairedRows, RowDrafter
 from engine.draft.spec import DrafterInputs, TokenDraws
 from engine.memory.hybrid import HybridMemory
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.records import MISSING

@@ -19,12 +19,12 @@ from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
 from engine.model.drafters.dflash_config import OUT_SCALE, POST_NORMS, DFlashConfig
 from engine.model.feed_forward import Swiglu
+from engine.model.layers import RopeTables
 from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.compressed import CompressedAttention
 from engine.model.parts.feed_forward import SwigluPart
 from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import ROPE_FACTORS
-from engine.model.rope_tables import RopeTables
 from engine.model.trunks.hyper_connections import StreamBlock, copied, make_reader
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.attention import attend

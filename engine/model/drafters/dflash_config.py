@@ -16,8 +16,7 @@ from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families.common import heads, read_taps, rms_eps
-from engine.model.families.deepseek4 import read_mixtures, read_window_attention
-from engine.model.families.glm5 import read_sinkhorn
+from engine.model.families.deepseek4 import read_mixtures, read_sinkhorn, read_window_attention
 from engine.model.limits import MAX_CONTEXT, MAX_LAYERS, MAX_TAPS, MAX_WIDTH, REMEDY, count, real
 from engine.model.parts import BlockParts, CellSize, Shapes, only_present
 from engine.model.rope import ROPE_FACTORS, RopeConfig

@@ -9,12 +9,11 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import make_feed_forward
-from engine.model.layers import ResidualBlock, make_block
+from engine.model.layers import ResidualBlock, TapCollector, make_block
 from engine.model.memory import RopeAndMemory
 from engine.model.mixers import make_mixer
 from engine.model.parts import BlockParts, MtpParts, TrunkPart
 from engine.model.parts.trunks import CrossLayerResidual, HyperConnections, SinkhornConnections
-from engine.model.taps import TapCollector
 from engine.model.trunks.hyper_connections import StreamBlock, make_streams
 from engine.model.weights import Weights
 from kernels.norm import rms_norm

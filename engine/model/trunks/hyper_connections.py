@@ -8,14 +8,13 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
-from engine.model.layers import StreamReader
+from engine.model.layers import StreamReader, TapCollector
 from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
 from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
 from engine.model.parts.recurrent import TABLE
 from engine.model.parts.trunks import HyperConnections, SinkhornConnections
-from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import add

@@ -11,11 +11,11 @@ from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.memory.hybrid import HybridMemory
 from engine.model.families import read_config
+from engine.model.layers import RopeTables
 from engine.model.memory import RopeAndMemory
 from engine.model.mixers.attention import SparseAttention
 from engine.model.parts import StateKey
 from engine.model.parts.attention import INDEX_ROW
-from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes
 from engine.model.weights import Weights
 from tests.support.golden_files import golden_file
