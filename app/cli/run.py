@@ -328,11 +328,12 @@ def _hold(
     is_traced: bool,
     audit: bool | None,
 ) -> None:
-    given = turn.answer if answers == "recorded" else None
+    parent, messages, answer = turn
+    given = answer if answers == "recorded" else None
     from engine.audit.run_audit import audit_of
 
     make = partial(audit_of, session, asked=audit, can_repeat=False)
-    run = conversation.start(turn.messages, turn.parent, options, given, audit=make)
+    run = conversation.start(messages, parent, options, given, audit=make)
     if is_traced and session.content is not None:
         session.content.start(lambda: run.done or any(run.emitted))
     decode(run, run.advance, None)

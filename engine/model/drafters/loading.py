@@ -70,8 +70,8 @@ def read_ids(file: GgufFile, n_vocab: int, device: torch.device) -> torch.Tensor
 
 
 _MAKE: dict[str, Callable[..., Any]] = {"eagle3": make_eagle3, "dflash": make_dflash}
-"""By architecture what makes a drafter of its configuration, a function that gives the weights whose
-names begin with a prefix, embedding, head, and ids of the head's rows."""
+"""By architecture what makes a drafter of its configuration, what gives the weights whose names
+begin with a prefix, embedding, head, and ids of the head's rows."""
 
 
 @dataclass(frozen=True, slots=True)
