@@ -118,6 +118,12 @@ class RopeAndMemory:
         """Whether a token's result must have the same bits whatever the other tokens are."""
         return self.memory.batch_invariant
 
+    @property
+    def recurrent(self) -> RecurrentMemory:
+        """The states of recurrent layers, with which a model that has some is given its memory."""
+        assert self.memory.recurrent is not None
+        return self.memory.recurrent
+
 
 class Mixer:
     """The token-mixing half of a block. reads: matrices that its input is multiplied with, for

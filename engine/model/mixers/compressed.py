@@ -124,17 +124,8 @@ class CompressorRing(Recurrence):
         return compress_slots(*inputs, pool, rows.read, rows.write, self._part)
 
 
-def ring_recurrences(part: CompressedAttentionPart) -> dict[str, Recurrence]:
-    """How tokens advance the rings of `part`."""
-    if not part.ratio:
-        return {}
-    rings = {RINGS[part.ratio][0]: _compressor(part, part.head_dim)}
-    if part.has_indexer:
-        rings[INDEX_RING] = _compressor(part, part.index_dim)
-    return {name: CompressorRing(one) for name, one in rings.items()}
-
-
-def _compressor(part: CompressedAttentionPart, width: int) -> Compressor:
+def compressor_of(part: CompressedAttentionPart, width: int) -> Compressor:
+    """What makes the rows of blocks of this width."""
     return Compressor(part.ratio, width, part.has_indexer)
 
 
@@ -240,7 +231,7 @@ class _BlockRows:
         width: int,
     ) -> None:
         self._key, self._ratio, self._eps = StateKey(layer, ring), part.ratio, config.eps
-        self._name, self.n_inputs = name, 2 * _compressor(part, width).n_channels
+        self._name, self.n_inputs = name, 2 * compressor_of(part, width).n_channels
         ape = weights.keep(f"{name}_compressor_ape.weight")
         self._ape = torch.cat((torch.zeros_like(ape), ape), 1)
         self._norm = weights.keep(f"{name}_compressor_norm.weight")
@@ -251,8 +242,7 @@ class _BlockRows:
 
     def __call__(self, inputs: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """inputs [B, T, n_inputs] -> rows of blocks [B, T, width], at tokens that end one."""
-        memory, of_blocks = around.memory.recurrent, around.of_blocks
-        assert memory is not None  # a model with recurrent layers is given such a memory
+        memory, of_blocks = around.recurrent, around.of_blocks
         assert of_blocks is not None
         assert of_blocks.table is not None
         assert around.positions is not None
