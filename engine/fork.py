@@ -44,15 +44,8 @@ class LaterParts:
     grammar: Grammar | None
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What changes before a round of a run that is decoded again: see Fork for the rest."""
-
-    round: int
-    options: RunOptions
-    seq_id: int
-    token: int | None
-    n_kept: int | None
+Stage = tuple["Fork | ForkOrigin", RunOptions]
+"""What changes before a round of a run that is decoded again, and the options from there on."""
 
 
 def check_model(run: RunRef, identity: Any) -> None:
@@ -198,20 +191,19 @@ class Fork:
                     "stay.",
                     "Raise -n, or go on from earlier.",
                 )
-        found = [Stage(self.round, options, self.seq_id, self.token, self.n_kept)]
+        found: list[Stage] = [(self, options)]
         for run in self._line():
             if run == since:
                 break
             at, before = run.facts.fork, run.facts.options
             if at is not None and before is not None and at.round <= self.round:
-                found.append(Stage(at.round, before, at.seq_id, at.token, at.n_kept))
+                found.append((at, before))
         return found[::-1]
 
     def roots(self) -> Iterator[tuple[RunRef, int]]:
         """Runs that it comes of, and up to which round its state is that of each."""
         for run in self._line():
-            stages = self.stages(self.options, run)
-            first = stages[0]
+            first, _ = self.stages(self.options, run)[0]
             is_cut = first.token is not None or first.n_kept is not None
             yield run, first.round - is_cut
 
@@ -252,11 +244,11 @@ class Fork:
 
         def before(number: int) -> None:
             nonlocal in_use
-            for i, (now, stage) in enumerate(zip(parts, stages, strict=False)):
-                if number == stage.round - 1:
-                    self._prepare(scheduler, stage, now, in_use)
-                elif number == stage.round:
-                    self._check(scheduler, number, stages[-1] if number == self.round else None)
+            for i, (now, (at, _)) in enumerate(zip(parts, stages, strict=False)):
+                if number == at.round - 1:
+                    self._prepare(scheduler, at, now, in_use)
+                elif number == at.round:
+                    self._check(scheduler, number, stages[-1][0] if number == self.round else None)
                     in_use = chain_of(parts[i + 1 :], in_use)
                     facts.drafters = in_use.statistics
                     then = parts[i + 1]
@@ -267,17 +259,17 @@ class Fork:
         scheduler.before_round.append(before)
 
     def _prepare(
-        self, scheduler: Scheduler, stage: Stage, now: LaterParts, chain: DrafterChain
+        self, scheduler: Scheduler, at: Fork | ForkOrigin, now: LaterParts, chain: DrafterChain
     ) -> None:
         """Have the round before a stage end where the stage begins."""
-        if stage.n_kept is not None:
-            spec = replace(now.options.spec, verify_max=stage.n_kept - 1)
+        if at.n_kept is not None:
+            spec = replace(now.options.spec, verify_max=at.n_kept - 1)
             cut = replace(now.options, spec=spec)
             scheduler.go_on_with(cut, now.memory, chain, now.grammar)
-        if stage.token is not None:
-            scheduler.force_newest(stage.seq_id, stage.token)
+        if at.token is not None:
+            scheduler.force_newest(at.seq_id, at.token)
 
-    def _check(self, scheduler: Scheduler, stop: int, last: Stage | None) -> None:
+    def _check(self, scheduler: Scheduler, stop: int, last: Fork | ForkOrigin | None) -> None:
         """Raises OptionError where a text is not the parent's before round `stop`. last: the stage
         that begins there, if it is the last one, whose cut and token the parent does not have."""
         is_cut = last is not None and last.n_kept is not None
@@ -385,8 +377,8 @@ def later_parts(
     """What each stage of a fork goes on with: of the parts before it all those that its other
     options do not change, since these are at the right place by then. context: cells of a sequence.
     make: what is not there, from options, cells, memory and drafters that are."""
-    for stage in stages:
-        before, options = parts.options, stage.options
+    for _, options in stages:
+        before = parts.options
         if options.parallel != before.parallel:
             raise OptionError(
                 f"The run to go on from has --parallel {before.parallel}.", "Leave --parallel out."

@@ -275,9 +275,9 @@ class Session:
     ) -> Iterator[LaterParts]:
         """What each stage of a fork goes on with: of the parts before it all those that its other
         options do not change, since these are at the right place by then."""
-        for stage in stages:
-            if stage.token is not None:
-                self._check_tokens([stage.token])
+        for at, _ in stages:
+            if at.token is not None:
+                self._check_tokens([at.token])
 
         def make(
             options: RunOptions, n_ctx: int, memory: HybridMemory | None, same: dict[str, Drafter]

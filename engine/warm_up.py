@@ -35,18 +35,17 @@ from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import LentMemories
 from engine.memory_need import estimate
-from engine.model.drafters.config import DrafterInfo
+from engine.model.drafters.config import DRAFT_SIMPLE, DrafterInfo, describe_draft
 from engine.model.drafters.eagle3 import Eagle3
-from engine.model.drafters.kinds import DRAFT_SIMPLE, describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.families.common import is_mtp_file
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo, describe
 from engine.model.loader import load_model, resolve_compute
-from engine.model.mtp_file import DRAFT_MTP, leave_block
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import SwigluPart
 from engine.model.parts.recurrent import DeltaNetPart
+from engine.model.tensors import DRAFT_MTP, leave_block
 from engine.options import RunOptions
 from engine.progress import ReportProgress, report_part
 from engine.trace.run_ref import same_model

@@ -98,10 +98,10 @@ def run(args: argparse.Namespace) -> int:
             tell(f"{search.n_known} verdicts are known already")
         search.begin = lambda revision: _begin(search, revision)
         try:
-            for step in search.run():
+            for line in search.run():
                 if is_terminal(sys.stderr):
                     show_progress("")
-                tell(report.step_line(step), name="")
+                tell(line, name="")
         except (KeyboardInterrupt, DraftscopeError):
             tell(f"verdicts so far are in {folder}; the same command goes on")
             raise

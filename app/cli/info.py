@@ -25,13 +25,18 @@ from engine.machine.host_memory import available_memory
 from engine.memory.options import CacheOptions
 from engine.memory.policies import POLICIES, memory_sizes
 from engine.memory_need import CACHE_TYPES, MemoryEstimate, estimate, fits_text, server_estimate
-from engine.model.drafters.config import DrafterInfo
-from engine.model.drafters.kinds import DRAFT_SIMPLE, KINDS, describe_draft, drafter_of
+from engine.model.drafters.config import (
+    DRAFT_SIMPLE,
+    KINDS,
+    DrafterInfo,
+    describe_draft,
+    drafter_of,
+)
 from engine.model.families import FAMILIES
 from engine.model.families.common import is_mtp_file
 from engine.model.info import LayerInfo, ModelInfo, describe
 from engine.model.loaded_size import is_expanded
-from engine.model.mtp_file import DRAFT_MTP
+from engine.model.tensors import DRAFT_MTP
 from engine.option_fields import options_in
 from engine.options import COMPUTE_MODES, RunOptions, SpecOptions
 from engine.size_text import size_text

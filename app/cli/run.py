@@ -48,7 +48,7 @@ from engine.errors import OptionError
 from engine.fork import Fork, fork_lines
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import StreamDecoder
-from engine.model.mtp_file import has_mtp_block
+from engine.model.tensors import has_mtp_block
 from engine.options import Prompt, RunOptions
 from engine.report.run import figure_lines
 from engine.size_text import size_text
@@ -328,11 +328,12 @@ def _hold(
     is_traced: bool,
     audit: bool | None,
 ) -> None:
-    given = turn.answer if answers == "recorded" else None
+    parent, messages, answer = turn
+    given = answer if answers == "recorded" else None
     from engine.audit.run_audit import audit_of
 
     make = partial(audit_of, session, asked=audit, can_repeat=False)
-    run = conversation.start(turn.messages, turn.parent, options, given, audit=make)
+    run = conversation.start(messages, parent, options, given, audit=make)
     if is_traced and session.content is not None:
         session.content.start(lambda: run.done or any(run.emitted))
     decode(run, run.advance, None)

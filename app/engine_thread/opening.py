@@ -43,9 +43,9 @@ def inspect_files(request: OpenRequest) -> OpenedFiles:
     """Read the metadata of the files; no tensor data is touched and torch is not imported. Of
     files for one drafter the last counts."""
     from engine.gguf.file import GgufFile
-    from engine.model.drafters.kinds import describe_draft
+    from engine.model.drafters.config import describe_draft
     from engine.model.info import describe
-    from engine.model.mtp_file import DRAFT_MTP
+    from engine.model.tensors import DRAFT_MTP
 
     cancelled = request.cancelled.is_set
     drafts: dict[str, DraftFile] = {}

@@ -23,7 +23,7 @@ from engine.draft.draft_simple import STAND_IN
 from engine.machine.device import read, upload
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from kernels.rows.reductions import top_k
 
 if TYPE_CHECKING:

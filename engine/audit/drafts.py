@@ -35,7 +35,7 @@ from engine.audit.recorded_drafts import (
 )
 from engine.draft.registry import model_drafters
 from engine.machine.device import read
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

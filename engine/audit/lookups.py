@@ -18,7 +18,7 @@ from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudi
 from engine.draft.drafter import Drafter, DraftRequest, branches
 from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 

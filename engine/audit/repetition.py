@@ -115,7 +115,6 @@ class Repetition:
         """The run is about to start."""
 
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
-        """See engine.decode.round.RoundObserver."""
         text = self._texts[sequence.seq_id]
         text += round_.accepted
         self._has_parted |= text != self._audited.tokens[sequence.seq_id][: len(text)]
@@ -125,7 +124,6 @@ class Repetition:
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
     ) -> None:
-        """See engine.decode.round.RoundObserver."""
         if self._has_parted:
             return
         seqs = [one.index for one in running]

@@ -40,7 +40,7 @@ from engine.audit.text_check import (
 from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence
 from engine.memory.hybrid import HybridMemory
-from engine.model.taps import TargetRows, join_rows
+from engine.model.layers import TargetRows, join_rows
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
@@ -151,7 +151,6 @@ class RunAudit:
         self._check = SamplerCheck(make, seq_ids, self._options, end_tokens)
 
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
-        """See engine.decode.round.RoundObserver."""
         if not round_.is_prompt:
             batch = round_.pos0, list(round_.tokens)
             self._texts.batches[round_.number, round_.seq_id] = batch
@@ -163,7 +162,6 @@ class RunAudit:
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
     ) -> None:
-        """See engine.decode.round.RoundObserver."""
         assert self._samples is not None
         self._samples.look(
             number,
@@ -176,7 +174,6 @@ class RunAudit:
 
     @property
     def n_unseen(self) -> int:
-        """See engine.decode.round.RoundObserver."""
         return self._samples.n_unseen if self._samples else 0
 
     # -- at its end ------------------------------------------------------------------------

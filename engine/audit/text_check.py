@@ -15,8 +15,8 @@ from engine.batch import Span
 from engine.machine.device import read
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
+from engine.model.layers import TargetRows
 from engine.model.recurrence import StateKey
-from engine.model.taps import TargetRows
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler

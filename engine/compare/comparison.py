@@ -28,7 +28,7 @@ from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest, branch_of
 from engine.draft.scripted import ScriptedDrafter
 from engine.errors import NonFiniteError, OptionError
-from engine.model.taps import TargetRows, join_rows
+from engine.model.layers import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
 from engine.options.llama_cpp import DEFAULT_SETTINGS, LlamaSettings
 from engine.run import Run

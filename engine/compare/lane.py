@@ -203,7 +203,6 @@ class EngineLane(Lane):
         )
 
     def forget(self, seq: int) -> None:
-        """A sequence has ended."""
         self.memory.clear(seq)
 
     def _run(
@@ -282,7 +281,6 @@ class EngineFollower(EngineLane, Follower):
         """Tokens in memory, by sequence."""
 
     def follow(self) -> None:
-        """Decode the leader's round in this lane's way; one that cannot stops with an error."""
         self._holders.update((part.seq, part.seq_id) for part in self._leader.round.parts)
         super().follow()
 

@@ -165,9 +165,6 @@ class LaneSpec:
 NOISE_LANE = LaneSpec(NOISE, dict(_PLAIN), NOISE)
 """Decodes batches of the lanes' widths, each from the reference lane's exact state."""
 
-PEER_LANE = LaneSpec(PEER, dict(_PLAIN), PEER)
-"""llama.cpp on the same file and tokens, for which there has to be a build of it."""
-
 LLAMA_PLAIN_LANE = LaneSpec(LLAMA, dict(_PLAIN), REFERENCE)
 """llama.cpp token by token, which its lanes with rollback are measured against."""
 

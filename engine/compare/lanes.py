@@ -35,7 +35,7 @@ from engine.decode.round import Round
 from engine.draft.drafter import Draft
 from engine.errors import OptionError
 from engine.model.hybrid import HybridModel
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.options import RunOptions, StateTypes
 from engine.session import Session
 from engine.trace.records import NOISE, PEER, POLICY, REFERENCE
@@ -120,7 +120,6 @@ class NoiseLane(EngineFollower):
         self._verify = Forward(model, self._drafting, options, self._recorder, holder)
 
     def forget(self, seq: int) -> None:
-        """A sequence has ended."""
         super().forget(seq)
         self._drafting.clear(seq)
         if not self.error:

@@ -78,7 +78,6 @@ class LlamaNoiseLane(_JudgedByPlain):
         )
 
     def forget(self, seq: int) -> None:
-        """A sequence has ended."""
         super().forget(seq)
         self._remove_all(self._verifying, seq)
 

@@ -7,7 +7,7 @@ and not judged. Splits, faults and storage filled beforehand cannot be asked for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ from engine.compare.divergence import MemoryDifference
 from engine.compare.lane_spec import LLAMA_POLICIES
 from engine.compare.llama_cpp import PARTIAL, TokenSpan
 from engine.compare.llama_process import LlamaEngine
-from engine.compare.memory_player import MemoryEngine
+from engine.compare.memory_player import MemoryContext, MemoryEngine
 from engine.compare.memory_script import ContextSpec
 from engine.compare.state_blob import RecurrentState, decode_state, state_difference
 from engine.errors import OptionError, RollbackRefusedError, StateBlobError
@@ -23,8 +23,8 @@ from engine.model.mixers import layout_of
 from engine.session import Session
 
 
-class LlamaScriptContext:
-    """See memory_player.MemoryContext."""
+class LlamaScriptContext(MemoryContext):
+    """Of llama.cpp's own memory."""
 
     def __init__(self, owner: LlamaScriptEngine, spec: ContextSpec, policy: str) -> None:
         self._owner, self._engine = owner, owner.engine
@@ -58,31 +58,24 @@ class LlamaScriptContext:
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
         return self._engine.seq_rm(self._number, seq, p0, p1)
 
-    def seq_cp(self, src: int, dst: int) -> None:
-        self._engine.seq_cp(self._number, src, dst)
+    def operate(self, name: str, *numbers: int) -> None:
+        getattr(self._engine, name)(self._number, *numbers)
 
-    def seq_keep(self, seq: int) -> None:
-        self._engine.seq_keep(self._number, seq)
-
-    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
-        self._engine.seq_add(self._number, seq, p0, p1, shift)
-
-    def save(self, seq: int, path: Path) -> None:
-        """The whole sequence to a slot file of the library, which `load` of any context reads."""
-        self._engine.save_file(self._number, seq, path)
-
-    def load(self, seq: int, path: Path) -> None:
-        self._engine.load_file(self._number, seq, path)
-
-    def checkpoint(self, seq: int) -> tuple[int, bytes]:
-        """The last position of the recurrent states, and the states."""
-        pos = self._engine.pos_max(self._number, seq)
-        return pos, self._engine.save(self._number, seq, PARTIAL)
-
-    def restore(self, seq: int, checkpoint: tuple[int, bytes]) -> None:
-        pos, blob = checkpoint
-        self._engine.load(self._number, seq, blob, PARTIAL)
-        self._engine.seq_rm(self._number, seq, pos + 1)
+    def copy(self, name: str, seq: int, place: Any) -> tuple[int, bytes] | None:
+        """Files are slot files of the library; a checkpoint is the last position of the recurrent
+        states, and the states."""
+        engine, number = self._engine, self._number
+        if name == "checkpoint":
+            return engine.pos_max(number, seq), engine.save(number, seq, PARTIAL)
+        if name == "restore":
+            pos, blob = place
+            engine.load(number, seq, blob, PARTIAL)
+            engine.seq_rm(number, seq, pos + 1)
+        elif name == "save":
+            engine.save_file(number, seq, place)
+        else:
+            engine.load_file(number, seq, place)
+        return None
 
     def fact(self, seq: int, name: str) -> int | None:
         """The last position; nothing else is known."""

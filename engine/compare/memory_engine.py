@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from operator import itemgetter
+from typing import Any
 
 import torch
 
@@ -21,7 +23,7 @@ from engine.compare.divergence import (
     MemoryDifference,
     ReferenceMemory,
 )
-from engine.compare.memory_player import MemoryEngine, MemoryPlay
+from engine.compare.memory_player import MemoryContext, MemoryEngine, MemoryPlay
 from engine.compare.memory_script import EXACT, CompareRanges, ContextSpec, MemoryScript, Statement
 from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder, target_facts
@@ -94,8 +96,8 @@ def _check_size(session: Session, script: MemoryScript, policy: str) -> None:
         )
 
 
-class SessionContext:
-    """See memory_player.MemoryContext; `seq_id` in the trace is the sequence."""
+class SessionContext(MemoryContext):
+    """Of the session's model; `seq_id` in the trace is the sequence."""
 
     def __init__(
         self, engine: SessionEngine, spec: ContextSpec, options: RunOptions, memory: HybridMemory
@@ -164,26 +166,19 @@ class SessionContext:
                 round_.rs_idx_before, round_.rs_idx_after = pending, self.fact(seq, "pending")
         return accepted
 
-    def seq_cp(self, src: int, dst: int) -> None:
-        self.memory.seq_cp(src, dst)
+    def operate(self, name: str, *numbers: int) -> None:
+        getattr(self.memory, name)(*numbers)
 
-    def seq_keep(self, seq: int) -> None:
-        self.memory.seq_keep(seq)
-
-    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
-        self.memory.seq_add(seq, p0, p1, shift)
-
-    def save(self, seq: int, path: os.PathLike[str]) -> None:
-        save_state(os.fspath(path), self.memory.state(seq))
-
-    def load(self, seq: int, path: os.PathLike[str]) -> None:
-        self.memory.put(seq, load_state(os.fspath(path)))
-
-    def checkpoint(self, seq: int) -> SequenceCheckpoint:
-        return self.memory.save(seq)
-
-    def restore(self, seq: int, checkpoint: SequenceCheckpoint) -> None:
-        self.memory.restore(seq, checkpoint)
+    def copy(self, name: str, seq: int, place: Any) -> SequenceCheckpoint | None:
+        if name == "checkpoint":
+            return self.memory.save(seq)
+        if name == "restore":
+            self.memory.restore(seq, place)
+        elif name == "save":
+            save_state(os.fspath(place), self.memory.state(seq))
+        else:
+            self.memory.put(seq, load_state(os.fspath(place)))
+        return None
 
     def fact(self, seq: int, name: str) -> int | None:
         memory, recurrent = self.memory, self.memory.recurrent
@@ -302,10 +297,8 @@ class SessionEngine(MemoryEngine):
         for i, nmse in enumerate(logits.nmse):
             key = check.left.context, check.left.seq, check.left.start + i
             known = self._worst.get(key)
-            if known is None or not nmse <= known.difference.nmse[0]:
-                self._worst[key] = _CheckedPosition(
-                    number, logits.at(i), left[i : i + 1], right[i : i + 1]
-                )
+            if known is None or not nmse <= known[1].nmse[0]:
+                self._worst[key] = number, logits.at(i), left[i : i + 1], right[i : i + 1]
 
     def states(self, check: CompareRanges, pos: int, found: MemoryDifference) -> None:
         self._states[check.left.context, check.left.seq, pos] = found
@@ -320,15 +313,16 @@ class SessionEngine(MemoryEngine):
         for context in self._contexts.values():
             context.close_round()
         chosen: set[tuple[int, int]] = set()
-        for (name, seq, pos), row in sorted(self._worst.items()):
-            run_id, places = self._contexts[name].run_id, {(seq, pos)}
-            self._choose(run_id, seq, pos, row, row.left)
+        for (name, seq, pos), row in sorted(self._worst.items(), key=itemgetter(0)):
+            number, difference, left, right = row
+            run_id, places, token = self._contexts[name].run_id, {(seq, pos)}, int(right.argmax())
+            self._choose(run_id, seq, pos, number, token, left)
             if not places & chosen:
-                self._choose(self._reference.run_id, seq, pos, row, row.right)
+                self._choose(self._reference.run_id, seq, pos, number, token, right)
             chosen |= places
             rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
             states = self._states.pop((name, seq, pos), None)
-            rows.append(row.number, seq, pos + 1, [row.token], row.difference, states)
+            rows.append(number, seq, pos + 1, [token], difference, states)
         for (name, seq, pos), states in sorted(self._states.items()):
             run_id = self._contexts[name].run_id
             rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
@@ -338,18 +332,18 @@ class SessionEngine(MemoryEngine):
         self._reference.end(["end"])
 
     def _choose(
-        self, run_id: int, seq: int, pos: int, row: _CheckedPosition, logits: torch.Tensor
+        self, run_id: int, seq: int, pos: int, number: int, token: int, logits: torch.Tensor
     ) -> None:
         """Record what one side's logits [1, n_vocab] say of the token the right one chooses."""
-        writer, facts = TraceWriter(self.trace, run_id), target_facts(logits, [row.token])
-        writer.learn([row.token, *facts.top_ids[0]], self.session.tokenizer.piece)
+        writer, facts = TraceWriter(self.trace, run_id), target_facts(logits, [token])
+        writer.learn([token, *facts.top_ids[0]], self.session.tokenizer.piece)
         writer.append(
             "tokens",
-            round=row.number,
+            round=number,
             seq_id=seq,
             pos=pos + 1,
             kind="target",
-            token_id=row.token,
+            token_id=token,
             target_p=facts.prob[0],
             target_rank=facts.rank[0],
             target_entropy=facts.entropy[0],
@@ -362,18 +356,8 @@ class SessionEngine(MemoryEngine):
         return max(0, self._n_rounds - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _CheckedPosition:
-    """One position of a check. number: batch before it. left, right: logits [1, n_vocab]."""
-
-    number: int
-    difference: LogitsDifference
-    left: torch.Tensor
-    right: torch.Tensor
-
-    @property
-    def token(self) -> int:
-        return int(self.right.argmax())
+_CheckedPosition = tuple[int, LogitsDifference, torch.Tensor, torch.Tensor]
+"""One position of a check: the batch before it, and both sides' logits [1, n_vocab]."""
 
 
 def _tolerance(check: CompareRanges) -> float:

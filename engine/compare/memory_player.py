@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from engine.compare.memory_script import (
 from engine.errors import DraftscopeError
 
 
-class MemoryContext(Protocol):
+class MemoryContext:
     """The memory of a model, as a script sees it. Errors: those of engine.errors."""
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
@@ -42,28 +42,29 @@ class MemoryContext(Protocol):
 
         Returns the logits of each sequence, [n_tokens, n_vocab].
         """
+        raise NotImplementedError
 
-    def seq_rm(self, seq: int, p0: int, p1: int) -> bool: ...
-    def seq_cp(self, src: int, dst: int) -> None: ...
-    def seq_keep(self, seq: int) -> None: ...
-    def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None: ...
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """Remove positions p0 <= pos < p1 (negative: no bound). False: refused."""
+        raise NotImplementedError
 
-    def save(self, seq: int, path: Path) -> None:
-        """The whole sequence to a file that `load` of any context reads."""
+    def operate(self, name: str, *numbers: int) -> None:
+        """Do seq_cp, seq_keep or seq_add."""
+        raise NotImplementedError
 
-    def load(self, seq: int, path: Path) -> None: ...
-
-    def checkpoint(self, seq: int) -> object:
-        """The part of a sequence that cannot be rewound, for `restore` of this context."""
-
-    def restore(self, seq: int, checkpoint: Any) -> None: ...
+    def copy(self, name: str, seq: int, place: Any) -> Any:
+        """Do save or load, of a whole sequence and a path that any context reads; or checkpoint,
+        which returns the part that cannot be rewound, or restore, of this context."""
+        raise NotImplementedError
 
     def fact(self, seq: int, name: str) -> int | None:
         """The value of one of memory_script.FACTS; None where this memory has none."""
+        raise NotImplementedError
 
     def apart(self, seq: int, reference: Any, reference_seq: int) -> MemoryDifference | None:
         """Distance of a sequence's states from those of `reference_seq` in the player
         `reference`; None where states cannot be read."""
+        raise NotImplementedError
 
 
 class MemoryEngine:
@@ -236,13 +237,9 @@ class MemoryPlay:
             seq, p0, *p1 = numbers
             return context.seq_rm(seq, p0, *(p1 or [-1]))
         if action.name == "seq_cp":
-            src, dst = numbers
-            self._note_copy(action.context, src, dst, line)
-            context.seq_cp(src, dst)
-        elif action.name == "seq_keep":
-            context.seq_keep(*numbers)
-        elif action.name == "seq_add":
-            context.seq_add(*numbers)
+            self._note_copy(action.context, *numbers, line)
+        if action.name != "clear":
+            context.operate(action.name, *numbers)
         else:
             for seq in numbers or range(self._n_seqs[action.context]):
                 context.seq_rm(seq, 0, -1)
@@ -270,16 +267,14 @@ class MemoryPlay:
 
     def _copy(self, action: SequenceOperation) -> None:
         (seq,), context, label = action.numbers, self._contexts[action.context], action.label
-        path = Path(self._folder.name) / f"{label}.seq"
-        if action.name == "save":
-            context.save(seq, path)
-        elif action.name == "load":
+        place: Any = Path(self._folder.name) / f"{label}.seq"
+        if action.name == "load":
             self._copies.pop((action.context, seq), None)
-            context.load(seq, path)
-        elif action.name == "checkpoint":
-            self._checkpoints[action.context, label] = context.checkpoint(seq)
-        else:
-            context.restore(seq, self._checkpoints[action.context, label])
+        if action.name == "restore":
+            place = self._checkpoints[action.context, label]
+        found = context.copy(action.name, seq, place)
+        if action.name == "checkpoint":
+            self._checkpoints[action.context, label] = found
 
     def _check(self, statement: Statement, check: CompareRanges) -> None:
         if check.for_states:

@@ -71,7 +71,6 @@ class LlamaLane(Follower):
         self._led_by(leader)
 
     def forget(self, seq: int) -> None:
-        """A sequence has ended."""
         self._remove_all(self.context, seq)
 
     def _remove_all(self, context: int, seq: int) -> None:

@@ -154,7 +154,6 @@ class ForkLane(PolicyLane):
         self.facts.update(lane_copies=self._notes)
 
     def forget(self, seq: int) -> None:
-        """A sequence has ended."""
         for member in self._members.pop(seq, []):
             self.memory.clear(member.seq)
         self.memory.clear(seq)
@@ -356,7 +355,6 @@ class FreeLane(EngineFollower):
         """Nothing to do: the scheduler ends its own sequences."""
 
     def end(self, stops: Sequence[str]) -> None:
-        """The comparison has ended."""
         self._scheduler.stop()
         self._write(math.inf)
         super().end([sequence.stop for sequence in self._scheduler.sequences])

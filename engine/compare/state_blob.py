@@ -21,7 +21,6 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -180,7 +179,7 @@ class _BlobReader:
             raise _wrong(f"has a {key.name} of type {kind} and sizes {sizes} in layer {key.layer}")
         return np.frombuffer(self._take(4 * width * n_rows), "<f4").reshape(n_rows, width)
 
-    def row(self, key: StateKey, n_cells: int, recurrence: Recurrence[Any] | None) -> np.ndarray:
+    def row(self, key: StateKey, n_cells: int, recurrence: Recurrence | None) -> np.ndarray:
         """One state in our shape; None for one without numbers."""
         shape = recurrence.shape if recurrence else (0,)
         (n_bytes,) = self.read(_N_BYTES)

@@ -187,7 +187,7 @@ class StateOrigin:
 
 def _candidates(
     key: StateKey,
-    recurrence: Recurrence[Any],
+    recurrence: Recurrence,
     ours: _Decoded,
     rejected: _Decoded,
     theirs: Mapping[int, _Decoded],

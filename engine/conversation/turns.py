@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -202,16 +202,9 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _REMEDY = 'Give messages like {"role": "user", "content": "Hello"}.'
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTurn:
-    """One turn. parent: index of the turn before it, None for a first one. messages: those said
-    since. answer: what was answered, None where the record ends."""
-
-    parent: int | None
-    messages: tuple[Message, ...]
-    answer: Message | None
-
-
+RecordedTurn = tuple[int | None, tuple[Message, ...], Message | None]
+"""One turn: index of the turn before it, None for a first one; the messages said since; and what
+was answered, None where the record ends."""
 RecordedConversation = tuple[list[RecordedTurn], bool, list[dict[str, Any]] | None]
 """A file's turns, each after its parent; whether its messages have roles, and are not texts alone;
 and tools, as the first request describes them."""
@@ -245,9 +238,7 @@ def read_recorded(path: Path) -> RecordedConversation:
         if has_roles:
             turns.add(messages)
         else:
-            turns.found = [
-                RecordedTurn(n - 1 if n else None, (one,), None) for n, one in enumerate(messages)
-            ]
+            turns.found = [(n - 1 if n else None, (one,), None) for n, one in enumerate(messages)]
     if not turns.found:
         raise OptionError(f"{path} holds no message.", _REMEDY)
     return turns.found, has_roles, tools
@@ -280,10 +271,10 @@ class _Turns:
         open_key = parent, json.dumps([asked, None], sort_keys=True)
         index = self._known.get(key)
         if index is None and (index := self._known.pop(open_key, None)) is not None:
-            self.found[index] = replace(self.found[index], answer=answer)
+            self.found[index] = *self.found[index][:2], answer
         if index is None:
             index = len(self.found)
-            self.found.append(RecordedTurn(parent, tuple(said), answer))
+            self.found.append((parent, tuple(said), answer))
             if index >= _MOST_TURNS:
                 raise OptionError(f"{self._path} has more than {_MOST_TURNS:,} turns.", "Split it.")
         self._known[key] = index

@@ -15,7 +15,7 @@ from engine.machine.device import read, upload, wait_for
 from engine.memory.cells import MAX_SEQS
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.model.taps import TargetRows, join_rows
+from engine.model.layers import TargetRows, join_rows
 from engine.options import RunOptions
 from engine.trace.records import N_TOP
 

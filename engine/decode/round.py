@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.decode.sequences import DecodingSequence
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
-    from engine.model.taps import TargetRows
+    from engine.model.layers import TargetRows
     from engine.sampling.grammar import AllowedTokens
     from engine.sampling.sampler import Sampler
 

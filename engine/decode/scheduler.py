@@ -27,7 +27,7 @@ from engine.machine.clock import clock_paused
 from engine.machine.device import inference_mode
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler

@@ -29,7 +29,7 @@ from engine.machine.device import read
 from engine.memory.cells import UNKNOWN
 from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
 from engine.memory.policies import POLICIES
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.options import MAX_REPLAYS, RunOptions
 
 

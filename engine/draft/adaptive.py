@@ -62,7 +62,6 @@ class _Stepped(AdaptiveDepth):
         self._n = np.clip(start, 1, self._most)
 
     def n_max(self, walkers: np.ndarray) -> np.ndarray:
-        """See AdaptiveDepth."""
         return self._n[walkers]
 
     def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
@@ -103,7 +102,6 @@ class _ProbedMean(AdaptiveDepth):
         self._mean = column(settings, "start", 2.0)[of]
 
     def n_max(self, walkers: np.ndarray) -> np.ndarray:
-        """See AdaptiveDepth."""
         wanted = np.floor(self._mean[walkers] + 0.5)
         return np.clip(wanted, 1, self._most[walkers]).astype(np.int64)
 
@@ -133,7 +131,6 @@ class _TieredMean(AdaptiveDepth):
         self._seen = np.zeros(len(of), np.int64)
 
     def n_max(self, walkers: np.ndarray) -> np.ndarray:
-        """See AdaptiveDepth."""
         return np.minimum(_TIERS[self._tier[walkers]], self._most[walkers]).astype(np.int64)
 
     def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
@@ -167,7 +164,6 @@ class _Goodput(AdaptiveDepth):
         self._seen = np.zeros(len(of), np.int64)
 
     def n_max(self, walkers: np.ndarray) -> np.ndarray:
-        """See AdaptiveDepth."""
         explores = self._seen[walkers] % 10 == 9
         return np.where(explores, self._most[walkers], self._n[walkers])
 

@@ -18,14 +18,12 @@ import torch
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.model_drafter import N_MARKS, SeenRows
-from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.machine.device import read
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.dflash import BlockOutput, DFlash
-from engine.model.drafters.dflash_config import DFlashConfig
-from engine.model.drafters.loading import LoadedDrafter
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from kernels.rows.reductions import top_k
 
 N_CANDIDATES = 10
@@ -57,27 +55,26 @@ class BlockDrafter(Drafter, ABC):
 
     has_memory = True
 
-    def __init__(
-        self,
-        model: DFlash,
-        memory: HybridMemory,
-        n_ubatch: int,
-        options: ModelDraftOptions,
-        draws: TokenDraws | None = None,
-    ) -> None:
-        config = model.config
+    def __init__(self, inputs: DrafterInputs) -> None:
+        """Raises OptionError without the file of a drafter."""
+        if inputs.draft is None:
+            raise OptionError(
+                f"{self.name} needs the file of a drafter.", "Give it with -md or open it."
+            )
+        self._model: DFlash = inputs.draft.model
+        config, options = self._model.config, inputs.options
         self.n_max = min(options.n_max, config.longest)
         self._n_min, self._p_min = min(options.n_min, config.longest), options.p_min
-        self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
+        make = partial(HybridMemory.for_layers, config.cells(), ahead=not config.causal)
+        self._memory, self._n_ubatch = inputs.memory(self.name, make), inputs.n_ubatch
         self._block_length = config.block_length(self.n_max)
-        self._draws = draws
+        self._draws = inputs.draws
         self._contexts: dict[int, _TargetContext] = {}
-        self._seen = SeenRows(0, memory.attention.device)
+        self._seen = SeenRows(0, self._memory.attention.device)
         self._n_wrong: dict[int, torch.Tensor] = {}
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """See Drafter."""
         return self._model.config.taps
 
     @property
@@ -112,16 +109,13 @@ class BlockDrafter(Drafter, ABC):
             self._draws.forget(seq)
 
     def held(self, seq: int) -> int:
-        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See Drafter."""
         context = self._contexts.get(seq, _TargetContext())
         return context.n_injected + len(context.tokens)
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence."""
         self._contexts.pop(seq, None)
         self._seen.forget(seq)
         self._n_wrong.pop(seq, None)
@@ -130,7 +124,6 @@ class BlockDrafter(Drafter, ABC):
             self._draws.forget(seq)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request."""
         m, n_ctx = self._block_length, self._memory.attention.n_ctx
         able = [request for request in requests if request.pos0 + m <= n_ctx]
         drafts = {request.seq: Draft(drafter=self.name, reason="limit") for request in requests}
@@ -203,17 +196,3 @@ class BlockDrafter(Drafter, ABC):
             tuple(request.seq for request in requests),
             np.zeros(0, np.int64),
         )
-
-
-def loaded_for(name: str, inputs: DrafterInputs) -> LoadedDrafter:
-    """The drafter that a run was given a file of. Raises OptionError without one."""
-    if inputs.draft is None:
-        raise OptionError(f"{name} needs the file of a drafter.", "Give it with -md or open it.")
-    loaded: LoadedDrafter = inputs.draft
-    return loaded
-
-
-def block_memory(name: str, config: DFlashConfig, inputs: DrafterInputs) -> HybridMemory:
-    """Memory of the target's size for a drafter of blocks, by its name."""
-    make = partial(HybridMemory.for_layers, config.cells(), ahead=not config.causal)
-    return inputs.memory(name, make)

@@ -14,7 +14,7 @@ from engine.draft.drafter import Draft, Drafter, DraftRequest, awaited
 from engine.draft.spec import ADAPT, AHEAD, BEHIND
 from engine.machine.clock import run_clock
 from engine.machine.device import Mark, mark, ms_between
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 
 TrimDraft = Callable[[int, Draft], None]
 """Shortens the draft of a sequence to what the sequence may say."""

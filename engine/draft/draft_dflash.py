@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.draft.block_drafter import BlockDrafter, block_memory, loaded_for
+from engine.draft.block_drafter import BlockDrafter
 from engine.draft.drafter import N_TOP, Draft, DraftRequest
-from engine.draft.spec import DrafterInputs
 from engine.machine.device import read, upload
 from engine.model.drafters.dflash import BlockOutput
 from engine.sampling.distribution import softmax
@@ -84,10 +83,3 @@ class DraftDflash(BlockDrafter):
         draft.top_ids.append(list(ids[:N_TOP]))
         draft.top_probs.append([float(p) for p in probs[:N_TOP]])
         return True
-
-
-def make(inputs: DrafterInputs) -> DraftDflash:
-    """A drafter with a memory of its own. Raises OptionError without its file."""
-    loaded = loaded_for(DraftDflash.name, inputs)
-    memory = block_memory(DraftDflash.name, loaded.model.config, inputs)
-    return DraftDflash(loaded.model, memory, inputs.n_ubatch, inputs.options, inputs.draws)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.draft.block_drafter import BlockDrafter, block_memory, loaded_for
+from engine.draft.block_drafter import BlockDrafter
 from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
@@ -24,6 +24,16 @@ class DraftDspark(BlockDrafter):
     it. The probabilities next to it are those of the ten best of a row."""
 
     name = "draft-dspark"
+
+    def __init__(self, inputs: DrafterInputs) -> None:
+        """Raises OptionError without a file, and for a p_min where that has no confidence head."""
+        super().__init__(inputs)
+        config = self._model.config
+        if self._p_min > 0 and not config.confident:
+            raise OptionError(
+                f"p_min is a floor on what a confidence head says, and {config.name} has none.",
+                "Leave --spec-draft-p-min at 0.",
+            )
 
     def _choose(self, requests: Sequence[DraftRequest], out: BlockOutput) -> list[Draft]:
         first = self._block_length - self.n_max
@@ -48,19 +58,3 @@ class DraftDspark(BlockDrafter):
                 draft.top_probs.append(probs[i][row][:N_TOP])
             drafts.append(draft)
         return drafts
-
-
-def make(inputs: DrafterInputs) -> DraftDspark:
-    """A drafter with a memory of its own.
-
-    Raises OptionError without its file, and for a p_min where that has no confidence head.
-    """
-    loaded = loaded_for(DraftDspark.name, inputs)
-    config = loaded.model.config
-    if inputs.options.p_min > 0 and not config.confident:
-        raise OptionError(
-            f"p_min is a floor on what a confidence head says, and {config.name} has none.",
-            "Leave --spec-draft-p-min at 0.",
-        )
-    memory = block_memory(DraftDspark.name, config, inputs)
-    return DraftDspark(loaded.model, memory, inputs.n_ubatch, inputs.options, inputs.draws)

@@ -7,7 +7,7 @@ gives. The newest feature row waits for its token, which the next draft or the n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -17,13 +17,12 @@ import torch
 from engine.batch import UBatch
 from engine.draft.drafter import DraftRequest
 from engine.draft.row_drafter import RowDrafter
-from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.eagle3 import Eagle3
-from engine.model.drafters.loading import DraftVocabulary, LoadedDrafter
-from engine.model.layers import StepOutput
-from engine.model.taps import TargetRows
+from engine.model.drafters.loading import LoadedDrafter
+from engine.model.layers import StepOutput, TargetRows
 
 
 @dataclass(slots=True)
@@ -47,26 +46,25 @@ class DraftEagle3(RowDrafter):
     name = "draft-eagle3"
     AHEAD: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        model: Eagle3,
-        vocabulary: DraftVocabulary,
-        memory: HybridMemory,
-        n_ubatch: int,
-        options: ModelDraftOptions,
-        draws: TokenDraws | None = None,
-        faults: Collection[str] = (),
-        tree: Sequence[int] = (),
-    ) -> None:
-        super().__init__(memory, model.config.n_embd, n_ubatch, options, draws, tree)
-        self._model, self._vocabulary = model, vocabulary
-        self._wrong_row = "eagle3-boundary" in faults
-        self._keeps_rejected = "eagle3-stale-row" in faults
+    def __init__(self, inputs: DrafterInputs) -> None:
+        """Raises OptionError without a drafter file."""
+        loaded = inputs.draft
+        if not isinstance(loaded, LoadedDrafter):
+            raise OptionError(
+                "draft-eagle3 needs an EAGLE-3 drafter made for this target.",
+                "Give its file with -md.",
+            )
+        self._model: Eagle3 = loaded.model
+        self._vocabulary = loaded.vocabulary
+        make_memory = partial(HybridMemory.for_layers, loaded.config.cells())
+        memory = inputs.memory(self.name, make_memory)
+        super().__init__(memory, self._model.config.n_embd, inputs)
+        self._wrong_row = "eagle3-boundary" in inputs.faults
+        self._keeps_rejected = "eagle3-stale-row" in inputs.faults
         self._spoilt: dict[int, _Spoilt] = {}
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """See Drafter."""
         return self._model.config.taps
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
@@ -89,12 +87,10 @@ class DraftEagle3(RowDrafter):
                 self._spoilt.setdefault(seq, _Spoilt()).batch = batch
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """See RowDrafter."""
         super().resume(seq, n_tokens)
         self._spoilt.pop(seq, None)
 
     def forget(self, seq: int) -> None:
-        """See RowDrafter."""
         super().forget(seq)
         self._spoilt.pop(seq, None)
 
@@ -130,24 +126,3 @@ class DraftEagle3(RowDrafter):
 
     def _ids(self, rows: torch.Tensor) -> torch.Tensor:
         return self._vocabulary.of_target(rows)
-
-
-def make(inputs: DrafterInputs) -> DraftEagle3:
-    """A drafter with an attention memory of its own. Raises OptionError without a drafter file."""
-    loaded = inputs.draft
-    if not isinstance(loaded, LoadedDrafter):
-        raise OptionError(
-            "draft-eagle3 needs an EAGLE-3 drafter made for this target.", "Give its file with -md."
-        )
-    make_memory = partial(HybridMemory.for_layers, loaded.config.cells())
-    memory = inputs.memory(DraftEagle3.name, make_memory)
-    return DraftEagle3(
-        loaded.model,
-        loaded.vocabulary,
-        memory,
-        inputs.n_ubatch,
-        inputs.options,
-        inputs.draws,
-        inputs.faults,
-        inputs.tree,
-    )

@@ -9,11 +9,10 @@ from engine.errors import OptionError, VocabularyMismatchError
 from engine.gguf.binary import never
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from engine.model.drafters.config import check_drafter
-from engine.model.drafters.kinds import DRAFT_SIMPLE, KINDS, drafter_of
+from engine.model.drafters.config import DRAFT_SIMPLE, KINDS, check_drafter, drafter_of
 from engine.model.families import read_config
 from engine.model.info import describe
-from engine.model.mtp_file import DRAFT_MTP, check_mtp_file, has_mtp_block, leave_block
+from engine.model.tensors import DRAFT_MTP, check_mtp_file, has_mtp_block, leave_block
 
 
 def drafters_of(paths: Sequence[Path | str]) -> dict[str, Path]:
@@ -60,7 +59,7 @@ def check_draft(
         if "tokenizer.ggml.tokens" not in draft.metadata:
             return  # it is used with the target's
     else:
-        check_drafter(draft, KINDS[draft.architecture][0](draft), read_config(target))
+        check_drafter(draft, KINDS[draft.architecture](draft), read_config(target))
     check_same_vocabulary(tokenizer, Tokenizer.from_gguf(draft, cancelled))
 
 

@@ -6,7 +6,7 @@ while drafting it feeds on its own hidden rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -17,12 +17,11 @@ from engine.batch import UBatch
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import N_CANDIDATES, ModelDrafter
 from engine.draft.row_drafter import RowDrafter
-from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
-from engine.model.layers import StepOutput
-from engine.model.mtp import DraftHead, LargestLogits, MtpHead
-from engine.model.taps import TargetRows
+from engine.model.layers import StepOutput, TargetRows
+from engine.model.mtp import DraftHead, LargestLogits
 
 
 class DraftMtp(RowDrafter):
@@ -35,24 +34,24 @@ class DraftMtp(RowDrafter):
     name = "draft-mtp"
     AHEAD: ClassVar[int] = 0
 
-    def __init__(
-        self,
-        head: MtpHead,
-        memory: HybridMemory,
-        n_handed: int,
-        n_ubatch: int,
-        options: ModelDraftOptions,
-        draws: TokenDraws | None = None,
-        faults: Collection[str] = (),
-        tree: Sequence[int] = (),
-    ) -> None:
-        super().__init__(memory, n_handed, n_ubatch, options, draws, tree)
+    def __init__(self, inputs: DrafterInputs) -> None:
+        """Raises OptionError for a model without such a head."""
+        config, head = inputs.target.config, inputs.target.head
+        if head is None:
+            has = "an MTP block of a kind that does not run here" if config.n_unused_mtp else "none"
+            raise OptionError(
+                f"draft-mtp needs an MTP head, and {config.name} has {has}.",
+                "Give its MTP block as a file of its own with -md, open a file with nextn tensors, "
+                "or use draft-simple with a draft model.",
+            )
+        memory = inputs.memory(self.name, partial(HybridMemory.for_head, config))
+        super().__init__(memory, config.n_handed, inputs)
         self._head = head
-        self._keeps_cells = "mtp-carried" in faults
+        self._keeps_cells = "mtp-carried" in inputs.faults
         self._candidates: DraftHead | LargestLogits
         self._candidates = head.largest(N_CANDIDATES, invariant=memory.batch_invariant)
         at_once = not (self._looks or self._keeps_cells)
-        if at_once and memory.records_launches and options.draft_head == "auto":
+        if at_once and memory.records_launches and inputs.options.draft_head == "auto":
             self._candidates = head.draft_head or self._candidates
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -119,29 +118,3 @@ class DraftMtp(RowDrafter):
         self, ubatch: UBatch, rows: torch.Tensor, tokens: torch.Tensor | None = None
     ) -> StepOutput:
         return self._head.forward(ubatch, rows, self._memory, tokens)
-
-
-def make(inputs: DrafterInputs) -> DraftMtp:
-    """A drafter with an attention memory of its own for the MTP head.
-
-    Raises OptionError for a model without such a head.
-    """
-    config, head = inputs.target.config, inputs.target.head
-    if head is None:
-        has = "an MTP block of a kind that does not run here" if config.n_unused_mtp else "none"
-        raise OptionError(
-            f"draft-mtp needs an MTP head, and {config.name} has {has}.",
-            "Give its MTP block as a file of its own with -md, open a file with nextn tensors, or "
-            "use draft-simple with a draft model.",
-        )
-    memory = inputs.memory(DraftMtp.name, partial(HybridMemory.for_head, config))
-    return DraftMtp(
-        head,
-        memory,
-        config.n_handed,
-        inputs.n_ubatch,
-        inputs.options,
-        inputs.draws,
-        inputs.faults,
-        inputs.tree,
-    )

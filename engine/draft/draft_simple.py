@@ -20,11 +20,11 @@ import torch
 from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter, single_tokens
-from engine.draft.spec import DrafterInputs, ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 
 STAND_IN = 0
 """Read by the draft model for ids that it lacks; `<unk>` in vocabularies that have one."""
@@ -45,27 +45,26 @@ class _DecodedSoFar:
 
 
 class DraftSimple(ModelDrafter):
-    """Drafts with a second model of the same vocabulary. n_vocab: ids that the target has."""
+    """Drafts with a second model of the same vocabulary."""
 
     name = "draft-simple"
 
-    def __init__(
-        self,
-        model: HybridModel,
-        memory: HybridMemory,
-        n_vocab: int,
-        n_ubatch: int,
-        options: ModelDraftOptions,
-        draws: TokenDraws | None = None,
-    ) -> None:
-        super().__init__(options, draws)
-        self._model, self._memory, self._n_ubatch = model, memory, n_ubatch
+    def __init__(self, inputs: DrafterInputs) -> None:
+        """Raises OptionError without a draft model."""
+        super().__init__(inputs)
+        model = inputs.draft
+        if not isinstance(model, HybridModel):
+            raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")
+        make_memory = partial(
+            HybridMemory.for_model, model.config, policy="ring", n_rs_seq=inputs.options.n_max
+        )
+        self._model, self._n_ubatch = model, inputs.n_ubatch
+        self._memory = inputs.memory(self.name, make_memory)
         self._progress: dict[int, _DecodedSoFar] = {}
         self._n_own = model.config.n_vocab
-        self._n_both = min(n_vocab, self._n_own)
+        self._n_both = min(inputs.target.config.n_vocab, self._n_own)
 
     def take_text(self, other: Any) -> bool:
-        """See ModelDrafter."""
         known = other._progress.items()
         self._progress = {seq: _DecodedSoFar(one.tokens.copy()) for seq, one in known}
         return True
@@ -108,16 +107,13 @@ class DraftSimple(ModelDrafter):
         progress.guessed = []
 
     def held(self, seq: int) -> int:
-        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See Drafter."""
         progress = self._progress.get(seq, _DecodedSoFar())
         return max(len(progress.tokens), progress.n_decoded)
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence."""
         super().forget(seq)
         self._progress.pop(seq, None)
         self._memory.clear(seq)
@@ -155,16 +151,3 @@ class DraftSimple(ModelDrafter):
         for seq, draft in drafts.items():
             progress = self._progress[seq]
             progress.guessed = [*progress.guessed, *draft.tokens][: progress.n_guessed]
-
-
-def make(inputs: DrafterInputs) -> DraftSimple:
-    """A drafter with a memory of its own for the draft model. Raises OptionError without one."""
-    model, target = inputs.draft, inputs.target
-    if not isinstance(model, HybridModel):
-        raise OptionError("draft-simple needs a draft model.", "Give one with -md or open one.")
-    make_memory = partial(
-        HybridMemory.for_model, model.config, policy="ring", n_rs_seq=inputs.options.n_max
-    )
-    memory = inputs.memory(DraftSimple.name, make_memory)
-    n_vocab = target.config.n_vocab
-    return DraftSimple(model, memory, n_vocab, inputs.n_ubatch, inputs.options, inputs.draws)

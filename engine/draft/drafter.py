@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.batch import UBatch
-    from engine.model.taps import TargetRows
+    from engine.model.layers import TargetRows
 
 
 N_TOP = 5
@@ -156,7 +156,7 @@ class Drafter:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Rows inside the target that it reads (engine.model.taps); `observe` and `decoded` bring
+        """Rows inside the target that it reads (engine.model.layers); `observe` and `decoded` bring
         these, perhaps among others."""
         return ()
 

@@ -13,7 +13,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.draft.drafter import N_TOP, Draft, Drafter, DraftRequest, PendingDrafts
-from engine.draft.spec import ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs, ModelDraftOptions
 from engine.machine.device import read, upload
 from engine.memory.cells import UNKNOWN
 from kernels.rows.reductions import top_k
@@ -46,9 +46,10 @@ class ModelDrafter(Drafter, ABC):
 
     has_memory = True
 
-    def __init__(self, options: ModelDraftOptions, draws: TokenDraws | None = None) -> None:
+    def __init__(self, inputs: DrafterInputs) -> None:
+        options: ModelDraftOptions = inputs.options
         self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
-        self._draws = draws
+        self._draws = inputs.draws
         self._n_wrong: torch.Tensor | None = None
 
     def take_text(self, other: Any) -> bool:
@@ -193,7 +194,6 @@ class ModelDrafter(Drafter, ABC):
             self._draws.forget(seq)
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence."""
         if self._draws:
             self._draws.forget(seq)
 

@@ -12,7 +12,7 @@ from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.option_fields import FormRow, NumberRange, option
 
 if TYPE_CHECKING:
-    from engine.model.taps import TargetRows
+    from engine.model.layers import TargetRows
 
 GROUP = "ngram"
 """Of the command line: speculation without a draft model."""
@@ -54,7 +54,6 @@ class NgramDrafter(Drafter, ABC):
         self._histories.setdefault(seq, History()).write(pos0, tokens)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request."""
         drafts = []
         for request in requests:
             draft = self._look_up(request.seq, self._histories[request.seq], request.last)
@@ -63,7 +62,6 @@ class NgramDrafter(Drafter, ABC):
         return drafts
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence."""
         self._histories.pop(seq, None)
 
     @abstractmethod

@@ -106,7 +106,6 @@ class NgramMap(NgramDrafter):
             state.used.limit = n_accepted
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence."""
         super().forget(seq)
         self._maps.pop(seq, None)
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def _with_model(name: str, about: str, needs: ModelNeed, **more: Any) -> DrafterSpec:
-    """A drafter with a model, whose module has its name."""
+    """A drafter with a model, whose module and class have its name."""
 
     def make(inputs: DrafterInputs) -> Drafter:
         module = import_module(f"engine.draft.{name.replace('-', '_')}")
-        drafter: Drafter = module.make(inputs)
+        drafter: Drafter = getattr(module, name.title().replace("-", ""))(inputs)
         return drafter
 
     return DrafterSpec(

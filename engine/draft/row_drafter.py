@@ -14,28 +14,21 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from operator import ne
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import N_TOP, Draft, DraftRequest, width_at
 from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, on_host, single_tokens
-from engine.draft.spec import ModelDraftOptions, TokenDraws
+from engine.draft.spec import DrafterInputs
 from engine.machine.device import upload
 from engine.memory.hybrid import HybridMemory
-from engine.model.layers import StepOutput
-from engine.model.taps import TargetRows
+from engine.model.layers import StepOutput, TargetRows
 
-
-class _End(NamedTuple):
-    """A token that a branch may go on from: the branch's sequence in memory, the one that holds the
-    tokens before it, its node, and the row of the step that gave it."""
-
-    seq: int
-    source: int
-    node: int
-    row: int
+_End = tuple[int, int, int, int]
+"""A token that a branch may go on from: the branch's sequence in memory, the one that holds the
+tokens before it, its node, and the row of the step that gave it."""
 
 
 @dataclass(slots=True)
@@ -92,18 +85,11 @@ class RowDrafter(ModelDrafter):
 
     AHEAD: ClassVar[int]
 
-    def __init__(
-        self,
-        memory: HybridMemory,
-        n_row: int,
-        n_ubatch: int,
-        options: ModelDraftOptions,
-        draws: TokenDraws | None = None,
-        tree: Sequence[int] = (),
-    ) -> None:
-        super().__init__(options, draws)
-        self._tree, self._n_slots = tree, memory.attention.n_seqs // math.prod(tree)
-        self._memory, self._n_row, self._n_ubatch = memory, n_row, n_ubatch
+    def __init__(self, memory: HybridMemory, n_row: int, inputs: DrafterInputs) -> None:
+        super().__init__(inputs)
+        self._tree = inputs.tree
+        self._n_slots = memory.attention.n_seqs // math.prod(self._tree)
+        self._memory, self._n_row, self._n_ubatch = memory, n_row, inputs.n_ubatch
         self._device = memory.attention.device
         self._paired: dict[int, PairedRows] = {}
         self._seen = SeenRows(1 - self.AHEAD, self._device)
@@ -111,7 +97,6 @@ class RowDrafter(ModelDrafter):
         self._own = torch.empty(0)
 
     def take_text(self, other: Any) -> bool:
-        """See ModelDrafter."""
         self._paired = {seq: other._paired[seq].afresh() for seq in other._paired}
         self._seen = deepcopy(other._seen)
         return True
@@ -138,14 +123,14 @@ class RowDrafter(ModelDrafter):
     def _grow(self, request: DraftRequest) -> Draft:
         """A tree, a level in each step. p_min and non-finite logits end branches."""
         draft, limit, n_used = Draft(drafter=self.name), self._limit(request), 1
-        ends = [_End(request.seq, request.seq, -1, 0)]
+        ends: list[_End] = [(request.seq, request.seq, -1, 0)]
         step = self._step([request], self._first([request]))
         for level in range(limit):
             ids, values, probs, n_wrong = on_host(step)
             if n_wrong:
                 draft.n_wrong_rows = n_wrong[0]
             grown = []
-            for row, end in enumerate(ends):
+            for row, (source, _, node, _) in enumerate(ends):
                 if not math.isfinite(values[row][0]):
                     draft.non_finite = draft.non_finite or (level, values[row][0])
                     draft.reason = "non-finite"
@@ -154,24 +139,25 @@ class RowDrafter(ModelDrafter):
                     if probs[row][rank] < self._p_min:
                         draft.reason = "p_min"
                         break
-                    seq = end.seq
+                    seq = source
                     if rank:
                         seq = request.seq + n_used * self._n_slots
                         n_used += 1
-                    grown.append(_End(seq, end.seq, len(draft.tokens), row))
+                    grown.append((seq, source, len(draft.tokens), row))
                     draft.tokens.append(ids[row][rank])
-                    draft.parents.append(end.node)
+                    draft.parents.append(node)
                     draft.probs.append(probs[row][rank])
                     draft.top_ids.append(ids[row][:N_TOP])
                     draft.top_probs.append(probs[row][:N_TOP])
             if not grown or level + 1 == limit:
                 break
-            for end in grown:
-                self._memory.seq_cp(end.source, end.seq)
+            for seq, source, *_ in grown:
+                self._memory.seq_cp(source, seq)
             ends = sorted(grown)
-            alive = [replace(request, seq=end.seq) for end in ends]
-            newest = upload([draft.tokens[end.node] for end in ends], self._device)
-            logits = self._next(alive, level + 1, newest, [end.row for end in ends])
+            seqs, _, nodes, rows = zip(*ends, strict=True)
+            alive = [replace(request, seq=seq) for seq in seqs]
+            newest = upload([draft.tokens[node] for node in nodes], self._device)
+            logits = self._next(alive, level + 1, newest, rows)
             step = self._step(alive, logits)
         for i in range(1, n_used):
             self._memory.clear(request.seq + i * self._n_slots)
@@ -199,16 +185,13 @@ class RowDrafter(ModelDrafter):
         del paired.tokens[n_tokens:]
 
     def held(self, seq: int) -> int:
-        """See Drafter."""
         return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
-        """See Drafter."""
         paired = self._of(seq)
         return max(len(paired.tokens), paired.n_decoded + self.AHEAD)
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence."""
         super().forget(seq)
         self._paired.pop(seq, None)
         self._seen.forget(seq)

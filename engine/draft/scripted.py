@@ -62,11 +62,9 @@ class ScriptedDrafter(Drafter):
         self._scripts[seq] = _Script(len(prompt), self._continue(prompt))
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request."""
         return [self._draft(self._scripts[request.seq], request) for request in requests]
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence."""
         self._scripts.pop(seq, None)
 
     def _draft(self, script: _Script, request: DraftRequest) -> Draft:

@@ -18,7 +18,7 @@ from engine.draft.suffix_tree import REASONS, StoredSequence, SuffixDraft, Suffi
 from engine.option_fields import FormRow, NumberRange, option
 
 if TYPE_CHECKING:
-    from engine.model.taps import TargetRows
+    from engine.model.layers import TargetRows
 
 _SHARE = NumberRange(0.0, 1.0, "Use 0 to switch it off.")
 
@@ -145,22 +145,14 @@ class SuffixTexts:
         if found.output:
             found.output.open.clear()
 
-    def draft(self, request: int, limits: SuffixLimits, *, branches: bool = False) -> SuffixAnswer:
-        """The draft of the higher score, the request's own of two equals. branches: a tree of
-        tokens instead of a path."""
+    def draft(self, request: int, limits: SuffixLimits) -> SuffixAnswer:
+        """The draft of the higher score, the request's own of two equals."""
         found = self._requests[request]
         pattern = found.text.tokens[-self._depth :]
-        own, common = (
-            tree.draft_tree(pattern, limits) if branches else tree.draft(pattern, limits)
-            for tree in (found.tree, self._outputs)
-        )
+        own, common = (tree.draft(pattern, limits) for tree in (found.tree, self._outputs))
         if common.score > own.score:
             return common, self._outputs, pattern
         return own, found.tree, pattern
-
-    def own_tree(self, request: int) -> SuffixTree:
-        """The tree of the request's own text."""
-        return self._requests[request].tree
 
     def _evict(self, request: int) -> None:
         output = self._cached.pop(request, None)

@@ -58,22 +58,19 @@ class SuffixLimits:
 class SuffixDraft:
     """What followed the last n_match tokens of a pattern.
 
-    parents: index of the token before each one, -1 = the pattern. probs: share of the places of
-    the match that went on this way up to and with each token. score: their sum. reason: why there
-    are not more of them, a key of REASONS.
+    probs: share of the places of the match that went on this way up to and with each token. score:
+    their sum. reason: why there are not more of them, a key of REASONS.
     """
 
     n_match: int = 0
     tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
     probs: list[float] = field(default_factory=list)
     score: float = 0.0
     reason: str = NO_MATCH
 
-    def add(self, token: int, parent: int, prob: float) -> None:
+    def add(self, token: int, prob: float) -> None:
         """One more token."""
         self.tokens.append(token)
-        self.parents.append(parent)
         self.probs.append(prob)
         self.score += prob
 
@@ -92,15 +89,6 @@ class SuffixTree:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self._root: dict[int, _Node] = {}
-
-    def n_nodes(self) -> int:
-        """Nodes in memory."""
-        waiting, n = [self._root], 0
-        while waiting:
-            children = waiting.pop()
-            n += len(children)
-            waiting += [node.children for node in children.values() if node.children]
-        return n
 
     def append(self, sequence: StoredSequence, tokens: Sequence[int]) -> None:
         """Add tokens to a sequence of this tree, or to a new one."""
@@ -140,28 +128,7 @@ class SuffixTree:
                     break
                 token, at = ahead
                 prob = prob * at[0].count / total
-                found.add(token, len(found.tokens) - 1, prob)
-            if found.score >= best.score:
-                best = found
-        return best
-
-    def draft_tree(self, pattern: Sequence[int], limits: SuffixLimits) -> SuffixDraft:
-        """The same with a tree of tokens: always the most probable continuation next."""
-        best = SuffixDraft()
-        for n_match, start in self._matches(pattern):
-            found = SuffixDraft(n_match)
-            heap: list[tuple[float, int, int, int, _Place]] = [(-1.0, 0, -1, -1, start)]
-            n_pushed = 0
-            while heap and len(found.tokens) < limits.longest(n_match):
-                negative, order, parent, token, at = heapq.heappop(heap)
-                if order:  # else the match itself
-                    found.add(token, parent, -negative)
-                for token, child in self._children(at):
-                    prob = -negative * child[0].count / at[0].count
-                    if prob >= limits.min_prob:
-                        n_pushed += 1
-                        entry = (-prob, n_pushed, len(found.tokens) - 1, token, child)
-                        heapq.heappush(heap, entry)
+                found.add(token, prob)
             if found.score >= best.score:
                 best = found
         return best

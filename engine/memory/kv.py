@@ -21,7 +21,7 @@ from engine.machine.graphs import PassInputs
 from engine.memory.cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
 from engine.model.memory import AttentionView
-from engine.model.parts import CellKey, CellRow, CellSize
+from engine.model.parts import CellKey, CellSize, StateKey
 from kernels.rows.cells import CellPlaces, write_cells, write_keys_and_values
 from kernels.rows.next_token import TokenPlace
 
@@ -68,7 +68,7 @@ class AttentionKV:
         rotate: Mapping[CellKey, Rotate] | None = None,
     ) -> None:
         further: dict[CellKey, CellSize] = {
-            CellRow(key, name): CellSize(1, dim, 0)
+            StateKey(key, name): CellSize(1, dim, 0)
             for key, size in layers.items()
             if isinstance(key, int)
             for name, dim in size.further
@@ -82,7 +82,7 @@ class AttentionKV:
         windows = [size.window for size in layers.values()]
         has_blocks = any(size.ratio for size in layers.values())
         self._windows = tuple(dict.fromkeys([*windows, None] if has_blocks else windows))
-        self._tells_positions = has_blocks or any(isinstance(key, CellRow) for key in layers)
+        self._tells_positions = has_blocks or any(isinstance(key, StateKey) for key in layers)
         self._table = table = CellTable(n_seqs, n_ctx, unified=unified)
         self._storage = KVStorage(layers, table.n_streams, table.n_cells, device)
         self._n_view = 0

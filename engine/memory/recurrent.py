@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -429,7 +429,7 @@ class PoolRows:
         return PassInputs((self.states.write.shape, self.carried.shape), (self.table,))
 
     def advance(
-        self, recurrence: Recurrence[Any], pool: torch.Tensor, inputs: RecurrenceInputs
+        self, recurrence: Recurrence, pool: torch.Tensor, inputs: RecurrenceInputs
     ) -> torch.Tensor:
         """A recurrence from rows into rows of a pool [n_rows, *shape], carried ones moved on."""
         carried = take_rows(pool, self.carried) if self.carried.numel() else None

@@ -63,7 +63,6 @@ class MixtureOfExperts:
         tokens: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See FeedForward."""
         shape, flat = x.shape, x
         if isinstance(x, PreparedRows):
             rows = x.numbers.flatten(0, 1)
@@ -158,7 +157,6 @@ class Relu2:
         tokens: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See FeedForward."""
         opened = operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
         return self._down(opened, invariant=invariant, residual=residual)
 
@@ -181,7 +179,6 @@ class Swiglu:
         tokens: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See FeedForward."""
         opened = self._gate_up.gated(x, *self._open, self._down, invariant=invariant)
         return self._down(opened, invariant=invariant, residual=residual)
 

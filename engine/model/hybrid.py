@@ -13,11 +13,9 @@ from engine.batch import GreedyTokens, UBatch
 from engine.gguf.part_file import PartFile
 from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
-from engine.model.layers import OutputHead
+from engine.model.layers import OutputHead, RopeTables, TapCollector, TargetRows
 from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mtp import MtpHead
-from engine.model.rope_tables import RopeTables
-from engine.model.taps import TapCollector, TargetRows
 from engine.model.trunks import Trunk
 from engine.model.weights import Embedding, Projection
 from kernels.pointwise import multiply

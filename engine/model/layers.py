@@ -1,21 +1,31 @@
-"""What all models share: the block and the output head."""
+"""What all models share: the block, the output head, cosines and sines by position, and the rows
+that a target hands to drafters: its hidden rows, and taps into its trunk.
+
+Tap i is the residual stream that enters block i: the embedding for i = 0, else what block i - 1
+gives, before any norm. Tap n_layer is the row after the final norm, the one the MTP head reads. Of
+several streams (deepseek4) every tap is the mean, the last one before the head mixes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
+from engine.machine.device import CPU
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
 from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
 from engine.model.parts import BlockParts
+from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
 from kernels.norm import layer_norm, rms_norm, rms_norm_rows
 from kernels.pointwise import add, multiply
-from kernels.rows import take_rows
+from kernels.rope import rope_table
+from kernels.rows import join, take_rows
 
 
 class StepOutput(NamedTuple):
@@ -158,3 +168,131 @@ class OutputHead:
             return StepOutput(hidden.new_empty(0, self._n_vocab), hidden)
         rows = take_rows(hidden.flatten(0, 1), outputs)
         return StepOutput(self.logits(rows, invariant=invariant), hidden)
+
+
+_LEAST = 4096
+"""Positions of a table at first: recorded passes are bound to it, so it should not grow soon."""
+
+
+class RopeTables:
+    """Cosines and sines of all positions so far, extended by doubling as positions grow; without
+    columns where nothing rotates."""
+
+    def __init__(
+        self,
+        config: RopeConfig | None,
+        device: torch.device = CPU,
+        factors: torch.Tensor | None = None,
+    ) -> None:
+        """factors: what each pair's angle is divided by, [n_rot/2]; None for 1."""
+        self._device = device
+        self._n_rot = config.n_rot if config else 0
+        self._scale = config.magnitude if config else 1.0
+        inverse = config.inverse_frequencies() if config else []
+        self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
+        if factors is not None:
+            self._inv_freq /= factors.double()
+        self._table = torch.empty(0, self._n_rot)
+        self._place: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def turned(
+        self,
+        base: float = 1.0,
+        stretch: float = 1.0,
+        share: float = 1.0,
+        place: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> RopeTables:
+        """Others whose frequency base, and whose angles, are this many times these; of the pairs
+        only this share turns. place: what positions int64 [n] are taken for."""
+        made = RopeTables(None, self._device)
+        made._n_rot, made._scale, made._place = self._n_rot, self._scale, place
+        power = torch.arange(len(self._inv_freq), dtype=torch.float64) * (-2 / max(1, self._n_rot))
+        made._inv_freq = self._inv_freq * stretch * base**power
+        made._inv_freq[round(share * len(power)) :] = 0
+        return made
+
+    def reach(self, highest: int) -> int:
+        """Make the tables reach the position `highest`; how many positions they have."""
+        if highest >= self._table.shape[0]:
+            self._extend(highest)
+        return self._table.shape[0]
+
+    @property
+    def table(self) -> torch.Tensor:
+        """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
+        return self._table
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
+        cos, sin = take_rows(self._table, positions).chunk(2, -1)
+        return cos, sin
+
+    def _extend(self, highest: int) -> None:
+        size = max(_LEAST, 1 << (highest + 1).bit_length())
+        places = torch.arange(size)
+        if self._place is not None:
+            places = self._place(places)
+        cos, sin = rope_table(places, self._n_rot, self._inv_freq, self._scale)
+        self._table = torch.cat((cos, sin), -1).to(self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """What the target computed of some tokens in addition to logits.
+
+    hidden: float32 [..., n_handed], after the final norm, or the raw streams of a trunk with
+    several. taps: rows [..., n_embd] by layer, of those layers that were asked for.
+    """
+
+    hidden: torch.Tensor
+    taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.hidden.shape[0]  # four times as fast as len()
+
+    def __getitem__(self, which: int | slice) -> TargetRows:
+        """Some of the rows, by their first dimension."""
+        return TargetRows(self.hidden[which], {i: rows[which] for i, rows in self.taps.items()})
+
+    def first(self, n: int) -> TargetRows:
+        """The first n rows."""
+        return self if n == len(self) else self[:n]
+
+    def side_by_side(self, layers: Sequence[int]) -> torch.Tensor:
+        """The taps of these layers in this order: float32 [..., len(layers) * n_embd]."""
+        return join([self.taps[i] for i in layers])
+
+
+def join_rows(parts: Sequence[TargetRows]) -> TargetRows:
+    """Parts [n_i, n_embd] with the same taps, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    layers = parts[0].taps
+    return TargetRows(
+        torch.cat([part.hidden for part in parts]),
+        {i: torch.cat([part.taps[i] for part in parts]) for i in layers},
+    )
+
+
+class TapCollector:
+    """Picks the wanted rows out while the trunk computes."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._rows: dict[int, torch.Tensor | None] = dict.fromkeys(layers)
+
+    def wants(self, layer: int) -> bool:
+        """Whether the row that enters this layer is asked for."""
+        return layer in self._rows
+
+    def enters(self, layer: int, x: torch.Tensor) -> None:
+        """x [B, T, n_embd] is what `layer` takes."""
+        if layer in self._rows:
+            self._rows[layer] = x
+
+    def found(self) -> tuple[torch.Tensor, ...]:
+        """In the order in which the layers were asked for."""
+        rows = tuple(x for x in self._rows.values() if x is not None)
+        assert len(rows) == len(self._rows), "a layer that the trunk does not have"
+        return rows

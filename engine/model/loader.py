@@ -20,13 +20,17 @@ from engine.model.config import ModelConfig
 from engine.model.families import read_config
 from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL
-from engine.model.layers import OutputHead, StreamReader
+from engine.model.layers import OutputHead, RopeTables, StreamReader
 from engine.model.mtp import MtpHead
-from engine.model.mtp_file import check_mtp_file, outer_shapes
 from engine.model.parts import Shapes
 from engine.model.parts.recurrent import TABLE
-from engine.model.rope_tables import RopeTables
-from engine.model.tensors import block_shapes, check_tensors, global_shapes
+from engine.model.tensors import (
+    block_shapes,
+    check_mtp_file,
+    check_tensors,
+    global_shapes,
+    outer_shapes,
+)
 from engine.model.trunks import make_mtp_block, make_trunk
 from engine.model.trunks.hyper_connections import make_reader
 from engine.model.weights import Embedding, Projection, Weights

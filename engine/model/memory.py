@@ -118,8 +118,14 @@ class RopeAndMemory:
         """Whether a token's result must have the same bits whatever the other tokens are."""
         return self.memory.batch_invariant
 
+    @property
+    def recurrent(self) -> RecurrentMemory:
+        """The states of recurrent layers, with which a model that has some is given its memory."""
+        assert self.memory.recurrent is not None
+        return self.memory.recurrent
 
-class Mixer(Protocol):
+
+class Mixer:
     """The token-mixing half of a block. reads: matrices that its input is multiplied with, for
     kernels.norm.rms_norm_rows."""
 
@@ -129,3 +135,4 @@ class Mixer(Protocol):
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one."""
+        raise NotImplementedError

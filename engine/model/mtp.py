@@ -11,10 +11,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.batch import UBatch
 from engine.machine.device import inference_mode
-from engine.model.layers import OutputHead, StepOutput
+from engine.model.layers import OutputHead, RopeTables, StepOutput
 from engine.model.loaded_size import LEAST_GAIN, LEAST_VOCABULARY
 from engine.model.memory import ModelMemory, RopeAndMemory
-from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Weights
 from kernels.dispatch import uses_llvm
 from kernels.linear.dequant import dequantise

@@ -11,34 +11,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
+from engine.model.parts import StateKey as StateKey
+from engine.model.parts import StateSize
 from kernels.pointwise import multiply
 from kernels.recurrence.conv import causal_conv, causal_conv_slots, fold_window
 from kernels.rows import take_rows
 from kernels.rows.ngrams import recent_tokens
 
-_N_BYTES = 4
-"""Of a number: every state is float32, whatever the mode of the projections."""
-
-
-class StateKey(NamedTuple):
-    """One state of one trunk layer."""
-
-    layer: int
-    name: str
-
-
-class RecurrenceInputs(Protocol):
-    """What a layer computed of the tokens of a ubatch, as its recurrence takes it."""
-
-    def part(self, rows: slice, tokens: slice) -> Self:
-        """The inputs of some of the sequences and some of their tokens."""
-
-
-InputsT = TypeVar("InputsT", bound=RecurrenceInputs)
+RecurrenceInputs = Any
+"""What a layer computed of the tokens of a ubatch, as its recurrence takes it: a NamedTuple, of
+which part(rows, tokens) is that of some of the sequences and some of their tokens."""
 
 
 class RowNumbers(NamedTuple):
@@ -53,11 +39,12 @@ class RowNumbers(NamedTuple):
     in_order: torch.Tensor
 
 
-class Recurrence(ABC, Generic[InputsT]):
+class Recurrence(ABC):
     """One kind of state. B sequences of T tokens advance together; all tensors are float32.
 
     shape: of one sequence's state. entry: shapes of the rows that one token leaves in a log, from
     which `fold` makes the state after it. Where nothing cheaper is known, an entry is the state.
+    n_bytes, entry_bytes: of both.
     invariant: bits must not depend on the portions in which tokens and sequences come.
     """
 
@@ -76,21 +63,13 @@ class Recurrence(ABC, Generic[InputsT]):
 
     def __init__(self, shape: tuple[int, ...], entry: Sequence[tuple[int, ...]]) -> None:
         self.shape, self.entry = shape, tuple(entry)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of one state."""
-        return _N_BYTES * math.prod(self.shape)
-
-    @property
-    def entry_bytes(self) -> int:
-        """Bytes of one token's log entry."""
-        return _N_BYTES * sum(map(math.prod, self.entry))
+        size = StateSize(shape, self.entry)
+        self.n_bytes, self.entry_bytes = size.n_bytes, size.entry_bytes
 
     @abstractmethod
     def into(
         self,
-        inputs: InputsT,
+        inputs: Any,
         start: torch.Tensor,
         slots: Sequence[torch.Tensor],
         *,
@@ -104,7 +83,7 @@ class Recurrence(ABC, Generic[InputsT]):
 
     @abstractmethod
     def log(
-        self, inputs: InputsT, start: torch.Tensor, *, invariant: bool = False
+        self, inputs: Any, start: torch.Tensor, *, invariant: bool = False
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Advance without keeping a state: the output, and per member of `entry` [B, T, ...]."""
 
@@ -144,7 +123,7 @@ class Recurrence(ABC, Generic[InputsT]):
 
     def in_rows(
         self,
-        inputs: InputsT,
+        inputs: Any,
         pool: torch.Tensor,
         rows: Sequence[torch.Tensor],
         read: Sequence[int | None],
@@ -167,7 +146,7 @@ class Recurrence(ABC, Generic[InputsT]):
             outputs.append(self.into(one, start, slots, invariant=invariant))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def by_index(self, inputs: InputsT, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
         """As `in_rows`, with the row numbers on the device, so that the pass can be recorded."""
         n_seqs, n_new = rows.write.shape
         slots = pool.new_empty(n_new, n_seqs, *self.shape)
@@ -183,7 +162,7 @@ class RecurrentLayout:
     entries, of one sequence with all layers.
     """
 
-    def __init__(self, states: Mapping[StateKey, Recurrence[Any]]) -> None:
+    def __init__(self, states: Mapping[StateKey, Recurrence]) -> None:
         self.states = dict(states)
         self.layers = tuple(sorted({key.layer for key in states}))
         self.n_bytes = sum(recurrence.n_bytes for recurrence in self.states.values())
@@ -191,7 +170,7 @@ class RecurrentLayout:
         self.by_position = all(recurrence.by_position for recurrence in self.states.values())
 
     @classmethod
-    def alike(cls, layers: Sequence[int], **states: Recurrence[Any]) -> RecurrentLayout:
+    def alike(cls, layers: Sequence[int], **states: Recurrence) -> RecurrentLayout:
         """Layers that all keep the same states, by their names."""
         return cls({StateKey(i, name): one for name, one in states.items() for i in layers})
 
@@ -242,12 +221,11 @@ class ConvInputs(NamedTuple):
         return self._replace(x=multiply(self.gate, self.x), gate=None)
 
     def part(self, rows: slice, tokens: slice) -> ConvInputs:
-        """See engine.model.recurrence.RecurrenceInputs."""
         gate = None if self.gate is None else self.gate[rows, tokens]
         return ConvInputs(self.x[rows, tokens], self.weight, self.bias, gate)
 
 
-class InputWindow(Recurrence[InputsT]):
+class InputWindow(Recurrence):
     """Window [width, n_channels], oldest row first; a token's log entry is its row."""
 
     is_window = True
@@ -257,18 +235,18 @@ class InputWindow(Recurrence[InputsT]):
         super().__init__((width, n_channels), [(n_channels,)])
 
     @abstractmethod
-    def rows(self, inputs: InputsT) -> torch.Tensor:
+    def rows(self, inputs: Any) -> torch.Tensor:
         """What the tokens leave in the window, [B, T, n_channels]."""
 
     @abstractmethod
     def outputs(
-        self, inputs: InputsT, window: torch.Tensor, *, invariant: bool
+        self, inputs: Any, window: torch.Tensor, *, invariant: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's output [B, T, ...], and window and rows joined [B, width + T, n_channels]."""
 
     def into(
         self,
-        inputs: InputsT,
+        inputs: Any,
         start: torch.Tensor,
         slots: Sequence[torch.Tensor],
         *,
@@ -281,7 +259,7 @@ class InputWindow(Recurrence[InputsT]):
         return y
 
     def log(
-        self, inputs: InputsT, start: torch.Tensor, *, invariant: bool = False
+        self, inputs: Any, start: torch.Tensor, *, invariant: bool = False
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         y, _ = self.outputs(inputs, start, invariant=invariant)
         return y, (self.rows(inputs),)
@@ -308,7 +286,7 @@ class InputWindow(Recurrence[InputsT]):
 
     def in_rows(
         self,
-        inputs: InputsT,
+        inputs: Any,
         pool: torch.Tensor,
         rows: Sequence[torch.Tensor],
         read: Sequence[int | None],
@@ -323,7 +301,7 @@ class InputWindow(Recurrence[InputsT]):
         self._keep(history, pool, in_order)
         return y
 
-    def by_index(self, inputs: InputsT, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
         y, history = self.outputs(inputs, pool[rows.read], invariant=False)
         self._keep(history, pool, rows.in_order)
         return y
@@ -333,7 +311,7 @@ class InputWindow(Recurrence[InputsT]):
         pool[in_order] = after_each[:, -in_order.shape[1] :]
 
 
-class ConvWindow(InputWindow[ConvInputs]):
+class ConvWindow(InputWindow):
     """The d_conv - 1 rows before a convolution's input.
 
     Advancing gives silu of the convolution, or the convolution itself unless `activate`, [B, T, C].
@@ -366,11 +344,10 @@ class TokenInputs(NamedTuple):
     x: torch.Tensor
 
     def part(self, rows: slice, tokens: slice) -> TokenInputs:
-        """See engine.model.recurrence.RecurrenceInputs."""
         return TokenInputs(self.x[rows, tokens])
 
 
-class TokenWindow(InputWindow[TokenInputs]):
+class TokenWindow(InputWindow):
     """The last n_gram - 1 tokens, oldest first.
 
     Advancing gives int64 [B, T, n_gram], each token and those before it, newest first; -1 before

@@ -51,7 +51,6 @@ class DeltaInputs(NamedTuple):
         return DeltaInputs(q, k, self.v, g.view(self.g.shape), beta)
 
     def part(self, rows: slice, tokens: slice) -> DeltaInputs:
-        """See engine.model.recurrence.RecurrenceInputs."""
         q, k, v, g, beta = (x[rows, tokens] for x in self[:5])
         return DeltaInputs(q, k, v, g, beta, self.raw)
 
@@ -82,7 +81,6 @@ class SsdInputs(NamedTuple):
         return self._replace(dt=dt, g=g, raw=None)
 
     def part(self, rows: slice, tokens: slice) -> SsdInputs:
-        """See engine.model.recurrence.RecurrenceInputs."""
         x, dt, g, B, C = (part[rows, tokens] for part in self[:5])
         return SsdInputs(x, dt, g, B, C, self.D, self.raw)
 
@@ -104,7 +102,6 @@ class ScanInputs(NamedTuple):
     D: torch.Tensor
 
     def part(self, rows: slice, tokens: slice) -> ScanInputs:
-        """See engine.model.recurrence.RecurrenceInputs."""
         x, dt, B, C = (part[rows, tokens] for part in (self.x, self.dt, self.B, self.C))
         return ScanInputs(x, dt, self.A, B, C, self.D)
 
@@ -113,7 +110,7 @@ class ScanInputs(NamedTuple):
         return self._replace(dt=rounded(self.dt, type))
 
 
-class ScanState(Recurrence[ScanInputs]):
+class ScanState(Recurrence):
     """S [d_state, n_channels] of kernels.recurrence.selective_scan; a token's log entry is the
     state after it. Advancing gives o [B, T, n_channels]."""
 
@@ -159,7 +156,7 @@ class ScanState(Recurrence[ScanInputs]):
         return scan_slots(*inputs, pool, rows.read, rows.write)
 
 
-class MatrixState(Recurrence[Any]):
+class MatrixState(Recurrence):
     """S [n_heads, rows, columns], which the functions of one kernel advance; folding is one
     product. Advancing gives o [B, T, n_heads, …].
 
@@ -263,7 +260,7 @@ def stored_as(
     """A layout whose states and windows are stored as `s` and `r`; states of whole numbers stay.
     gates, older: see StoredState."""
 
-    def stored(one: Recurrence[Any]) -> Recurrence[Any]:
+    def stored(one: Recurrence) -> Recurrence:
         type = r if one.is_window else s
         of_gates = EXACT if one.is_window else gates
         if one.is_exact or {type, of_gates, older} == {EXACT}:
@@ -273,7 +270,7 @@ def stored_as(
     return RecurrentLayout({key: stored(one) for key, one in layout.states.items()})
 
 
-class StoredState(Recurrence[Any]):
+class StoredState(Recurrence):
     """`inner`, whose states are stored as `type`, those before the newest of a pass as `older` (as
     well), and which reads gates rounded to `gates`: each "f32", "bf16" or "f16".
 
@@ -281,7 +278,7 @@ class StoredState(Recurrence[Any]):
     """
 
     def __init__(
-        self, inner: Recurrence[Any], type: str = EXACT, older: str = EXACT, gates: str = EXACT
+        self, inner: Recurrence, type: str = EXACT, older: str = EXACT, gates: str = EXACT
     ) -> None:
         super().__init__(inner.shape, inner.entry)
         self.is_window, self.is_exact = inner.is_window, inner.is_exact

@@ -12,7 +12,7 @@ from engine.machine.device import CPU
 from engine.memory.hybrid import HybridMemory
 from engine.memory.options import CacheOptions
 from engine.memory_need import estimate, fits_text, server_estimate
-from engine.model.drafters.kinds import describe_draft
+from engine.model.drafters.config import describe_draft
 from engine.model.families import read_config
 from engine.model.info import ModelInfo, describe
 from engine.options import ROLLBACK_POLICIES, RunOptions, SpecOptions

@@ -10,7 +10,7 @@ from engine.audit.draft_models import taps_of
 from engine.audit.drafts import DraftAudit, audit_drafts
 from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
-from engine.model.taps import TargetRows, join_rows
+from engine.model.layers import TargetRows, join_rows
 from engine.options import RunOptions
 from engine.run import Run
 from engine.session import Session

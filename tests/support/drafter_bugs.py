@@ -14,7 +14,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.decode import acceptance
-from engine.draft import block_drafter, draft_dflash, row_drafter
+from engine.draft import draft_dflash, row_drafter
 from engine.draft.block_drafter import BlockDrafter
 from engine.draft.draft_dspark import DraftDspark
 from engine.draft.draft_eagle3 import DraftEagle3
@@ -22,8 +22,9 @@ from engine.draft.draft_mtp import DraftMtp
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.row_drafter import PairedRows, RowDrafter
-from engine.draft.spec import TokenDraws
-from engine.model.taps import TargetRows
+from engine.draft.spec import DrafterInputs, TokenDraws
+from engine.memory.hybrid import HybridMemory
+from engine.model.layers import TargetRows
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.records import MISSING
@@ -293,16 +294,15 @@ def _whole_block(patch: Patch, session: Session) -> None:
 def _flipped(patch: Patch, session: Session) -> None:
     from functools import partial
 
-    from engine.memory.hybrid import HybridMemory
+    own = DrafterInputs.memory
 
-    def memory(name: str, config: Any, inputs: Any) -> HybridMemory:
-        make = partial(HybridMemory.for_layers, config.cells(), ahead=config.causal)
-        return inputs.memory(name + "-flipped", make)
+    def memory(self: DrafterInputs, drafter: str, make: Any) -> HybridMemory:
+        if drafter in ("draft-dflash", "draft-dspark"):
+            make = partial(make.func, *make.args, ahead=not make.keywords["ahead"])
+            drafter += "-flipped"
+        return own(self, drafter, make)
 
-    from engine.draft import draft_dspark
-
-    for module in (block_drafter, draft_dflash, draft_dspark):
-        patch.setattr(module, "block_memory", memory)
+    patch.setattr(DrafterInputs, "memory", memory)
 
 
 def _next_row(patch: Patch, session: Session) -> None:

@@ -22,7 +22,7 @@ from engine.draft.row_drafter import RowDrafter
 from engine.draft.suffix_tree import SuffixLimits
 from engine.memory.reuse import LentMemories
 from engine.model import mtp
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef

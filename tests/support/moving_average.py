@@ -26,7 +26,7 @@ class Rows(NamedTuple):
         return Rows(self.x[rows, tokens], self.keep[rows, tokens])
 
 
-class Average(Recurrence[Rows]):
+class Average(Recurrence):
     """s <- keep s + (1 - keep) x, [N]; the output is s + x."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Average(Recurrence[Rows]):
         return state if out is None else out.copy_(state)
 
 
-class LastRows(Recurrence[Rows]):
+class LastRows(Recurrence):
     """The last WIDTH rows of x, newest first; the output is their sum with x."""
 
     is_window = True

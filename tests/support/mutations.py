@@ -34,9 +34,9 @@ from engine.memory.planes import CarryMemory, PlaneMemory, PlanesMemory
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
+from engine.model.layers import join_rows
 from engine.model.recurrence import StateKey
 from engine.model.recurrent_states import MatrixState
-from engine.model.taps import join_rows
 from engine.options import CacheOptions, Prompt, RunOptions, SpecOptions
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of
 

@@ -11,7 +11,7 @@ import numpy as np
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
 from engine.gguf.file import GgufFile
-from engine.model.drafters.kinds import drafter_of
+from engine.model.drafters.config import drafter_of
 from engine.options import (
     KV_MODES,
     ROLLBACK_POLICIES,

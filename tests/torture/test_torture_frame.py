@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.gguf.file import GgufFile
-from engine.model.drafters.kinds import KINDS
+from engine.model.drafters.config import KINDS
 from engine.model.families import FAMILIES
 from tests.torture import report
 from tests.torture.campaigns.endure import _slope
@@ -73,7 +73,7 @@ def test_every_architecture_has_a_file_that_is_damaged() -> None:
         with GgufFile.open(base_file(name)) as file:
             found.add(file.architecture)
             if file.architecture in KINDS:
-                drafters.add(KINDS[file.architecture][0](file).drafter)
+                drafters.add(KINDS[file.architecture](file).drafter)
     assert found == FAMILIES.keys() | KINDS.keys()
     assert drafters == {"draft-eagle3", "draft-dflash", "draft-dspark"}
     assert set(drafter_bases().values()) <= set(bases())

@@ -62,7 +62,6 @@ class FixedLengths(Chooser):
         self._n_min = _column(settings, "n_min", 0).astype(np.int64)
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
-        """See Chooser."""
         return self.lengths(walkers, at, self._n_max[self._of[walkers]])
 
     def lengths(self, walkers: np.ndarray, at: np.ndarray, n_max: np.ndarray) -> DraftLengths:
@@ -86,11 +85,9 @@ class AdaptedLengths(Chooser):
         self._depth = rule.make(settings, inputs.settings)
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
-        """See Chooser."""
         return self._fixed.lengths(walkers, at, self._depth.n_max(walkers))
 
     def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """See Chooser."""
         self._depth.learn(walkers, drafted, accepted)
 
 
@@ -135,7 +132,6 @@ class OracleLengths(Chooser):
             left[at] = float(ms.min())
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
-        """See Chooser."""
         n = self._best[self._of[walkers], at]
         return n, np.where(n > 0, n, NO_DRAFTER)
 
@@ -167,7 +163,6 @@ class SurvivingLengths(Chooser):
             self._best[row] = gain.argmax(1)
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
-        """See Chooser."""
         setting = self._of[walkers]
         return self._best[setting, at], self._steps[setting, at]
 
@@ -188,7 +183,6 @@ class SwitchingOff(Chooser):
         self._is_off = np.zeros(len(of), bool)
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
-        """See Chooser."""
         (verified, steps), off = self._fixed.choose(walkers, at), self._is_off[walkers]
         return np.where(off, 0, verified), np.where(off, NO_DRAFTER, steps)
 

@@ -38,15 +38,6 @@ class RevisionVerdict(msgspec.Struct):
     judge_s: float = 0.0
 
 
-class JudgedRevision(msgspec.Struct):
-    """One revision judged. n_left: suspects before it; again: to see whether it repeats."""
-
-    revision: Revision
-    verdict: RevisionVerdict
-    n_left: int
-    again: bool = False
-
-
 class Regression(msgspec.Struct):
     """What some checks broke by. suspects: one revision, or several where those in between could
     not be judged, the last of them failing. checks: outcome and words at the last suspect. doubt:
@@ -117,9 +108,9 @@ class Search:
         self.mended: list[str] = []
         """Checks that fail at the good end and pass at the bad one."""
 
-    def run(self) -> Iterator[JudgedRevision]:
-        """Judge until all is found. Raises BisectError where the ends do not differ or cannot be
-        judged, OptionError where the state cannot be written."""
+    def run(self) -> Iterator[str]:
+        """Judge until all is found; a line for each step. Raises BisectError where the ends do not
+        differ or cannot be judged, OptionError where the state cannot be written."""
         last = len(self.history) - 1
         for end in (0, last):
             yield from self._judged(end, last)
@@ -217,7 +208,7 @@ class Search:
 
     # -- steps -----------------------------------------------------------------------------
 
-    def _judged(self, i: int, n_left: int) -> Iterator[JudgedRevision]:
+    def _judged(self, i: int, n_left: int) -> Iterator[str]:
         known = self.verdicts.get(i, RevisionVerdict())
         if known.skipped and not self._is_left_out(i):
             return
@@ -230,7 +221,7 @@ class Search:
             verdict.checks = known.checks | dict.fromkeys(missing, _ABSENT) | verdict.checks
         self.verdicts[i] = self._known[revision.key] = verdict
         self._write()
-        yield JudgedRevision(revision, verdict, n_left)
+        yield _step_line(revision, verdict, f"{n_left} left")
 
     def _is_left_out(self, i: int) -> bool:
         """Whether it is skipped by the user's wish alone, which the ends cannot be."""
@@ -264,7 +255,7 @@ class Search:
             f"{n_before} before it could not be judged" if n_before else "",
         )
 
-    def _probe(self, fault: Regression) -> Iterator[JudgedRevision]:
+    def _probe(self, fault: Regression) -> Iterator[str]:
         """Judge a few after it, and note where it was mended, whether by these or seen before."""
         bad = self._place(fault.suspects[-1])
         check = next(iter(fault.checks))
@@ -298,7 +289,7 @@ class Search:
             fault.suspects, fault.doubt = failing, ""
             fault.alone_on, fault.parents = base, [base]
 
-    def _judge_again(self, fault: Regression) -> Iterator[JudgedRevision]:
+    def _judge_again(self, fault: Regression) -> Iterator[str]:
         """Judge what was found and its parents once more."""
         if fault.doubt or fault.alone_on:
             return
@@ -312,7 +303,7 @@ class Search:
         passing = [i for i in parents if self._fails(checks[0])[i] is False]
         for i in (bad, *passing) if not fault.doubt else ():
             again = self._new_verdict(revisions[i])
-            yield JudgedRevision(revisions[i], again, 1, again=True)
+            yield _step_line(revisions[i], again, "once more")
             kept, self.verdicts[i] = self.verdicts[i], again
             if any(self._fails(check)[i] is not (i == bad) for check in checks):
                 fault.doubt = f"{self._short(i)} was judged twice, with different outcomes"
@@ -359,13 +350,11 @@ def seconds(verdicts: Mapping[int, RevisionVerdict]) -> float:
 _MOST_NAMED = 12
 
 
-def step_line(step: JudgedRevision) -> str:
-    """What a step came to."""
-    verdict = step.verdict
+def _step_line(revision: Revision, verdict: RevisionVerdict, left: str) -> str:
+    """What a step came to. left: suspects before it, or that it is to see whether it repeats."""
     said = verdict.skipped or outcome_text(verdict)
     times = f"built {verdict.build_s:.0f} s, judged {verdict.judge_s:.0f} s"
-    left = "once more" if step.again else f"{step.n_left} left"
-    return f"{step.revision.short}  {said}  ({left}; {times})"
+    return f"{revision.short}  {said}  ({left}; {times})"
 
 
 def outcome_text(verdict: RevisionVerdict) -> str:

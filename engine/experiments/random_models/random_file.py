@@ -19,10 +19,10 @@ from engine.gguf.directory import TensorInfo, tensor_type
 from engine.gguf.file import GgufFile
 from engine.gguf.metadata import TypedMetadata
 from engine.model.config import ModelConfig
+from engine.model.drafters.config import ARCHITECTURE as EAGLE3
+from engine.model.drafters.config import read_eagle3
 from engine.model.drafters.dflash_config import ARCHITECTURE as DFLASH
 from engine.model.drafters.dflash_config import MARKOV, SELECTOR, read_dflash
-from engine.model.drafters.eagle3_config import ARCHITECTURE as EAGLE3
-from engine.model.drafters.eagle3_config import read_eagle3
 from engine.model.families import read_config
 from engine.model.parts import Shapes
 

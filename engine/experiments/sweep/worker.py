@@ -19,8 +19,8 @@ from engine.experiments.sweep.plan import CHAT, COMPUTE, DEVICE, REPEAT, THREADS
 from engine.gguf.file import GgufFile
 from engine.machine.device import device_name, resolve_device
 from engine.machine.host_memory import wait_for_huge_pages
-from engine.model.drafters.kinds import drafter_of
-from engine.model.mtp_file import DRAFT_MTP
+from engine.model.drafters.config import drafter_of
+from engine.model.tensors import DRAFT_MTP
 from engine.options import Prompt, RunOptions
 from engine.run import Run
 from engine.session import Session

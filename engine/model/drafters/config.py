@@ -1,82 +1,153 @@
-"""What every drafter file has in common that goes with a target, and its figures. No torch.
+"""What every drafter file has in common that goes with a target, its figures, and which drafter a
+file is for; the sizes of an EAGLE-3 drafter (Li et al. 2025, arXiv 2503.01840). No torch.
 
-Such a file holds a drafter alone: it reads rows of the target (engine.model.taps) and may share the
-target's embedding and head. What it is decides its architecture (engine.model.drafters.kinds).
+Such a file holds a drafter alone: it reads rows of the target (engine.model.layers.TargetRows) and
+may share the target's embedding and head. What it is decides its architecture (KINDS). Sizes are
+read and checked before anything is allocated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.errors import ModelFileError, UnsupportedModelError
+from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
+from engine.gguf.outline import other_kind
 from engine.model.config import ModelConfig
-from engine.model.limits import MAX_LAYERS, OTHER_TARGET, REMEDY
+from engine.model.drafters.dflash_config import DFlashConfig, read_dflash
+from engine.model.families import FAMILIES
+from engine.model.families.common import heads, is_mtp_file, read_taps, rms_eps
+from engine.model.info import ModelInfo, describe
+from engine.model.limits import MAX_CONTEXT, OTHER_TARGET, REMEDY, count
 from engine.model.loaded_size import draft_head_bytes, loaded_bytes
-from engine.model.mtp_file import DRAFT_MTP, read_mtp_file
-from engine.model.parts import CellSize, Shapes
-from engine.model.rope import ROPE_FACTORS
-from engine.model.tensors import hold_to_shapes, unused_blocks
+from engine.model.parts import CellSize, Shapes, only_present
+from engine.model.parts.attention import AttentionPart
+from engine.model.rope import ROPE_FACTORS, RopeConfig
+from engine.model.tensors import DRAFT_MTP, hold_to_shapes, read_mtp_file, unused_blocks
+
+ARCHITECTURE = "eagle3"
+N_TAPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """One block whose attention takes a token's embedding joined with a feature row of the target.
+
+    n_target: width of the target's rows. taps: layers of the target whose rows it reads side by
+    side, in order. attention: of the block, on rows of 2 * n_embd.
+    norm_before_residual: the residual is the feature row after its norm. norm_before_fc: the
+    target's rows are normed side by side before they are fused.
+    """
+
+    name: str
+    n_embd: int
+    n_target: int
+    n_ff: int
+    n_ctx_train: int
+    eps: float
+    attention: AttentionPart
+    rope: RopeConfig
+    taps: tuple[int, ...]
+    norm_before_residual: bool
+    norm_before_fc: bool
+
+    @property
+    def drafter(self) -> str:
+        return "draft-eagle3"
+
+    @property
+    def reads_behind_norm(self) -> bool:
+        """As the reference reads it."""
+        return True
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def n_kept(self) -> int:
+        """A feature row, fused."""
+        return self.n_embd
+
+    @property
+    def ties_head(self) -> bool:
+        """The target's head serves."""
+        return False
+
+    def cells(self) -> dict[int, CellSize]:
+        return {0: self.attention.cells()}
+
+    def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
+        d, hd = self.n_embd, self.attention.head_dim
+        n_q, n_kv = self.attention.n_head * hd, self.attention.n_head_kv * hd
+        fused = N_TAPS * self.n_target
+        shapes: Shapes = {
+            "fc.weight": (d, fused),
+            "blk.0.attn_norm.weight": (d,),
+            "blk.0.attn_norm_2.weight": (d,),
+            "blk.0.attn_q.weight": (n_q, 2 * d),
+            "blk.0.attn_k.weight": (n_kv, 2 * d),
+            "blk.0.attn_v.weight": (n_kv, 2 * d),
+            "blk.0.attn_output.weight": (d, n_q),
+            "blk.0.ffn_norm.weight": (d,),
+            "blk.0.ffn_gate.weight": (self.n_ff, d),
+            "blk.0.ffn_up.weight": (self.n_ff, d),
+            "blk.0.ffn_down.weight": (d, self.n_ff),
+            "output_norm.weight": (d,),
+        }
+        if self.norm_before_fc:
+            shapes["enc.output_norm.weight"] = (fused,)
+        optional: Shapes = {
+            "output.weight": (n_drafted, d),
+            "token_embd.weight": (n_vocab, d),
+            ROPE_FACTORS: (self.rope.n_rot // 2,),
+        }
+        return shapes | only_present(optional, present)
+
+
+def read_eagle3(file: GgufFile) -> Eagle3Config:
+    """Raises UnsupportedModelError for forms that do not run here, ModelFileError for missing,
+    mistyped or impossible values."""
+    arch = ARCHITECTURE
+    if (n_blocks := count(file, f"{arch}.block_count")) != 1:
+        raise UnsupportedModelError(
+            f"{file.path.name}: {arch}.block_count is {n_blocks}, and EAGLE-3 drafters have one "
+            "block.",
+            "Choose an EAGLE-3 drafter of one block.",
+        )
+    n_embd = count(file, f"{arch}.embedding_length")
+    n_head, n_head_kv, head_dim = heads(file, n_embd, 1, range(1))
+    key = f"{arch}.target_layers"
+    taps = read_taps(file, key, N_TAPS)
+    if len(taps) != N_TAPS:
+        what = f"{len(taps)} layers where {N_TAPS} are needed"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    return Eagle3Config(
+        name=file.str_("general.name", "") or file.path.stem,
+        n_embd=n_embd,
+        n_target=count(file, f"{arch}.target_hidden_size"),
+        n_ff=count(file, f"{arch}.feed_forward_length"),
+        n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+        eps=rms_eps(file),
+        attention=AttentionPart(
+            n_head, n_head_kv, head_dim, gated=False, normed=False, rope="pairs"
+        ),
+        rope=RopeConfig.from_gguf(file, head_dim),
+        taps=taps,
+        norm_before_residual=file.bool_(f"{arch}.norm_before_residual", False),
+        norm_before_fc=file.bool_(f"{arch}.norm_before_fc", False),
+    )
+
 
 D2T = "d2t"
 """Tensor with the target's id of every row of the head, int64."""
 _NOT_KEPT = (D2T, ROPE_FACTORS)
 
 
-class DrafterConfig(Protocol):
-    """Sizes of one drafter, read from its file."""
-
-    @property
-    def drafter(self) -> str:
-        """Name of the drafter that uses it (engine.draft.registry)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def n_embd(self) -> int: ...
-    @property
-    def n_target(self) -> int:
-        """Width of the target's rows."""
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers of the target whose rows it reads side by side, in order."""
-
-    @property
-    def reads_behind_norm(self) -> bool:
-        """Whether the layer after the last one is the target's row after its final norm, or, where
-        there are several streams, their mean; a drafter that reads the other is not known."""
-
-    @property
-    def n_kept(self) -> int:
-        """Numbers that it keeps of every token in addition to its cells, float32."""
-
-    @property
-    def ties_head(self) -> bool:
-        """Whether without a head of its own it uses its own embedding, if it has one, rather than
-        the target's head."""
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """How names of tensors begin that it drafts without."""
-
-    def cells(self) -> dict[int, CellSize]:
-        """What a token leaves in each of its layers."""
-
-    def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
-        """All tensors under their full names, in the variant the file holds, D2T apart. n_vocab:
-        ids of the target. n_drafted: ids that can be drafted."""
-
-
-def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
-    """Layers of a target, 1..most of them; the target is not known yet. Raises ModelFileError."""
-    layers = file.ints(key)
-    if not 1 <= len(layers) <= most or not all(0 <= i <= MAX_LAYERS for i in layers):
-        what = f"{layers[:8]} are not {most} layers of a target"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    return tuple(layers)
+DrafterConfig = DFlashConfig | Eagle3Config
+"""Sizes of one drafter, read from its file."""
 
 
 def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
@@ -221,3 +292,42 @@ class DrafterInfo:
         weights = self.loaded_bytes[compute] if compute else self.weight_bytes
         weights += self.draft_head_bytes if compute == "q8" else 0
         return weights + n_seqs * n_ctx * self.cell_bytes
+
+
+DRAFT_SIMPLE = "draft-simple"
+"""The drafter that uses a model which can be run by itself."""
+
+
+KINDS: dict[str, Callable[[GgufFile], DrafterConfig]] = {
+    "eagle3": read_eagle3,
+    "dflash": read_dflash,
+}
+"""By architecture what reads a configuration from a file, raising as
+engine.model.families.read_config does."""
+
+
+def drafter_of(file: GgufFile) -> str:
+    """Name of the drafter that the model in `file` is for. Raises UnsupportedModelError, and what
+    reading its configuration raises."""
+    arch = file.architecture
+    if arch in KINDS:
+        return KINDS[arch](file).drafter
+    if arch in FAMILIES:
+        return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
+    if other := other_kind(file):
+        raise UnsupportedModelError(f"{file.path.name} is {other[0]}.", other[1])
+    raise UnsupportedModelError(
+        f"{file.path.name}: nothing of the architecture {shorten(arch or '(none)')!r} drafts here.",
+        "Use a smaller model of the target's vocabulary, an MTP block in a file of its own, or one "
+        f"of these: {', '.join(KINDS)}.",
+    )
+
+
+def describe_draft(file: GgufFile) -> tuple[str, ModelInfo | DrafterInfo]:
+    """The drafter that uses `file`, and its figures. Raises as `drafter_of`."""
+    drafter = drafter_of(file)
+    if drafter == DRAFT_SIMPLE:
+        return drafter, describe(file)
+    if drafter == DRAFT_MTP:
+        return drafter, describe_mtp_file(file)
+    return drafter, describe_drafter(file, KINDS[file.architecture](file))

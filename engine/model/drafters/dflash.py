@@ -19,12 +19,12 @@ from engine.machine.device import inference_mode
 from engine.model.config import ModelConfig
 from engine.model.drafters.dflash_config import OUT_SCALE, POST_NORMS, DFlashConfig
 from engine.model.feed_forward import Swiglu
+from engine.model.layers import RopeTables
 from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.compressed import CompressedAttention
 from engine.model.parts.feed_forward import SwigluPart
 from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import ROPE_FACTORS
-from engine.model.rope_tables import RopeTables
 from engine.model.trunks.hyper_connections import StreamBlock, copied, make_reader
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.attention import attend
@@ -46,7 +46,8 @@ class Selector:
 
     def __init__(self, weights: Weights, config: DFlashConfig, ids: torch.Tensor | None) -> None:
         assert config.selector is not None
-        self._sizes, self._ids = config.selector, ids
+        _, self._top_k, self._scale, self._cap = config.selector
+        self._ids = ids
         self._predecessor = weights.table("selector_predecessor.weight")
         self._successor = weights.table("selector_successor.weight")
         self._gate = weights.project("selector_hidden.weight")
@@ -54,9 +55,8 @@ class Selector:
     @inference_mode
     def base(self, logits: torch.Tensor) -> torch.Tensor:
         """The head's logits, scaled and perhaps capped, which leaves their order as it is."""
-        base = logits * self._sizes.logit_scale
-        cap = self._sizes.softcap
-        return cap * torch.tanh(base / cap) if cap else base
+        base = logits * self._scale
+        return self._cap * torch.tanh(base / self._cap) if self._cap else base
 
     @inference_mode
     def lattice(
@@ -64,7 +64,7 @@ class Selector:
     ) -> Lattice:
         """logits: f32 [B, m, n_drafted], the head's; hidden: f32 [B, m, n_embd]; last: int64 [B],
         the chosen tokens that the blocks begin with."""
-        n_best = min(self._sizes.top_k, logits.shape[-1])
+        n_best = min(self._top_k, logits.shape[-1])
         values, ids = top_k(logits[:, 1:], n_best)
         if self._ids is not None:
             ids = self._ids[ids]
@@ -219,12 +219,10 @@ class Streams:
         self._reader = reader
 
     def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
-        """See DrafterLayers."""
         for attention in self._attentions:
             attention.inject(context, around)
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
-        """See DrafterLayers."""
         streams = copied(x, SinkhornConnections.n_streams)
         for block in self._blocks:
             streams = block(streams, around)

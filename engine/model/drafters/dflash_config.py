@@ -15,10 +15,8 @@ from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.drafters.config import read_taps
-from engine.model.families.common import heads, rms_eps
-from engine.model.families.deepseek4 import read_mixtures, read_window_attention
-from engine.model.families.glm5 import read_sinkhorn
+from engine.model.families.common import heads, read_taps, rms_eps
+from engine.model.families.deepseek4 import read_mixtures, read_sinkhorn, read_window_attention
 from engine.model.limits import MAX_CONTEXT, MAX_LAYERS, MAX_TAPS, MAX_WIDTH, REMEDY, count, real
 from engine.model.parts import BlockParts, CellSize, Shapes, only_present
 from engine.model.rope import ROPE_FACTORS, RopeConfig
@@ -35,26 +33,17 @@ MAX_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class SelectorSizes:
-    """rank: of the score of two neighbours. top_k: candidates of a row. softcap: 0 for none."""
-
-    rank: int
-    top_k: int
-    logit_scale: float
-    softcap: float
-
-
-@dataclass(frozen=True, slots=True)
 class DFlashConfig:
     """Sizes of one drafter.
 
     taps: layers of the target whose inputs are read, in order. windows: per layer, tokens back that
-    are looked at; None for all.
-    causal: block rows do not see those after them. scale: of the products of queries and keys.
-    anchor: row 0 of a block drafts too, and every row the token after its own. conv, selector: of
-    DFlash2. markov: rank of DSpark's head, 0 without one. divided: angles of rope are divided
-    by ROPE_FACTORS. gelu: in place of SiLU in the feed-forward part. streams: layers of DeepSeek-V4
-    without blocks of tokens, in place of those that the other sizes describe.
+    are looked at; None for all. causal: block rows do not see those after them. scale: of the
+    products of queries and keys. anchor: row 0 of a block drafts too, and every row the token after
+    its own. conv, selector: of DFlash2, the latter the rank of the score of two neighbours,
+    candidates of a row, and scale and bound of the logits, 0 for none. markov: rank of DSpark's
+    head, 0 without one. divided: angles of rope are divided by ROPE_FACTORS. gelu: in place of SiLU
+    in the feed-forward part. streams: layers of DeepSeek-V4 without blocks of tokens, in place of
+    those that the other sizes describe.
     """
 
     name: str
@@ -78,7 +67,7 @@ class DFlashConfig:
     markov: int
     confident: bool
     conv: tuple[int, int] | None
-    selector: SelectorSizes | None
+    selector: tuple[int, int, float, float] | None
     divided: bool = False
     gelu: bool = False
     streams: ModelConfig | None = None
@@ -161,7 +150,7 @@ class DFlashConfig:
         }
         shapes |= only_present(optional, present)
         if self.selector:
-            rank = self.selector.rank
+            rank = self.selector[0]
             shapes["selector_predecessor.weight"] = (n_vocab, rank)
             shapes["selector_successor.weight"] = (n_vocab, rank)
             shapes[SELECTOR] = (rank, d)
@@ -306,8 +295,8 @@ def _conv(file: GgufFile, n_embd: int) -> tuple[int, int]:
     return (count(file, f"{ARCHITECTURE}.conv_kernel_size", high=MAX_TAPS), n_embd // group)
 
 
-def _selector(file: GgufFile) -> SelectorSizes:
-    return SelectorSizes(
+def _selector(file: GgufFile) -> tuple[int, int, float, float]:
+    return (
         count(file, f"{ARCHITECTURE}.selector_rank"),
         count(file, f"{ARCHITECTURE}.selector_top_k", high=256),
         real(file, f"{ARCHITECTURE}.logit_scale", 1.0),

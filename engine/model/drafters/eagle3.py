@@ -14,14 +14,13 @@ import torch
 
 from engine.batch import UBatch
 from engine.machine.device import inference_mode
-from engine.model.drafters.eagle3_config import Eagle3Config
+from engine.model.drafters.config import Eagle3Config
 from engine.model.feed_forward import Swiglu
-from engine.model.layers import OutputHead, StepOutput
+from engine.model.layers import OutputHead, RopeTables, StepOutput
 from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.attention import Attention
 from engine.model.parts.feed_forward import SwigluPart
 from engine.model.rope import ROPE_FACTORS
-from engine.model.rope_tables import RopeTables
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.norm import rms_norm
 from kernels.pointwise import add

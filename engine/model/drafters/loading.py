@@ -14,12 +14,14 @@ from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.model.drafters.config import (
     D2T,
+    KINDS,
     DrafterConfig,
     DrafterInfo,
     check_drafter,
     describe_drafter,
 )
-from engine.model.drafters.kinds import KINDS
+from engine.model.drafters.dflash import make_dflash
+from engine.model.drafters.eagle3 import make_eagle3
 from engine.model.hybrid import HybridModel
 from engine.model.limits import REMEDY
 from engine.model.loader import reader_for
@@ -67,9 +69,14 @@ def read_ids(file: GgufFile, n_vocab: int, device: torch.device) -> torch.Tensor
     return torch.from_numpy(ids.astype(np.int64)).to(device)
 
 
+_MAKE: dict[str, Callable[..., Any]] = {"eagle3": make_eagle3, "dflash": make_dflash}
+"""By architecture what makes a drafter of its configuration, what gives the weights whose names
+begin with a prefix, embedding, head, and ids of the head's rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedDrafter:
-    """model: what the row of KINDS makes. weight_bytes: memory that its own weights take."""
+    """model: what _MAKE makes. weight_bytes: memory that its own weights take."""
 
     config: DrafterConfig
     info: DrafterInfo
@@ -93,8 +100,7 @@ def load_drafter(
     UnsupportedModelError where drafter and target do not fit, ModelFileError, OutOfMemoryError,
     and Cancelled between tensors.
     """
-    read, make = KINDS[file.architecture]
-    config = read(file)
+    config = KINDS[file.architecture](file)
     shapes = check_drafter(file, config, target.config)
     ids = read_ids(file, target.config.n_vocab, target.device)
     reader = reader_for(file, mmap, target.device, progress, cancelled)
@@ -103,7 +109,7 @@ def load_drafter(
             parts = _Parts(reader, shapes, target)
             _check_rope_factors(file, parts.weights(""))
             embedding, head = parts.tables(config)
-            model = make()(config, parts.weights, embedding, head, ids)
+            model = _MAKE[file.architecture](config, parts.weights, embedding, head, ids)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"The weights of {file.path.name} do not fit on {target.device} next to the target's.",

@@ -11,8 +11,12 @@ from engine.gguf.file import GgufFile
 from engine.gguf.outline import other_kind
 from engine.model.config import ModelConfig
 from engine.model.families.common import is_mtp_file
-from engine.model.families.deepseek4 import deepseek4_notes, read_deepseek4
-from engine.model.families.glm5 import glm5_next_notes, read_glm5_next
+from engine.model.families.deepseek4 import (
+    deepseek4_notes,
+    glm5_next_notes,
+    read_deepseek4,
+    read_glm5_next,
+)
 from engine.model.families.kda import read_bailingmoe3, read_kimi_k3, read_kimi_linear
 from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
 from engine.model.families.mamba import (
@@ -25,8 +29,14 @@ from engine.model.families.mamba import (
     read_plamo2,
 )
 from engine.model.families.nemotron import read_nemotron_h, read_nemotron_h_moe
-from engine.model.families.qwen import read_qwen3, read_qwen3next, read_qwen35, read_qwen35moe
-from engine.model.families.qwen4exp import qwen4exp_notes, read_qwen4exp
+from engine.model.families.qwen import (
+    qwen4exp_notes,
+    read_qwen3,
+    read_qwen3next,
+    read_qwen4exp,
+    read_qwen35,
+    read_qwen35moe,
+)
 
 
 @dataclass(frozen=True, slots=True)

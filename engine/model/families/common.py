@@ -168,3 +168,12 @@ def _vocabulary(file: GgufFile, n_embd: int) -> int:
         what = f"{rows} rows for {len(tokens)} vocabulary entries"
         raise ModelFileError(file.path, f"tensor {name}", what, REMEDY)
     return rows
+
+
+def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
+    """Layers of a target, 1..most of them; the target is not known yet. Raises ModelFileError."""
+    layers = file.ints(key)
+    if not 1 <= len(layers) <= most or not all(0 <= i <= MAX_LAYERS for i in layers):
+        what = f"{layers[:8]} are not {most} layers of a target"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    return tuple(layers)

@@ -1,18 +1,40 @@
-"""qwen35, qwen35moe, qwen3next: Gated DeltaNet and gated attention; qwen3: attention alone."""
+"""Families of Qwen: qwen35, qwen35moe, qwen3next, Gated DeltaNet and gated attention; qwen3,
+attention alone; qwen4exp, Gated DeltaNet and block-sparse attention, joined by hyper-connections,
+with n-gram embeddings in front of one layer."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from engine.errors import ModelFileError
+from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads, model_config
-from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, REMEDY, count, uniform
+from engine.model.families.common import (
+    CommonSizes,
+    common_sizes,
+    has_block,
+    has_fork_mtp,
+    heads,
+    is_mtp_file,
+    model_config,
+)
+from engine.model.limits import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_TAPS,
+    MAX_WIDTH,
+    REMEDY,
+    count,
+    each,
+    uniform,
+)
 from engine.model.parts import BlockParts, FeedForwardPart, MtpParts
-from engine.model.parts.attention import AttentionPart
+from engine.model.parts.attention import AttentionPart, SparseAttentionPart
 from engine.model.parts.feed_forward import MixturePart, SwigluPart
-from engine.model.parts.recurrent import DeltaNetPart
+from engine.model.parts.recurrent import TABLE, DeltaNetPart, NgramEmbeddingPart
+from engine.model.parts.trunks import HyperConnections
 from engine.model.rope import RopeConfig
 
 
@@ -121,3 +143,149 @@ def read_mixture(file: GgufFile) -> MixturePart:
         n_ff=count(file, f"{arch}.expert_feed_forward_length"),
         n_ff_shared=count(file, f"{arch}.expert_shared_feed_forward_length"),
     )
+
+
+_MOST_STREAMS = 64
+_MOST_NGRAM = 8
+_MOST_HASHES = 64
+_MOST_TOKENS = 1 << 24
+"""Token numbers below this are exact in float32, as states keep them."""
+
+
+def read_qwen4exp(file: GgufFile) -> ModelConfig:
+    """Qwen3.8-Flash-Next."""
+    arch = file.architecture
+    sizes = common_sizes(file, runs_mtp=True)
+    if has_fork_mtp(file) and not has_block(file, 0):
+        raise UnsupportedModelError(
+            f"{file.path.name}: its MTP block has the names of a fork (nextn.fc_hidden …).",
+            "Use a file that llama.cpp b11549 or later reads: its block has nextn.eh_proj.",
+        )
+    n = sizes.n_blocks
+    recurrent = recurrent_schedule(file, n)
+    if recurrent[sizes.n_layer :] and "qwen4exp.attention.recurrent_layers" not in file.metadata:
+        recurrent[sizes.n_layer :] = [False] * sizes.n_mtp
+    attending = [i for i, flag in enumerate(recurrent) if not flag]
+    n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, n, attending)
+    rope = RopeConfig.from_gguf(file, head_dim)
+    index_dim = count(file, f"{arch}.attention.indexer.key_length", high=MAX_HEAD_DIM)
+    if index_dim < max(rope.n_rot, sum(rope.sections or ())):
+        what = f"{index_dim} numbers are fewer than rope turns"
+        raise ModelFileError(file.path, f"key {arch}.attention.indexer.key_length", what, REMEDY)
+    n_index_head = count(file, f"{arch}.attention.indexer.head_count", high=MAX_HEADS)
+    budget = count(file, f"{arch}.attention.indexer.top_k", high=(1 << 31) - 1)
+    ratios = each(file, f"{arch}.attention.compress_ratios", n, 0)
+    delta_net = read_delta_net(file, legacy=False, sigmoid_gate=True) if any(recurrent) else None
+    n_streams = count(file, f"{arch}.hyper_connection.count", low=2, high=_MOST_STREAMS)
+    rank = count(file, f"{arch}.hyper_connection.low_rank")
+    if sizes.has_mtp and recurrent[sizes.n_layer]:
+        what = f"block {sizes.n_layer}, the MTP block, does not attend"
+        raise ModelFileError(file.path, f"key {arch}.attention.recurrent_layers", what, REMEDY)
+    # the table of n-grams is the trunk's, and not in the file of an MTP block
+    layer, ngrams = (-1, None) if is_mtp_file(file) else _ngrams(file, sizes, recurrent, n_streams)
+    mixture = read_mixture(file)
+    blocks = []
+    for i, ratio in enumerate(ratios):
+        attention = SparseAttentionPart(
+            n_head,
+            n_head_kv,
+            head_dim,
+            gated=True,
+            n_index_head=n_index_head,
+            index_dim=index_dim,
+            ratio=ratio,
+            n_blocks=budget // ratio if ratio else 0,
+        )
+        mixer = delta_net if recurrent[i] and delta_net else attention
+        before = ngrams if i == layer else None
+        blocks.append(BlockParts((mixer,), mixture, None, None, before=before))
+    return model_config(
+        file,
+        sizes,
+        blocks=tuple(blocks),
+        mtp=MtpParts(blocks[sizes.n_layer]) if sizes.has_mtp else None,
+        rope=rope,
+        output_norm=None,
+        trunk=HyperConnections(n_streams, rank, ngrams),
+    )
+
+
+def qwen4exp_notes(config: ModelConfig) -> list[str]:
+    """See engine.model.families.Family.peer_notes."""
+    if config.mtp is None:
+        return []
+    notes = ["0c1e57098 does not load the MTP block, b11549 drafts with it"]
+    mixers = (mixer for block in config.all_blocks for mixer in block.mixers)
+    if len({mixer.ratio for mixer in mixers if isinstance(mixer, SparseAttentionPart)}) > 1:
+        notes.append("compress_ratios differ between layers, at which b11549 aborts")
+    return notes
+
+
+def _ngrams(
+    file: GgufFile, sizes: CommonSizes, recurrent: list[bool], n_streams: int
+) -> tuple[int, NgramEmbeddingPart | None]:
+    """The `ple` keys: the layer that the n-gram embedding comes before, and its sizes."""
+    arch = file.architecture
+    key = f"{arch}.ple"
+    layers = file.ints(f"{key}.layers", [])
+    if not layers:
+        return -1, None
+    if len(layers) > 1:
+        raise UnsupportedModelError(
+            f"{file.path.name}: {key}.layers names {len(layers)} layers with n-gram embeddings.",
+            "Open a model with one such layer, or without any.",
+        )
+    layer = layers[0]
+    if not 0 <= layer < len(recurrent) or not recurrent[layer]:
+        what = f"{layer} is not a recurrent layer"
+        raise ModelFileError(file.path, f"key {key}.layers", what, REMEDY)
+    if sizes.n_vocab >= _MOST_TOKENS:
+        what = f"{sizes.n_vocab} tokens, of which an n-gram hash takes {_MOST_TOKENS - 1} at most"
+        raise ModelFileError(file.path, "tensor token_embd.weight", what, REMEDY)
+    n_gram = count(file, f"{key}.ngram_size", low=2, high=_MOST_NGRAM)
+    per_order = count(file, f"{key}.heads_per_ngram", high=_MOST_HASHES // (n_gram - 1))
+    n_heads = (n_gram - 1) * per_order
+    width = count(file, f"{arch}.embedding_length_per_layer_input")
+    if width * n_heads != sizes.n_embd:
+        what = f"{n_heads} rows of {width} are no embedding of {sizes.n_embd}"
+        place = f"key {arch}.embedding_length_per_layer_input"
+        raise ModelFileError(file.path, place, what, REMEDY)
+    part = NgramEmbeddingPart(
+        n_gram=n_gram,
+        d_conv=count(file, f"{key}.conv_kernel", low=2, high=MAX_TAPS // n_gram),
+        multipliers=_whole(file, f"{key}.layer_multipliers", n_gram, 0, (1 << 64) - 1),
+        sizes=_whole(file, f"{key}.head_vocab_sizes", n_heads, 1, (1 << 31) - 1),
+        offsets=_whole(file, f"{key}.head_offsets", n_heads, 0, (1 << 31) - 1),
+        end_id=count(file, f"{key}.eos_token_id", low=0, high=sizes.n_vocab - 1),
+        n_streams=n_streams,
+        n_embd=sizes.n_embd,
+        n_rows=_table_rows(file),
+    )
+    reach = max(map(sum, zip(part.sizes, part.offsets, strict=True)))
+    if reach > part.n_rows:
+        what = f"{part.n_rows} rows are fewer than the {reach} that n-grams are hashed to"
+        raise ModelFileError(file.path, f"tensor {TABLE}", what, REMEDY)
+    if part.n_taps > MAX_TAPS or part.n_channels > MAX_WIDTH:
+        what = f"a convolution of {part.n_taps} taps over {part.n_channels} channels is too large"
+        raise ModelFileError(file.path, f"key {key}.conv_kernel", what, REMEDY)
+    return layer, part
+
+
+def _whole(file: GgufFile, key: str, n: int, low: int, high: int) -> tuple[int, ...]:
+    """The first n numbers of an array, within low..high."""
+    values = file.ints(key)
+    if len(values) < n:
+        what = f"{len(values)} numbers, where {n} are needed"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    outside = [value for value in values[:n] if not low <= value <= high]
+    if outside:
+        what = f"{outside[0]} is outside {low}..{high}"
+        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+    return tuple(values[:n])
+
+
+def _table_rows(file: GgufFile) -> int:
+    info = file.tensors.get(TABLE)
+    if info is None:
+        raise ModelFileError(file.path, f"tensor {TABLE}", "the tensor is missing", REMEDY)
+    return math.prod(info.shape[:-1])

@@ -15,8 +15,7 @@ from engine.model.mixers.attention import (
     SparseAttention,
     SparseLatentAttention,
 )
-from engine.model.mixers.compressed import CompressedAttention, ring_recurrences
-from engine.model.mixers.ngram_embedding import ngram_recurrences
+from engine.model.mixers.compressed import CompressedAttention, CompressorRing, compressor_of
 from engine.model.mixers.recurrent import (
     DeltaNet,
     Kda,
@@ -24,14 +23,10 @@ from engine.model.mixers.recurrent import (
     Mamba,
     Mamba2Mixer,
     ShortConv,
-    delta_net_recurrences,
-    kda_recurrences,
-    mamba2_recurrences,
-    mamba_recurrences,
-    short_conv_recurrences,
 )
-from engine.model.parts import MixerPart
+from engine.model.parts import MixerPart, StateSize
 from engine.model.parts.attention import (
+    INDEX_RING,
     AttentionPart,
     CompressedAttentionPart,
     LatentAttentionPart,
@@ -44,12 +39,12 @@ from engine.model.parts.recurrent import (
     LowRankMamba2Part,
     Mamba2Part,
     MambaPart,
-    NgramEmbeddingPart,
     ShortConvPart,
 )
-from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
+from engine.model.recurrence import ConvWindow, Recurrence, RecurrentLayout, StateKey, TokenWindow
+from engine.model.recurrent_states import DeltaState, ScanState, SsdState
 from engine.model.weights import Weights
-from kernels.linear import PackedWeight, Rows
+from kernels.linear import Rows
 from kernels.pointwise import add
 
 _MAKE: Mapping[type, Callable[..., Mixer]] = {
@@ -67,32 +62,25 @@ _MAKE: Mapping[type, Callable[..., Mixer]] = {
 }
 """By part, what makes its mixer of (part, weights of the block, configuration, layer). The mixer of
 an NgramEmbeddingPart is made by the trunk."""
-_RECURRENCES: Mapping[type, Callable[[Any], Mapping[str, Recurrence[Any]]]] = {
-    KdaPart: kda_recurrences,
-    DeltaNetPart: delta_net_recurrences,
-    MambaPart: mamba_recurrences,
-    Mamba2Part: mamba2_recurrences,
-    LowRankMamba2Part: mamba2_recurrences,
-    ShortConvPart: short_conv_recurrences,
-    NgramEmbeddingPart: ngram_recurrences,
-    CompressedAttentionPart: ring_recurrences,
+_STATES: Mapping[type, Callable[[Any], Recurrence]] = {
+    KdaPart: lambda p: DeltaState(p.n_heads, p.n_heads, p.head_dim, grouped=True, channels=True),
+    DeltaNetPart: lambda p: DeltaState(p.n_k_heads, p.n_v_heads, p.d_state, grouped=p.grouped),
+    MambaPart: lambda p: ScanState(p.d_state, p.d_inner),
+    Mamba2Part: lambda p: SsdState(p.n_heads, p.head_dim, p.n_groups, p.d_state),
 }
-"""By part, how tokens advance its states, by the names it gives them."""
+"""By part, how tokens advance a state that is not a window."""
 
 
-class MixersSideBySide:
+class MixersSideBySide(Mixer):
     """Several mixers on the same input, their results added."""
 
     def __init__(self, mixers: list[Mixer]) -> None:
         self._mixers = mixers
-        self.reads: tuple[PackedWeight, ...] = tuple(
-            packed for mixer in mixers for packed in mixer.reads
-        )
+        self.reads = tuple(packed for mixer in mixers for packed in mixer.reads)
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.memory.Mixer."""
         first, *others = (mixer(x, around) for mixer in self._mixers)
         for other in others:
             first = add(first, other)
@@ -107,13 +95,25 @@ def make_mixer(
     return (made[0] if len(made) == 1 else MixersSideBySide(made)) if made else None
 
 
+def _recurrence(part: Any, name: str, size: StateSize) -> Recurrence:
+    """How tokens advance a state of a part, by the name that the part gives it."""
+    if name == "state":
+        return next(make(part) for kind, make in _STATES.items() if isinstance(part, kind))
+    if name == "tokens":
+        return TokenWindow(part.n_gram)
+    if isinstance(part, CompressedAttentionPart):
+        width = part.index_dim if name == INDEX_RING else part.head_dim
+        return CompressorRing(compressor_of(part, width))
+    n_rows, n_channels = size.shape
+    return ConvWindow(n_rows + 1, n_channels, activate=not isinstance(part, ShortConvPart))
+
+
 def layout_of(config: ModelConfig) -> RecurrentLayout | None:
     """What the recurrent layers of a model keep; None for one without."""
     states = {
-        StateKey(layer, name): recurrence
+        StateKey(layer, name): _recurrence(part, name, size)
         for layer, block in enumerate(config.blocks)
         for part in block.keepers
-        if (recurrences := _RECURRENCES.get(type(part)))
-        for name, recurrence in recurrences(part).items()
+        for name, size in part.states().items()
     }
     return RecurrentLayout(states) if states else None

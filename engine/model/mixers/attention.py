@@ -7,13 +7,12 @@ from typing import Protocol
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.memory import AttentionView, RopeAndMemory
-from engine.model.parts import CellRow
+from engine.model.memory import AttentionView, Mixer, RopeAndMemory
+from engine.model.parts import StateKey
 from engine.model.parts.attention import (
     INDEX_ROW,
     AttentionPart,
     LatentAttentionPart,
-    PooledIndexer,
     SparseAttentionPart,
     SparseLatentAttentionPart,
 )
@@ -22,7 +21,7 @@ from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend, attend_rows
 from kernels.attention.block_choice import Indexer, choose_blocks, choose_pools
 from kernels.dispatch import runs_triton
-from kernels.linear import PackedWeight, Rows
+from kernels.linear import Rows
 from kernels.linear.head_linear import head_linear
 from kernels.norm import head_norm, layer_norm, rms_norm
 from kernels.pointwise import add, multiply, output_gate
@@ -39,7 +38,7 @@ class Rotation(Protocol):
     def eps(self) -> float: ...
 
 
-class Attention:
+class Attention(Mixer):
     """Causal attention over the memory's cells of `layer`.
 
     One projection gives, in this order of rows, all query heads, all key heads, the values and
@@ -55,7 +54,7 @@ class Attention:
         n_rot = config.rope.n_rot if config.rope else 0
         order = _pairs_as_halves(part.head_dim, n_rot) if part.rope == "pairs" else None
         self._input = _input_projection(weights, part, order)
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
+        self.reads = (self._input.packed,)
         self._output = weights.biased("attn_output")
         self._turns = part.rope != "none"
         # attention divides by sqrt(d): another scale is a factor of the queries
@@ -184,7 +183,7 @@ class SparseAttention(Attention):
     ) -> None:
         super().__init__(part, weights, config, layer)
         self._part, self._eps = part, config.eps
-        self._row = CellRow(layer, INDEX_ROW)
+        self._row = StateKey(layer, INDEX_ROW)
         rows = [weights.numbers(f"indexer.{name}_proj.weight") for name in ("q", "k")]
         self._index = weights.stack(rows, compute="f32")
         self._index_sizes = [part.n_index_head * part.index_dim, part.index_dim]
@@ -215,7 +214,7 @@ class SparseAttention(Attention):
         )
 
 
-class LatentAttention:
+class LatentAttention(Mixer):
     """Causal attention over the memory's cells of `layer`, each the normed latent and the rotated
     key that all heads share.
 
@@ -244,7 +243,7 @@ class LatentAttention:
             self._q_a_norm = weights.keep("attn_q_a_norm.weight")
             self._q_b = weights.stack([_queries(weights.rows("attn_q_b.weight"), part)])
         self._input = weights.stack([first, *last, *gate])
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
+        self.reads = (self._input.packed,)
         self._norm = weights.keep("attn_kv_a_norm.weight")
         self._k_b = weights.keep("attn_k_b.weight").transpose(1, 2).contiguous()
         self._v_b = weights.keep("attn_v_b.weight").transpose(1, 2).contiguous()
@@ -302,49 +301,44 @@ class SparseLatentAttention(LatentAttention):
         self, part: SparseLatentAttentionPart, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
         super().__init__(part, weights, config, layer)
-        self._indexer, own = part.indexer if part.chooses else None, part.indexer
+        self._sparse = part
         if "indexer.proj.weight" not in weights:
             return
-        self._row = CellRow(layer, INDEX_ROW)
-        self._sizes_index = [own.dim, own.dim, own.n_head]
+        self._row = StateKey(layer, INDEX_ROW)
+        self._sizes_index = [part.index_dim, part.index_dim, part.n_index_head]
         heads = weights.numbers("indexer.proj.weight")
-        scale = (own.dim * own.n_head) ** -0.5
+        scale = (part.index_dim * part.n_index_head) ** -0.5
         names = "indexer.attn_k.weight", "indexer_compressor_gate.weight"
         rows = [*map(weights.numbers, names), *heads.rearranged(lambda data: [data * scale])]
         self._index = weights.stack(rows, compute="f32")
         self._index_q = weights.stack([weights.numbers("indexer.attn_q_b.weight")], compute="f32")
         self._k_norm = [weights.keep(f"indexer.k_norm.{name}") for name in ("weight", "bias")]
         self._bias = weights.keep("indexer_compressor_ape.weight")
-        self._choice = Indexer(own.ratio, own.n_pools)
+        self._choice = Indexer(part.ratio, part.n_pools)
 
     def _visible(
         self, x: Rows, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
     ) -> torch.Tensor:
-        if self._indexer is None:
-            return around.chosen[0]
-        assert low is not None  # such models have a bottleneck
-        around.chosen[:] = [self._choose(self._indexer, x, low, cells.mask, around)]
+        if self._sparse.chooses:
+            assert low is not None  # such models have a bottleneck
+            around.chosen[:] = [self._choose(x, low, cells.mask, around)]
         return around.chosen[0]
 
     def _choose(
-        self,
-        indexer: PooledIndexer,
-        x: Rows,
-        low: torch.Tensor,
-        mask: torch.Tensor,
-        around: RopeAndMemory,
+        self, x: Rows, low: torch.Tensor, mask: torch.Tensor, around: RopeAndMemory
     ) -> torch.Tensor:
-        invariant = around.invariant
+        part, invariant = self._sparse, around.invariant
         key, gate, heads = self._index(x, invariant=invariant).split_with_sizes(
             self._sizes_index, -1
         )
         weight, bias = self._k_norm
-        key = add(layer_norm(key, weight, indexer.eps), bias)
+        key = add(layer_norm(key, weight, part.index_eps), bias)
         held = around.memory.attention.update(self._row, join((key, gate)).unsqueeze(2))
         assert held.positions is not None
-        if mask.shape[2] // indexer.ratio <= indexer.n_pools:
+        if mask.shape[2] // part.ratio <= part.n_pools:
             return mask  # no query has more pools to choose from
-        q = self._index_q(low, invariant=invariant).view(*x.shape[:2], indexer.n_head, indexer.dim)
+        q = self._index_q(low, invariant=invariant)
+        q = q.view(*x.shape[:2], part.n_index_head, part.index_dim)
         return choose_pools(
             q,
             heads,

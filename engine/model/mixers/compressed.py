@@ -4,19 +4,18 @@ last inputs of the compressor lie in rings, in slots by position (DeepSeek-V4)."
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.memory import AttentionView, RopeAndMemory
-from engine.model.parts import CellRow
+from engine.model.memory import AttentionView, Mixer, RopeAndMemory
 from engine.model.parts.attention import INDEX_RING, INDEX_ROW, RINGS, CompressedAttentionPart
 from engine.model.recurrence import Recurrence, RowNumbers, StateKey
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
-from kernels.linear import PackedWeight, Rows
+from kernels.linear import Rows
 from kernels.norm import head_norm, rms_norm
 from kernels.recurrence.compressor import (
     Compressor,
@@ -40,11 +39,10 @@ class CompressorInputs(NamedTuple):
     positions: torch.Tensor
 
     def part(self, rows: slice, tokens: slice) -> CompressorInputs:
-        """See engine.model.recurrence.RecurrenceInputs."""
         return CompressorInputs(self.x[rows, tokens], self.positions[rows, tokens])
 
 
-class CompressorRing(Recurrence[CompressorInputs]):
+class CompressorRing(Recurrence):
     """Ring [n_slots, 2 n_channels] of values and scores, a token in slot position mod n_slots; a
     token's log entry is its row and its slot.
 
@@ -126,21 +124,12 @@ class CompressorRing(Recurrence[CompressorInputs]):
         return compress_slots(*inputs, pool, rows.read, rows.write, self._part)
 
 
-def ring_recurrences(part: CompressedAttentionPart) -> dict[str, Recurrence[Any]]:
-    """How tokens advance the rings of `part`."""
-    if not part.ratio:
-        return {}
-    rings = {RINGS[part.ratio][0]: _compressor(part, part.head_dim)}
-    if part.has_indexer:
-        rings[INDEX_RING] = _compressor(part, part.index_dim)
-    return {name: CompressorRing(one) for name, one in rings.items()}
-
-
-def _compressor(part: CompressedAttentionPart, width: int) -> Compressor:
+def compressor_of(part: CompressedAttentionPart, width: int) -> Compressor:
+    """What makes the rows of blocks of this width."""
     return Compressor(part.ratio, width, part.has_indexer)
 
 
-class CompressedAttention:
+class CompressedAttention(Mixer):
     """Attention whose keys, which are values too, are the rows of tokens in a window and the rows
     of blocks before, all of them or those that an indexer chooses.
 
@@ -160,7 +149,7 @@ class CompressedAttention:
             rows += self._rows.matrices(weights.rows)
             self._sizes.append(self._rows.n_inputs)
         self._input = weights.stack(rows)
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
+        self.reads = (self._input.packed,)
         self._q_norm = weights.keep("attn_q_a_norm.weight")
         self._q = weights.project("attn_q_b.weight")
         # x / rms(x) is sqrt(d) x / |x|
@@ -242,7 +231,7 @@ class _BlockRows:
         width: int,
     ) -> None:
         self._key, self._ratio, self._eps = StateKey(layer, ring), part.ratio, config.eps
-        self._name, self.n_inputs = name, 2 * _compressor(part, width).n_channels
+        self._name, self.n_inputs = name, 2 * compressor_of(part, width).n_channels
         ape = weights.keep(f"{name}_compressor_ape.weight")
         self._ape = torch.cat((torch.zeros_like(ape), ape), 1)
         self._norm = weights.keep(f"{name}_compressor_norm.weight")
@@ -253,8 +242,7 @@ class _BlockRows:
 
     def __call__(self, inputs: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """inputs [B, T, n_inputs] -> rows of blocks [B, T, width], at tokens that end one."""
-        memory, of_blocks = around.memory.recurrent, around.of_blocks
-        assert memory is not None  # a model with recurrent layers is given such a memory
+        memory, of_blocks = around.recurrent, around.of_blocks
         assert of_blocks is not None
         assert of_blocks.table is not None
         assert around.positions is not None
@@ -272,7 +260,7 @@ class _Indexer:
     def __init__(
         self, part: CompressedAttentionPart, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        self._part, self._row = part, CellRow(layer, INDEX_ROW)
+        self._part, self._row = part, StateKey(layer, INDEX_ROW)
         self._rows = _BlockRows(part, weights, config, layer, INDEX_RING, "indexer", part.index_dim)
         scale = (part.n_index_head * part.index_dim) ** -0.5
         proj = weights.numbers("indexer.proj.weight").rearranged(lambda data: [data * scale])

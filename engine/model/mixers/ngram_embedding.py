@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional
 
@@ -11,24 +9,11 @@ from engine.gguf.reader import StoredRows
 from engine.model.config import ModelConfig
 from engine.model.memory import RopeAndMemory
 from engine.model.parts.recurrent import NgramEmbeddingPart
-from engine.model.recurrence import (
-    ConvInputs,
-    ConvWindow,
-    Recurrence,
-    StateKey,
-    TokenInputs,
-    TokenWindow,
-)
+from engine.model.recurrence import ConvInputs, StateKey, TokenInputs
 from engine.model.weights import Weights
 from kernels.norm import head_norm
 from kernels.pointwise import add
 from kernels.rows.ngrams import NgramHash, agreeing, hash_rows
-
-
-def ngram_recurrences(part: NgramEmbeddingPart) -> dict[str, Recurrence[Any]]:
-    """How tokens advance the states of `part`."""
-    window = ConvWindow(part.n_taps, part.n_channels)
-    return {"tokens": TokenWindow(part.n_gram), "ngrams": window}
 
 
 class NgramEmbedding:
@@ -58,8 +43,7 @@ class NgramEmbedding:
         self, streams: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
     ) -> torch.Tensor:
         """streams [B, T, n_streams, n_embd], tokens int64 [B, T] -> what the streams gain."""
-        memory, invariant = around.memory.recurrent, around.invariant
-        assert memory is not None  # a model with recurrent layers is given such a memory
+        memory, invariant = around.recurrent, around.invariant
         context = memory.advance(self._tokens, TokenInputs(tokens))
         rows = self._table.take(hash_rows(context, self._hashing)).flatten(2)
         joined = self._key_value(rows, invariant=invariant)

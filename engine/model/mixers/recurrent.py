@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from engine.model.config import ModelConfig
-from engine.model.memory import RopeAndMemory
+from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.parts.recurrent import (
     DeltaNetPart,
     KdaPart,
@@ -17,48 +16,53 @@ from engine.model.parts.recurrent import (
     MambaPart,
     ShortConvPart,
 )
-from engine.model.recurrence import ConvInputs, ConvWindow, Recurrence, StateKey
-from engine.model.recurrent_states import (
-    DeltaInputs,
-    DeltaState,
-    ScanInputs,
-    ScanState,
-    SsdInputs,
-    SsdState,
-)
+from engine.model.recurrence import ConvInputs, StateKey
+from engine.model.recurrent_states import DeltaInputs, ScanInputs, SsdInputs
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from kernels.dispatch import runs_triton
-from kernels.linear import PackedWeight, Rows, operation_rows
+from kernels.linear import Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
 
 
-def delta_net_recurrences(part: DeltaNetPart) -> dict[str, Recurrence[Any]]:
-    """How tokens advance the states of `part`."""
-    state = DeltaState(part.n_k_heads, part.n_v_heads, part.d_state, grouped=part.grouped)
-    return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
+class _RecurrentMixer(Mixer):
+    """A mixer of trunk layer `layer` whose state and window live in the memory, which it advances.
+    conv: taps [C, d_conv]."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: ModelConfig,
+        layer: int,
+        inputs: list[Projection],
+        conv: torch.Tensor,
+        output: str,
+    ) -> None:
+        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
+        self._eps, self._input, self._inputs = config.eps, inputs[0], inputs
+        self.reads = tuple(each.packed for each in inputs)
+        # taps as rows in memory, as the convolution reads them
+        self._conv = conv.t().contiguous().t()
+        self._output = weights.project(output)
 
 
-class _DeltaRule:
+class _DeltaRule(_RecurrentMixer):
     """Mixers with a gated delta rule: all that comes between their projections of the input and
-    what they put out. The memory has their states and windows."""
+    what they put out."""
 
-    _l2_eps: float
     _bound: float | None = None
     _sigmoid: bool = True
     _qkv_sizes: list[int]
 
-    def __init__(self, weights: Weights, config: ModelConfig, layer: int, output: str) -> None:
-        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
-        self._eps = self._l2_eps = config.eps
+    def __init__(self, weights: Weights, *base: Any) -> None:
+        super().__init__(weights, *base)
+        self._l2_eps = self._eps
         self._dt = weights.keep("ssm_dt.bias")
         self._norm = weights.keep("ssm_norm.weight")
-        self._output = weights.project(output)
 
     def _advance(
         self,
         around: RopeAndMemory,
-        conv: torch.Tensor,
         channels: torch.Tensor,
         decay: torch.Tensor,
         a: torch.Tensor,
@@ -66,12 +70,11 @@ class _DeltaRule:
         gate: torch.Tensor,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        """channels: raw queries, keys and values, for taps `conv`; decay: as DeltaInputs.g, with
-        its factor `a`; beta and gate: raw. On a GPU the recurrence norms and gates."""
-        memory = around.memory.recurrent
-        assert memory is not None  # a model with recurrent layers is given such a memory
+        """channels: raw queries, keys and values; decay: as DeltaInputs.g, with its factor `a`;
+        beta and gate: raw. On a GPU the recurrence norms and gates."""
+        memory = around.recurrent
         heads, invariant = (*gate.shape[:2], -1, self._norm.shape[0]), around.invariant
-        convolved = memory.advance(self._window, ConvInputs(channels, conv))
+        convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
         qk, v = (x.view(heads) for x in convolved.split_with_sizes(self._qkv_sizes, -1))
         inputs = DeltaInputs(qk, qk, v, decay, beta, (self._l2_eps, self._dt, a, self._bound))
         if not runs_triton(qk):
@@ -100,32 +103,29 @@ class DeltaNet(_DeltaRule):
     def __init__(
         self, part: DeltaNetPart, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        super().__init__(weights, config, layer, "ssm_out.weight")
-        self._sigmoid = part.sigmoid_gate
-        self._sizes = [part.conv_dim, part.value_dim, part.n_v_heads, part.n_v_heads]
-        self._qkv_sizes = [2 * part.key_dim, part.value_dim]
         qkv_z = _qkv_and_z(weights, part)
         gates = _beta_and_decay(weights, part)
         if weights.compute == "f32":
-            self._inputs = [weights.stack([*qkv_z, *gates])]
+            inputs = [weights.stack([*qkv_z, *gates])]
         else:
-            self._inputs = [weights.stack(qkv_z), weights.stack(gates, compute="f32")]
-        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
-        # taps as rows in memory, as the convolution reads them
-        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
+            inputs = [weights.stack(qkv_z), weights.stack(gates, compute="f32")]
+        conv = weights.keep("ssm_conv1d.weight")
+        super().__init__(weights, config, layer, inputs, conv, "ssm_out.weight")
+        self._sigmoid = part.sigmoid_gate
+        self._sizes = [part.conv_dim, part.value_dim, part.n_v_heads, part.n_v_heads]
+        self._qkv_sizes = [2 * part.key_dim, part.value_dim]
         self._a = weights.keep("ssm_a")
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.memory.Mixer; advances the memory's states."""
         joined, *gates = project_each(x, self._inputs, invariant=around.invariant)
         if gates:
             channels, z = joined.split_with_sizes(self._sizes[:2], -1)
             beta, decay = gates[0].split_with_sizes(self._sizes[2:], -1)
         else:
             channels, z, beta, decay = joined.split_with_sizes(self._sizes, -1)
-        return self._advance(around, self._conv, channels, decay, self._a, beta, z, residual)
+        return self._advance(around, channels, decay, self._a, beta, z, residual)
 
 
 def _qkv_and_z(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
@@ -156,15 +156,6 @@ def _beta_and_decay(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
     return weights.numbers("ssm_ba.weight").rearranged(parts)
 
 
-def kda_recurrences(part: KdaPart) -> Mapping[str, Recurrence[Any]]:
-    """How tokens advance the part's states."""
-    heads = part.n_heads, part.n_heads, part.head_dim
-    return {
-        "state": DeltaState(*heads, grouped=True, channels=True),
-        "window": ConvWindow(part.d_conv, 3 * part.width),
-    }
-
-
 class Kda(_DeltaRule):
     """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
 
@@ -174,34 +165,30 @@ class Kda(_DeltaRule):
     """
 
     def __init__(self, part: KdaPart, weights: Weights, config: ModelConfig, layer: int) -> None:
-        super().__init__(weights, config, layer, "attn_output.weight")
+        width = part.width
+        first = [weights.rows(part.decay[0]), weights.rows(part.gate[0])]
+        inputs = [
+            weights.stack([*_qkv(weights), *first]),
+            weights.stack([weights.numbers("ssm_beta.weight")], compute="f32"),
+        ]
+        taps = [weights.keep(f"ssm_conv1d_{one}.weight").squeeze(1) for one in "qkv"]
+        super().__init__(weights, config, layer, inputs, torch.cat(taps), "attn_output.weight")
         self._bound = part.bound
         if part.l2_eps is not None:
             self._l2_eps = part.l2_eps
-        width = part.width
-        first = [weights.rows(part.decay[0]), weights.rows(part.gate[0])]
         n_decay, n_gate = (
             width if len(names) == 1 else part.head_dim for names in (part.decay, part.gate)
         )
         self._sizes = [3 * width, n_decay, n_gate]
         self._qkv_sizes = [2 * width, width]
-        self._inputs = [
-            weights.stack([*_qkv(weights), *first]),
-            weights.stack([weights.numbers("ssm_beta.weight")], compute="f32"),
-        ]
-        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
         self._decay = _second(weights, part.decay)
         self._gate = _second(weights, part.gate)
-        taps = [weights.keep(f"ssm_conv1d_{one}.weight").squeeze(1) for one in "qkv"]
-        # taps as rows in memory, as the convolution reads them
-        self._conv = torch.cat(taps).t().contiguous().t()
         a = weights.keep("ssm_a").flatten().repeat_interleave(part.head_dim)
         self._a = -a if part.positive_a else a
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.memory.Mixer; advances the memory's states."""
         invariant = around.invariant
         joined, beta = project_each(x, self._inputs, invariant=invariant)
         channels, decay, gate = joined.split_with_sizes(self._sizes, -1)
@@ -210,7 +197,7 @@ class Kda(_DeltaRule):
         if self._gate:
             gate = self._gate(gate, invariant=invariant)
         decay = decay.view(*gate.shape[:2], -1, self._norm.shape[0])
-        return self._advance(around, self._conv, channels, decay, self._a, beta, gate, residual)
+        return self._advance(around, channels, decay, self._a, beta, gate, residual)
 
 
 def _qkv(weights: Weights) -> list[MatrixRows]:
@@ -225,13 +212,7 @@ def _second(weights: Weights, names: tuple[str, ...]) -> Projection | None:
     return weights.project(names[1]) if len(names) == 2 else None
 
 
-def mamba_recurrences(part: MambaPart) -> dict[str, Recurrence[Any]]:
-    """How tokens advance the states of `part`."""
-    state = ScanState(part.d_state, part.d_inner)
-    return {"state": state, "window": ConvWindow(part.d_conv, part.d_inner)}
-
-
-class Mamba:
+class Mamba(_RecurrentMixer):
     """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
 
     What steps, B and C come of, small and fed back through the state at every token, stays f32 in
@@ -239,13 +220,9 @@ class Mamba:
     """
 
     def __init__(self, part: MambaPart, weights: Weights, config: ModelConfig, layer: int) -> None:
-        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
-        self._eps = config.eps
+        inputs, conv = [weights.project("ssm_in.weight")], weights.keep("ssm_conv1d.weight")
+        super().__init__(weights, config, layer, inputs, conv, "ssm_out.weight")
         self._halves = [part.d_inner, part.d_inner]
-        self._input = weights.project("ssm_in.weight")
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
-        # taps as rows in memory, as the convolution reads them
-        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
         self._bias = weights.keep("ssm_conv1d.bias")
         self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
         self._sizes = list(part.sizes.values())
@@ -261,14 +238,11 @@ class Mamba:
         self._dt = weights.keep("ssm_dt.bias")
         self._a = weights.keep("ssm_a").t().contiguous()
         self._d = weights.keep("ssm_d")
-        self._output = weights.project("ssm_out.weight")
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.memory.Mixer; advances the memory's states."""
-        memory, invariant = around.memory.recurrent, around.invariant
-        assert memory is not None  # a model with recurrent layers is given such a memory
+        memory, invariant = around.recurrent, around.invariant
         channels, z = self._input(x, invariant=invariant).split_with_sizes(self._halves, -1)
         values = memory.advance(self._window, ConvInputs(channels, self._conv, self._bias))
         low = [*self._low(values, invariant=invariant).split_with_sizes(self._sizes, -1)]
@@ -283,13 +257,7 @@ class Mamba:
         return self._output(rows, invariant=invariant, residual=residual)
 
 
-def mamba2_recurrences(part: Mamba2Part) -> dict[str, Recurrence[Any]]:
-    """How tokens advance the states of `part`."""
-    state = SsdState(part.n_heads, part.head_dim, part.n_groups, part.d_state)
-    return {"state": state, "window": ConvWindow(part.d_conv, part.conv_dim)}
-
-
-class Mamba2Mixer:
+class Mamba2Mixer(_RecurrentMixer):
     """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
 
     One projection gives, in this order of rows, the gate z, the convolved channels (x, B, C) and
@@ -298,40 +266,34 @@ class Mamba2Mixer:
     """
 
     def __init__(self, part: Mamba2Part, weights: Weights, config: ModelConfig, layer: int) -> None:
-        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
-        self._eps = config.eps
         self._sizes = [part.d_inner, part.conv_dim, part.n_heads]
         self._channels = [part.d_inner, part.group_dim, part.group_dim]
         self._heads = part.n_heads, part.head_dim
         self._groups = part.n_groups, part.d_state
         rows = weights.rows("ssm_in.weight")
         if weights.compute in ("f32", "blocks"):
-            self._inputs = [weights.stack([rows])]
+            inputs = [weights.stack([rows])]
         else:
             apart = [sum(self._sizes[:2]), self._sizes[2]]
             numbers = weights.numbers("ssm_in.weight")
             steps = numbers.rearranged(lambda data: data.split(apart))[1:]
-            self._inputs = [
+            inputs = [
                 weights.stack(rows.rearranged(lambda data: data.split(apart))[:1]),
                 weights.stack(steps, compute="f32"),
             ]
-        self.reads: tuple[PackedWeight, ...] = tuple(each.packed for each in self._inputs)
-        # taps as rows in memory, as the convolution reads them
-        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
+        conv = weights.keep("ssm_conv1d.weight")
+        super().__init__(weights, config, layer, inputs, conv, "ssm_out.weight")
         bias = "ssm_conv1d.bias"
         self._bias = weights.keep(bias) if bias in weights else None
         self._dt = weights.keep("ssm_dt.bias")
         self._a = weights.keep("ssm_a").flatten()
         self._d = weights.keep("ssm_d").flatten()
         self._norm = weights.keep("ssm_norm.weight") if part.normed else None
-        self._output = weights.project("ssm_out.weight")
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.memory.Mixer; advances the memory's states."""
-        memory = around.memory.recurrent
-        assert memory is not None  # a model with recurrent layers is given such a memory
+        memory = around.recurrent
         shape, invariant = x.shape[:2], around.invariant
         joined, *apart = project_each(x, self._inputs, invariant=invariant)
         if apart:
@@ -370,38 +332,32 @@ class Mamba2Mixer:
         return self._output(rows, invariant=invariant, residual=residual)
 
 
-class LowRankMamba2:
+class LowRankMamba2(_RecurrentMixer):
     """Mamba-2 of which gate and channels are one projection, by head in the file; what steps, B and
     C come of, small and fed back through the state at every token, stays f32 in every mode."""
 
     def __init__(
         self, part: LowRankMamba2Part, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
-        self._eps, self._heads = config.eps, (part.n_heads, part.head_dim)
-
         def halves(data: torch.Tensor) -> list[torch.Tensor]:
             return [
                 half.flatten(0, 1) for half in data.unflatten(0, (part.n_heads, 2, -1)).unbind(1)
             ]
 
-        self._input = weights.stack(weights.rows("ssm_in.weight").rearranged(halves))
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
-        # taps as rows in memory, as the convolution reads them
-        self._conv = weights.keep("ssm_conv1d.weight").t().contiguous().t()
+        inputs = [weights.stack(weights.rows("ssm_in.weight").rearranged(halves))]
+        conv = weights.keep("ssm_conv1d.weight")
+        super().__init__(weights, config, layer, inputs, conv, "ssm_out.weight")
+        self._heads = part.n_heads, part.head_dim
         self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
         self._sizes = list(part.sizes.values())
         self._norms = [weights.keep(name) for name in part.sizes]
         self._steps = weights.stack([weights.numbers("ssm_dt.weight")], compute="f32")
         self._dt, self._a, self._d = (weights.keep(f"ssm_{one}") for one in ("dt.bias", "a", "d"))
-        self._output = weights.project("ssm_out.weight")
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See engine.model.memory.Mixer; advances the memory's states."""
-        memory, invariant = around.memory.recurrent, around.invariant
-        assert memory is not None  # a model with recurrent layers is given such a memory
+        memory, invariant = around.recurrent, around.invariant
         z, channels = self._input(x, invariant=invariant).chunk(2, -1)
         values = memory.advance(self._window, ConvInputs(channels, self._conv))
         low = self._low(values, invariant=invariant).split_with_sizes(self._sizes, -1)
@@ -417,31 +373,22 @@ class LowRankMamba2:
         return self._output(rows, invariant=invariant, residual=residual)
 
 
-def short_conv_recurrences(part: ShortConvPart) -> dict[str, Recurrence[Any]]:
-    """How tokens advance the window of `part`."""
-    return {"window": ConvWindow(part.d_conv, part.n_channels, activate=False)}
-
-
-class ShortConv:
+class ShortConv(_RecurrentMixer):
     """c * conv(b * x), where b, c and x are thirds of one projection; its window, rows of b * x,
     lives in the memory."""
 
     def __init__(
         self, part: ShortConvPart, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        self._window = StateKey(layer, "window")
-        self._input = weights.project("shortconv.in_proj.weight")
-        self.reads: tuple[PackedWeight, ...] = (self._input.packed,)
-        # taps as rows in memory, as the convolution reads them
-        self._conv = weights.keep("shortconv.conv.weight").t().contiguous().t()
-        self._output = weights.project("shortconv.out_proj.weight")
+        inputs = [weights.project("shortconv.in_proj.weight")]
+        conv = weights.keep("shortconv.conv.weight")
+        super().__init__(weights, config, layer, inputs, conv, "shortconv.out_proj.weight")
 
     def __call__(
         self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See engine.model.memory.Mixer; advances the memory's window."""
-        memory, invariant = around.memory.recurrent, around.invariant
-        assert memory is not None  # a model with recurrent layers is given such a memory
+        memory, invariant = around.recurrent, around.invariant
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)
         inputs = ConvInputs(x, self._conv, gate=b)
         convolved = memory.advance(self._window, inputs if runs_triton(x) else inputs.finished())

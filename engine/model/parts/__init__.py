@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from engine.model.parts.feed_forward import MixturePart, Relu2Part, SwigluPart
@@ -48,7 +48,7 @@ class CellSize(NamedTuple):
     window: how many of the newest positions a token sees, itself among them; None for all. ratio:
     if not 0, in place of a last head there is the row of a block of this many tokens, which counts
     in the cell of the last of them, and which tokens outside the window see.
-    further: names and lengths of further rows (CellRow), which are keys of one head.
+    further: names and lengths of further rows (StateKey), which are keys of one head.
     first_turned: the first column of a key that rope turns; None where keys cannot be turned on to
     other positions.
     """
@@ -68,32 +68,38 @@ class CellSize(NamedTuple):
         return _N_BYTES * (own + sum(dim for _, dim in self.further))
 
 
-class CellRow(NamedTuple):
-    """A further row that a layer keeps in addition to its keys and values, by its name."""
+class StateKey(NamedTuple):
+    """One state of a trunk layer, or a row that it keeps in addition to its keys and values."""
 
     layer: int
     name: str
 
 
-CellKey = int | CellRow
+CellKey = int | StateKey
 """Whose rows in the cells: those of an attention layer, or further ones of it."""
 
 
-class MixerPart(Protocol):
+class MixerPart:
     """The token-mixing half of a block."""
+
+    __slots__ = ()
 
     @property
     def kind(self) -> str:
         """What to call it in a map of layers."""
+        raise NotImplementedError
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         """Its tensors, named within the block, in the variant that the file holds."""
+        raise NotImplementedError
 
     def states(self) -> Mapping[str, StateSize]:
         """The recurrent states it keeps, by name."""
+        return {}
 
     def cells(self) -> CellSize | None:
         """The attention cells it keeps."""
+        return None
 
 
 FeedForwardPart: TypeAlias = "SwigluPart | Relu2Part | MixturePart"

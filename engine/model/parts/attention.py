@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from engine.model.parts import CellSize, Shapes, StateSize, only_present
+from engine.model.parts import CellSize, MixerPart, Shapes, StateSize, only_present
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPart:
+class AttentionPart(MixerPart):
     """Grouped-query attention.
 
     gated: the query projection holds an output gate for every head after its queries. normed:
@@ -34,11 +34,9 @@ class AttentionPart:
 
     @property
     def kind(self) -> str:
-        """See engine.model.parts.MixerPart."""
         return "attention"
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         hd = self.head_dim
         n_q, n_kv = self.n_head * hd * (2 if self.gated else 1), self.n_head_kv * hd
         rows = (
@@ -57,12 +55,7 @@ class AttentionPart:
             "attn_output.weight": (n_embd, self.n_head * hd),
         }
 
-    def states(self) -> Mapping[str, StateSize]:
-        """None."""
-        return {}
-
     def cells(self) -> CellSize:
-        """See engine.model.parts.MixerPart."""
         return CellSize(self.n_head_kv, self.head_dim, self.head_dim, self.window)
 
 
@@ -86,11 +79,9 @@ class SparseAttentionPart(AttentionPart):
 
     @property
     def kind(self) -> str:
-        """See engine.model.parts.MixerPart."""
         return "sparse attention" if self.ratio else "attention"
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         return {
             **AttentionPart.shapes(self, n_embd, present),
             "indexer.q_proj.weight": (self.n_index_head * self.index_dim, n_embd),
@@ -100,13 +91,12 @@ class SparseAttentionPart(AttentionPart):
         }
 
     def cells(self) -> CellSize:
-        """See engine.model.parts.MixerPart."""
         further = ((INDEX_ROW, self.index_dim),) if self.ratio else ()
         return AttentionPart.cells(self)._replace(further=further)
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionPart:
+class LatentAttentionPart(MixerPart):
     """Attention of all heads to one latent row per token (DeepSeek-V2, arXiv 2405.04434), with the
     matrices between latent and heads absorbed into queries and outputs.
 
@@ -125,10 +115,7 @@ class LatentAttentionPart:
     pairs: Literal["neighbours", "halves"] | None = None
     gate: Literal["heads", "numbers"] | None = None
 
-    @property
-    def kind(self) -> str:
-        """See engine.model.parts.MixerPart."""
-        return "latent attention"
+    kind: ClassVar[str] = "latent attention"
 
     @property
     def n_gates(self) -> int:
@@ -136,7 +123,6 @@ class LatentAttentionPart:
         return {None: 0, "heads": self.n_head, "numbers": self.n_head * self.v_dim}[self.gate]
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         n_q, n_head = self.n_head * (self.n_nope + self.n_rope), self.n_head
         queries: Shapes = {"attn_q.weight": (n_q, n_embd)}
         if self.q_rank is not None:
@@ -155,46 +141,31 @@ class LatentAttentionPart:
             **({"attn_gate.weight": (self.n_gates, n_embd)} if self.gate else {}),
         }
 
-    def states(self) -> Mapping[str, StateSize]:
-        """None."""
-        return {}
-
     def cells(self) -> CellSize:
         """See engine.model.parts.MixerPart: the latent is key and value, stored once."""
         return CellSize(1, self.n_latent + self.n_rope, 0, first_turned=self.n_latent)
 
 
 @dataclass(frozen=True, slots=True)
-class PooledIndexer:
-    """Chooses among pools of tokens. n_head, dim: its queries. ratio: tokens of a pool. n_pools:
-    how many are chosen. eps: of the keys' LayerNorm."""
-
-    n_head: int
-    dim: int
-    ratio: int
-    n_pools: int
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
 class SparseLatentAttentionPart(LatentAttentionPart):
     """Latent attention whose queries see the pools of tokens that an indexer chooses, and the tail.
 
-    chooses: whether its own indexer does; else the last one before it has, and the tensors of its
-    own, if the file has them, lie idle.
+    n_index_head, index_dim: its queries. ratio: tokens of a pool. n_pools: how many are chosen.
+    index_eps: of the keys' LayerNorm. chooses: whether its own indexer does; else the last one
+    before it has, and the tensors of its own, if the file has them, lie idle.
     """
 
-    indexer: PooledIndexer = PooledIndexer(1, 1, 1, 1, 0.0)
+    n_index_head: int = 1
+    index_dim: int = 1
+    ratio: int = 1
+    n_pools: int = 1
+    index_eps: float = 0.0
     chooses: bool = True
 
-    @property
-    def kind(self) -> str:
-        """See engine.model.parts.MixerPart."""
-        return "sparse latent attention"
+    kind: ClassVar[str] = "sparse latent attention"
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
-        n_head, dim, ratio = self.indexer.n_head, self.indexer.dim, self.indexer.ratio
+        n_head, dim = self.n_index_head, self.index_dim
         assert self.q_rank is not None  # the indexer's queries come from the same bottleneck
         own: Shapes = {
             "indexer.attn_q_b.weight": (n_head * dim, self.q_rank),
@@ -203,7 +174,7 @@ class SparseLatentAttentionPart(LatentAttentionPart):
             "indexer.k_norm.bias": (dim,),
             "indexer.proj.weight": (n_head, n_embd),
             "indexer_compressor_gate.weight": (dim, n_embd),
-            "indexer_compressor_ape.weight": (ratio, dim),
+            "indexer_compressor_ape.weight": (self.ratio, dim),
         }
         return {
             **LatentAttentionPart.shapes(self, n_embd, present),
@@ -211,13 +182,12 @@ class SparseLatentAttentionPart(LatentAttentionPart):
         }
 
     def cells(self) -> CellSize:
-        """See engine.model.parts.MixerPart."""
-        further = ((INDEX_ROW, 2 * self.indexer.dim),) if self.chooses else ()
+        further = ((INDEX_ROW, 2 * self.index_dim),) if self.chooses else ()
         return LatentAttentionPart.cells(self)._replace(further=further)
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedAttentionPart:
+class CompressedAttentionPart(MixerPart):
     """Attention of all heads to one row per token, which is key and value, and to rows that blocks
     of tokens are compressed to (DeepSeek-V4).
 
@@ -242,7 +212,6 @@ class CompressedAttentionPart:
 
     @property
     def kind(self) -> str:
-        """See engine.model.parts.MixerPart."""
         return RINGS[self.ratio][1] if self.ratio else "window attention"
 
     @property
@@ -251,7 +220,6 @@ class CompressedAttentionPart:
         return self.ratio == OVERLAPPING
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         n_q, rank = self.n_head * self.head_dim, self.n_groups * self.output_rank
         shapes: Shapes = {
             "attn_q_a.weight": (self.q_rank, n_embd),
@@ -280,7 +248,6 @@ class CompressedAttentionPart:
         return rings | {INDEX_RING: self._ring(self.index_dim)} if self.has_indexer else rings
 
     def cells(self) -> CellSize:
-        """See engine.model.parts.MixerPart."""
         further = ((INDEX_ROW, self.index_dim),) if self.has_indexer else ()
         n_heads = 2 if self.ratio else 1
         return CellSize(n_heads, self.head_dim, 0, self.window, further, None, self.ratio)

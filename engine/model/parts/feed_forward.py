@@ -118,7 +118,6 @@ class MixturePart:
         return SwigluPart(self.n_ff_shared, self.shared_gating)
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.FeedForwardPart."""
         n, width = self.n_experts, self.n_ff
         d = self.latent.width if self.latent else n_embd
         shapes: Shapes = {"ffn_gate_inp.weight": (n, n_embd)}

@@ -6,20 +6,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.model.parts import Shapes, StateSize, only_present
-
-
-class _RecurrentPart:
-    """A mixer that keeps nothing in attention cells."""
-
-    __slots__ = ()
-
-    def cells(self) -> None:
-        """None."""
+from engine.model.parts import MixerPart, Shapes, StateSize, only_present
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNetPart(_RecurrentPart):
+class DeltaNetPart(MixerPart):
     """Gated DeltaNet block: d_state is the key and the value head dimension.
 
     grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
@@ -53,7 +44,6 @@ class DeltaNetPart(_RecurrentPart):
         return 2 * self.key_dim + self.value_dim
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         n_v = self.n_v_heads
         shapes: Shapes = {
             "ssm_conv1d.weight": (self.conv_dim, self.d_conv),
@@ -85,7 +75,7 @@ class DeltaNetPart(_RecurrentPart):
 
 
 @dataclass(frozen=True, slots=True)
-class KdaPart(_RecurrentPart):
+class KdaPart(MixerPart):
     """A delta rule with one gate per key channel (arXiv 2510.26692); keys and values have the same
     heads.
 
@@ -114,7 +104,6 @@ class KdaPart(_RecurrentPart):
         return self.n_heads * self.head_dim
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         width = self.width
         rows = (
             {"attn_qkv.weight": (3 * width, n_embd)}
@@ -151,7 +140,7 @@ class KdaPart(_RecurrentPart):
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Part(_RecurrentPart):
+class Mamba2Part(MixerPart):
     """Mamba-2 block: n_heads heads of head_dim channels, states of d_state numbers a channel.
 
     Head h reads and writes with group h // (n_heads / n_groups). normed: a norm of every group's
@@ -183,7 +172,6 @@ class Mamba2Part(_RecurrentPart):
         return self.d_inner + 2 * self.group_dim
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         inner = self.d_inner
         shapes: Shapes = {
             "ssm_in.weight": (inner + self.conv_dim + self.n_heads, n_embd),
@@ -227,7 +215,6 @@ class LowRankMamba2Part(Mamba2Part):
         return {"ssm_b_norm": n, "ssm_c_norm": n, "ssm_dt_norm": self.step_rank}
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         inner, n_heads = self.d_inner, (self.n_heads,)
         return {
             "ssm_in.weight": (2 * inner, n_embd),
@@ -241,7 +228,7 @@ class LowRankMamba2Part(Mamba2Part):
 
 
 @dataclass(frozen=True, slots=True)
-class MambaPart(_RecurrentPart):
+class MambaPart(MixerPart):
     """Mamba block: d_inner channels, each with d_state numbers and decays of its own.
 
     Steps, B and C are a product of the convolved channels; step_rank: width of the steps in
@@ -266,7 +253,6 @@ class MambaPart(_RecurrentPart):
         }
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         inner = self.d_inner
         norms = {f"{name}.weight": (n,) for name, n in self.sizes.items()}
         return {
@@ -293,7 +279,7 @@ class MambaPart(_RecurrentPart):
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvPart(_RecurrentPart):
+class ShortConvPart(MixerPart):
     """Short convolution of n_channels, the model's width, between two gates (LFM2)."""
 
     d_conv: int
@@ -302,7 +288,6 @@ class ShortConvPart(_RecurrentPart):
     kind: ClassVar[str] = "short convolution"
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         return {
             "shortconv.in_proj.weight": (3 * n_embd, n_embd),
             "shortconv.conv.weight": (n_embd, self.d_conv),
@@ -320,7 +305,7 @@ TABLE = "per_layer_token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class NgramEmbeddingPart:
+class NgramEmbeddingPart(MixerPart):
     """Rows for the n-grams that end at a token, for n from 2 to n_gram, several of each n (heads).
 
     multipliers: n_gram factors of the hash. sizes, offsets: of the range of rows of each head,
@@ -338,10 +323,7 @@ class NgramEmbeddingPart:
     n_embd: int
     n_rows: int
 
-    @property
-    def kind(self) -> str:
-        """See engine.model.parts.MixerPart."""
-        return "n-gram embedding"
+    kind: ClassVar[str] = "n-gram embedding"
 
     @property
     def n_taps(self) -> int:
@@ -354,7 +336,6 @@ class NgramEmbeddingPart:
         return self.n_streams * self.n_embd
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.MixerPart."""
         each = (self.n_streams, n_embd)
         return {
             "ple_key.weight": (self.n_channels, n_embd),
@@ -376,6 +357,3 @@ class NgramEmbeddingPart:
             "tokens": StateSize((self.n_gram - 1, 1), ((1,),), is_window=True),
             "ngrams": StateSize((self.n_taps - 1, *row), (row,), is_window=True),
         }
-
-    def cells(self) -> None:
-        """None."""

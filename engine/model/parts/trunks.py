@@ -28,12 +28,10 @@ class HyperConnections(TrunkPart):
         return False
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.TrunkPart."""
         table = {TABLE: self.ngrams.table_shape()} if self.ngrams else {}
         return self._mixer("output_hc", n_embd) | table
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.TrunkPart."""
         shapes: Shapes = {}
         for name in ("hc_attn", "hc_ffn"):
             shapes |= self._mixer(name, n_embd)
@@ -42,7 +40,6 @@ class HyperConnections(TrunkPart):
 
     @property
     def n_handed(self) -> int:
-        """See engine.model.parts.TrunkPart."""
         return self.n_streams
 
     def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
@@ -77,7 +74,6 @@ class SinkhornConnections(TrunkPart):
 
     @property
     def n_handed(self) -> int:
-        """See engine.model.parts.TrunkPart."""
         return self.n_streams if self.has_head else 1
 
     @property
@@ -87,16 +83,13 @@ class SinkhornConnections(TrunkPart):
         return self.has_head
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.TrunkPart."""
         return self._gates("output_hc", n_embd, self.n_streams, 1) if self.has_head else {}
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.TrunkPart."""
         n = self.n_streams * (self.n_streams + 2)
         return self._gates("hc_attn", n_embd, n, 3) | self._gates("hc_ffn", n_embd, n, 3)
 
     def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.TrunkPart."""
         return self.block_shapes(0, n_embd, present) if self.has_head else {}
 
     def _gates(self, name: str, n_embd: int, n: int, n_scales: int) -> Shapes:
@@ -119,9 +112,7 @@ class CrossLayerResidual(TrunkPart):
         return False
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.TrunkPart."""
         return {"output_res_score.weight": (n_embd,)}
 
     def block_shapes(self, index: int, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.TrunkPart."""
         return {"attn_res_score.weight": (n_embd,), "ffn_res_score.weight": (n_embd,)}

@@ -9,12 +9,11 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import make_feed_forward
-from engine.model.layers import ResidualBlock, make_block
+from engine.model.layers import ResidualBlock, TapCollector, make_block
 from engine.model.memory import RopeAndMemory
 from engine.model.mixers import make_mixer
 from engine.model.parts import BlockParts, MtpParts, TrunkPart
 from engine.model.parts.trunks import CrossLayerResidual, HyperConnections, SinkhornConnections
-from engine.model.taps import TapCollector
 from engine.model.trunks.hyper_connections import StreamBlock, make_streams
 from engine.model.weights import Weights
 from kernels.norm import rms_norm
@@ -32,7 +31,6 @@ class BlockAfterBlock:
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        """See engine.model.trunks.Trunk."""
         for i, block in enumerate(self._blocks):
             taps.enters(i, x)
             x = block(x, around)
@@ -80,7 +78,6 @@ class CrossLayerStream:
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        """See engine.model.trunks.Trunk."""
         # a row of inputs for each group
         left = x.new_empty(-(-len(self._blocks) // self._group), *x.shape)
         n_left, invariant = 0, around.invariant

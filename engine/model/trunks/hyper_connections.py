@@ -8,14 +8,13 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
-from engine.model.layers import StreamReader
+from engine.model.layers import StreamReader, TapCollector
 from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
 from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
 from engine.model.parts.recurrent import TABLE
 from engine.model.parts.trunks import HyperConnections, SinkhornConnections
-from engine.model.taps import TapCollector
 from engine.model.weights import Weights
 from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import add
@@ -47,7 +46,6 @@ class StreamMixer:
         self._up = weights.project(f"{name}_up.weight")
 
     def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """See engine.model.layers.StreamReader."""
         return self._mix(streams, invariant)[0]
 
     def _mix(
@@ -100,7 +98,6 @@ class SinkhornHalf:
         self._gates, self._norm, self._eps = gates, norm, eps
 
     def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
-        """See StreamMixer."""
         gates = self._gates(streams, invariant=invariant)
         read = rms_norm(weigh_streams(streams, gates), self._norm, self._eps)
         return advance_streams(streams, compute(read), gates)
@@ -114,7 +111,6 @@ class SinkhornReader:
         self._gates, self._mean = gates, torch.full((n,), 1 / n, device=device)
 
     def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
-        """See engine.model.layers.StreamReader."""
         if self._gates is None:
             return weigh_streams(streams, self._mean.expand(*streams.shape[:2], -1))
         return weigh_streams(streams, self._gates(streams, invariant=invariant))
@@ -196,7 +192,6 @@ class StreamTrunk:
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        """See engine.model.trunks.Trunk."""
         streams = copied(x, self._n_streams)
         for i, block in enumerate(self._blocks):
             self._tap(taps, i, streams)

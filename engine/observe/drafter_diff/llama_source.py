@@ -16,10 +16,10 @@ from engine.compare import peer_lane
 from engine.compare.llama_cpp import WHOLE, TokenSpan
 from engine.compare.llama_process import LlamaEngine
 from engine.errors import OptionError, RollbackRefusedError
-from engine.model.drafters.kinds import DRAFT_SIMPLE
+from engine.model.drafters.config import DRAFT_SIMPLE
 from engine.model.hybrid import HybridModel
 from engine.model.mixers import layout_of
-from engine.model.mtp_file import DRAFT_MTP
+from engine.model.tensors import DRAFT_MTP
 from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, RowWriter

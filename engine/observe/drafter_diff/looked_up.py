@@ -22,7 +22,7 @@ from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
 from engine.gguf.binary import check_cancelled, never
 from engine.memory.reuse import LentMemories
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.observe.drafter_diff.operations import Changes, in_place
 from engine.observe.drafter_diff.records import (
     CANDIDATES,

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from engine.model.drafters.dflash import MarkovHead, Selector
-from engine.model.layers import ResidualBlock
-from engine.model.rope_tables import RopeTables
+from engine.model.layers import ResidualBlock, RopeTables
 from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.operations import (
     OF_ROWS,

@@ -33,7 +33,7 @@ from engine.draft.registry import model_drafters
 from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
 from engine.model.families import FAMILIES
-from engine.model.mtp_file import DRAFT_MTP
+from engine.model.tensors import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
 from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
 from engine.observe.drafter_diff.mistakes import Guess, Mistakes

@@ -15,7 +15,7 @@ from engine.batch import Span
 from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
-from engine.model.taps import TargetRows, join_rows
+from engine.model.layers import TargetRows, join_rows
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {

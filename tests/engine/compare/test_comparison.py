@@ -17,7 +17,7 @@ from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import DEFAULT_LANES
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.errors import ContextFullError, OptionError
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,12 @@ class Texts:
 
     def restore(self, seq: int, checkpoint: list[int]) -> None:
         self.texts[seq] = list(checkpoint)
+
+    def operate(self, name: str, *numbers: int) -> None:
+        getattr(self, name)(*numbers)
+
+    def copy(self, name: str, seq: int, place: Any) -> Any:
+        return self.checkpoint(seq) if name == "checkpoint" else getattr(self, name)(seq, place)
 
     def fact(self, seq: int, name: str) -> int | None:
         return len(self.texts.get(seq, ())) - 1 if name == "pos" else None

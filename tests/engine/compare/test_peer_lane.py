@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.compare.comparison import Comparison
-from engine.compare.lane_spec import NOISE_LANE, PEER_LANE
+from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.compare.llama_cpp import TokenSpan
 from engine.compare.llama_library import missing
 from engine.compare.llama_process import LlamaProcess
@@ -25,6 +25,8 @@ from tests.support.golden_runs import DATA, MTP_MODELS, options_of, prompt_of, s
 
 MTP = MTP_MODELS[0]
 installed = pytest.mark.skipif(bool(missing()), reason="no package with llama.cpp is installed")
+
+PEER_LANE = LaneSpec.parse("peer")
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ HISTORY = [SYSTEM, user("a"), answer("A"), user("b"), CALL, RESULT, answer("B"),
 
 def shape(path) -> list[tuple[int | None, list[str], str | None]]:
     return [
-        (turn.parent, [m["content"] for m in turn.messages], turn.answer and turn.answer["content"])
-        for turn in read_recorded(path)[0]
+        (parent, [m["content"] for m in messages], answer and answer["content"])
+        for parent, messages, answer in read_recorded(path)[0]
     ]
 
 

@@ -14,7 +14,7 @@ from engine.draft.draft_dflash import DraftDflash
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.registry import meaning
 from engine.errors import OptionError
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session

@@ -7,7 +7,7 @@ import torch
 
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, DraftRequest
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.options import DRAFTERS, SpecOptions
 from tests.support.golden_runs import options_of, session
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ class Scripted(ModelDrafter):
     name = "scripted"
 
     def __init__(self, script: list[float], options: SpecOptions) -> None:
-        super().__init__(options)
+        super().__init__(SimpleNamespace(options=options, draws=None))
         self.script = script
         self.widths: list[int] = []
 

@@ -23,7 +23,7 @@ from engine.draft.ngram_cache import (
     read_lookup_cache,
 )
 from engine.errors import LookupCacheError
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 
 
 def cache(**tables: dict) -> NgramCache:

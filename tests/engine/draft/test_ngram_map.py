@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_map import MOST_HITS, N_SLOTS, NgramMap, slot_of
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 
 A, B, X, Y, Z = 1, 2, 7, 8, 9
 

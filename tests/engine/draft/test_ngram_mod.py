@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.draft import ngram_mod
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_mod import EMPTY, N_ENTRIES, NgramMod, NgramModOptions, NgramPool, entry_of
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 
 
 def entry(ngram: list[int]) -> int:

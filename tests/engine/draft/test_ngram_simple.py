@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_simple import NgramSimple
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 
 
 def draft_of(history: list[int], last: int, n: int, m: int) -> Draft:

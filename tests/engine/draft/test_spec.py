@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,9 @@ class SameLogits(ModelDrafter):
     """A model whose logits never change."""
 
     name = "same"
+
+    def __init__(self, options: SpecOptions, draws: TokenDraws | None = None) -> None:
+        super().__init__(SimpleNamespace(options=options, draws=draws))
 
     def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
         return LOGITS.expand(len(requests), -1)

@@ -12,7 +12,7 @@ from engine.batch import Span, UBatchPlan, make_ubatch
 from engine.errors import ContextFullError, OptionError
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
-from engine.model.parts import CellRow, CellSize
+from engine.model.parts import CellSize, StateKey
 from engine.model.rope import RopeConfig
 from kernels import attention
 from kernels.attention import attend
@@ -331,10 +331,10 @@ def test_latent_keys_turn_behind_their_first_columns():
 
 @BOTH
 def test_what_has_no_position_stays_as_it_is_when_shifted(unified):
-    layers = {0: CellSize(2, 4, 4), CellRow(0, "more"): CellSize(1, 2, 0)}
+    layers = {0: CellSize(2, 4, 4), StateKey(0, "more"): CellSize(1, 2, 0)}
     kv = AttentionKV(layers, 2, 8, CPU, unified=unified, rotate={0: shifted_by_marker})
     write(kv, 0, 0, 3)
-    kv.update(CellRow(0, "more"), torch.arange(6.0).view(1, 3, 1, 2))
+    kv.update(StateKey(0, "more"), torch.arange(6.0).view(1, 3, 1, 2))
     kv.seq_add(0, 1, -1, 2)
     state = kv.state(0)
     assert state.positions.tolist() == [0, 3, 4]

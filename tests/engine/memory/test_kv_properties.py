@@ -16,12 +16,16 @@ from engine.batch import Span, UBatch, UBatchPlan, make_ubatch
 from engine.errors import ContextFullError
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.model.memory import AttentionView
-from engine.model.parts import CellRow, CellSize
+from engine.model.parts import CellSize, StateKey
 
 CPU = torch.device("cpu")
 N_SEQS = 3
 WINDOW = 4
-LAYERS = {0: CellSize(2, 3, 3), 4: CellSize(1, 4, 2, WINDOW), CellRow(4, "more"): CellSize(1, 2, 0)}
+LAYERS = {
+    0: CellSize(2, 3, 3),
+    4: CellSize(1, 4, 2, WINDOW),
+    StateKey(4, "more"): CellSize(1, 2, 0),
+}
 TURNED = (0, 4)
 MARK = 4096  # a key gains this much for each position it is shifted
 PATTERN = 0.18579  # what bytes of 0x3E are as a float32

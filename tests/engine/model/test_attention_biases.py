@@ -9,9 +9,9 @@ import torch
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.model.families import read_config
+from engine.model.layers import RopeTables
 from engine.model.memory import RopeAndMemory
 from engine.model.mixers.attention import Attention
-from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes
 from engine.model.weights import Weights
 from tests.support.naive_memory import NaiveMemory, ubatch_of

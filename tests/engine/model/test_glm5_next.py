@@ -71,7 +71,7 @@ def test_gates_without_keys(variant):
     with GgufFile.open(variant(MTP, keys)) as file:
         config = read_config(file)
     assert config.blocks[0].mixers[0].bound is None
-    assert config.blocks[1].mixers[0].indexer.eps == 0.0
+    assert config.blocks[1].mixers[0].index_eps == 0.0
     assert config.blocks[1].ffn.router.scores == "sigmoid"
     with GgufFile.open(variant(MTP, {"{arch}.expert_gating_func": 1})) as file:
         assert read_config(file).blocks[1].ffn.router.scores == "softmax"

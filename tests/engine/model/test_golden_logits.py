@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.parts import CellRow
 from engine.model.parts.attention import (
     INDEX_ROW,
     CompressedAttentionPart,
@@ -88,7 +87,7 @@ def test_rows_of_the_indexer_after_the_prompt(name, golden, reference):
     for layer in layers:
         (part,) = model.config.blocks[layer].mixers
         assert isinstance(part, SparseLatentAttentionPart)
-        rows = memory.attention.cells[CellRow(layer, INDEX_ROW), 0][0][0].numpy()
+        rows = memory.attention.cells[StateKey(layer, INDEX_ROW), 0][0][0].numpy()
         for name, found in zip(("key", "gate"), np.split(rows, 2, 1), strict=True):
             wanted = arrays[f"idx_{name}_{layer}"]
             atol = 3e-5 + 2e-6 * float(np.abs(wanted).max())
@@ -110,7 +109,7 @@ def test_rings_and_rows_of_blocks_after_the_prompt(name, golden, reference):
         assert isinstance(part, CompressedAttentionPart)
         kind = next(kind for kind, names in RINGS.items() if state.name in names)
         found = list(ring[0].chunk(2, -1))
-        rows = CellRow(state.layer, INDEX_ROW) if kind == "idx" else state.layer
+        rows = StateKey(state.layer, INDEX_ROW) if kind == "idx" else state.layer
         found.append(memory.attention.cells[rows, 0][0][-1][part.ratio - 1 :: part.ratio])
         for field, got in zip(("kv", "score", "rows"), found, strict=True):
             wanted = arrays[f"{kind}_{field}_{state.layer}"]

@@ -13,11 +13,11 @@ from engine.draft.draft_files import check_draft
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from engine.model.drafters.kinds import describe_draft, drafter_of
+from engine.model.drafters.config import describe_draft, drafter_of
 from engine.model.families import read_config
 from engine.model.info import describe
 from engine.model.loader import load_model
-from engine.model.mtp_file import check_mtp_file
+from engine.model.tensors import check_mtp_file
 from tests.support.naive_memory import NaiveMemory, ubatch_of
 from tests.support.rewrite_gguf import DROP
 

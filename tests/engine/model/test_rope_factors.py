@@ -13,9 +13,9 @@ from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
 from engine.memory.hybrid import HybridMemory
 from engine.model.families import read_config
+from engine.model.layers import RopeTables
 from engine.model.loader import load_model
 from engine.model.rope import RopeConfig
-from engine.model.rope_tables import RopeTables
 from tests.support.golden_files import golden_file
 from tests.support.rewrite_gguf import rewrite
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from engine.model.layers import RopeTables
 from engine.model.rope import RopeConfig
-from engine.model.rope_tables import RopeTables
 
 
 def test_plain():

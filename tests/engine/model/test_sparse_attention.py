@@ -11,11 +11,11 @@ from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.memory.hybrid import HybridMemory
 from engine.model.families import read_config
+from engine.model.layers import RopeTables
 from engine.model.memory import RopeAndMemory
 from engine.model.mixers.attention import SparseAttention
-from engine.model.parts import CellRow
+from engine.model.parts import StateKey
 from engine.model.parts.attention import INDEX_ROW
-from engine.model.rope_tables import RopeTables
 from engine.model.tensors import block_shapes
 from engine.model.weights import Weights
 from tests.support.golden_files import golden_file
@@ -95,7 +95,7 @@ def test_the_indexers_keys_are_rows_of_the_cells():
     _, config = layer_with(4, 2)
     memory = HybridMemory.for_model(config, 2, 32, torch.device("cpu"))
     size = config.cells()[LAYER]
-    row = CellRow(LAYER, INDEX_ROW)
+    row = StateKey(LAYER, INDEX_ROW)
     assert memory.attention.layers[row].k_dim == 16
     assert size.n_bytes == 4 * (2 * (32 + 32) + 16)
     _, dense = layer_with(0, 0)

@@ -12,8 +12,8 @@ from engine.errors import UnsupportedModelError
 from engine.machine.graphs import VARIABLE
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.config import check_taps
+from engine.model.layers import TargetRows, join_rows
 from engine.model.parts.trunks import HyperConnections
-from engine.model.taps import TargetRows, join_rows
 from tests.support.golden_drafters import TARGETS, drafters, golden_drafter
 from tests.support.golden_runs import session
 

@@ -10,7 +10,7 @@ from engine.experiments.random_models.random_file import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
-from engine.model.drafters.kinds import drafter_of
+from engine.model.drafters.config import drafter_of
 from engine.model.drafters.loading import load_drafter
 from engine.model.loader import load_model
 

@@ -12,7 +12,7 @@ from engine.errors import DraftscopeError
 from engine.gguf.file import GgufFile
 from engine.memory.hybrid import HybridMemory
 from engine.model.drafters import dflash as block_attention
-from engine.model.drafters.kinds import describe_draft
+from engine.model.drafters.config import describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from kernels import attention
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter

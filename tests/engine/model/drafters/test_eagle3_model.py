@@ -11,7 +11,7 @@ from engine.errors import DraftscopeError
 from engine.gguf.file import GgufFile
 from engine.memory.hybrid import HybridMemory
 from engine.memory.kv import AttentionKV
-from engine.model.drafters.kinds import describe_draft, drafter_of
+from engine.model.drafters.config import describe_draft, drafter_of
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter
 from tests.support.golden_files import golden_file

@@ -10,7 +10,7 @@ import torch
 
 from engine.batch import UBatch
 from engine.memory.hybrid import HybridMemory
-from engine.model.rope_tables import RopeTables
+from engine.model.layers import RopeTables
 from engine.observe.drafter_diff.module_mistakes import part_changes
 from engine.observe.drafter_diff.operations import in_place, sites
 from engine.session import Session

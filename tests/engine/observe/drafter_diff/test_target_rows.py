@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.taps import TargetRows
+from engine.model.layers import TargetRows
 from engine.observe.drafter_diff.target_rows import what_rows_are
 
 _OWN, _LAYER = np.random.default_rng(1).standard_normal((2, 24, 32)).astype(np.float32)
