@@ -15,7 +15,7 @@ from kernels.dispatch import pick, uses_llvm
 from kernels.linear import decode_with_llvm
 from kernels.linear.block_parts import IQ4_LEVELS, split
 from kernels.linear.decode_with_llvm import LANES, sizes
-from kernels.llvm import Code, Program, Value
+from kernels.llvm import Code, Value, kernel
 
 
 def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
@@ -299,17 +299,12 @@ def _fill_with_llvm(type: str, blocks: Tensor, out: Tensor) -> None:
     )
 
 
-@functools.cache
-def _program(type: str) -> Program:
-    return Program(functools.partial(_body, type), 2)
-
-
-def _body(type: str, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(2)
+def _program(code: Code, args: Sequence[Value], b: Value, type: str) -> None:
     blocks, out = args
     elements, n_bytes = sizes(type)
-    with code.loop(first, last) as b:
-        for i, weights in enumerate(decode_with_llvm.decode(code, type, blocks + b * n_bytes)):
-            code.store(weights, out + b * (4 * elements) + 4 * LANES * i)
+    for i, weights in enumerate(decode_with_llvm.decode(code, type, blocks + b * n_bytes)):
+        code.store(weights, out + b * (4 * elements) + 4 * LANES * i)
 
 
 _decoder = pick(naive_decoder, _fastest)

@@ -11,7 +11,7 @@ import torch
 from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
 from kernels.linear.integer_blocks.row_products_with_llvm import layout_for
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
 from kernels.llvm.functions import run, vectors
 from kernels.llvm.values import I64
 from kernels.moe import apply_each
@@ -56,25 +56,16 @@ def combine(lines: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return y
 
 
-@functools.cache
-def _combine_program(d: int, n_used: int) -> Program:
-    return Program(functools.partial(_combine_body, d, n_used), 3)
-
-
-def _combine_body(
-    d: int, n_used: int, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(3)
+def _combine_program(code: Code, args: Sequence[Value], row: Value, d: int, n_used: int) -> None:
     lines, weights, y = args
-    with code.loop(first, last) as row:
-        factors = [
-            code.splat(code.load(weights + (row * n_used + j) * 4, F32)) for j in range(n_used)
-        ]
-        for at, count in vectors(code, d):
-            total = code.constant(F32X16, 0.0)
-            for j, factor in enumerate(factors):
-                line = lines + (row * n_used + j) * (4 * d) + at
-                total = total + factor * code.load_first(line, F32X16, count)
-            code.store_first(total, y + row * (4 * d) + at, count)
+    factors = [code.splat(code.load(weights + (row * n_used + j) * 4, F32)) for j in range(n_used)]
+    for at, count in vectors(code, d):
+        total = code.constant(F32X16, 0.0)
+        for j, factor in enumerate(factors):
+            line = lines + (row * n_used + j) * (4 * d) + at
+            total = total + factor * code.load_first(line, F32X16, count)
+        code.store_first(total, y + row * (4 * d) + at, count)
 
 
 # weight rows of a task

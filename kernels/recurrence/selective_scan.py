@@ -12,7 +12,7 @@ from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import exp, vectors
 from kernels.llvm.values import I64
-from kernels.whole_vectors import pointwise
+from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.recurrence.with_triton"
 

@@ -5,11 +5,10 @@ Where a tensor is asked for, a program takes four arguments: its address and thr
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kernels.llvm import F32, Code, Program, Value, vector
+from kernels.llvm import F32, Code, Value, kernel, vector
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import StatePlace, StridedTensor, divisor, exp, strided_tensors
 from kernels.llvm.values import I64
@@ -196,70 +195,39 @@ class _Kept(NamedTuple):
     is_large: Value
 
 
-@functools.cache
-def recurrence(sides: Sides, grouped: bool, log: bool) -> Program:
-    """All tokens through the states.
-
-    Arguments: q, k, v, g, beta, the state; the addresses of the slots, newest first, as a table
-    with the strides that all of them have; o and, for the log, u [B, T, H_v, d_v], contiguous;
-    n_slots, n_tokens, n_heads, n_k_heads; whether new states go past the caches. A log makes no
-    last state and needs no slots.
-    """
-    return Program(functools.partial(_recurrence, sides, grouped, log), 35)
-
-
-def _recurrence(
-    sides: Sides,
-    grouped: bool,
-    log: bool,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(35)
+def recurrence(
+    code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool, log: bool
 ) -> None:
     *inputs, state, slots = strided_tensors(args, 7)
     o, u_log, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[28:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
-    with code.loop(first, last) as task:
-        b, j, _, column = heads.of(task)
+    b, j, _, column = heads.of(task)
 
-        def slot(back: Value) -> StatePlace:
-            address = code.load(slots.address + back * 8, I64)
-            return slots._replace(address=address).place(b, j, column)
+    def slot(back: Value) -> StatePlace:
+        address = code.load(slots.address + back * 8, I64)
+        return slots._replace(address=address).place(b, j, column)
 
-        start = state.place(b, j, column)
-        kept = None if log else _Kept(slot, n_slots, is_large)
-        _tokens(code, block, heads, task, inputs, n_tokens, start, o, u_log, kept)
-
-
-@functools.cache
-def slots(sides: Sides, grouped: bool) -> Program:
-    """All tokens through states in rows of one pool, which numbers in memory choose.
-
-    Arguments: q, k, v, g, beta; the pool [n_rows, H_v, d_k, d_v]; the numbers of the rows to read
-    [B] and to write [B, n], newest first, contiguous; o; n, n_tokens, n_heads, n_k_heads; whether
-    new states go past the caches.
-    """
-    return Program(functools.partial(_slots, sides, grouped), 32)
+    start = state.place(b, j, column)
+    kept = None if log else _Kept(slot, n_slots, is_large)
+    _tokens(code, block, heads, task, inputs, n_tokens, start, o, u_log, kept)
 
 
-def _slots(
-    sides: Sides, grouped: bool, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(32)
+def slots(code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool) -> None:
     *inputs, pool = strided_tensors(args, 6)
     read, write, o, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[24:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
-    with code.loop(first, last) as task:
-        b, j, _, column = heads.of(task)
+    b, j, _, column = heads.of(task)
 
-        def row(number: Value) -> StatePlace:
-            return pool.place(code.load(number, I64), j, column)
+    def row(number: Value) -> StatePlace:
+        return pool.place(code.load(number, I64), j, column)
 
-        def slot(back: Value) -> StatePlace:
-            return row(write + (b * n_slots + back) * 8)
+    def slot(back: Value) -> StatePlace:
+        return row(write + (b * n_slots + back) * 8)
 
-        kept = _Kept(slot, n_slots, is_large)
-        _tokens(code, block, heads, task, inputs, n_tokens, row(read + b * 8), o, None, kept)
+    kept = _Kept(slot, n_slots, is_large)
+    _tokens(code, block, heads, task, inputs, n_tokens, row(read + b * 8), o, None, kept)
 
 
 def _tokens(
@@ -302,37 +270,21 @@ def _tokens(
                     block.copy_past_caches(block.own, kept.slot(back))
 
 
-@functools.cache
-def fold(sides: Sides, grouped: bool, counted: bool) -> Program:
-    """The second pass over the tokens of a log.
-
-    Arguments: the state, k, u, g, the state to fill; n_tokens, or the address of one for every
-    sequence if they are counted; n_heads, n_k_heads.
-    """
-    return Program(functools.partial(_fold, sides, grouped, counted), 23)
-
-
-def _fold(
-    sides: Sides,
-    grouped: bool,
-    counted: bool,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(23)
+def fold(
+    code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool, counted: bool
 ) -> None:
     state, k, u, g, out = strided_tensors(args, 5)
     n_tokens, n_heads, n_k_heads = args[20:]
     heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
-    with code.loop(first, last) as task:
-        b, j, i, column = heads.of(task)
-        before, after = state.place(b, j, column), out.place(b, j, column)
-        count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
-        with code.when(count.less(1)):
-            block.copy(before, after)
-        with code.loop(0, count) as t:
-            S = block.place_if(t.less(1), before)
-            target = block.place_if((count - 2).less(t), after)
-            u_t, gate = block.load(u.row(b, t, j) + column), g.row(b, t, j)
-            block.decay(gate)
-            block.write(S, k.row(b, t, i), gate, u_t, target)
+    b, j, i, column = heads.of(task)
+    before, after = state.place(b, j, column), out.place(b, j, column)
+    count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
+    with code.when(count.less(1)):
+        block.copy(before, after)
+    with code.loop(0, count) as t:
+        S = block.place_if(t.less(1), before)
+        target = block.place_if((count - 2).less(t), after)
+        u_t, gate = block.load(u.row(b, t, j) + column), g.row(b, t, j)
+        block.decay(gate)
+        block.write(S, k.row(b, t, i), gate, u_t, target)
