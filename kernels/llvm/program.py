@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from time import perf_counter
-from typing import NamedTuple, TypeVarTuple
+from typing import NamedTuple, TypeVarTuple, cast
 
 import numpy as np
 from llvmlite import ir
@@ -143,7 +143,7 @@ def kernel(
 
             return Program(body, n_args)
 
-        return program
+        return cast(Callable[[*Ts], Program], program)  # keys of a cache are anything hashable
 
     return of
 
