@@ -10,7 +10,7 @@ import torch
 
 from kernels.attention.block_choice import Indexer
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
-from kernels.llvm.functions import exp, vectors
+from kernels.llvm.functions import addresses, exp, vectors
 from kernels.llvm.values import I8, I32, I64
 
 # numbers that are multiplied before a second thread has woken up
@@ -74,22 +74,14 @@ def _choose_with_llvm(
     cell_of = positions.new_empty(n_seqs, n * indexer.ratio)
     n_whole = positions.new_empty(n_seqs, n_tokens)
     sizes = n_tokens, n_cells, n
-    _places(indexer.ratio).alone(
-        n_seqs,
-        *sizes,
-        positions.data_ptr(),
-        mask.data_ptr(),
-        cell_of.data_ptr(),
-        n_whole.data_ptr(),
-    )
+    _places(indexer.ratio).alone(n_seqs, *sizes, *addresses(positions, mask, cell_of, n_whole))
     of_blocks = keys.new_empty(n_seqs, n, d)
     keys_program(
         *sizes,
         keys.data_ptr(),
         4 * keys.stride(0),
         4 * keys.stride(1),
-        cell_of.data_ptr(),
-        n_whole.data_ptr(),
+        *addresses(cell_of, n_whole),
         *(tensor.data_ptr() for tensor in given),
         of_blocks.data_ptr(),
         tasks=n_seqs * n,
@@ -100,14 +92,7 @@ def _choose_with_llvm(
     seen = torch.empty_like(mask)
     _choice(n_heads, d, indexer.ratio, indexer.n_blocks, weighted)(
         *sizes,
-        q.data_ptr(),
-        weights.data_ptr(),
-        of_blocks.data_ptr(),
-        positions.data_ptr(),
-        mask.data_ptr(),
-        n_whole.data_ptr(),
-        scores.data_ptr(),
-        seen.data_ptr(),
+        *addresses(q, weights, of_blocks, positions, mask, n_whole, scores, seen),
         tasks=n_seqs * n_tokens,
         chunk=1,
         threads=_threads(q.numel() * n),

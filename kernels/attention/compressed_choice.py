@@ -11,7 +11,7 @@ import torch
 from kernels.attention.block_choice_with_llvm import threshold
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import vectors
+from kernels.llvm.functions import addresses, vectors
 from kernels.llvm.values import I8, I32, I64
 from kernels.rows import join
 
@@ -99,8 +99,7 @@ def see_blocks_with_llvm(
     n_seqs, n_tokens, n_cells = window.shape
     window, seen, positions = window.contiguous(), seen.contiguous(), positions.contiguous()
     visible = seen.new_empty(n_seqs, n_tokens, 2 * n_cells)
-    places = window.data_ptr(), seen.data_ptr(), positions.data_ptr(), visible.data_ptr()
-    work, of_index = n_tokens * n_cells, (0,) * 6
+    work, of_index = n_tokens * n_cells, [0] * 6
     n_heads = d = n_best = 0
     if scores is not None:
         q, weights, keys, n_best = scores
@@ -110,19 +109,13 @@ def see_blocks_with_llvm(
         if keys.stride(2) != 1:
             keys = join((keys,))
         room = q.new_empty(n_seqs, n_tokens, n_cells)
-        of_index = (
-            q.data_ptr(),
-            weights.data_ptr(),
-            keys.data_ptr(),
-            4 * keys.stride(0),
-            4 * keys.stride(1),
-            room.data_ptr(),
-        )
+        keys_at = *addresses(keys), 4 * keys.stride(0), 4 * keys.stride(1)
+        of_index = [*addresses(q, weights), *keys_at, *addresses(room)]
         work = q.numel() * n_cells // ratio
     _program(ratio, n_heads, d, n_best)(
         n_tokens,
         n_cells,
-        *places,
+        *addresses(window, seen, positions, visible),
         *of_index,
         tasks=n_seqs * n_tokens,
         chunk=1,

@@ -18,7 +18,7 @@ from kernels.attention import attend_invariant_with_torch, attend_with_torch
 from kernels.attention import steps_with_llvm as steps
 from kernels.attention.steps_with_llvm import CHUNK, LIST, ROW
 from kernels.llvm import F32, Code, Program, Value, kernel
-from kernels.llvm.functions import exp
+from kernels.llvm.functions import addresses, exp
 from kernels.llvm.values import I64
 
 # tokens at a time, which bounds what several chunks leave
@@ -93,13 +93,7 @@ def _some(
     n_blocks = -(-n_tokens // block_tokens(repeat))
     sunk = 0 if sinks is None else sinks.data_ptr()
     _chunks(head_dim, v_dim, repeat, scale, sunk > 0)(
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        mask.data_ptr(),
-        o.data_ptr(),
-        sums.data_ptr(),
-        starts.data_ptr(),
+        *addresses(q, k, v, mask, o, sums, starts),
         n_batch,
         n_tokens,
         n_kv_heads,
@@ -123,9 +117,7 @@ def _some(
     )
     if n_chunks > 1:
         _total(v_dim, sunk > 0)(
-            o.data_ptr(),
-            sums.data_ptr(),
-            y.data_ptr(),
+            *addresses(o, sums, y),
             n_rows,
             n_chunks,
             sunk,

@@ -18,7 +18,7 @@ from kernels.linear.packed import (
     BytePanels,
 )
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel, vector
-from kernels.llvm.functions import RowPlaces, rows, run, start
+from kernels.llvm.functions import RowPlaces, addresses, rows, run, start
 from kernels.llvm.values import I8, I32
 
 FEW_ROWS = 8
@@ -80,9 +80,7 @@ def _run_few(
         _n_in(panels),
         integers.data_ptr(),
         n_rows if places else 0,
-        weights.data_ptr(),
-        panels.scales.data_ptr(),
-        y.data_ptr(),
+        *addresses(weights, panels.scales, y),
         y.shape[-1],
         tasks=n_panels,
         chunk=-(-n_panels // stretches),
@@ -97,9 +95,7 @@ def _run_many(integers: torch.Tensor, n_integers: int, panels: BytePanels, y: to
         integers.data_ptr(),
         integers.shape[0],
         _n_in(panels),
-        weights.data_ptr(),
-        panels.scales.data_ptr(),
-        y.data_ptr(),
+        *addresses(weights, panels.scales, y),
         y.shape[-1],
         tasks=n_tiles,
         chunk=-(-n_tiles // (4 * threads)),

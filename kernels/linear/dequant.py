@@ -16,6 +16,7 @@ from kernels.linear import decode_with_llvm
 from kernels.linear.block_parts import IQ4_LEVELS, split
 from kernels.linear.decode_with_llvm import LANES, sizes
 from kernels.llvm import Code, Value, kernel
+from kernels.llvm.functions import addresses
 
 
 def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
@@ -291,11 +292,7 @@ def _fill_with_llvm(type: str, blocks: Tensor, out: Tensor) -> None:
     """blocks uint8 [n, bytes per block] -> out f32 [n, elements per block], both contiguous."""
     n_blocks = len(blocks)
     _program(type)(
-        blocks.data_ptr(),
-        out.data_ptr(),
-        tasks=n_blocks,
-        chunk=CHUNK,
-        threads=torch.get_num_threads(),
+        *addresses(blocks, out), tasks=n_blocks, chunk=CHUNK, threads=torch.get_num_threads()
     )
 
 

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import torch
 
 from kernels.llvm import F32, F32X16, Code, Value, kernel, vector
-from kernels.llvm.functions import LANES, exp, rows, run, sigmoid, softplus, start, vectors
+from kernels.llvm.functions import (
+    LANES,
+    addresses,
+    exp,
+    rows,
+    run,
+    sigmoid,
+    softplus,
+    start,
+    vectors,
+)
 from kernels.llvm.values import I32, I64
 from kernels.moe import MIN_SUM, Choice
 
@@ -23,8 +33,8 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
     weights = torch.empty(n_rows, n_used)
     ids = torch.empty(n_rows, n_used, dtype=torch.int64)
     logits, places = rows(logits)
-    addresses = weights.data_ptr(), ids.data_ptr()
-    run(_program(n_experts), n_rows, n_experts * n_used, *places, n_used, *addresses)
+    given = *places, n_used, *addresses(weights, ids)
+    run(_program(n_experts), n_rows, n_experts * n_used, *given)
     return weights, ids
 
 
@@ -110,8 +120,7 @@ def route_biased(
         n_experts * choice.n_used,
         *places,
         0 if bias is None else bias.data_ptr(),
-        weights.data_ptr(),
-        ids.data_ptr(),
+        *addresses(weights, ids),
     )
     return weights, ids
 
@@ -121,14 +130,7 @@ def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torc
     n_rows, n_experts = logits.shape
     weights, ids = torch.empty(n_rows, choice.n_used), ids.contiguous()
     logits, places = rows(logits)
-    run(
-        _given_program(n_experts, choice),
-        n_rows,
-        n_experts,
-        *places,
-        ids.data_ptr(),
-        weights.data_ptr(),
-    )
+    run(_given_program(n_experts, choice), n_rows, n_experts, *places, *addresses(ids, weights))
     return weights
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kernels.dispatch import operation, runs_triton
 from kernels.llvm import F32X16, Code, Value, kernel
-from kernels.llvm.functions import rows, run, sigmoid, softplus, start, vectors
+from kernels.llvm.functions import addresses, rows, run, sigmoid, softplus, start, vectors
 from kernels.norm import l2_norm
 from kernels.pointwise import delta_gates
 from kernels.pointwise.with_torch import pointwise
@@ -79,9 +79,7 @@ def channel_gates_with_llvm(
         g.numel() // n_channels,
         n_channels,
         *decay_rows,
-        dt.data_ptr(),
-        a.data_ptr(),
-        g.data_ptr(),
+        *addresses(dt, a, g),
         *beta_rows,
         opened.data_ptr(),
     )

@@ -10,7 +10,7 @@ import torch
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import exp, rows, run, start, vectors
+from kernels.llvm.functions import addresses, exp, rows, run, start, vectors
 from kernels.llvm.values import I64
 
 
@@ -241,9 +241,9 @@ def add_at_places_with_llvm(
     """See add_at_places."""
     y, table, positions = x.new_empty(*x.shape), table.contiguous(), positions.contiguous()
     x, places = rows(x)
-    addresses = table.data_ptr(), positions.data_ptr(), y.data_ptr()
+    given = addresses(table, positions, y)
     width = y.shape[-1]
-    run(_add_program(len(table), width), y.numel() // width, width, *places, *addresses)
+    run(_add_program(len(table), width), y.numel() // width, width, *places, *given)
     return y
 
 
@@ -315,12 +315,9 @@ def compress_slots_with_llvm(
         width * n_new,
         x.shape[1],
         n_new,
-        x.data_ptr(),
-        positions.data_ptr(),
-        pool.data_ptr(),
+        *addresses(x, positions, pool),
         4 * pool.stride(0),
-        read.data_ptr(),
-        write.data_ptr(),
+        *addresses(read, write),
     )
     return y
 
@@ -343,9 +340,7 @@ def _compress_llvm(
         n_seqs * n_tokens,
         2 * x.shape[2],
         n_tokens,
-        x.data_ptr(),
-        positions.data_ptr(),
-        ring.data_ptr(),
+        *addresses(x, positions, ring),
         4 * ring.stride(0),
         0 if read is None else read.data_ptr(),
         y.data_ptr(),

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import rows_together, run, silu, vectors
+from kernels.llvm.functions import addresses, rows_together, run, silu, vectors
 from kernels.llvm.values import I64
 from kernels.pointwise.with_torch import pointwise
 
@@ -248,9 +248,7 @@ def _convolve(
         window.data_ptr(),
         4 * window_batch,
         4 * window_token,
-        taps.data_ptr(),
-        y.data_ptr(),
-        history.data_ptr(),
+        *addresses(taps, y, history),
         0 if bias is None else bias.data_ptr(),
         0 if read is None else read.data_ptr(),
     )
@@ -373,8 +371,7 @@ def block_conv_with_llvm(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor)
         x.data_ptr(),
         4 * x.stride(0),
         4 * x.stride(1),
-        base.data_ptr(),
-        own.data_ptr(),
+        *addresses(base, own),
         4 * own.stride(0),
         4 * own.stride(1),
         4 * own.stride(2),

@@ -13,7 +13,7 @@ import torch
 
 from kernels.dispatch import operation, runs_llvm
 from kernels.llvm import Code, Value, kernel
-from kernels.llvm.functions import RowPlaces, rows, start
+from kernels.llvm.functions import RowPlaces, addresses, rows, start
 from kernels.llvm.functions import run as run_rows
 from kernels.llvm.values import I64
 
@@ -140,8 +140,7 @@ def _run(take: bool, table: torch.Tensor, numbers: torch.Tensor, others: torch.T
         row_bytes // 4,
         table.data_ptr(),
         table.stride(0) * table.element_size(),
-        numbers.data_ptr(),
-        others.data_ptr(),
+        *addresses(numbers, others),
         row_bytes,
     )
 

@@ -8,8 +8,8 @@ import torch
 
 from kernels.dispatch import operation, runs_triton
 from kernels.llvm import Code, Value, kernel
+from kernels.llvm.functions import addresses, run, start
 from kernels.llvm.functions import rows as in_rows
-from kernels.llvm.functions import run, start
 from kernels.llvm.values import I64
 
 CellPlaces = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -67,8 +67,7 @@ def write_cells_with_llvm(
         dim,
         storage.data_ptr(),
         *places,
-        streams.data_ptr(),
-        cells.data_ptr(),
+        *addresses(streams, cells),
         n_heads,
         n_cells,
         4 * dim,

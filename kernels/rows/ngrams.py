@@ -11,7 +11,7 @@ import torch
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import rows, run, sigmoid, start, vectors
+from kernels.llvm.functions import addresses, rows, run, sigmoid, start, vectors
 from kernels.llvm.values import I64
 from kernels.pointwise.with_torch import pointwise
 
@@ -161,11 +161,9 @@ def recent_tokens_with_llvm(
     _recent(n_old).alone(
         n_batch,
         n_tokens,
-        tokens.data_ptr(),
-        window.data_ptr(),
+        *addresses(tokens, window),
         4 * window.stride(0),
-        context.data_ptr(),
-        history.data_ptr(),
+        *addresses(context, history),
     )
     return context, history
 
