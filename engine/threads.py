@@ -24,7 +24,7 @@ from engine.files import written_whole
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
-from kernels.cache_folder import cache_folder
+from kernels.kernel_files import cache_folder
 from kernels.processor import processor_name, target
 
 ALL = torch.get_num_threads()

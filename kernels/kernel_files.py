@@ -1,4 +1,5 @@
-"""Files of kernels on disk, so that each is compiled once and not at every start.
+"""Files of kernels on disk, so that each is compiled once and not at every start; and the folder
+for all that can be made anew.
 
 What is read here is run as machine code. So the folder has to be the user's own, with no one else
 allowed to write to it, and every file holds a hash of what follows. Without such a folder, or with
@@ -10,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-
-from kernels.cache_folder import cache_folder
+from pathlib import Path
 
 VARIABLE = "DRAFTSCOPE_KERNEL_CACHE"
 MOST_BYTES = 64 << 20
@@ -23,6 +24,19 @@ MOST_BYTES = 64 << 20
 _SUFFIX = ".kernel"
 _HEADER = b"draftscope kernel 1\n"
 _HASH_BYTES = hashlib.sha256().digest_size
+
+
+def cache_folder() -> Path:
+    """DRAFTSCOPE_DATA_DIR, or the system's folder for what can go. It need not exist."""
+    if chosen := os.environ.get("DRAFTSCOPE_DATA_DIR"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        folder = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        folder = "~/Library/Caches"
+    else:
+        folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(folder)) / "draftscope"
 
 
 def kept(key: str, made: Callable[[], bytes]) -> bytes:

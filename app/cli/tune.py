@@ -36,7 +36,7 @@ from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
 from engine.option_fields import grouped, options_in
 from engine.options import RunOptions
-from engine.report.parts import CodeSample, Facts, Remark, Report, ReportTable
+from engine.report.parts import CODE, Remark, Report, ReportTable
 from resources import SUITES
 
 if TYPE_CHECKING:
@@ -267,11 +267,10 @@ def text_lines(report: Report) -> Iterator[str]:
             if isinstance(part, ReportTable):
                 yield from _table_lines(part)
             elif isinstance(part, Remark):
-                yield f"  {part.text}"
-            elif isinstance(part, CodeSample):
-                yield from (f"    {line}" for line in part.text.splitlines())
-            elif isinstance(part, Facts):
-                yield from (f"  {name}: {value}" for name, value in part.values.items())
+                indent = "    " if part.tone == CODE else "  "
+                yield from (f"{indent}{line}" for line in part.text.splitlines())
+            elif isinstance(part, Mapping):
+                yield from (f"  {name}: {value}" for name, value in part.items())
 
 
 def _table_lines(table: ReportTable) -> Iterator[str]:

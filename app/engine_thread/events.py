@@ -1,5 +1,5 @@
-"""Records between the window and the engine's thread: files, servers, progress and failures out;
-what a session is asked for in."""
+"""Records between the window and the engine's thread: files, servers and failures out; what a
+session is asked for in."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.memory_script import MemoryScript
 from engine.errors import DraftscopeError
 from engine.fork import Fork
 from engine.options import CacheOptions, RunOptions
-from engine.options.llama_cpp import DEFAULT_GATE, GateOptions
 from engine.progress import ReportProgress
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -99,30 +97,13 @@ class TraceRead:
     store: TraceStore
 
 
-@dataclass(frozen=True)
-class ProgressMade:
-    """Bytes (or rows) done of a total, and what is being done."""
-
-    done: int
-    total: int
-    phase: str
-
-
-@dataclass(frozen=True)
-class CommandFailed:
-    """What went wrong and what to do about it, one sentence each."""
-
-    message: str
-    remedy: str
-
-
 def mark_of(store: TraceStore) -> TraceMark:
     """How much a trace holds now: its size (TraceStore.size) and the number of ended runs."""
     return store.size(), sum("stops" in facts for facts in list(store.runs.values()))
 
 
-def throttled(post: Callable[[ProgressMade], None]) -> ReportProgress:
-    """A progress function that posts at most every PROGRESS_PERIOD, and always the end."""
+def throttled(post: ReportProgress) -> ReportProgress:
+    """A progress function that calls another at most every PROGRESS_PERIOD, and always the end."""
     last = 0.0
 
     def report(done: int, total: int, phase: str) -> None:
@@ -130,21 +111,21 @@ def throttled(post: Callable[[ProgressMade], None]) -> ReportProgress:
         now = time.monotonic()
         if now - last >= PROGRESS_PERIOD or done >= total:
             last = now
-            post(ProgressMade(done, total, phase))
+            post(done, total, phase)
 
     return report
 
 
-def failure(error: BaseException) -> CommandFailed:
-    """The message for the user about an error that ended a piece of work."""
+def failure(error: BaseException) -> DraftscopeError:
+    """What the user reads about an error that ended a piece of work."""
     if isinstance(error, DraftscopeError):
-        return CommandFailed(error.message, error.remedy)
+        return DraftscopeError(error.message, error.remedy)  # without what its frames hold
     if isinstance(error, MemoryError):
-        return CommandFailed(
+        return DraftscopeError(
             "There is not enough memory for this.", "Close other programs and try again."
         )
     log.error("the engine failed", exc_info=error)
-    return CommandFailed(
+    return DraftscopeError(
         f"The engine failed: {type(error).__name__}: {error}.",
         "What was recorded is still there; the log has the details (Help, Copy report).",
     )
@@ -222,27 +203,6 @@ class CompareRequest:
     draft_accept: tuple[int, ...] = ()
     chat: dict[str, Any] | None = None
     llama_library: Path | None = None
-
-
-@dataclass(frozen=True)
-class ScriptRequest:
-    """A script of memory operations to play under a rollback policy; its contexts are the lanes."""
-
-    script: MemoryScript
-    policy: str
-
-
-@dataclass(frozen=True)
-class GateRequest:
-    """Every check of rollback on a build of llama.cpp, None = an installed package, at one
-    settings after another."""
-
-    llama_library: Path | None = None
-    gates: tuple[GateOptions, ...] = (DEFAULT_GATE,)
-
-
-LanesRequest = CompareRequest | ScriptRequest | GateRequest
-"""What lanes are made of."""
 
 
 class Decoding(Protocol):

@@ -13,12 +13,9 @@ from app.engine_thread.events import (
     CompareRequest,
     Decoding,
     DraftFile,
-    GateRequest,
-    LanesRequest,
     OpenedFiles,
     OpenRequest,
     RunRequest,
-    ScriptRequest,
     TurnRequest,
 )
 from engine.errors import OptionError
@@ -31,10 +28,12 @@ from resources import ROLLBACK_SCRIPTS
 if TYPE_CHECKING:
     from engine.compare.comparison import Comparison
     from engine.compare.memory_player import MemoryPlay
+    from engine.compare.memory_script import MemoryScript
     from engine.compare.rollback_check import RollbackChecks
     from engine.conversation.conversation import Conversation, TurnRun
     from engine.decode.held_sequences import PromptCache
     from engine.machine.device import DeviceMemory
+    from engine.options.llama_cpp import GateOptions
     from engine.run import Run
     from engine.session import Session
 
@@ -209,24 +208,29 @@ class LocalSession:
         self._learn_content(turn)
         return turn
 
-    def compare(self, request: LanesRequest, trace: TraceStore) -> Decoding:
-        """Begin a comparison on the prompts, as many side by side as the options allow, a script
-        of memory operations, or the checks of a build of llama.cpp."""
-        from engine.compare.comparison import Comparison
+    def play(self, script: MemoryScript, policy: str, trace: TraceStore) -> Decoding:
+        """Begin a script of memory operations."""
         from engine.compare.memory_engine import play_script
+
+        first = len(trace.runs)
+        return DecodingLanes(play_script(self.engine_session, script, policy, trace), first)
+
+    def check_rollback(
+        self, library: Path | None, gates: tuple[GateOptions, ...], trace: TraceStore
+    ) -> Decoding:
+        """Begin the checks of a build of llama.cpp."""
         from engine.compare.memory_script_parser import memory_scripts
         from engine.compare.rollback_check import RollbackChecks
 
+        first, scripts = len(trace.runs), memory_scripts(ROLLBACK_SCRIPTS)
+        checks = RollbackChecks(self.engine_session, scripts, library, trace, gates)
+        return DecodingLanes(checks, first)
+
+    def compare(self, request: CompareRequest, trace: TraceStore) -> Decoding:
+        """Begin a comparison on the prompts, as many side by side as the options allow."""
+        from engine.compare.comparison import Comparison
+
         first = len(trace.runs)
-        if isinstance(request, GateRequest):
-            scripts = memory_scripts(ROLLBACK_SCRIPTS)
-            checks = RollbackChecks(
-                self.engine_session, scripts, request.llama_library, trace, request.gates
-            )
-            return DecodingLanes(checks, first)
-        if isinstance(request, ScriptRequest):
-            play = play_script(self.engine_session, request.script, request.policy, trace)
-            return DecodingLanes(play, first)
         comparison = Comparison(
             self.engine_session,
             self._prompts(request),

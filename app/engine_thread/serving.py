@@ -9,16 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from app.engine_thread.events import (
-    CompareRequest,
-    Decoding,
-    GateRequest,
-    RunRequest,
-    ScriptRequest,
-    ServerRunRequest,
-    ServerSeen,
-    TurnRequest,
-)
+from app.engine_thread.events import Decoding, RunRequest, ServerRunRequest, ServerSeen, TurnRequest
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
 from engine.observe.server.address import store_key, stored_key
 from engine.progress import ReportProgress
@@ -143,11 +134,11 @@ class ServedSession:
 
         return ProxyRun(self.facts, trace, *listening_address(listen))
 
-    def compare(
-        self, request: CompareRequest | ScriptRequest | GateRequest, trace: TraceStore
-    ) -> NoReturn:
-        """Always refused with OptionError."""
+    def compare(self, *_: object) -> NoReturn:
+        """Always refused with OptionError, as are the other two."""
         raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
+
+    play = check_rollback = compare
 
     def close(self) -> None:
         self._lookout.end(_PATIENCE_S)

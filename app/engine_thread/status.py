@@ -34,8 +34,8 @@ class EngineStatus(QObject):
     state_changed = Signal(object)  # State
     inspected = Signal(object)  # OpenedFiles | None
     loaded = Signal(object)  # OpenedFiles
-    progress = Signal(object)  # events.ProgressMade
-    failed = Signal(object)  # events.CommandFailed
+    progress = Signal(object, object, str)  # bytes or rows done, of a total, what is being done
+    failed = Signal(object)  # DraftscopeError
     finished = Signal(object)  # Job, however it ended; one that decodes ends with `run_ended`
     run_started = Signal(object)  # RunRef
     run_ended = Signal(object)  # RunRef

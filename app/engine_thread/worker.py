@@ -18,16 +18,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import (
-    CommandFailed,
-    Decoding,
-    OpenedFiles,
-    ProgressMade,
-    RunRequest,
-    State,
-    failure,
-    throttled,
-)
+from app.engine_thread.events import Decoding, OpenedFiles, RunRequest, State, failure, throttled
 from app.trace_models.run_notes import STARTED
 from engine.analysis.breaks import BreakHit, BreakRule, BreakWatch
 from engine.analysis.findings.audit import audit_goes_on
@@ -66,9 +57,6 @@ class Job:
     def on_ask(self, status: EngineStatus) -> None:
         """Change what is different as soon as it is asked for."""
 
-    def on_progress(self, status: EngineStatus, progress: ProgressMade) -> None:
-        status.progress.emit(progress)
-
     def on_finish(self, status: EngineStatus) -> None:
         """Take over its results. Called however it ended: they are None if it did not succeed."""
 
@@ -81,7 +69,7 @@ class Job:
 
     def progress(self, post: Post) -> ReportProgress:
         """The function that `run` reports its progress with."""
-        return throttled(lambda made: post(lambda status: self.on_progress(status, made)))
+        return throttled(lambda *made: post(lambda status: status.progress.emit(*made)))
 
 
 class SideJob(Job):
@@ -91,7 +79,7 @@ class SideJob(Job):
     """Whether the window shows how far it is, with a way to cancel it."""
     is_awaited = False
     """Whether closing waits for it: the user asked for a file."""
-    failed: CommandFailed | None = None
+    failed: DraftscopeError | None = None
     """What went wrong, if anything did."""
 
     def run(self, progress: ReportProgress) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 
-from app.engine_thread.events import CommandFailed, TraceMark, failure, mark_of
+from app.engine_thread.events import TraceMark, failure, mark_of
 from app.engine_thread.jobs.files import ExportTrace, SaveTrace
 from app.engine_thread.worker import SideJob
 from app.saved.errors import log
@@ -61,7 +61,7 @@ class Autosave(QObject):
     whether a run goes on."""
 
     saved = Signal()
-    failed = Signal(object)  # events.CommandFailed; sent once, until something could be saved again
+    failed = Signal(object)  # DraftscopeError; sent once, until something could be saved again
     _posted = Signal(object)
 
     def __init__(
@@ -78,7 +78,7 @@ class Autosave(QObject):
         self._copies: dict[TraceStore, _SavedTrace] = {}
         self._waiting: list[TraceStore] = []
         self._job: SaveTrace | None = None
-        self.problem: CommandFailed | None = None
+        self.problem: DraftscopeError | None = None
         """Why nothing could be saved the last time."""
         self._timer = QTimer(self)
         self._timer.setInterval(PERIOD_MS)
@@ -163,7 +163,7 @@ class Autosave(QObject):
             self._waiting = self.unsaved()
             self._save_next()
 
-    def keep(self, but: Collection[TraceStore] = ()) -> CommandFailed | None:
+    def keep(self, but: Collection[TraceStore] = ()) -> DraftscopeError | None:
         """Write what is unsaved, of all traces but some, and wait for it; what went wrong, if
         anything did."""
         self._join()
@@ -248,7 +248,7 @@ class Autosave(QObject):
             self.saved.emit()
         self._save_next()
 
-    def _tell(self, problem: CommandFailed) -> None:
+    def _tell(self, problem: DraftscopeError) -> None:
         log.warning("autosave: %s %s", problem.message, problem.remedy)
         if self.problem is None:
             self.failed.emit(problem)
@@ -270,7 +270,7 @@ INTERRUPTED = "interrupted"
 """Why a run ended whose window ended before it."""
 
 
-DamagedTrace = tuple[Path, CommandFailed]
+DamagedTrace = tuple[Path, DraftscopeError]
 """A folder of the library that does not open, and why."""
 
 

@@ -110,11 +110,13 @@ def text_difference(first: RunRef, second: RunRef) -> str:
     prompts = [_texts(run, ("prompt",)) for run in (first, second)]
     if all(prompts):
         shared = prompts[0].keys() & prompts[1].keys()
-        if not any(prompts[0][s].said == prompts[1][s].said for s in shared):
+        # as a whole: models may cut a text into other tokens
+        said = [{s: b"".join(of_run[s][1]) for s in shared} for of_run in prompts]
+        differing = sorted(s for s in shared if said[0][s] != said[1][s])
+        if len(differing) == len(shared):
             return "The prompts differ, so the texts do too."
-        for seq_id in sorted(shared):
-            if prompts[0][seq_id].said != prompts[1][seq_id].said:
-                return f"The prompts of sequence {seq_id} differ, so the texts do too."
+        if differing:
+            return f"The prompts of sequence {differing[0]} differ, so the texts do too."
     texts = [_texts(run, EMITTED_KINDS) for run in (first, second)]
     if not all(texts):
         return ""
@@ -122,44 +124,35 @@ def text_difference(first: RunRef, second: RunRef) -> str:
     both = {seq_id: (texts[0][seq_id], texts[1][seq_id]) for seq_id in seqs}
     for seq_id, (one, two) in both.items():
         if (at := _first_unequal(one, two)) is not None:
-            i, j = at
+            (i, j), (rows, pieces), (_, others) = at, one, two
             of = f" of sequence {seq_id}" if len(texts[0].keys() | texts[1].keys()) > 1 else ""
-            position = first.store.tokens.column("pos")[one.rows[i]]
-            said = [
+            position = first.store.tokens.column("pos")[rows[i]]
+            shown = [
                 f"“{line_text(piece, -1)}” in {name}"
-                for piece, name in zip((one.pieces[i], two.pieces[j]), names, strict=True)
+                for piece, name in zip((pieces[i], others[j]), names, strict=True)
             ]
             where = f"token {i + 1}{of}, position {position}"
-            return f"The texts differ at {where}: {', '.join(said)}."
-    lengths = [sum(len(text.pieces) for text in text_of.values()) for text_of in texts]
-    n_same = sum(min(len(one.pieces), len(two.pieces)) for one, two in both.values())
+            return f"The texts differ at {where}: {', '.join(shown)}."
+    lengths = [sum(len(pieces) for _, pieces in text_of.values()) for text_of in texts]
+    n_same = sum(min(len(one), len(two)) for (_, one), (_, two) in both.values())
     if lengths == [n_same, n_same]:
         return f"Same text, {n_same:,} tokens."
     shorter = names[0] if lengths[0] < lengths[1] else names[1]
     return f"Same text for {n_same:,} tokens, all that {shorter} has."
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """The tokens of a sequence: row numbers, and the bytes of each."""
-
-    rows: np.ndarray
-    pieces: list[bytes]
-
-    @property
-    def said(self) -> bytes:
-        """The text as a whole: models may cut it into other tokens."""
-        return b"".join(self.pieces)
+_Text = tuple[np.ndarray, list[bytes]]
+"""The tokens of a sequence: row numbers, and the bytes of each."""
 
 
 def _first_unequal(one: _Text, two: _Text) -> tuple[int, int] | None:
     """Number of the first differing token of each; texts that are cut into tokens in other ways are
     compared byte by byte."""
-    n = min(len(one.pieces), len(two.pieces))
-    i = next((i for i in range(n) if one.pieces[i] != two.pieces[i]), None)
+    pieces, others = one[1], two[1]
+    i = next((i for i, (a, b) in enumerate(zip(pieces, others, strict=False)) if a != b), None)
     if i is None:
         return None
-    texts = [b"".join(text.pieces[i:]) for text in (one, two)]
+    texts = [b"".join(text[i:]) for text in (pieces, others)]
     n_bytes = min(map(len, texts))
     at = next((k for k in range(n_bytes) if texts[0][k] != texts[1][k]), None)
     if at is None:
@@ -169,11 +162,11 @@ def _first_unequal(one: _Text, two: _Text) -> tuple[int, int] | None:
 
 def _token_at(text: _Text, first: int, offset: int) -> int:
     """The token that holds a byte, counted from the beginning of token `first`."""
-    ends = np.cumsum([len(piece) for piece in text.pieces[first:]])
+    ends = np.cumsum([len(piece) for piece in text[1][first:]])
     return first + int(np.searchsorted(ends, offset, side="right"))
 
 
 def _texts(run: RunRef, kinds: tuple[str, ...]) -> dict[int, _Text]:
     """A run's tokens of these kinds, by sequence."""
     rows = rows_by_sequence(run.store, run.run_id, kinds)
-    return {seq_id: _Text(found, pieces_at(run.store, found)) for seq_id, found in rows.items()}
+    return {seq_id: (found, pieces_at(run.store, found)) for seq_id, found in rows.items()}

@@ -21,6 +21,7 @@ from app.window.banner import Banner
 from app.window.dock_area import DOCK_OF
 from app.window.panels import Panels
 from engine.analysis.breaks import BreakHit
+from engine.errors import DraftscopeError
 from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
 
@@ -260,7 +261,7 @@ class EngineNews(QObject):
         if hit.round is not None:
             self._feed.move_cursor(Position(hit.run, hit.seq_id or 0, hit.round, None))
 
-    def _show_failure(self, failed: events.CommandFailed) -> None:
+    def _show_failure(self, failed: DraftscopeError) -> None:
         log.warning("%s %s", failed.message, failed.remedy)
         message, remedy = failed.message, failed.remedy
         if self._bridge.server is None:  # a server has flags of its own

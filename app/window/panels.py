@@ -13,11 +13,11 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.feed import Feed
 from app.looks.theme import Theme
 from app.panels.conversation.conversation_view import ConversationView
-from app.panels.findings.findings_view import FindingsView
+from app.panels.findings_view import FindingsView
 from app.panels.inspector.inspector_view import InspectorView
 from app.panels.lab.breaks_view import BreaksView, FaultsView
 from app.panels.model.model_map import ModelMapView
-from app.panels.run_settings.run_panel import RunPanel
+from app.panels.run_panel import RunPanel
 from app.panels.runs.runs_view import RunsView
 from app.panels.tokens.tokens_view import TokensView
 from app.saved.settings import Settings

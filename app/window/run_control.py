@@ -9,17 +9,12 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer
 
-from app.engine_thread.events import (
-    CompareRequest,
-    GateRequest,
-    OpenRequest,
-    ScriptRequest,
-    State,
-    TurnRequest,
-)
+from app.engine_thread.events import CompareRequest, OpenRequest, State, TurnRequest
 from app.engine_thread.jobs.engine import (
+    CheckRollback,
     ConnectServer,
     OpenModel,
+    PlayScript,
     StartComparison,
     StartRun,
     StartTurn,
@@ -308,20 +303,19 @@ class RunControl:
             panel = self._panels.run_panel
             texts = tuple(panel.texts())
             library = self._settings.llama_library
-            self.compare(
-                CompareRequest(
-                    texts, panel.options(), lanes, chat=panel.chat(), llama_library=library
-                )
+            request = CompareRequest(
+                texts, panel.options(), lanes, chat=panel.chat(), llama_library=library
             )
+            self.compare(StartComparison(request))
 
-    def compare(self, request: CompareRequest | ScriptRequest) -> None:
+    def compare(self, lanes: StartComparison | PlayScript) -> None:
         """Run lanes side by side, and bring them into sight: where a panel at the right would be
         narrow, in the layout that is made for them."""
         if not self._docks.is_wide:
             self._take_layout("divergence")
         self._docks.reveal("divergence", "findings")
         self._panels.banners.clear()
-        self._bridge.ask(StartComparison(request))
+        self._bridge.ask(lanes)
 
     def _take_layout(self, name: str) -> None:
         before = self._actions[f"view.layout_{self._docks.layout_name}"]
@@ -343,27 +337,26 @@ class RunControl:
         if isinstance(scenario, MemoryScript):
             chosen = self._panels.run_panel.options().rollback
             policy = chosen if chosen in scenario.policies else scenario.policies[0]
-            self.compare(ScriptRequest(scenario, policy))
+            self.compare(PlayScript(scenario, policy))
             return
         if not scenario.lanes:
             self._docks.reveal("findings")
             self._panels.banners.clear()
             self._bridge.ask(StartRun(scenario.prompts, scenario.options))
             return
-        self.compare(
-            CompareRequest(
-                scenario.prompts,
-                scenario.options,
-                scenario.lanes,
-                scenario.draft_accept,
-                llama_library=self._settings.llama_library,
-            )
+        request = CompareRequest(
+            scenario.prompts,
+            scenario.options,
+            scenario.lanes,
+            scenario.draft_accept,
+            llama_library=self._settings.llama_library,
         )
+        self.compare(StartComparison(request))
 
     def check_rollback(self, gates: tuple[GateOptions, ...]) -> None:
         """Check the build of llama.cpp that its lanes use, with the model in use."""
         self._panels.banners.clear()
-        self._bridge.ask(StartComparison(GateRequest(self._settings.llama_library, gates)))
+        self._bridge.ask(CheckRollback(self._settings.llama_library, gates))
 
     def show_lane(self, run: RunRef) -> None:
         """Show a lane that was checked, where it differs from the plain one."""

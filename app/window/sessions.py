@@ -13,7 +13,6 @@ from PySide6.QtCore import QEvent, QMimeData, QObject, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.engine_thread.events import CommandFailed
 from app.engine_thread.jobs.files import (
     TEXT_NAME,
     ExportTrace,
@@ -283,7 +282,7 @@ class Sessions(QObject):
                 ("&Show runs", self.runs_asked.emit),
             )
 
-    def _tell_damaged(self, folder: Path, failed: CommandFailed) -> None:
+    def _tell_damaged(self, folder: Path, failed: DraftscopeError) -> None:
         banner: Banner = self._banners.add(
             "error",
             f"Runs of an earlier session do not open. {failed.message}",
@@ -292,7 +291,7 @@ class Sessions(QObject):
             sticky=True,
         )
 
-    def _tell_unsaved(self, failed: CommandFailed) -> None:
+    def _tell_unsaved(self, failed: DraftscopeError) -> None:
         message = f"The runs are not saved. {failed.message}"
         banner = self._banners.add("error", message, failed.remedy, sticky=True)
         if self.autosave is not None:  # said once, so it stays until it is no longer true

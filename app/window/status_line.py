@@ -6,7 +6,6 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
 
-from app.engine_thread.events import ProgressMade
 from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
@@ -129,15 +128,15 @@ class StatusLine(QStatusBar):
         if why:
             self.gone.set_text("gone", why)
 
-    def show_progress(self, progress: ProgressMade) -> None:
+    def show_progress(self, done: int, total: int, phase: str) -> None:
         """Work in hand; it can be cancelled until `hide_progress`."""
-        share = progress.done / progress.total if progress.total else 0.0
+        share = done / total if total else 0.0
         self._bar.setValue(round(share * _STEPS))
-        self._bar.setRange(0, _STEPS if progress.total else 0)  # without a total it only moves
-        of = f"{size_text(progress.done)} of {size_text(progress.total)}"
-        is_bytes = progress.total >= _LEAST_BYTES and not progress.phase.endswith(".csv")
-        self.phase.setText(f"{progress.phase}, {of}" if is_bytes else progress.phase)
-        self._bar.setToolTip(of if is_bytes else plain_tip(progress.phase))
+        self._bar.setRange(0, _STEPS if total else 0)  # without a total it only moves
+        of = f"{size_text(done)} of {size_text(total)}"
+        is_bytes = total >= _LEAST_BYTES and not phase.endswith(".csv")
+        self.phase.setText(f"{phase}, {of}" if is_bytes else phase)
+        self._bar.setToolTip(of if is_bytes else plain_tip(phase))
         self._show_progress(True)
 
     def hide_progress(self) -> None:

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from engine.errors import OptionError, PeerLibraryError
-from kernels.cache_folder import cache_folder
+from kernels.kernel_files import cache_folder
 
 _NAMES = {
     "darwin": ("libllama.dylib", "libllama.so", "xllamacpp.abi3.so"),

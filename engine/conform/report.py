@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from engine.conform.checks import CHECKS, Fault
 from engine.conform.runner import COST, Outcome
-from engine.report.parts import CodeSample, Part, Plot, Remark, Report, ReportTable, Section
+from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
 
 # What each cause means
 CAUSES = {
@@ -81,7 +81,7 @@ def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) ->
         parts = [Remark(words, kind if kind == "error" else "")]
         parts += [Remark(line.strip()) for line in rest]
         parts += error_plots(fault)
-        parts.append(CodeSample(again(fault, target)))
+        parts.append(Remark(again(fault, target), CODE))
         sections.append(Section(f"{fault.kernel}: {fault.cause}", parts))
     if costs := _costs(outcomes):
         sections.append(Section("Cost", [costs]))

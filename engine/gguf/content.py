@@ -23,7 +23,7 @@ from engine.errors import Cancelled, OptionError
 from engine.files import written_whole
 from engine.gguf.binary import check_cancelled, never
 from engine.gguf.part_file import FileStamp
-from kernels.cache_folder import cache_folder
+from kernels.kernel_files import cache_folder
 
 _CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
 _LOOK_S = 0.05

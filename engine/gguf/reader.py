@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,13 +28,6 @@ _STEP, _LOOK_S = 64 << 20, 0.1
 whether loading is cancelled."""
 
 _Read = Callable[[TensorInfo, slice, int], torch.Tensor]
-
-
-class _MappedFile(NamedTuple):
-    """One file of the model as it lies in memory: uint8 [its size]."""
-
-    memory: mmap.mmap
-    data: torch.Tensor
 
 
 def scale_of(name: str) -> str:
@@ -70,7 +62,8 @@ class TensorReader:
         self._seen: set[str] = set()
         self._mapped, self._in_place = mapped, in_place
         self._tables_mapped = tables_mapped or mapped
-        self._parts: dict[tuple[int, bool], _MappedFile] = {}
+        self._parts: dict[tuple[int, bool], tuple[mmap.mmap, torch.Tensor]] = {}
+        """Files of the model as they lie in memory, and as uint8 [its size]."""
         self._copies: dict[int, PrivateCopy] = {}
         self._settled: set[str] = set()
 
@@ -135,7 +128,7 @@ class TensorReader:
         first, last = infos[0], infos[-1]
         part = self._parts.get((first.part, self._mapped))
         if part and not self._mapped and all(info.part == first.part for info in infos):
-            place = part.data[first.offset : last.offset + last.n_bytes]
+            place = part[1][first.offset : last.offset + last.n_bytes]
             is_whole = len(place) == sum(info.n_bytes for info in infos)
             if is_whole and place.data_ptr() % _ALIGNED == 0:
                 self._settled.update(names)
@@ -151,7 +144,7 @@ class TensorReader:
             part = self._parts.get((info.part, self._mapped))
             if part and start < stop and hasattr(mmap, "MADV_DONTNEED"):
                 self._settled.add(info.name)
-                part.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+                part[0].madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> StoredRows:
         """A table of which rows are asked for; the first one is decoded to see that it can be.
@@ -274,8 +267,8 @@ class TensorReader:
             else:
                 copy = self._copies[info.part] = self._file.files[info.part].copy()
                 memory = copy.memory
-            self._parts[key] = _MappedFile(memory, _as_tensor(memory))
-        return self._parts[key].data[info.offset : info.offset + info.n_bytes]
+            self._parts[key] = memory, _as_tensor(memory)
+        return self._parts[key][1][info.offset : info.offset + info.n_bytes]
 
     def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
         try:

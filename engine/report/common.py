@@ -13,7 +13,7 @@ import numpy as np
 from engine.analysis.findings.check import Finding, with_consequences
 from engine.option_fields import differing, words_of
 from engine.options import RunOptions
-from engine.report.parts import CodeSample, Facts, Part, Remark, Section, Tokens
+from engine.report.parts import CODE, Part, Remark, Section, Tokens
 from engine.size_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import GHOST_KINDS
@@ -62,19 +62,19 @@ def model_section(model: Any, more: Mapping[str, Any] | None = None) -> Section:
             if known.get("content"):
                 parts[f"{title}sha256 of the tensors"] = shown(known["content"])
     parts |= {name: shown(value) for name, value in (more or {}).items()}
-    return Section("Model", [Facts(parts)] if parts else [])
+    return Section("Model", [parts] if parts else [])
 
 
 def machine_section(environment: Any, more: Mapping[str, Any] | None = None) -> Section:
     """Hardware and versions."""
     known = {**_mapping(environment), **(more or {})}
-    return Section("Machine and versions", [Facts(_each_shown(known))] if known else [])
+    return Section("Machine and versions", [_each_shown(known)] if known else [])
 
 
 def settings_section(options: RunOptions | None, more: Mapping[str, Any] | None = None) -> Section:
     """Every option of a run that is not at its default, and that the others are."""
     known = {name: shown(value) for name, value in (more or {}).items()} | changed(options)
-    parts = [Facts(known)] if known else []
+    parts = [known] if known else []
     return Section("Settings", [*parts, Remark("All other options have their defaults.")])
 
 
@@ -106,7 +106,7 @@ def findings_section(
 
 def repeat_section(command: Sequence[str]) -> Section:
     """The command line, quoted for a shell."""
-    return Section("How to repeat it", [CodeSample(shlex.join(command))] if command else [])
+    return Section("How to repeat it", [Remark(shlex.join(command), CODE)] if command else [])
 
 
 def run_command(model: Any, options: RunOptions, prompts: Sequence[str]) -> list[str]:

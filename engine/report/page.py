@@ -9,11 +9,11 @@ that are not finite count as missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.files import written_whole
-from engine.report.parts import CodeSample, Facts, Part, Plot, Remark, Report, ReportTable, Tokens
+from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Tokens
 from engine.report.text import escape, escape_lines
 
 WIDTH, HEIGHT = 680, 240
@@ -272,17 +272,17 @@ def _body(report: Report) -> Iterator[str]:
 def _part(part: Part) -> str:
     if isinstance(part, ReportTable):
         return _table(part)
-    if isinstance(part, Facts):
+    if isinstance(part, Mapping):
         rows = "".join(
             f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
-            for name, value in part.values.items()
+            for name, value in part.items()
         )
         return f'<div class="wide"><table>{rows}</table></div>' if rows else ""
     if isinstance(part, Remark):
+        if part.tone == CODE:
+            return f"<pre>{escape_lines(part.text)}</pre>"
         tone = escape(part.tone)
         return f'<p class="{tone}">{f"<b>{tone}</b> " if tone else ""}{escape(part.text)}</p>'
-    if isinstance(part, CodeSample):
-        return f"<pre>{escape_lines(part.text)}</pre>"
     if isinstance(part, Plot):
         return draw(part)
     return _tokens(part)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*(e[-+]?[0-9]+)?(/[0-9]+| [KMGT]?i?B)?", re.ASCII)
+CODE = "code"
 _NONE = ("", "-", "n/a", "nan", "inf")
 
 
@@ -30,25 +31,12 @@ class ReportTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Names and values, in two columns."""
-
-    values: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Remark:
-    """A sentence or a paragraph. tone: "", or the severity of a finding."""
+    """A sentence or a paragraph. tone: "", the severity of a finding, or CODE: lines as they are,
+    such as a command."""
 
     text: str
     tone: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CodeSample:
-    """Lines as they are, such as a command."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +63,8 @@ class Plot:
     log: bool = False
 
 
-Part = ReportTable | Facts | Remark | CodeSample | Tokens | Plot
+Part = ReportTable | Mapping[str, str] | Remark | Tokens | Plot
+"""A mapping: names and values, in two columns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from engine.report.common import (
     shown,
     shown_texts,
 )
-from engine.report.parts import CodeSample, Facts, Part, Plot, Remark, Report, ReportTable, Section
+from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
 from engine.size_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import PHASES
@@ -110,7 +110,7 @@ def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[st
         f"Speculative decoding of {name_of(facts)}",
         headline(figures),
         [
-            Section("Figures", [Facts(_figures(figures) | known)]),
+            Section("Figures", [_figures(figures) | known]),
             Section("Drafts", list(_drafts(figures))),
             Section("Time", list(_time(figures))),
             Section("Sequences", [_sequences(store, run.run_id)] if len(texts) > 1 else []),
@@ -327,7 +327,7 @@ def _lanes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[Part]
     bounds = {v.bound for v in verdicts if math.isfinite(v.bound)}
     common = max(bounds, default=None)
     if common is not None:
-        yield Facts({"bound on the NMSE of the logits": f"{common:.1e}"})
+        yield {"bound on the NMSE of the logits": f"{common:.1e}"}
     notes = (*lane_notes(verdicts, common), *noise_notes(trace, verdicts))
     yield from (Remark(text) for text in notes)
     measured = [v for v in verdicts if v.n_positions]
@@ -412,4 +412,4 @@ def _commands(
     for run, generated in zip(runs, texts, strict=True):
         if options := run.facts.options:
             prompts = [prompt for prompt, _ in generated]
-            yield CodeSample(shlex.join(run_command(run.facts.model, options, prompts)))
+            yield Remark(shlex.join(run_command(run.facts.model, options, prompts)), CODE)

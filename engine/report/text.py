@@ -7,9 +7,9 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from engine.report.parts import CodeSample, Facts, Part, Remark, Report, ReportTable, Tokens
+from engine.report.parts import CODE, Part, Remark, Report, ReportTable, Tokens
 from engine.trace.records import GHOST_KINDS
 
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
@@ -98,14 +98,14 @@ def _lines(report: Report) -> Iterator[str]:
 def _part(part: Part) -> Iterator[str]:
     if isinstance(part, ReportTable):
         yield from table_lines(part)
-    elif isinstance(part, Facts):
-        for name, value in part.values.items():
+    elif isinstance(part, Mapping):
+        for name, value in part.items():
             yield f"- {markdown_cell(name)}: {markdown_cell(value)}"
+    elif isinstance(part, Remark) and part.tone == CODE:
+        yield markdown_block(part.text)
     elif isinstance(part, Remark):
         tone = f"**{markdown_cell(part.tone)}**: " if part.tone else ""
         yield f"{'- ' if part.tone else ''}{tone}{markdown_cell(part.text)}"
-    elif isinstance(part, CodeSample):
-        yield markdown_block(part.text)
     elif isinstance(part, Tokens):
         yield f"**{markdown_cell(part.title)}**"
         yield ""

@@ -9,8 +9,8 @@ import torch
 
 from kernels.dispatch import operation
 from kernels.norm import rms_norm
+from kernels.pointwise.with_torch import pointwise
 from kernels.rope import apply_rope
-from kernels.whole_vectors import pointwise
 
 _LLVM = "kernels.attention.block_choice_with_llvm"
 

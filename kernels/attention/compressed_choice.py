@@ -3,7 +3,6 @@ those whose tokens end a block, all of these or the ones that an indexer chooses
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,8 +10,8 @@ import torch
 
 from kernels.attention.block_choice_with_llvm import threshold
 from kernels.dispatch import operation
-from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import vectors
+from kernels.llvm import F32, F32X16, Code, Value, kernel
+from kernels.llvm.functions import addresses, vectors
 from kernels.llvm.values import I8, I32, I64
 from kernels.rows import join
 
@@ -100,8 +99,7 @@ def see_blocks_with_llvm(
     n_seqs, n_tokens, n_cells = window.shape
     window, seen, positions = window.contiguous(), seen.contiguous(), positions.contiguous()
     visible = seen.new_empty(n_seqs, n_tokens, 2 * n_cells)
-    places = window.data_ptr(), seen.data_ptr(), positions.data_ptr(), visible.data_ptr()
-    work, of_index = n_tokens * n_cells, (0,) * 6
+    work, of_index = n_tokens * n_cells, [0] * 6
     n_heads = d = n_best = 0
     if scores is not None:
         q, weights, keys, n_best = scores
@@ -111,19 +109,13 @@ def see_blocks_with_llvm(
         if keys.stride(2) != 1:
             keys = join((keys,))
         room = q.new_empty(n_seqs, n_tokens, n_cells)
-        of_index = (
-            q.data_ptr(),
-            weights.data_ptr(),
-            keys.data_ptr(),
-            4 * keys.stride(0),
-            4 * keys.stride(1),
-            room.data_ptr(),
-        )
+        keys_at = *addresses(keys), 4 * keys.stride(0), 4 * keys.stride(1)
+        of_index = [*addresses(q, weights), *keys_at, *addresses(room)]
         work = q.numel() * n_cells // ratio
     _program(ratio, n_heads, d, n_best)(
         n_tokens,
         n_cells,
-        *places,
+        *addresses(window, seen, positions, visible),
         *of_index,
         tasks=n_seqs * n_tokens,
         chunk=1,
@@ -132,20 +124,9 @@ def see_blocks_with_llvm(
     return visible
 
 
-@functools.cache
-def _program(ratio: int, n_heads: int, d: int, n_best: int) -> Program:
-    return Program(functools.partial(_body, ratio, n_heads, d, n_best), 12)
-
-
-def _body(
-    ratio: int,
-    n_heads: int,
-    d: int,
-    n_best: int,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(12)
+def _program(
+    code: Code, args: Sequence[Value], task: Value, ratio: int, n_heads: int, d: int, n_best: int
 ) -> None:
     """A task is one query. Arguments: tokens, cells; both masks, positions, what is seen; of an
     indexer queries, weights, keys and the bytes from sequence to sequence and from cell to cell,
@@ -153,24 +134,21 @@ def _body(
     n_tokens, n, window, seen, positions, visible = args[:6]
     q, weights, keys, keys_bytes, cell_bytes, room = args[6:]
     no = code.integer(0)
-    with code.loop(first, last) as task:
-        b, own, all_ = task // n_tokens, window + task * n, seen + task * n
-        at, tokens = positions + b * n * 8, visible + task * n * 2
-        blocks, found = tokens + n, code.variable(no)
-        with code.loop(0, n) as j:
-            code.store(code.load(own + j, I8), tokens + j)
-            position = code.load(at + j * 8, I64)
-            ends = (position % ratio).equal(ratio - 1)
-            is_block = code.choose(ends, code.load(all_ + j, I8).resize(I64), no)
-            code.store(is_block.resize(I8), blocks + j)
-            found.set(found.value + is_block)
-        if n_heads:
-            with code.when(code.integer(n_best).less(found.value)):
-                key = keys + b * keys_bytes, cell_bytes
-                of_query = q + task * (4 * n_heads * d), weights + task * (4 * n_heads)
-                _leave_out(
-                    code, (n_heads, d, n_best), n, of_query, key, blocks, room + task * n * 4
-                )
+    b, own, all_ = task // n_tokens, window + task * n, seen + task * n
+    at, tokens = positions + b * n * 8, visible + task * n * 2
+    blocks, found = tokens + n, code.variable(no)
+    with code.loop(0, n) as j:
+        code.store(code.load(own + j, I8), tokens + j)
+        position = code.load(at + j * 8, I64)
+        ends = (position % ratio).equal(ratio - 1)
+        is_block = code.choose(ends, code.load(all_ + j, I8).resize(I64), no)
+        code.store(is_block.resize(I8), blocks + j)
+        found.set(found.value + is_block)
+    if n_heads:
+        with code.when(code.integer(n_best).less(found.value)):
+            key = keys + b * keys_bytes, cell_bytes
+            of_query = q + task * (4 * n_heads * d), weights + task * (4 * n_heads)
+            _leave_out(code, (n_heads, d, n_best), n, of_query, key, blocks, room + task * n * 4)
 
 
 def _leave_out(

@@ -17,8 +17,8 @@ import torch
 from kernels.attention import attend_invariant_with_torch, attend_with_torch
 from kernels.attention import steps_with_llvm as steps
 from kernels.attention.steps_with_llvm import CHUNK, LIST, ROW
-from kernels.llvm import F32, Code, Program, Value
-from kernels.llvm.functions import exp
+from kernels.llvm import F32, Code, Program, Value, kernel
+from kernels.llvm.functions import addresses, exp
 from kernels.llvm.values import I64
 
 # tokens at a time, which bounds what several chunks leave
@@ -93,13 +93,7 @@ def _some(
     n_blocks = -(-n_tokens // block_tokens(repeat))
     sunk = 0 if sinks is None else sinks.data_ptr()
     _chunks(head_dim, v_dim, repeat, scale, sunk > 0)(
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        mask.data_ptr(),
-        o.data_ptr(),
-        sums.data_ptr(),
-        starts.data_ptr(),
+        *addresses(q, k, v, mask, o, sums, starts),
         n_batch,
         n_tokens,
         n_kv_heads,
@@ -123,9 +117,7 @@ def _some(
     )
     if n_chunks > 1:
         _total(v_dim, sunk > 0)(
-            o.data_ptr(),
-            sums.data_ptr(),
-            y.data_ptr(),
+            *addresses(o, sums, y),
             n_rows,
             n_chunks,
             sunk,
@@ -143,9 +135,34 @@ def _chunks(head_dim: int, v_dim: int, repeat: int, scale: float, sunk: bool) ->
     return Program(body, 24, find_starts)
 
 
-@functools.cache
-def _total(v_dim: int, sunk: bool) -> Program:
-    return Program(functools.partial(add_up, v_dim, sunk), 7)
+@kernel(7)
+def _total(code: Code, args: Sequence[Value], row: Value, v_dim: int, sunk: bool) -> None:
+    """A task is one row of y: its chunks on the scale of the largest score, in their order."""
+    o, sums, y, n_rows, n_chunks, sinks, n_heads = args
+    best = code.variable(code.constant(F32, -float("inf")))
+    with code.loop(0, n_chunks) as chunk:
+        best.set(code.larger(code.load(sums + (chunk * n_rows + row) * 8, F32), best.value))
+    columns = list(steps.columns(v_dim))
+    for group in (columns[i : i + 16] for i in range(0, len(columns), 16)):
+        total = code.variable(code.constant(F32, 0.0))
+        out = [code.variable(code.constant(lanes, 0.0)) for _, lanes in group]
+        with code.loop(0, n_chunks) as chunk:
+            place = chunk * n_rows + row
+            part = code.load(sums + place * 8 + 4, F32)
+            scale = exp(code, code.load(sums + place * 8, F32) - best.value)
+            # a chunk of which the query sees nothing has no largest score
+            empty = part.less(0.5)
+            scale = code.choose(empty, code.constant(F32, 0.0), scale)
+            total.set(code.fma(part, scale, total.value))
+            for (d, lanes), x in zip(group, out, strict=True):
+                values = code.load(o + place * (4 * v_dim) + 4 * d, lanes)
+                x.set(code.fma(values, code.splat(scale, lanes.count), x.value))
+        whole = total.value
+        if sunk:
+            whole = _with_sink(code, whole, best.value, sinks + row % n_heads * 4)
+        for (d, lanes), x in zip(group, out, strict=True):
+            divisor = code.splat(steps.divisor(code, whole), lanes.count)
+            code.store(x.value / divisor, y + row * (4 * v_dim) + 4 * d)
 
 
 # rows of scores, and tokens, that a task has on its stack
@@ -284,38 +301,6 @@ def attend_chunks(
             for d, lanes in steps.columns(v_dim):
                 to = out + (t * n_heads + h) * (4 * v_dim) + 4 * d
                 code.store(code.load(to, lanes) / code.splat(divisor, lanes.count), to)
-
-
-def add_up(
-    v_dim: int, sunk: bool, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
-    """A task is one row of y: its chunks on the scale of the largest score, in their order."""
-    o, sums, y, n_rows, n_chunks, sinks, n_heads = args
-    with code.loop(first, last) as row:
-        best = code.variable(code.constant(F32, -float("inf")))
-        with code.loop(0, n_chunks) as chunk:
-            best.set(code.larger(code.load(sums + (chunk * n_rows + row) * 8, F32), best.value))
-        columns = list(steps.columns(v_dim))
-        for group in (columns[i : i + 16] for i in range(0, len(columns), 16)):
-            total = code.variable(code.constant(F32, 0.0))
-            out = [code.variable(code.constant(lanes, 0.0)) for _, lanes in group]
-            with code.loop(0, n_chunks) as chunk:
-                place = chunk * n_rows + row
-                part = code.load(sums + place * 8 + 4, F32)
-                scale = exp(code, code.load(sums + place * 8, F32) - best.value)
-                # a chunk of which the query sees nothing has no largest score
-                empty = part.less(0.5)
-                scale = code.choose(empty, code.constant(F32, 0.0), scale)
-                total.set(code.fma(part, scale, total.value))
-                for (d, lanes), x in zip(group, out, strict=True):
-                    values = code.load(o + place * (4 * v_dim) + 4 * d, lanes)
-                    x.set(code.fma(values, code.splat(scale, lanes.count), x.value))
-            whole = total.value
-            if sunk:
-                whole = _with_sink(code, whole, best.value, sinks + row % n_heads * 4)
-            for (d, lanes), x in zip(group, out, strict=True):
-                divisor = code.splat(steps.divisor(code, whole), lanes.count)
-                code.store(x.value / divisor, y + row * (4 * v_dim) + 4 * d)
 
 
 def _with_sink(code: Code, total: Value, best: Value, sink: Value) -> Value:

@@ -17,8 +17,8 @@ from kernels.linear.packed import (
     SECOND_ROW_STEPS,
     BytePanels,
 )
-from kernels.llvm import F32, F32X16, Code, Program, Value, vector
-from kernels.llvm.functions import RowPlaces, rows, run, start
+from kernels.llvm import F32, F32X16, Code, Program, Value, kernel, vector
+from kernels.llvm.functions import RowPlaces, addresses, rows, run, start
 from kernels.llvm.values import I8, I32
 
 FEW_ROWS = 8
@@ -80,9 +80,7 @@ def _run_few(
         _n_in(panels),
         integers.data_ptr(),
         n_rows if places else 0,
-        weights.data_ptr(),
-        panels.scales.data_ptr(),
-        y.data_ptr(),
+        *addresses(weights, panels.scales, y),
         y.shape[-1],
         tasks=n_panels,
         chunk=-(-n_panels // stretches),
@@ -97,9 +95,7 @@ def _run_many(integers: torch.Tensor, n_integers: int, panels: BytePanels, y: to
         integers.data_ptr(),
         integers.shape[0],
         _n_in(panels),
-        weights.data_ptr(),
-        panels.scales.data_ptr(),
-        y.data_ptr(),
+        *addresses(weights, panels.scales, y),
         y.shape[-1],
         tasks=n_tiles,
         chunk=-(-n_tiles // (4 * threads)),
@@ -131,30 +127,23 @@ def _few_body(
         store(code, results, panel, scales, y, n_out)
 
 
-@functools.cache
-def _many(n_integers: int) -> Program:
-    return Program(functools.partial(_many_body, n_integers), 7)
-
-
-def _many_body(
-    n_integers: int, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(7)
+def _many(code: Code, args: Sequence[Value], tile: Value, n_integers: int) -> None:
     integers, n_rows, n_in, weights, scales, y, n_out = args
     row_bytes = n_in * n_integers + TAIL_BYTES
     final = (n_out + (PANEL_OUTPUTS - 1)) // PANEL_OUTPUTS - 1
-    with code.loop(first, last) as tile:
-        # after the last panel comes the last once more, with the same results
-        panels = [code.smaller(tile * WIDE + i, final) for i in range(WIDE)]
-        starts = [weights + panel * n_in * PANEL_OUTPUTS for panel in panels]
-        begin = code.integer(0)
-        for tall in (t // n_integers for t in TALL if t >= n_integers):
-            end = n_rows - (n_rows - begin) % tall
-            with code.loop(begin, end, tall) as row:
-                rows, to = integers + row * row_bytes, y + row * n_out * 4
-                found = multiply(code, rows, tall, n_integers, n_in, starts)
-                for panel, results in zip(panels, found, strict=True):
-                    store(code, results, panel, scales, to, n_out)
-            begin = end
+    # after the last panel comes the last once more, with the same results
+    panels = [code.smaller(tile * WIDE + i, final) for i in range(WIDE)]
+    starts = [weights + panel * n_in * PANEL_OUTPUTS for panel in panels]
+    begin = code.integer(0)
+    for tall in (t // n_integers for t in TALL if t >= n_integers):
+        end = n_rows - (n_rows - begin) % tall
+        with code.loop(begin, end, tall) as row:
+            rows, to = integers + row * row_bytes, y + row * n_out * 4
+            found = multiply(code, rows, tall, n_integers, n_in, starts)
+            for panel, results in zip(panels, found, strict=True):
+                store(code, results, panel, scales, to, n_out)
+        begin = end
 
 
 AHEAD = 2048

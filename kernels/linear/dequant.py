@@ -15,7 +15,8 @@ from kernels.dispatch import pick, uses_llvm
 from kernels.linear import decode_with_llvm
 from kernels.linear.block_parts import IQ4_LEVELS, split
 from kernels.linear.decode_with_llvm import LANES, sizes
-from kernels.llvm import Code, Program, Value
+from kernels.llvm import Code, Value, kernel
+from kernels.llvm.functions import addresses
 
 
 def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
@@ -291,25 +292,16 @@ def _fill_with_llvm(type: str, blocks: Tensor, out: Tensor) -> None:
     """blocks uint8 [n, bytes per block] -> out f32 [n, elements per block], both contiguous."""
     n_blocks = len(blocks)
     _program(type)(
-        blocks.data_ptr(),
-        out.data_ptr(),
-        tasks=n_blocks,
-        chunk=CHUNK,
-        threads=torch.get_num_threads(),
+        *addresses(blocks, out), tasks=n_blocks, chunk=CHUNK, threads=torch.get_num_threads()
     )
 
 
-@functools.cache
-def _program(type: str) -> Program:
-    return Program(functools.partial(_body, type), 2)
-
-
-def _body(type: str, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(2)
+def _program(code: Code, args: Sequence[Value], b: Value, type: str) -> None:
     blocks, out = args
     elements, n_bytes = sizes(type)
-    with code.loop(first, last) as b:
-        for i, weights in enumerate(decode_with_llvm.decode(code, type, blocks + b * n_bytes)):
-            code.store(weights, out + b * (4 * elements) + 4 * LANES * i)
+    for i, weights in enumerate(decode_with_llvm.decode(code, type, blocks + b * n_bytes)):
+        code.store(weights, out + b * (4 * elements) + 4 * LANES * i)
 
 
 _decoder = pick(naive_decoder, _fastest)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
 from kernels.dispatch import operation, torch_version
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import LANES, rows, start
 
 
@@ -62,14 +61,8 @@ def head_linear_with_llvm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor
     return y
 
 
-@functools.cache
-def _program(n: int, m: int, n_heads: int) -> Program:
-    return Program(functools.partial(_body, n, m, n_heads), 7)
-
-
-def _body(
-    n: int, m: int, n_heads: int, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(7)
+def _program(code: Code, args: Sequence[Value], task: Value, n: int, m: int, n_heads: int) -> None:
     """A task is COLUMNS vectors of results of one head, for all tokens; every sum goes along the
     inputs, whatever the other tokens are.
 
@@ -79,33 +72,31 @@ def _body(
     width = min(COLUMNS * LANES, m)
     counts = [min(LANES, width - i) for i in range(0, width, LANES)]
     n_blocks = -(-m // width)
-    with code.loop(first, last) as task:
-        head = task // n_blocks
-        # the last block reaches back, so that every block is whole
-        column = code.smaller(task % n_blocks * width, code.integer(m - width)) * 4
-        matrix = weight + head * (4 * n * m) + column
-        pairs = n_rows // TOKENS * TOKENS
+    head = task // n_blocks
+    # the last block reaches back, so that every block is whole
+    column = code.smaller(task % n_blocks * width, code.integer(m - width)) * 4
+    matrix = weight + head * (4 * n * m) + column
+    pairs = n_rows // TOKENS * TOKENS
 
-        def tile(row: Value, n_tokens: int) -> None:
-            sources = [start(args[:4], (row + i) * n_heads + head) for i in range(n_tokens)]
-            zero = code.constant(F32X16, 0.0)
-            sums = [[code.variable(zero) for _ in counts] for _ in range(n_tokens)]
-            with code.loop(0, code.integer(n)) as d:
-                at = matrix + d * (4 * m)
-                factors = [
-                    code.load_first(at + 4 * LANES * c, F32X16, count)
-                    for c, count in enumerate(counts)
-                ]
-                for source, totals in zip(sources, sums, strict=True):
-                    number = code.splat(code.load(source + d * 4, F32))
-                    for factor, total in zip(factors, totals, strict=True):
-                        total.set(code.fma(factor, number, total.value))
-            for i, totals in enumerate(sums):
-                target = y + ((row + i) * n_heads + head) * (4 * m) + column
-                for c, (count, total) in enumerate(zip(counts, totals, strict=True)):
-                    code.store_first(total.value, target + 4 * LANES * c, count)
+    def tile(row: Value, n_tokens: int) -> None:
+        sources = [start(args[:4], (row + i) * n_heads + head) for i in range(n_tokens)]
+        zero = code.constant(F32X16, 0.0)
+        sums = [[code.variable(zero) for _ in counts] for _ in range(n_tokens)]
+        with code.loop(0, code.integer(n)) as d:
+            at = matrix + d * (4 * m)
+            factors = [
+                code.load_first(at + 4 * LANES * c, F32X16, count) for c, count in enumerate(counts)
+            ]
+            for source, totals in zip(sources, sums, strict=True):
+                number = code.splat(code.load(source + d * 4, F32))
+                for factor, total in zip(factors, totals, strict=True):
+                    total.set(code.fma(factor, number, total.value))
+        for i, totals in enumerate(sums):
+            target = y + ((row + i) * n_heads + head) * (4 * m) + column
+            for c, (count, total) in enumerate(zip(counts, totals, strict=True)):
+                code.store_first(total.value, target + 4 * LANES * c, count)
 
-        with code.loop(0, pairs, TOKENS) as row:
-            tile(row, TOKENS)
-        with code.loop(pairs, n_rows) as row:
-            tile(row, 1)
+    with code.loop(0, pairs, TOKENS) as row:
+        tile(row, TOKENS)
+    with code.loop(pairs, n_rows) as row:
+        tile(row, 1)

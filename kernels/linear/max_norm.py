@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
 from kernels.dispatch import operation
-from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm import F32X16, Code, Value, kernel
 from kernels.llvm.functions import rows, run, start, vectors
 
 SUMS = 4
@@ -42,27 +41,20 @@ def max_norm_with_llvm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return y, largest
 
 
-@functools.cache
-def _max_program(d: int) -> Program:
-    return Program(functools.partial(_max_body, d), 6)
-
-
-def _max_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(6)
+def _max_program(code: Code, args: Sequence[Value], row: Value, d: int) -> None:
     """Arguments: x in RowPlaces, y, the largest magnitudes."""
     *x, y, maxima = args
     tiny = code.constant(F32X16, torch.finfo(torch.float32).tiny)
-    with code.loop(first, last) as row:
-        source, target = start(x, row), y + row * (4 * d)
-        most = [code.variable(tiny) for _ in range(SUMS)]
-        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
-            part = code.load_first(source + at, F32X16, count)
-            magnitude, so_far = code.call("llvm.fabs.v16f32", F32X16, part), most[i % SUMS]
-            so_far.set(code.larger(magnitude, so_far.value))
-        a, b, c, e = (so_far.value for so_far in most)
-        largest = code.maximum(code.larger(code.larger(a, b), code.larger(c, e)))
-        code.store(largest, maxima + row * 4)
-        divisor = code.splat(largest)
-        for at, count in vectors(code, d):
-            code.store_first(
-                code.load_first(source + at, F32X16, count) / divisor, target + at, count
-            )
+    source, target = start(x, row), y + row * (4 * d)
+    most = [code.variable(tiny) for _ in range(SUMS)]
+    for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+        part = code.load_first(source + at, F32X16, count)
+        magnitude, so_far = code.call("llvm.fabs.v16f32", F32X16, part), most[i % SUMS]
+        so_far.set(code.larger(magnitude, so_far.value))
+    a, b, c, e = (so_far.value for so_far in most)
+    largest = code.maximum(code.larger(code.larger(a, b), code.larger(c, e)))
+    code.store(largest, maxima + row * 4)
+    divisor = code.splat(largest)
+    for at, count in vectors(code, d):
+        code.store_first(code.load_first(source + at, F32X16, count) / divisor, target + at, count)

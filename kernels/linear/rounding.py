@@ -5,7 +5,6 @@ To the nearest, ties to the even one; beyond the largest float16 there is infini
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import operation, torch_version
-from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm import F32X16, Code, Value, kernel
 from kernels.llvm.functions import rows, run, start, vectors
 from kernels.llvm.values import I64
 
@@ -116,26 +115,18 @@ def _run(x: torch.Tensor, target: torch.Tensor, type: str) -> None:
     run(_from_places(width, type), x.numel() // width, width, *places, *to)
 
 
-@functools.cache
-def _from_places(width: int, type: str) -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """Arguments: source and target in RowPlaces, which may be the same."""
-        with code.loop(first, last) as row:
-            _round(code, width, type, start(args[:4], row), start(args[4:8], row))
-
-    return Program(body, 8)
+@kernel(8)
+def _from_places(code: Code, args: Sequence[Value], row: Value, width: int, type: str) -> None:
+    """Arguments: source and target in RowPlaces, which may be the same."""
+    _round(code, width, type, start(args[:4], row), start(args[4:8], row))
 
 
-@functools.cache
-def _by_number(width: int, type: str) -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """Arguments: the table, bytes from row to row of it, the numbers."""
-        table, step, numbers = args
-        with code.loop(first, last) as i:
-            place = table + code.load(numbers + i * 8, I64) * step
-            _round(code, width, type, place, place)
-
-    return Program(body, 3)
+@kernel(3)
+def _by_number(code: Code, args: Sequence[Value], i: Value, width: int, type: str) -> None:
+    """Arguments: the table, bytes from row to row of it, the numbers."""
+    table, step, numbers = args
+    place = table + code.load(numbers + i * 8, I64) * step
+    _round(code, width, type, place, place)
 
 
 def _round(code: Code, width: int, type: str, source: Value, target: Value) -> None:

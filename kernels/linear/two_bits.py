@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
 from kernels.dispatch import operation
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import run
 from kernels.llvm.values import F16, I8, I32
 
@@ -69,40 +68,35 @@ def two_bits_with_llvm(rows: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@functools.cache
-def _program() -> Program:
-    return Program(_body, 2)
-
-
-def _body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(2)
+def _program(code: Code, args: Sequence[Value], block: Value) -> None:
     """Arguments: numbers, blocks."""
-    with code.loop(first, last) as block:
-        x, out = args[0] + block * (4 * BLOCK), args[1] + block * BLOCK_BYTES
-        zero = code.constant(F32, 0.0)
-        numbers = [code.load(x + 4 * GROUP * i, F32X16) for i in _GROUPS]
-        largest = [code.maximum(group) for group in numbers]
-        minus = code.constant(F32X16, -1.0)
-        least = [code.larger(code.maximum(group * minus), zero) for group in numbers]
-        steps = [(a + b) / float(MOST) for a, b in zip(largest, least, strict=True)]
-        step_scale, step_integers = _scaled_llvm(code, steps)
-        least_scale, least_integers = _scaled_llvm(code, least)
-        for i in _GROUPS:
-            both = step_integers[i] + least_integers[i] * float(MOST_SCALE + 1)
-            code.store(both.to_integer(I32).resize(I8), out + i)
-        levels = []
-        for i in _GROUPS:
-            step = code.larger(step_integers[i] * step_scale, code.constant(F32, _TINY))
-            low = code.splat(least_integers[i] * least_scale)
-            level = _rounded(code, (numbers[i] + low) / code.splat(step), MOST)
-            levels.append(level.to_integer(I32).resize(I8))
-        for half in range(2):
-            for part in range(2):
-                fours = [levels[8 * half + 2 * i + part] << 2 * i for i in range(4)]
-                at = out + len(_GROUPS) + 2 * GROUP * half + GROUP * part
-                code.store(fours[0] | fours[1] | fours[2] | fours[3], at)
-        behind = out + len(_GROUPS) + BLOCK // 4
-        for i, scale in enumerate((step_scale, least_scale)):
-            code.store(scale.narrow(F16), behind + 2 * i)
+    x, out = args[0] + block * (4 * BLOCK), args[1] + block * BLOCK_BYTES
+    zero = code.constant(F32, 0.0)
+    numbers = [code.load(x + 4 * GROUP * i, F32X16) for i in _GROUPS]
+    largest = [code.maximum(group) for group in numbers]
+    minus = code.constant(F32X16, -1.0)
+    least = [code.larger(code.maximum(group * minus), zero) for group in numbers]
+    steps = [(a + b) / float(MOST) for a, b in zip(largest, least, strict=True)]
+    step_scale, step_integers = _scaled_llvm(code, steps)
+    least_scale, least_integers = _scaled_llvm(code, least)
+    for i in _GROUPS:
+        both = step_integers[i] + least_integers[i] * float(MOST_SCALE + 1)
+        code.store(both.to_integer(I32).resize(I8), out + i)
+    levels = []
+    for i in _GROUPS:
+        step = code.larger(step_integers[i] * step_scale, code.constant(F32, _TINY))
+        low = code.splat(least_integers[i] * least_scale)
+        level = _rounded(code, (numbers[i] + low) / code.splat(step), MOST)
+        levels.append(level.to_integer(I32).resize(I8))
+    for half in range(2):
+        for part in range(2):
+            fours = [levels[8 * half + 2 * i + part] << 2 * i for i in range(4)]
+            at = out + len(_GROUPS) + 2 * GROUP * half + GROUP * part
+            code.store(fours[0] | fours[1] | fours[2] | fours[3], at)
+    behind = out + len(_GROUPS) + BLOCK // 4
+    for i, scale in enumerate((step_scale, least_scale)):
+        code.store(scale.narrow(F16), behind + 2 * i)
 
 
 def _scaled_llvm(code: Code, numbers: Sequence[Value]) -> tuple[Value, list[Value]]:

@@ -138,6 +138,11 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, RowPlaces]:
     return x, (x.data_ptr(), 1, 4 * x.shape[-1], 0)
 
 
+def addresses(*tensors: torch.Tensor) -> list[int]:
+    """Where their numbers lie, as arguments of a program; good for as long as they are kept."""
+    return [x.data_ptr() for x in tensors]
+
+
 def start(rows: Sequence[Value], row: Value) -> Value:
     """The address of a row of RowPlaces."""
     address, inner, outer, step = rows

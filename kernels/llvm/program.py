@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVarTuple, cast
 
 import numpy as np
 from llvmlite import ir
@@ -21,6 +21,7 @@ from kernels.llvm.code import Code
 from kernels.llvm.object_cache import compiled, loaded, program_key
 from kernels.llvm.values import I32, I64, Value
 
+Ts = TypeVarTuple("Ts")
 Body = Callable[[Code, Sequence[Value], Value, Value], None]
 """Writes the tasks first .. last - 1: (code, arguments as integers, first, last)."""
 Before = Callable[[Code, Sequence[Value]], None]
@@ -125,6 +126,26 @@ class Program:
             self._run_briefly(job, 1)
         else:
             _watching.watch(Launch(self, job, 1, None))
+
+
+def kernel(
+    n_args: int,
+) -> Callable[[Callable[[Code, Sequence[Value], Value, *Ts], None]], Callable[[*Ts], Program]]:
+    """Makes a function that writes one task the program of all: (code, arguments as integers, task,
+    *constants). Called with the constants it gives that, compiled once for each."""
+
+    def of(write: Callable[[Code, Sequence[Value], Value, *Ts], None]) -> Callable[[*Ts], Program]:
+        @functools.cache
+        def program(*constants: *Ts) -> Program:
+            def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+                with code.loop(first, last) as task:
+                    write(code, args, task, *constants)
+
+            return Program(body, n_args)
+
+        return cast(Callable[[*Ts], Program], program)  # keys of a cache are anything hashable
+
+    return of
 
 
 def _object_code(body: Body, n_args: int, before: Before | None) -> bytes:

@@ -38,7 +38,7 @@ from kernels.moe.packed import (
     swiglu_within,
 )
 from kernels.pointwise import add, output_gate
-from kernels.whole_vectors import pointwise
+from kernels.pointwise.with_torch import pointwise
 
 _TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
 

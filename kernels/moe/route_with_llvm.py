@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
-from kernels.llvm import F32, F32X16, Code, Program, Value, vector
-from kernels.llvm.functions import LANES, exp, rows, run, sigmoid, softplus, start, vectors
+from kernels.llvm import F32, F32X16, Code, Value, kernel, vector
+from kernels.llvm.functions import (
+    LANES,
+    addresses,
+    exp,
+    rows,
+    run,
+    sigmoid,
+    softplus,
+    start,
+    vectors,
+)
 from kernels.llvm.values import I32, I64
 from kernels.moe import MIN_SUM, Choice
 
@@ -24,35 +33,30 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
     weights = torch.empty(n_rows, n_used)
     ids = torch.empty(n_rows, n_used, dtype=torch.int64)
     logits, places = rows(logits)
-    addresses = weights.data_ptr(), ids.data_ptr()
-    run(_program(n_experts), n_rows, n_experts * n_used, *places, n_used, *addresses)
+    given = *places, n_used, *addresses(weights, ids)
+    run(_program(n_experts), n_rows, n_experts * n_used, *given)
     return weights, ids
 
 
-@functools.cache
-def _program(n_experts: int) -> Program:
-    return Program(functools.partial(_body, n_experts), 7)
-
-
-def _body(n: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(7)
+def _program(code: Code, args: Sequence[Value], row: Value, n: int) -> None:
     """Arguments: logits in RowPlaces, how many are chosen, weights, ids."""
     n_used, weights, ids = args[4:]
     whole = -(-n // LANES) * LANES
     p = code.stack(4 * whole)
-    with code.loop(first, last) as row:
-        softmax(code, n, start(args[:4], row), p)
-        total = code.variable(code.constant(F32, 0.0))
-        with code.loop(0, n_used) as i:
-            largest, index = largest_of(code, whole, p, GONE)
-            at = row * n_used + i
-            code.store(largest, weights + at * 4)
-            code.store(index, ids + at * 8)
-            code.store(code.constant(F32, GONE), p + index * 4)
-            total.set(total.value + largest)
-        divisor = code.choose(total.value.less(MIN_SUM), code.constant(F32, MIN_SUM), total.value)
-        with code.loop(0, n_used) as i:
-            at = weights + (row * n_used + i) * 4
-            code.store(code.load(at, F32) / divisor, at)
+    softmax(code, n, start(args[:4], row), p)
+    total = code.variable(code.constant(F32, 0.0))
+    with code.loop(0, n_used) as i:
+        largest, index = largest_of(code, whole, p, GONE)
+        at = row * n_used + i
+        code.store(largest, weights + at * 4)
+        code.store(index, ids + at * 8)
+        code.store(code.constant(F32, GONE), p + index * 4)
+        total.set(total.value + largest)
+    divisor = code.choose(total.value.less(MIN_SUM), code.constant(F32, MIN_SUM), total.value)
+    with code.loop(0, n_used) as i:
+        at = weights + (row * n_used + i) * 4
+        code.store(code.load(at, F32) / divisor, at)
 
 
 def softmax(code: Code, n: int, logits: Value, p: Value) -> None:
@@ -116,8 +120,7 @@ def route_biased(
         n_experts * choice.n_used,
         *places,
         0 if bias is None else bias.data_ptr(),
-        weights.data_ptr(),
-        ids.data_ptr(),
+        *addresses(weights, ids),
     )
     return weights, ids
 
@@ -127,37 +130,23 @@ def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torc
     n_rows, n_experts = logits.shape
     weights, ids = torch.empty(n_rows, choice.n_used), ids.contiguous()
     logits, places = rows(logits)
-    run(
-        _given_program(n_experts, choice),
-        n_rows,
-        n_experts,
-        *places,
-        ids.data_ptr(),
-        weights.data_ptr(),
-    )
+    run(_given_program(n_experts, choice), n_rows, n_experts, *places, *addresses(ids, weights))
     return weights
 
 
-@functools.cache
-def _given_program(n_experts: int, choice: Choice) -> Program:
-    return Program(functools.partial(_given_body, n_experts, choice), 6)
-
-
-def _given_body(
-    n: int, choice: Choice, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(6)
+def _given_program(code: Code, args: Sequence[Value], row: Value, n: int, choice: Choice) -> None:
     """Arguments: logits in RowPlaces, ids, weights."""
     ids, weights = args[4:]
     scores = code.stack(4 * (-(-n // LANES) * LANES))
-    with code.loop(first, last) as row:
-        _score(code, n, choice, start(args[:4], row), scores)
-        total = code.variable(code.constant(F32, 0.0))
-        with code.loop(0, code.integer(choice.n_used)) as i:
-            at = row * choice.n_used + i
-            score = code.load(scores + code.load(ids + at * 8, I64) * 4, F32)
-            code.store(score, weights + at * 4)
-            total.set(total.value + score)
-        _weigh(code, choice, total.value, weights + row * (4 * choice.n_used))
+    _score(code, n, choice, start(args[:4], row), scores)
+    total = code.variable(code.constant(F32, 0.0))
+    with code.loop(0, code.integer(choice.n_used)) as i:
+        at = row * choice.n_used + i
+        score = code.load(scores + code.load(ids + at * 8, I64) * 4, F32)
+        code.store(score, weights + at * 4)
+        total.set(total.value + score)
+    _weigh(code, choice, total.value, weights + row * (4 * choice.n_used))
 
 
 def _score(code: Code, n: int, choice: Choice, logits: Value, scores: Value) -> None:
@@ -183,42 +172,31 @@ def _weigh(code: Code, choice: Choice, total: Value, weights: Value) -> None:
         code.store(weight * choice.scale, weights + i * 4)
 
 
-@functools.cache
-def _biased_program(n_experts: int, biased: bool, choice: Choice) -> Program:
-    return Program(functools.partial(_biased_body, n_experts, biased, choice), 7)
-
-
-def _biased_body(
-    n: int,
-    biased: bool,
-    choice: Choice,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(7)
+def _biased_program(
+    code: Code, args: Sequence[Value], row: Value, n: int, biased: bool, choice: Choice
 ) -> None:
     """Arguments: logits in RowPlaces, the bias if there is one, weights, ids."""
     bias, weights, ids = args[4:]
     whole = -(-n // LANES) * LANES
     scores, sums = code.stack(4 * whole), code.stack(4 * whole)
-    with code.loop(first, last) as row:
-        _score(code, n, choice, start(args[:4], row), scores)
-        for at, count in vectors(code, n):
-            total = code.load(scores + at, F32X16)
-            if biased:
-                total += code.load_first(bias + at, F32X16, count)
-            code.store(filled(code, total, count, _GONE), sums + at)
-        if choice.n_groups > 1:
-            _leave_groups_out(code, n // choice.n_groups, choice, sums)
-        all_ = code.variable(code.constant(F32, 0.0))
-        with code.loop(0, code.integer(choice.n_used)) as i:
-            _, index = largest_of(code, whole, sums, _GONE)
-            code.store(code.constant(F32, _GONE), sums + index * 4)
-            score, at = code.load(scores + index * 4, F32), row * choice.n_used + i
-            code.store(score, weights + at * 4)
-            code.store(index, ids + at * 8)
-            all_.set(all_.value + score)
-        _weigh(code, choice, all_.value, weights + row * (4 * choice.n_used))
+    _score(code, n, choice, start(args[:4], row), scores)
+    for at, count in vectors(code, n):
+        total = code.load(scores + at, F32X16)
+        if biased:
+            total += code.load_first(bias + at, F32X16, count)
+        code.store(filled(code, total, count, _GONE), sums + at)
+    if choice.n_groups > 1:
+        _leave_groups_out(code, n // choice.n_groups, choice, sums)
+    all_ = code.variable(code.constant(F32, 0.0))
+    with code.loop(0, code.integer(choice.n_used)) as i:
+        _, index = largest_of(code, whole, sums, _GONE)
+        code.store(code.constant(F32, _GONE), sums + index * 4)
+        score, at = code.load(scores + index * 4, F32), row * choice.n_used + i
+        code.store(score, weights + at * 4)
+        code.store(index, ids + at * 8)
+        all_.set(all_.value + score)
+    _weigh(code, choice, all_.value, weights + row * (4 * choice.n_used))
 
 
 def _leave_groups_out(code: Code, size: int, choice: Choice, sums: Value) -> None:

@@ -11,8 +11,8 @@ import torch
 from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
 from kernels.linear.integer_blocks.row_products_with_llvm import layout_for
-from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import run, vectors
+from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
+from kernels.llvm.functions import addresses, run, vectors
 from kernels.llvm.values import I64
 from kernels.moe import apply_each
 from kernels.moe.packed import ExpertPlaces, PackedExperts
@@ -45,36 +45,20 @@ def combine(lines: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
     n_rows, n_used, d = lines.shape
     y = torch.empty(n_rows, d)
-    run(
-        _combine_program(d, n_used),
-        n_rows,
-        d * n_used,
-        lines.data_ptr(),
-        weights.data_ptr(),
-        y.data_ptr(),
-    )
+    run(_combine_program(d, n_used), n_rows, d * n_used, *addresses(lines, weights, y))
     return y
 
 
-@functools.cache
-def _combine_program(d: int, n_used: int) -> Program:
-    return Program(functools.partial(_combine_body, d, n_used), 3)
-
-
-def _combine_body(
-    d: int, n_used: int, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(3)
+def _combine_program(code: Code, args: Sequence[Value], row: Value, d: int, n_used: int) -> None:
     lines, weights, y = args
-    with code.loop(first, last) as row:
-        factors = [
-            code.splat(code.load(weights + (row * n_used + j) * 4, F32)) for j in range(n_used)
-        ]
-        for at, count in vectors(code, d):
-            total = code.constant(F32X16, 0.0)
-            for j, factor in enumerate(factors):
-                line = lines + (row * n_used + j) * (4 * d) + at
-                total = total + factor * code.load_first(line, F32X16, count)
-            code.store_first(total, y + row * (4 * d) + at, count)
+    factors = [code.splat(code.load(weights + (row * n_used + j) * 4, F32)) for j in range(n_used)]
+    for at, count in vectors(code, d):
+        total = code.constant(F32X16, 0.0)
+        for j, factor in enumerate(factors):
+            line = lines + (row * n_used + j) * (4 * d) + at
+            total = total + factor * code.load_first(line, F32X16, count)
+        code.store_first(total, y + row * (4 * d) + at, count)
 
 
 # weight rows of a task
@@ -100,12 +84,9 @@ def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> 
         x.data_ptr(),
         n_in,
         n_rows,
-        rows.data_ptr(),
-        partners.data_ptr(),
-        ids.data_ptr(),
+        *addresses(rows, partners, ids),
         n_used,
-        y.data_ptr(),
-        places.addresses.data_ptr(),
+        *addresses(y, places.addresses),
         places.addresses.shape[1],
         places.n_parts,
         places.n_rows,

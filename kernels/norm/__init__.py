@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,10 +9,10 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import operation, runs_triton, torch_version
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import rows, run, sigmoid, silu, start, vectors
-from kernels.whole_vectors import pointwise
+from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.norm.with_triton"
 
@@ -218,116 +217,73 @@ def gated_rms_norm_with_llvm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
     """See gated_rms_norm."""
-    d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
-    x, x_rows = rows(x)
-    gate, gate_rows = rows(gate)
-    run(
-        _program(d, eps, True, 1, "sigmoid" if sigmoid else "silu"),
-        y.numel() // d,
-        d,
-        *x_rows,
-        y.data_ptr(),
-        weight.data_ptr(),
-        *gate_rows,
-    )
-    return y
+    gating = "sigmoid" if sigmoid else "silu"
+    return _norm(x, eps, weight.contiguous(), mean=True, gate=gate, gating=gating)
 
 
 def group_rms_norm_with_llvm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """See group_rms_norm."""
-    (n_groups, d), y, weight = x.shape[-2:], x.new_empty(*x.shape), weight.contiguous()
-    x, x_rows = rows(x)
-    gate, gate_rows = rows(gate)
-    places = y.data_ptr(), weight.data_ptr()
-    run(_group_program(d, eps), y.numel() // d, d, *x_rows, *places, *gate_rows, n_groups)
-    return y
+    return _norm(x, eps, weight.contiguous(), mean=True, gate=gate, gating="first")
 
 
 def _norm(
-    x: torch.Tensor, eps: float, weight: torch.Tensor | None = None, *, mean: bool = False
+    x: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor | None = None,
+    *,
+    mean: bool = False,
+    gate: torch.Tensor | None = None,
+    gating: str = "",
 ) -> torch.Tensor:
     d, y = x.shape[-1], x.new_empty(*x.shape)
     x, x_rows = rows(x)
-    scales, n_weights = ((), 0) if weight is None else ((weight.data_ptr(),), weight.numel() // d)
-    run(_program(d, eps, mean, n_weights, None), y.numel() // d, d, *x_rows, y.data_ptr(), *scales)
+    gate, gate_rows = rows(x if gate is None else gate)
+    at, n = (0, 0) if weight is None else (weight.data_ptr(), weight.numel() // d)
+    places = *x_rows, y.data_ptr(), at, *gate_rows
+    run(_program(d, eps, mean, n, gating), y.numel() // d, d, *places)
     return y
 
 
-@functools.cache
-def _program(d: int, eps: float, mean: bool, n_weights: int, gate: str | None) -> Program:
-    body = functools.partial(_body, d, eps, mean, n_weights, gate)
-    return Program(body, 5 + bool(n_weights) + 4 * (gate is not None))
-
-
-def _body(
+@kernel(10)
+def _program(
+    code: Code,
+    args: Sequence[Value],
+    row: Value,
     d: int,
     eps: float,
     mean: bool,
     n_weights: int,
-    gating: str | None,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+    gating: str,
 ) -> None:
     """Arguments: x in RowPlaces, y, the weights if any, a gate in RowPlaces if any.
 
     mean: of the squares, else their sum. n_weights: rows of weights, which the rows take in turn.
+    gating: "" for none, what opens it, or "first" for silu before the norm.
     """
-    x, y, weights, gates = args[:4], args[4], args[5:6], args[6:]
-    zero = code.constant(F32X16, 0.0)
-    with code.loop(first, last) as row:
-        source, target = start(x, row), y + row * (4 * d)
-        sums = [code.variable(zero) for _ in range(SUMS)]
-        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
-            part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
-            total.set(code.fma(part, part, total.value))
-        square = _added(code, sums)
-        if mean:
-            square = square / float(d)
-        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
-        gate = start(gates, row) if gating else None
-        weight = weights[0] if n_weights == 1 else None
-        if n_weights > 1:
-            weight = weights[0] + row % n_weights * (4 * d)
-        opened = sigmoid if gating == "sigmoid" else silu
-        for at, count in vectors(code, d):
-            result = code.load_first(source + at, F32X16, count) * scale
-            if weight is not None:
-                result *= code.load_first(weight + at, F32X16, count)
-            if gate is not None:
-                result *= opened(code, code.load_first(gate + at, F32X16, count))
-            code.store_first(result, target + at, count)
-
-
-@functools.cache
-def _group_program(d: int, eps: float) -> Program:
-    return Program(functools.partial(_group_body, d, eps), 11)
-
-
-def _group_body(
-    d: int, eps: float, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
-    """Arguments: x in RowPlaces, y, the weight, the gate in RowPlaces, the number of groups."""
-    x, y, weight, gates, n_groups = args[:4], args[4], args[5], args[6:10], args[10]
-    zero = code.constant(F32X16, 0.0)
-    with code.loop(first, last) as row:
-        source, gate, target = start(x, row), start(gates, row), y + row * (4 * d)
-        sums = [code.variable(zero) for _ in range(SUMS)]
-        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
-            part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
+    x, y, weights, gates = args[:4], args[4], args[5], args[6:]
+    source, gate, target = start(x, row), start(gates, row), y + row * (4 * d)
+    is_first, opened = gating == "first", sigmoid if gating == "sigmoid" else silu
+    sums = [code.variable(code.constant(F32X16, 0.0)) for _ in range(SUMS)]
+    for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+        part, total = code.load_first(source + at, F32X16, count), sums[i % SUMS]
+        if is_first:
             part *= silu(code, code.load_first(gate + at, F32X16, count))
             code.store_first(part, target + at, count)
-            total.set(code.fma(part, part, total.value))
-        square = _added(code, sums) / float(d)
-        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
-        factors = weight + row % n_groups * (4 * d)
-        for at, count in vectors(code, d):
-            result = code.load_first(target + at, F32X16, count) * scale
-            result *= code.load_first(factors + at, F32X16, count)
-            code.store_first(result, target + at, count)
+        total.set(code.fma(part, part, total.value))
+    square = _added(code, sums)
+    if mean:
+        square = square / float(d)
+    scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+    weight = weights + row % n_weights * (4 * d) if n_weights > 1 else weights
+    for at, count in vectors(code, d):
+        result = code.load_first((target if is_first else source) + at, F32X16, count) * scale
+        if n_weights:
+            result *= code.load_first(weight + at, F32X16, count)
+        if gating and not is_first:
+            result *= opened(code, code.load_first(gate + at, F32X16, count))
+        code.store_first(result, target + at, count)
 
 
 def _added(code: Code, sums: Sequence[Variable]) -> Value:
@@ -335,34 +291,27 @@ def _added(code: Code, sums: Sequence[Variable]) -> Value:
     return code.sum((a + b) + (c + e))
 
 
-@functools.cache
-def _layer_program(d: int, eps: float) -> Program:
-    return Program(functools.partial(_layer_body, d, eps), 6)
-
-
-def _layer_body(
-    d: int, eps: float, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(6)
+def _layer_program(code: Code, args: Sequence[Value], row: Value, d: int, eps: float) -> None:
     """Arguments: x in RowPlaces, y, the weight."""
     x, y, weight = args[:4], args[4], args[5]
     zero = code.constant(F32X16, 0.0)
-    with code.loop(first, last) as row:
-        source, target = start(x, row), y + row * (4 * d)
-        sums = [code.variable(zero) for _ in range(SUMS)]
-        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
-            total = sums[i % SUMS]
-            total.set(total.value + code.load_first(source + at, F32X16, count))
-        mean = code.splat(_added(code, sums) / float(d))
-        squares = [code.variable(zero) for _ in range(SUMS)]
-        for i, (at, count) in enumerate(vectors(code, d, SUMS)):
-            part, total = code.load_first(source + at, F32X16, count) - mean, squares[i % SUMS]
-            code.store_first(part, target + at, count)
-            # numbers beyond the row are zero again
-            part = code.load_first(target + at, F32X16, count)
-            total.set(code.fma(part, part, total.value))
-        square = _added(code, squares) / float(d)
-        scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
-        for at, count in vectors(code, d):
-            result = code.load_first(target + at, F32X16, count) * scale
-            result *= code.load_first(weight + at, F32X16, count)
-            code.store_first(result, target + at, count)
+    source, target = start(x, row), y + row * (4 * d)
+    sums = [code.variable(zero) for _ in range(SUMS)]
+    for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+        total = sums[i % SUMS]
+        total.set(total.value + code.load_first(source + at, F32X16, count))
+    mean = code.splat(_added(code, sums) / float(d))
+    squares = [code.variable(zero) for _ in range(SUMS)]
+    for i, (at, count) in enumerate(vectors(code, d, SUMS)):
+        part, total = code.load_first(source + at, F32X16, count) - mean, squares[i % SUMS]
+        code.store_first(part, target + at, count)
+        # numbers beyond the row are zero again
+        part = code.load_first(target + at, F32X16, count)
+        total.set(code.fma(part, part, total.value))
+    square = _added(code, squares) / float(d)
+    scale = code.splat(code.constant(F32, 1.0) / code.sqrt(square + eps))
+    for at, count in vectors(code, d):
+        result = code.load_first(target + at, F32X16, count) * scale
+        result *= code.load_first(weight + at, F32X16, count)
+        code.store_first(result, target + at, count)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
 from kernels.dispatch import operation
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import exp, rows, run, start, vectors
 from kernels.norm import rms_norm
-from kernels.whole_vectors import pointwise
+from kernels.pointwise.with_torch import pointwise
 
 MOST_ROWS = 1024
 """Other rows that a row is mixed with, at most."""
@@ -66,12 +65,8 @@ def mix_rows_with_llvm(
     return y
 
 
-@functools.cache
-def _program(d: int, eps: float) -> Program:
-    return Program(functools.partial(_body, d, eps), 9)
-
-
-def _body(d: int, eps: float, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(9)
+def _program(code: Code, args: Sequence[Value], row: Value, d: int, eps: float) -> None:
     """Arguments: x in RowPlaces, the others, bytes from one of them to the next, their number, the
     weight, y."""
     others, apart, n, weight, target = args[4:]
@@ -87,25 +82,24 @@ def _body(d: int, eps: float, code: Code, args: Sequence[Value], first: Value, l
             products.set(code.fma(part, factor, products.value))
         return code.sum(products.value) / code.sqrt(code.sum(squares.value) / float(d) + eps)
 
-    with code.loop(first, last) as row:
-        own, here = start(args[:4], row), others + row * (4 * d)
-        of_own = score(own)
-        most = code.variable(of_own)
+    own, here = start(args[:4], row), others + row * (4 * d)
+    of_own = score(own)
+    most = code.variable(of_own)
+    with code.loop(0, n) as i:
+        found = score(here + i * apart)
+        code.store(found, shares + i * 4)
+        most.set(code.larger(found, most.value))
+    share = exp(code, of_own - most.value)
+    total = code.variable(share)
+    with code.loop(0, n) as i:
+        e = exp(code, code.load(shares + i * 4, F32) - most.value)
+        code.store(e, shares + i * 4)
+        total.set(total.value + e)
+    whole, own_share = code.splat(total.value), code.splat(share)
+    for at, count in vectors(code, d):
+        mixed = code.variable(code.load_first(own + at, F32X16, count) * own_share)
         with code.loop(0, n) as i:
-            found = score(here + i * apart)
-            code.store(found, shares + i * 4)
-            most.set(code.larger(found, most.value))
-        share = exp(code, of_own - most.value)
-        total = code.variable(share)
-        with code.loop(0, n) as i:
-            e = exp(code, code.load(shares + i * 4, F32) - most.value)
-            code.store(e, shares + i * 4)
-            total.set(total.value + e)
-        whole, own_share = code.splat(total.value), code.splat(share)
-        for at, count in vectors(code, d):
-            mixed = code.variable(code.load_first(own + at, F32X16, count) * own_share)
-            with code.loop(0, n) as i:
-                part = code.load_first(here + i * apart + at, F32X16, count)
-                factor = code.splat(code.load(shares + i * 4, F32))
-                mixed.set(code.fma(part, factor, mixed.value))
-            code.store_first(mixed.value / whole, target + row * (4 * d) + at, count)
+            part = code.load_first(here + i * apart + at, F32X16, count)
+            factor = code.splat(code.load(shares + i * 4, F32))
+            mixed.set(code.fma(part, factor, mixed.value))
+        code.store_first(mixed.value / whole, target + row * (4 * d) + at, count)

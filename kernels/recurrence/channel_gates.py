@@ -3,18 +3,17 @@ and all that a delta rule takes of a layer's projections."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
 
 from kernels.dispatch import operation, runs_triton
-from kernels.llvm import F32X16, Code, Program, Value
-from kernels.llvm.functions import rows, run, sigmoid, softplus, start, vectors
+from kernels.llvm import F32X16, Code, Value, kernel
+from kernels.llvm.functions import addresses, rows, run, sigmoid, softplus, start, vectors
 from kernels.norm import l2_norm
 from kernels.pointwise import delta_gates
-from kernels.whole_vectors import pointwise
+from kernels.pointwise.with_torch import pointwise
 
 RawGates = tuple[float, torch.Tensor, torch.Tensor, float | None]
 """eps, dt, a and bound of `normed_and_gated`."""
@@ -80,45 +79,37 @@ def channel_gates_with_llvm(
         g.numel() // n_channels,
         n_channels,
         *decay_rows,
-        dt.data_ptr(),
-        a.data_ptr(),
-        g.data_ptr(),
+        *addresses(dt, a, g),
         *beta_rows,
         opened.data_ptr(),
     )
     return g, opened
 
 
-@functools.cache
-def _program(n_channels: int, n_heads: int, bound: float | None) -> Program:
-    return Program(functools.partial(_body, n_channels, n_heads, bound), 12)
-
-
-def _body(
+@kernel(12)
+def _program(
+    code: Code,
+    args: Sequence[Value],
+    row: Value,
     n_channels: int,
     n_heads: int,
     bound: float | None,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
 ) -> None:
     """Arguments: decay in RowPlaces, dt, a, g, beta in RowPlaces, the opened beta."""
     dt, a, g, opened = *args[4:7], args[11]
     zero = code.constant(F32X16, 0.0)
-    with code.loop(first, last) as row:
-        decay, beta = start(args[:4], row), start(args[7:11], row)
-        for at, count in vectors(code, n_channels):
-            x, bias, scale = (code.load_first(p + at, F32X16, count) for p in (decay, dt, a))
-            x += bias
-            if bound is None:
-                kept = softplus(code, x) * scale
-            else:
-                kept = sigmoid(code, zero - x * scale) * bound
-            code.store_first(kept, g + row * (4 * n_channels) + at, count)
-        for at, count in vectors(code, n_heads):
-            written = sigmoid(code, code.load_first(beta + at, F32X16, count))
-            code.store_first(written, opened + row * (4 * n_heads) + at, count)
+    decay, beta = start(args[:4], row), start(args[7:11], row)
+    for at, count in vectors(code, n_channels):
+        x, bias, scale = (code.load_first(p + at, F32X16, count) for p in (decay, dt, a))
+        x += bias
+        if bound is None:
+            kept = softplus(code, x) * scale
+        else:
+            kept = sigmoid(code, zero - x * scale) * bound
+        code.store_first(kept, g + row * (4 * n_channels) + at, count)
+    for at, count in vectors(code, n_heads):
+        written = sigmoid(code, code.load_first(beta + at, F32X16, count))
+        code.store_first(written, opened + row * (4 * n_heads) + at, count)
 
 
 def normed_and_gated(

@@ -3,15 +3,14 @@ inputs of a sequence lie in a ring whose slots go by position."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from kernels.dispatch import operation, torch_version
-from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import exp, rows, run, start, vectors
+from kernels.llvm import F32, F32X16, Code, Value, kernel
+from kernels.llvm.functions import addresses, exp, rows, run, start, vectors
 from kernels.llvm.values import I64
 
 
@@ -242,32 +241,28 @@ def add_at_places_with_llvm(
     """See add_at_places."""
     y, table, positions = x.new_empty(*x.shape), table.contiguous(), positions.contiguous()
     x, places = rows(x)
-    addresses = table.data_ptr(), positions.data_ptr(), y.data_ptr()
+    given = addresses(table, positions, y)
     width = y.shape[-1]
-    run(_add_program(len(table), width), y.numel() // width, width, *places, *addresses)
+    run(_add_program(len(table), width), y.numel() // width, width, *places, *given)
     return y
 
 
-@functools.cache
-def _add_program(n: int, width: int) -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """A task is one row. Arguments: x in RowPlaces, the table, positions, the sums."""
-        table, positions, y = args[4:]
-        with code.loop(first, last) as row:
-            source, target = start(args[:4], row), y + row * (4 * width)
-            place = code.load(positions + row * 8, I64) % n
-            for at, count in vectors(code, width):
-                added = code.load_first(table + place * (4 * width) + at, F32X16, count)
-                total = code.load_first(source + at, F32X16, count) + added
-                code.store_first(total, target + at, count)
-
-    return Program(body, 7)
+@kernel(7)
+def _add_program(code: Code, args: Sequence[Value], row: Value, n: int, width: int) -> None:
+    """A task is one row. Arguments: x in RowPlaces, the table, positions, the sums."""
+    table, positions, y = args[4:]
+    source, target = start(args[:4], row), y + row * (4 * width)
+    place = code.load(positions + row * 8, I64) % n
+    for at, count in vectors(code, width):
+        added = code.load_first(table + place * (4 * width) + at, F32X16, count)
+        total = code.load_first(source + at, F32X16, count) + added
+        code.store_first(total, target + at, count)
 
 
 def first_of_block_with_llvm(positions: torch.Tensor, ratio: int) -> torch.Tensor:
     """See first_of_block."""
     first, positions = torch.empty_like(positions), positions.contiguous()
-    program = _of_positions(ratio, is_place=False)
+    program = _of_positions(ratio, False)
     program.alone(positions.numel(), positions.data_ptr(), first.data_ptr())
     return first
 
@@ -275,25 +270,21 @@ def first_of_block_with_llvm(positions: torch.Tensor, ratio: int) -> torch.Tenso
 def ring_places_with_llvm(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
     """See ring_places."""
     places, positions = torch.empty(*positions.shape, 1), positions.contiguous()
-    program = _of_positions(n_slots, is_place=True)
+    program = _of_positions(n_slots, True)
     program.alone(positions.numel(), positions.data_ptr(), places.data_ptr())
     return places
 
 
-@functools.cache
-def _of_positions(n: int, *, is_place: bool) -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """A task is one token. Arguments: positions; of each the number within n as f32, or the
-        first of its n."""
-        positions, out = args
-        with code.loop(first, last) as token:
-            position = code.load(positions + token * 8, I64)
-            if is_place:
-                code.store((position % n).to_float(signed=True), out + token * 4)
-            else:
-                code.store(position // n * n, out + token * 8)
-
-    return Program(body, 2)
+@kernel(2)
+def _of_positions(code: Code, args: Sequence[Value], token: Value, n: int, is_place: bool) -> None:
+    """A task is one token. Arguments: positions; of each the number within n as f32, or the
+    first of its n."""
+    positions, out = args
+    position = code.load(positions + token * 8, I64)
+    if is_place:
+        code.store((position % n).to_float(signed=True), out + token * 4)
+    else:
+        code.store(position // n * n, out + token * 8)
 
 
 def compress_with_llvm(
@@ -324,12 +315,9 @@ def compress_slots_with_llvm(
         width * n_new,
         x.shape[1],
         n_new,
-        x.data_ptr(),
-        positions.data_ptr(),
-        pool.data_ptr(),
+        *addresses(x, positions, pool),
         4 * pool.stride(0),
-        read.data_ptr(),
-        write.data_ptr(),
+        *addresses(read, write),
     )
     return y
 
@@ -352,9 +340,7 @@ def _compress_llvm(
         n_seqs * n_tokens,
         2 * x.shape[2],
         n_tokens,
-        x.data_ptr(),
-        positions.data_ptr(),
-        ring.data_ptr(),
+        *addresses(x, positions, ring),
         4 * ring.stride(0),
         0 if read is None else read.data_ptr(),
         y.data_ptr(),
@@ -362,13 +348,9 @@ def _compress_llvm(
     return y
 
 
-@functools.cache
-def _compress_program(part: Compressor, numbered: bool) -> Program:
-    return Program(functools.partial(_compress_body, part, numbered), 7)
-
-
-def _compress_body(
-    part: Compressor, numbered: bool, code: Code, args: Sequence[Value], first: Value, last: Value
+@kernel(7)
+def _compress_program(
+    code: Code, args: Sequence[Value], task: Value, part: Compressor, numbered: bool
 ) -> None:
     """A task is one token. Arguments: tokens, x, positions; rings, the bytes of one, their numbers
     if they are not those of the sequences; the rows."""
@@ -376,73 +358,68 @@ def _compress_body(
     span, ratio, d = part.n_slots, part.ratio, part.width
     row_bytes, scores = 8 * part.n_channels, 4 * part.n_channels
     newer = 4 * (part.n_channels - d)
-    with code.loop(first, last) as task:
-        b, t = task // n_tokens, task % n_tokens
-        position = code.load(positions + task * 8, I64)
-        target = y + task * (4 * d)
-        ends = (position % ratio).equal(ratio - 1)
-        number = code.load(numbers + b * 8, I64) if numbered else b
-        ring, own = rings + number * ring_bytes, x + b * n_tokens * row_bytes
-        # the first block has none before it
-        skipped = code.choose(position.less(ratio), code.integer(span - ratio), code.integer(0))
+    b, t = task // n_tokens, task % n_tokens
+    position = code.load(positions + task * 8, I64)
+    target = y + task * (4 * d)
+    ends = (position % ratio).equal(ratio - 1)
+    number = code.load(numbers + b * 8, I64) if numbered else b
+    ring, own = rings + number * ring_bytes, x + b * n_tokens * row_bytes
+    # the first block has none before it
+    skipped = code.choose(position.less(ratio), code.integer(span - ratio), code.integer(0))
 
-        def token(i: Value) -> Value:
-            """Address of the i-th of the span tokens, oldest first, at the channels it gives."""
-            back = code.integer(span - 1) - i
-            at = t - back
-            # not looked at where it would be before the first token
-            slot = ring + (position + span - back) % span * row_bytes
-            place = code.choose(at.less(0), slot, own + at * row_bytes)
-            return place + code.choose(i.less(span - ratio), code.integer(0), code.integer(newer))
+    def token(i: Value) -> Value:
+        """Address of the i-th of the span tokens, oldest first, at the channels it gives."""
+        back = code.integer(span - 1) - i
+        at = t - back
+        # not looked at where it would be before the first token
+        slot = ring + (position + span - back) % span * row_bytes
+        place = code.choose(at.less(0), slot, own + at * row_bytes)
+        return place + code.choose(i.less(span - ratio), code.integer(0), code.integer(newer))
 
-        for at, count in vectors(code, d):
-            with code.when(ends):
-                best = code.variable(code.constant(F32X16, -float("inf")))
-                with code.loop(skipped, code.integer(span)) as i:
-                    score = code.load_first(token(i) + scores + at, F32X16, count)
-                    best.set(code.larger(score, best.value))
-                zero = code.constant(F32X16, 0.0)
-                total, weight = code.variable(zero), code.variable(zero)
-                with code.loop(skipped, code.integer(span)) as i:
-                    place = token(i) + at
-                    score = code.load_first(place + scores, F32X16, count)
-                    one = exp(code, score - best.value)
-                    weight.set(weight.value + one)
-                    value = code.load_first(place, F32X16, count)
-                    total.set(code.fma(one, value, total.value))
-                code.store_first(total.value / weight.value, target + at, count)
-            with code.when(ends ^ 1):
-                code.store_first(code.constant(F32X16, 0.0), target + at, count)
+    for at, count in vectors(code, d):
+        with code.when(ends):
+            best = code.variable(code.constant(F32X16, -float("inf")))
+            with code.loop(skipped, code.integer(span)) as i:
+                score = code.load_first(token(i) + scores + at, F32X16, count)
+                best.set(code.larger(score, best.value))
+            zero = code.constant(F32X16, 0.0)
+            total, weight = code.variable(zero), code.variable(zero)
+            with code.loop(skipped, code.integer(span)) as i:
+                place = token(i) + at
+                score = code.load_first(place + scores, F32X16, count)
+                one = exp(code, score - best.value)
+                weight.set(weight.value + one)
+                value = code.load_first(place, F32X16, count)
+                total.set(code.fma(one, value, total.value))
+            code.store_first(total.value / weight.value, target + at, count)
+        with code.when(ends ^ 1):
+            code.store_first(code.constant(F32X16, 0.0), target + at, count)
 
 
-@functools.cache
-def _keep_program(n_slots: int, width: int) -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """A task is one slot of a sequence's rings. Arguments: tokens, rings to write of each; x,
-        positions; the pool, the bytes of a ring, numbers of rings that are read and written."""
-        n_tokens, n_new, x, positions, pool, ring_bytes, read, write = args
-        with code.loop(first, last) as task:
-            b, slot = task // n_slots, task % n_slots
-            place = slot * (4 * width)
-            old = pool + code.load(read + b * 8, I64) * ring_bytes + place
-            own = x + b * n_tokens * (4 * width)
-            for at, count in vectors(code, width):
-                # before anything is written, as this may be one of the rings that are
-                before = code.load_first(old + at, F32X16, count)
-                with code.loop(0, n_new) as back:
-                    newest = n_tokens - back - 1
-                    position = code.load(positions + (b * n_tokens + newest) * 8, I64)
-                    token = newest - (position + n_slots - slot) % n_slots
-                    to = code.load(write + (b * n_new + back) * 8, I64)
-                    target = pool + to * ring_bytes + place + at
-                    is_old = token.less(0)
-                    with code.when(is_old):
-                        code.store_first(before, target, count)
-                    with code.when(is_old ^ 1):
-                        row = own + token * (4 * width) + at
-                        code.store_first(code.load_first(row, F32X16, count), target, count)
-
-    return Program(body, 8)
+@kernel(8)
+def _keep_program(code: Code, args: Sequence[Value], task: Value, n_slots: int, width: int) -> None:
+    """A task is one slot of a sequence's rings. Arguments: tokens, rings to write of each; x,
+    positions; the pool, the bytes of a ring, numbers of rings that are read and written."""
+    n_tokens, n_new, x, positions, pool, ring_bytes, read, write = args
+    b, slot = task // n_slots, task % n_slots
+    place = slot * (4 * width)
+    old = pool + code.load(read + b * 8, I64) * ring_bytes + place
+    own = x + b * n_tokens * (4 * width)
+    for at, count in vectors(code, width):
+        # before anything is written, as this may be one of the rings that are
+        before = code.load_first(old + at, F32X16, count)
+        with code.loop(0, n_new) as back:
+            newest = n_tokens - back - 1
+            position = code.load(positions + (b * n_tokens + newest) * 8, I64)
+            token = newest - (position + n_slots - slot) % n_slots
+            to = code.load(write + (b * n_new + back) * 8, I64)
+            target = pool + to * ring_bytes + place + at
+            is_old = token.less(0)
+            with code.when(is_old):
+                code.store_first(before, target, count)
+            with code.when(is_old ^ 1):
+                row = own + token * (4 * width) + at
+                code.store_first(code.load_first(row, F32X16, count), target, count)
 
 
 def fold_ring_with_llvm(
@@ -477,24 +454,20 @@ def fold_ring_with_llvm(
     return out
 
 
-@functools.cache
-def _fold_program(n_slots: int, width: int) -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """A task is one slot of a ring. Arguments: rings, rows, slots and results, each with the
-        bytes of a sequence; how many of the rows count."""
-        ring, ring_bytes, x, x_bytes, places, place_bytes, out, out_bytes, counts = args
-        with code.loop(first, last) as task:
-            b, slot = task // n_slots, task % n_slots
-            n, place = code.load(counts + b * 8, I64), slot * (4 * width)
-            at_last = code.larger(n - 1, code.integer(0))
-            newest = code.load(places + b * place_bytes + at_last * 4, F32).to_integer(I64)
-            token = n - 1 - (newest + n_slots - slot) % n_slots
-            # of no rows there may be no slot to look at
-            token = code.choose(n.less(1), n - 1, token)
-            old = ring + b * ring_bytes + place
-            source = code.choose(token.less(0), old, x + b * x_bytes + token * (4 * width))
-            for at, count in vectors(code, width):
-                row = code.load_first(source + at, F32X16, count)
-                code.store_first(row, out + b * out_bytes + place + at, count)
-
-    return Program(body, 9)
+@kernel(9)
+def _fold_program(code: Code, args: Sequence[Value], task: Value, n_slots: int, width: int) -> None:
+    """A task is one slot of a ring. Arguments: rings, rows, slots and results, each with the
+    bytes of a sequence; how many of the rows count."""
+    ring, ring_bytes, x, x_bytes, places, place_bytes, out, out_bytes, counts = args
+    b, slot = task // n_slots, task % n_slots
+    n, place = code.load(counts + b * 8, I64), slot * (4 * width)
+    at_last = code.larger(n - 1, code.integer(0))
+    newest = code.load(places + b * place_bytes + at_last * 4, F32).to_integer(I64)
+    token = n - 1 - (newest + n_slots - slot) % n_slots
+    # of no rows there may be no slot to look at
+    token = code.choose(n.less(1), n - 1, token)
+    old = ring + b * ring_bytes + place
+    source = code.choose(token.less(0), old, x + b * x_bytes + token * (4 * width))
+    for at, count in vectors(code, width):
+        row = code.load_first(source + at, F32X16, count)
+        code.store_first(row, out + b * out_bytes + place + at, count)

@@ -3,17 +3,16 @@ inside a drafted block, where its weights depend on the row (DFlash2)."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
 
 from kernels.dispatch import operation, torch_version
-from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import rows_together, run, silu, vectors
+from kernels.llvm import F32, F32X16, Code, Value, kernel
+from kernels.llvm.functions import addresses, rows_together, run, silu, vectors
 from kernels.llvm.values import I64
-from kernels.whole_vectors import pointwise
+from kernels.pointwise.with_torch import pointwise
 
 
 @operation(triton="kernels.recurrence.with_triton", llvm=__name__)
@@ -249,31 +248,23 @@ def _convolve(
         window.data_ptr(),
         4 * window_batch,
         4 * window_token,
-        taps.data_ptr(),
-        y.data_ptr(),
-        history.data_ptr(),
+        *addresses(taps, y, history),
         0 if bias is None else bias.data_ptr(),
         0 if read is None else read.data_ptr(),
     )
     return y, history
 
 
-@functools.cache
-def _program(n_channels: int, n_taps: int, numbered: bool, biased: bool, activate: bool) -> Program:
-    body = functools.partial(_body, n_channels, n_taps, numbered, biased, activate)
-    return Program(body, 12)
-
-
-def _body(
+@kernel(12)
+def _program(
+    code: Code,
+    args: Sequence[Value],
+    task: Value,
     n_channels: int,
     n_taps: int,
     numbered: bool,
     biased: bool,
     activate: bool,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
 ) -> None:
     """A task is one token. Arguments: tokens, x, its strides, window, its strides, taps, outputs,
     the bias if there is one, the numbers of the windows if they are not those of the sequences.
@@ -283,68 +274,57 @@ def _body(
     n_tokens, x, x_batch, x_token, window, window_batch, window_token = args[:7]
     taps, y, history, bias, numbers = args[7:]
     row_bytes, n_old = 4 * n_channels, n_taps - 1
-    with code.loop(first, last) as task:
-        batch, token = task // n_tokens, task % n_tokens
-        number = code.load(numbers + batch * 8, I64) if numbered else batch
-        tokens, old = x + batch * x_batch, window + number * window_batch
-        kept = history + batch * (n_tokens + n_old) * row_bytes
-        inputs = []
-        for tap in range(n_taps):
-            at = token + tap
-            in_x = tokens + (at - n_old) * x_token
-            inputs.append(code.choose(at.less(n_old), old + at * window_token, in_x))
-        target, copy = y + task * row_bytes, kept + (token + n_old) * row_bytes
+    batch, token = task // n_tokens, task % n_tokens
+    number = code.load(numbers + batch * 8, I64) if numbered else batch
+    tokens, old = x + batch * x_batch, window + number * window_batch
+    kept = history + batch * (n_tokens + n_old) * row_bytes
+    inputs = []
+    for tap in range(n_taps):
+        at = token + tap
+        in_x = tokens + (at - n_old) * x_token
+        inputs.append(code.choose(at.less(n_old), old + at * window_token, in_x))
+    target, copy = y + task * row_bytes, kept + (token + n_old) * row_bytes
+    for at, count in vectors(code, n_channels):
+        row = total = code.constant(F32X16, 0.0)
+        for tap, source in enumerate(inputs):
+            row = code.load_first(source + at, F32X16, count)
+            factor = code.load_first(taps + row_bytes * tap + at, F32X16, count)
+            total = code.fma(row, factor, total)
+        code.store_first(row, copy + at, count)
+        if biased:
+            total += code.load_first(bias + at, F32X16, count)
+        code.store_first(silu(code, total) if activate else total, target + at, count)
+    # the first token's task brings the window over
+    none, all_ = code.integer(0), code.integer(n_old)
+    with code.loop(0, code.choose(token.less(1), all_, none)) as i:
         for at, count in vectors(code, n_channels):
-            row = total = code.constant(F32X16, 0.0)
-            for tap, source in enumerate(inputs):
-                row = code.load_first(source + at, F32X16, count)
-                factor = code.load_first(taps + row_bytes * tap + at, F32X16, count)
-                total = code.fma(row, factor, total)
-            code.store_first(row, copy + at, count)
-            if biased:
-                total += code.load_first(bias + at, F32X16, count)
-            code.store_first(silu(code, total) if activate else total, target + at, count)
-        # the first token's task brings the window over
-        none, all_ = code.integer(0), code.integer(n_old)
-        with code.loop(0, code.choose(token.less(1), all_, none)) as i:
-            for at, count in vectors(code, n_channels):
-                row = code.load_first(old + i * window_token + at, F32X16, count)
-                code.store_first(row, kept + i * row_bytes + at, count)
+            row = code.load_first(old + i * window_token + at, F32X16, count)
+            code.store_first(row, kept + i * row_bytes + at, count)
 
 
-@functools.cache
-def _keep() -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """A task is one window. Arguments: the first of them in the history, bytes to the next
-        sequence's and to the next one, pool, bytes from row to row, the numbers of rows, how many
-        a sequence has, bytes of a window."""
-        history, batch_bytes, token_bytes, pool, step, numbers, n_new, n_bytes = args
-        with code.loop(first, last) as task:
-            source = history + task // n_new * batch_bytes + task % n_new * token_bytes
-            code.copy(pool + code.load(numbers + task * 8, I64) * step, source, n_bytes)
-
-    return Program(body, 8)
+@kernel(8)
+def _keep(code: Code, args: Sequence[Value], task: Value) -> None:
+    """A task is one window. Arguments: the first of them in the history, bytes to the next
+    sequence's and to the next one, pool, bytes from row to row, the numbers of rows, how many
+    a sequence has, bytes of a window."""
+    history, batch_bytes, token_bytes, pool, step, numbers, n_new, n_bytes = args
+    source = history + task // n_new * batch_bytes + task % n_new * token_bytes
+    code.copy(pool + code.load(numbers + task * 8, I64) * step, source, n_bytes)
 
 
-@functools.cache
-def _fold_llvm(n_channels: int, width: int) -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """A task is one sequence. Arguments: window, columns and out, each with two strides; how
-        many columns. Rows only move to the front, so out may be the window."""
-        (window, columns, out), numbers = [args[i : i + 3] for i in (0, 3, 6)], args[9]
-        with code.loop(first, last) as b:
-            count = code.load(numbers + b * 8, I64)
-            old, new, to = (x[0] + b * x[1] for x in (window, columns, out))
-            with code.loop(0, code.integer(width)) as i:
-                at = count + i
-                source = code.choose(
-                    at.less(width), old + at * window[2], new + (at - width) * columns[2]
-                )
-                for place, lanes in vectors(code, n_channels):
-                    row = code.load_first(source + place, F32X16, lanes)
-                    code.store_first(row, to + i * out[2] + place, lanes)
-
-    return Program(body, 10)
+@kernel(10)
+def _fold_llvm(code: Code, args: Sequence[Value], b: Value, n_channels: int, width: int) -> None:
+    """A task is one sequence. Arguments: window, columns and out, each with two strides; how
+    many columns. Rows only move to the front, so out may be the window."""
+    (window, columns, out), numbers = [args[i : i + 3] for i in (0, 3, 6)], args[9]
+    count = code.load(numbers + b * 8, I64)
+    old, new, to = (x[0] + b * x[1] for x in (window, columns, out))
+    with code.loop(0, code.integer(width)) as i:
+        at = count + i
+        source = code.choose(at.less(width), old + at * window[2], new + (at - width) * columns[2])
+        for place, lanes in vectors(code, n_channels):
+            row = code.load_first(source + place, F32X16, lanes)
+            code.store_first(row, to + i * out[2] + place, lanes)
 
 
 @operation(llvm=__name__)
@@ -391,8 +371,7 @@ def block_conv_with_llvm(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor)
         x.data_ptr(),
         4 * x.stride(0),
         4 * x.stride(1),
-        base.data_ptr(),
-        own.data_ptr(),
+        *addresses(base, own),
         4 * own.stride(0),
         4 * own.stride(1),
         4 * own.stride(2),
@@ -401,17 +380,13 @@ def block_conv_with_llvm(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor)
     return y
 
 
-@functools.cache
-def _block_program(d: int, group: int, n_taps: int) -> Program:
-    return Program(functools.partial(_block_body, d, group, n_taps), 10)
-
-
-def _block_body(
-    d: int, group: int, n_taps: int, code: Code, args: Sequence[Value], first: Value, last: Value
+@kernel(10)
+def _block_program(
+    code: Code, args: Sequence[Value], row: Value, d: int, group: int, n_taps: int
 ) -> None:
     """Arguments: tokens, x and its strides, base, own and its strides, y. Strides in bytes."""
     n_tokens, x, x_b, x_t, base, own, own_b, own_t, own_k, y = args
-    with code.loop(first, last) as row, code.loop(0, code.integer(d // group)) as g:
+    with code.loop(0, code.integer(d // group)) as g:
         b, a = row // n_tokens, row % n_tokens
         for at, count in vectors(code, group):
             place = g * (4 * group) + at

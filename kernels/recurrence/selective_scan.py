@@ -10,9 +10,9 @@ import torch
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import exp, vectors
+from kernels.llvm.functions import addresses, exp, vectors
 from kernels.llvm.values import I64
-from kernels.whole_vectors import pointwise
+from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.recurrence.with_triton"
 
@@ -158,9 +158,7 @@ def _scan(
     places = [n for each in of_tokens for n in (each.data_ptr(), *each.stride()[:2])]
     _program(n_channels, width, n_state, len(where) > 2)(
         *places,
-        A.data_ptr(),
-        D.data_ptr(),
-        o.data_ptr(),
+        *addresses(A, D, o),
         n_tokens,
         n_slots,
         states.data_ptr(),

@@ -6,15 +6,14 @@ with others in them (engine.machine.graphs).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
 import torch
 
 from kernels.dispatch import operation, runs_llvm
-from kernels.llvm import Code, Program, Value
-from kernels.llvm.functions import RowPlaces, rows, start
+from kernels.llvm import Code, Value, kernel
+from kernels.llvm.functions import RowPlaces, addresses, rows, start
 from kernels.llvm.functions import run as run_rows
 from kernels.llvm.values import I64
 
@@ -141,8 +140,7 @@ def _run(take: bool, table: torch.Tensor, numbers: torch.Tensor, others: torch.T
         row_bytes // 4,
         table.data_ptr(),
         table.stride(0) * table.element_size(),
-        numbers.data_ptr(),
-        others.data_ptr(),
+        *addresses(numbers, others),
         row_bytes,
     )
 
@@ -155,24 +153,16 @@ def _copy(source: torch.Tensor, target: RowPlaces) -> None:
     run_rows(_from_places(), source.numel() // width, width, *places, *target, 4 * width)
 
 
-@functools.cache
-def _by_number(take: bool) -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """Arguments: the table, bytes from row to row of it, the numbers, rows, bytes of a row."""
-        table, step, numbers, others, row_bytes = args
-        with code.loop(first, last) as i:
-            numbered = table + code.load(numbers + i * 8, I64) * step
-            other = others + i * row_bytes
-            code.copy(*((other, numbered) if take else (numbered, other)), row_bytes)
-
-    return Program(body, 5)
+@kernel(5)
+def _by_number(code: Code, args: Sequence[Value], i: Value, take: bool) -> None:
+    """Arguments: the table, bytes from row to row of it, the numbers, rows, bytes of a row."""
+    table, step, numbers, others, row_bytes = args
+    numbered = table + code.load(numbers + i * 8, I64) * step
+    other = others + i * row_bytes
+    code.copy(*((other, numbered) if take else (numbered, other)), row_bytes)
 
 
-@functools.cache
-def _from_places() -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """Arguments: source and target in RowPlaces, bytes of a row."""
-        with code.loop(first, last) as row:
-            code.copy(start(args[4:8], row), start(args[:4], row), args[8])
-
-    return Program(body, 9)
+@kernel(9)
+def _from_places(code: Code, args: Sequence[Value], row: Value) -> None:
+    """Arguments: source and target in RowPlaces, bytes of a row."""
+    code.copy(start(args[4:8], row), start(args[:4], row), args[8])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
 from kernels.dispatch import operation, runs_triton
-from kernels.llvm import Code, Program, Value
+from kernels.llvm import Code, Value, kernel
+from kernels.llvm.functions import addresses, run, start
 from kernels.llvm.functions import rows as in_rows
-from kernels.llvm.functions import run, start
 from kernels.llvm.values import I64
 
 CellPlaces = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -68,25 +67,19 @@ def write_cells_with_llvm(
         dim,
         storage.data_ptr(),
         *places,
-        streams.data_ptr(),
-        cells.data_ptr(),
+        *addresses(streams, cells),
         n_heads,
         n_cells,
         4 * dim,
     )
 
 
-@functools.cache
-def _program() -> Program:
-    return Program(_body, 10)
-
-
-def _body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(10)
+def _program(code: Code, args: Sequence[Value], row: Value) -> None:
     """Arguments: storage, rows in RowPlaces, streams, cells, heads, cells of a stream, bytes of a
     row."""
     storage, streams, cells, n_heads, n_cells, n_bytes = args[0], *args[5:]
-    with code.loop(first, last) as row:
-        token, head = row // n_heads, row % n_heads
-        stream, cell = (code.load(numbers + token * 8, I64) for numbers in (streams, cells))
-        place = ((stream * n_heads + head) * n_cells + cell) * n_bytes
-        code.copy(storage + place, start(args[1:5], row), n_bytes)
+    token, head = row // n_heads, row % n_heads
+    stream, cell = (code.load(numbers + token * 8, I64) for numbers in (streams, cells))
+    place = ((stream * n_heads + head) * n_cells + cell) * n_bytes
+    code.copy(storage + place, start(args[1:5], row), n_bytes)

@@ -5,7 +5,6 @@ pass (engine.machine.graphs).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels.dispatch import operation, runs_triton, torch_version
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import LANES, rows, run, start, vectors
 from kernels.llvm.values import I16, I32, I64
 from kernels.rows.reductions import (
@@ -89,35 +88,30 @@ def _record_with_llvm(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torc
     return record
 
 
-@functools.cache
-def _program(d: int, k: int) -> Program:
-    return Program(functools.partial(_body, d, k), 6)
-
-
-def _body(d: int, k: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(6)
+def _program(code: Code, args: Sequence[Value], row: Value, d: int, k: int) -> None:
     """Arguments: logits in RowPlaces, the tokens asked about, the record."""
     *x, asked, record = args
-    with code.loop(first, last) as row:
-        source, at = start(x, row), record + row * 4 * (2 * k + 2 + _ASKED)
-        for i, places in enumerate(largest_of_row(code, source, d, k)):
-            code.store_first(places, at + 4 * LANES * i, min(LANES, k - LANES * i))
-        with code.loop(0, code.integer(k)) as nth:
-            place = code.load(at + nth * 4, I32).resize(I64)
-            code.store(code.load(source + place * 4, F32), at + (nth + k) * 4)
-        best, rest = code.load(at, I32), at + 4 * 2 * k
-        sums_of_row(code, source, d, code.load(at + 4 * k, F32), rest)
-        token = code.load(asked + row * 8, I64)
-        own = code.load(source + token * 4, F32)
-        n_larger = code.variable(code.constant(I32, 0))
-        for place, count in vectors(code, d):
-            larger = code.splat(own).less(code.load_first(source + place, F32X16, count))
-            if count < LANES:
-                there = [int(lane < count) for lane in range(LANES)]
-                larger = larger & code.constants(larger.type, there)
-            bits = larger.bits(I16)
-            n_larger.set(n_larger.value + code.call("llvm.ctpop.i16", I16, bits).resize(I32))
-        for i, value in enumerate((best, token.resize(I32), n_larger.value, own)):
-            code.store(value, rest + 8 + 4 * i)
+    source, at = start(x, row), record + row * 4 * (2 * k + 2 + _ASKED)
+    for i, places in enumerate(largest_of_row(code, source, d, k)):
+        code.store_first(places, at + 4 * LANES * i, min(LANES, k - LANES * i))
+    with code.loop(0, code.integer(k)) as nth:
+        place = code.load(at + nth * 4, I32).resize(I64)
+        code.store(code.load(source + place * 4, F32), at + (nth + k) * 4)
+    best, rest = code.load(at, I32), at + 4 * 2 * k
+    sums_of_row(code, source, d, code.load(at + 4 * k, F32), rest)
+    token = code.load(asked + row * 8, I64)
+    own = code.load(source + token * 4, F32)
+    n_larger = code.variable(code.constant(I32, 0))
+    for place, count in vectors(code, d):
+        larger = code.splat(own).less(code.load_first(source + place, F32X16, count))
+        if count < LANES:
+            there = [int(lane < count) for lane in range(LANES)]
+            larger = larger & code.constants(larger.type, there)
+        bits = larger.bits(I16)
+        n_larger.set(n_larger.value + code.call("llvm.ctpop.i16", I16, bits).resize(I32))
+    for i, value in enumerate((best, token.resize(I32), n_larger.value, own)):
+        code.store(value, rest + 8 + 4 * i)
 
 
 @operation(llvm=__name__, any_type=True)
@@ -135,16 +129,12 @@ def tokens_after_with_llvm(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Te
     return found
 
 
-@functools.cache
-def _after() -> Program:
-    def body(code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
-        """Arguments: the tokens, how many, the rows, the tokens found."""
-        tokens, n, rows, found = args
-        with code.loop(first, last) as i:
-            place = (code.load(rows + i * 8, I64) + 1) % n
-            code.store(code.load(tokens + place * 8, I64), found + i * 8)
-
-    return Program(body, 4)
+@kernel(4)
+def _after(code: Code, args: Sequence[Value], i: Value) -> None:
+    """Arguments: the tokens, how many, the rows, the tokens found."""
+    tokens, n, rows, found = args
+    place = (code.load(rows + i * 8, I64) + 1) % n
+    code.store(code.load(tokens + place * 8, I64), found + i * 8)
 
 
 def larger_than(logits: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

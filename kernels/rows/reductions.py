@@ -10,7 +10,7 @@ import torch
 from llvmlite import ir
 
 from kernels.dispatch import operation, torch_version
-from kernels.llvm import F32, F32X16, Code, Program, Value, vector
+from kernels.llvm import F32, F32X16, Code, Value, kernel, vector
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import LANES, exp, rows, run, start, vectors
 from kernels.llvm.values import I16, I32, I64
@@ -79,22 +79,17 @@ def top_k_with_llvm(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
     return values, ids
 
 
-@functools.cache
-def _top_program(d: int, k: int) -> Program:
-    return Program(functools.partial(_top_body, d, k), 6)
-
-
-def _top_body(d: int, k: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(6)
+def _top_program(code: Code, args: Sequence[Value], row: Value, d: int, k: int) -> None:
     """Arguments: x in RowPlaces, the values, their places."""
     *x, values, ids = args
-    with code.loop(first, last) as row:
-        source, at = start(x, row), row * k
-        for i, places in enumerate(largest_of_row(code, source, d, k)):
-            n = min(LANES, k - LANES * i)
-            code.store_first(places.extended(I64), ids + (at + LANES * i) * 8, n)
-        with code.loop(0, code.integer(k)) as nth:
-            place = code.load(ids + (at + nth) * 8, I64)
-            code.store(code.load(source + place * 4, F32), values + (at + nth) * 4)
+    source, at = start(x, row), row * k
+    for i, places in enumerate(largest_of_row(code, source, d, k)):
+        n = min(LANES, k - LANES * i)
+        code.store_first(places.extended(I64), ids + (at + LANES * i) * 8, n)
+    with code.loop(0, code.integer(k)) as nth:
+        place = code.load(ids + (at + nth) * 8, I64)
+        code.store(code.load(source + place * 4, F32), values + (at + nth) * 4)
 
 
 def largest_of_row(code: Code, source: Value, d: int, k: int) -> list[Value]:
@@ -210,17 +205,12 @@ def softmax_sums_with_llvm(x: torch.Tensor, largest: torch.Tensor) -> torch.Tens
     return sums
 
 
-@functools.cache
-def _sums_program(d: int) -> Program:
-    return Program(functools.partial(_sums_body, d), 6)
-
-
-def _sums_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(6)
+def _sums_program(code: Code, args: Sequence[Value], row: Value, d: int) -> None:
     """Arguments: x in RowPlaces, the largest of each row, the sums."""
     *x, largest, sums = args
-    with code.loop(first, last) as row:
-        most = code.load(largest + row * 4, F32)
-        sums_of_row(code, start(x, row), d, most, sums + row * 8)
+    most = code.load(largest + row * 4, F32)
+    sums_of_row(code, start(x, row), d, most, sums + row * 8)
 
 
 def sums_of_row(code: Code, source: Value, d: int, largest: Value, target: Value) -> None:

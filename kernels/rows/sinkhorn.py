@@ -3,16 +3,15 @@ have them: gates of four streams, one row out of these, and their mixture with a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from kernels.dispatch import operation
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import exp, rows, run, sigmoid, start, vectors
-from kernels.whole_vectors import pointwise
+from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.rows.with_triton"
 
@@ -172,18 +171,9 @@ def advance_streams_with_llvm(
     return total
 
 
-@functools.cache
-def _gates_program(with_matrix: bool, sinkhorn: Sinkhorn) -> Program:
-    return Program(functools.partial(_gates_body, with_matrix, sinkhorn), 7)
-
-
-def _gates_body(
-    with_matrix: bool,
-    sinkhorn: Sinkhorn,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(7)
+def _gates_program(
+    code: Code, args: Sequence[Value], row: Value, with_matrix: bool, sinkhorn: Sinkhorn
 ) -> None:
     """A task is one token. Arguments: products in RowPlaces, scale, base, gates."""
     scale, base, gates = args[4:]
@@ -198,63 +188,52 @@ def _gates_body(
             x = x + other if join == "sum" else code.larger(x, other)
         return x
 
-    with code.loop(first, last) as row:
-        source, target = start(args[:4], row), gates + row * (4 * (N_GATES if with_matrix else n))
-        factor = code.splat(code.load(scale, F32))
-        if with_matrix:
-            second = code.splat(code.load(scale + 4, F32))
-            factor = factor.take([*range(n), *range(16, 32 - n)], second)
-        x = code.load_first(source, F32X16, count) * factor
-        opened = sigmoid(code, x + code.load_first(base, F32X16, count))
-        doubled = code.constants(F32X16, [*ones, *[2.0] * (16 - n)])
-        added = code.constants(F32X16, [eps] * n + zeros)
-        code.store_first(opened * doubled + added, target, count)
-        if with_matrix:
-            x = code.load(source + 8 * n, F32X16) * code.splat(code.load(scale + 8, F32))
-            x = x + code.load(base + 8 * n, F32X16)
-            e = exp(code, x - across(x, "maximum", 1, 2))
-            c = e / across(e, "sum", 1, 2) + eps
-            matrix = code.variable(c / (across(c, "sum", 4, 8) + eps))
-            with code.loop(1, code.integer(sinkhorn.n_rounds)):
-                c = matrix.value / (across(matrix.value, "sum", 1, 2) + eps)
-                matrix.set(c / (across(c, "sum", 4, 8) + eps))
-            code.store(matrix.value, target + 8 * n)
+    source, target = start(args[:4], row), gates + row * (4 * (N_GATES if with_matrix else n))
+    factor = code.splat(code.load(scale, F32))
+    if with_matrix:
+        second = code.splat(code.load(scale + 4, F32))
+        factor = factor.take([*range(n), *range(16, 32 - n)], second)
+    x = code.load_first(source, F32X16, count) * factor
+    opened = sigmoid(code, x + code.load_first(base, F32X16, count))
+    doubled = code.constants(F32X16, [*ones, *[2.0] * (16 - n)])
+    added = code.constants(F32X16, [eps] * n + zeros)
+    code.store_first(opened * doubled + added, target, count)
+    if with_matrix:
+        x = code.load(source + 8 * n, F32X16) * code.splat(code.load(scale + 8, F32))
+        x = x + code.load(base + 8 * n, F32X16)
+        e = exp(code, x - across(x, "maximum", 1, 2))
+        c = e / across(e, "sum", 1, 2) + eps
+        matrix = code.variable(c / (across(c, "sum", 4, 8) + eps))
+        with code.loop(1, code.integer(sinkhorn.n_rounds)):
+            c = matrix.value / (across(matrix.value, "sum", 1, 2) + eps)
+            matrix.set(c / (across(c, "sum", 4, 8) + eps))
+        code.store(matrix.value, target + 8 * n)
 
 
-@functools.cache
-def _weigh_program(d: int) -> Program:
-    return Program(functools.partial(_weigh_body, d), 9)
-
-
-def _weigh_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(9)
+def _weigh_program(code: Code, args: Sequence[Value], row: Value, d: int) -> None:
     """A task is one token. Arguments: streams and gates in RowPlaces, the sums."""
-    with code.loop(first, last) as row:
-        x, gates, y = start(args[:4], row), start(args[4:8], row), args[8] + row * (4 * d)
-        factors = [code.splat(code.load(gates + 4 * i, F32)) for i in range(N_STREAMS)]
-        for at, count in vectors(code, d):
-            total = code.constant(F32X16, 0.0)
-            for i, factor in enumerate(factors):
-                total = code.fma(code.load_first(x + at + 4 * d * i, F32X16, count), factor, total)
-            code.store_first(total, y + at, count)
+    x, gates, y = start(args[:4], row), start(args[4:8], row), args[8] + row * (4 * d)
+    factors = [code.splat(code.load(gates + 4 * i, F32)) for i in range(N_STREAMS)]
+    for at, count in vectors(code, d):
+        total = code.constant(F32X16, 0.0)
+        for i, factor in enumerate(factors):
+            total = code.fma(code.load_first(x + at + 4 * d * i, F32X16, count), factor, total)
+        code.store_first(total, y + at, count)
 
 
-@functools.cache
-def _advance_program(d: int) -> Program:
-    return Program(functools.partial(_advance_body, d), 13)
-
-
-def _advance_body(d: int, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(13)
+def _advance_program(code: Code, args: Sequence[Value], row: Value, d: int) -> None:
     """A task is one token. Arguments: streams, rows and gates in RowPlaces, the streams after."""
     n = N_STREAMS
-    with code.loop(first, last) as row:
-        x, y, gates = (start(args[4 * i : 4 * i + 4], row) for i in range(3))
-        target = args[12] + row * (4 * d * n)
-        factors = [code.splat(code.load(gates + 4 * i, F32)) for i in range(n, N_GATES)]
-        for at, count in vectors(code, d):
-            added = code.load_first(y + at, F32X16, count)
-            streams = [code.load_first(x + at + 4 * d * i, F32X16, count) for i in range(n)]
-            for to in range(n):
-                total = added * factors[to]
-                for source, stream in enumerate(streams):
-                    total = code.fma(stream, factors[n * (1 + source) + to], total)
-                code.store_first(total, target + at + 4 * d * to, count)
+    x, y, gates = (start(args[4 * i : 4 * i + 4], row) for i in range(3))
+    target = args[12] + row * (4 * d * n)
+    factors = [code.splat(code.load(gates + 4 * i, F32)) for i in range(n, N_GATES)]
+    for at, count in vectors(code, d):
+        added = code.load_first(y + at, F32X16, count)
+        streams = [code.load_first(x + at + 4 * d * i, F32X16, count) for i in range(n)]
+        for to in range(n):
+            total = added * factors[to]
+            for source, stream in enumerate(streams):
+                total = code.fma(stream, factors[n * (1 + source) + to], total)
+            code.store_first(total, target + at + 4 * d * to, count)

@@ -17,11 +17,11 @@ from kernels.moe import experts, pack_experts, route
 from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
 from kernels.pointwise import delta_gates, relu2, step_gates, swiglu
 from kernels.pointwise.with_torch import invariant as torch_ops
+from kernels.pointwise.with_torch import pointwise
 from kernels.recurrence import conv, delta_rule
 from kernels.recurrence.conv import causal_conv
 from kernels.recurrence.delta_rule import naive as naive_delta
 from kernels.recurrence.delta_rule import with_llvm, with_torch
-from kernels.whole_vectors import pointwise
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make
 from tests.support.implementations import Implementation, implementations

@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels import dispatch
-from kernels.linear import dequant, fixed_blocks
+from kernels import dispatch, linear
+from kernels.linear import dequant
 from kernels.rows import ngrams
 
 DEVICE = torch.device("cuda:0")
@@ -173,8 +173,8 @@ def fake_cuda(
     )
     monkeypatch.setattr(loading, "_check_rope_factors", lambda file, weights: None)
     # nor have products
-    monkeypatch.setattr(fixed_blocks, "_try_sizes", lambda block, packed, device: (8,))
-    monkeypatch.setattr(fixed_blocks, "_found", {})
+    monkeypatch.setattr(linear, "_try_sizes", lambda block, packed, device: (8,))
+    monkeypatch.setattr(linear, "_found", {})
     # tensors that are kept would be those of another fake device
     for module, name in _KEPT:
         again = functools.cache(getattr(module, name).__wrapped__)

@@ -13,9 +13,9 @@ from app.engine_thread.events import (
     OpenedFiles,
     OpenRequest,
     RunRequest,
-    ScriptRequest,
     TurnRequest,
 )
+from engine.compare.memory_script import MemoryScript
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import COMPUTE_MODES
 from engine.progress import ReportProgress
@@ -86,7 +86,7 @@ class FakeEngine:
     opened: list[tuple[Path, tuple[Path, ...], str]] = field(default_factory=list)
     closed: list[Path] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
-    compared: list[CompareRequest | ScriptRequest] = field(default_factory=list)
+    compared: list[CompareRequest | tuple[MemoryScript, str]] = field(default_factory=list)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
     """Sequences that were ended, each with the round before which it was."""
     steps: int = 0
@@ -162,11 +162,14 @@ class FakeSession:
         """Always refused."""
         raise OptionError("Nothing is said to a fake model.", "Open another.")
 
-    def compare(self, request: CompareRequest | ScriptRequest, trace: TraceStore) -> Decoding:
+    def play(self, script: MemoryScript, policy: str, trace: TraceStore) -> Decoding:
+        """One scripted lane."""
+        self._engine.compared.append((script, policy))
+        return FakeComparison(self._engine, [f"{policy} A"], trace)
+
+    def compare(self, request: CompareRequest, trace: TraceStore) -> Decoding:
         """Scripted lanes."""
         self._engine.compared.append(request)
-        if isinstance(request, ScriptRequest):
-            return FakeComparison(self._engine, [f"{request.policy} A"], trace)
         if not request.texts[0]:
             raise OptionError("The prompt is empty.", "Give at least one token of text.")
         return FakeComparison(self._engine, [lane.name for lane in request.lanes], trace)

@@ -26,8 +26,8 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
-from kernels.cache_folder import cache_folder
 from kernels.kernel_files import VARIABLE as KERNELS
+from kernels.kernel_files import cache_folder
 from tests.torture import corpus
 from tests.torture.children import play
 from tests.torture.listed import NAMES, campaign

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.engine_thread.events import ScriptRequest, TurnRequest
-from app.engine_thread.jobs.engine import StartComparison, StartTurn
+from app.engine_thread.events import TurnRequest
+from app.engine_thread.jobs.engine import PlayScript, StartTurn
 from engine.compare.memory_script_parser import read_script
 from engine.conversation.conversation import Conversation, Rendering
 from engine.conversation.turns import TurnTree, conversations
@@ -79,7 +79,7 @@ def answers(model: Path, compute: str) -> list[str]:
 
 
 def play_script(idle: IdleWindow) -> None:
-    idle.real.window.bridge.ask(StartComparison(ScriptRequest(read_script(_SCRIPT), "planes")))
+    idle.real.window.bridge.ask(PlayScript(read_script(_SCRIPT), "planes"))
 
 
 def script_error(idle: IdleWindow) -> bool:

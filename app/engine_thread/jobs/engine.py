@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
+    CompareRequest,
     Decoding,
-    LanesRequest,
     OpenedFiles,
     OpenRequest,
     RunRequest,
@@ -22,8 +22,10 @@ from app.engine_thread.events import (
 from app.engine_thread.opening import devices
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import DecodingJob, EngineJob, EngineWorker
+from engine.compare.memory_script import MemoryScript
 from engine.fork import Fork
 from engine.options import RunOptions
+from engine.options.llama_cpp import GateOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -199,7 +201,7 @@ class StartTurn(DecodingJob):
 class StartComparison(DecodingJob):
     """A comparison on the model in use. rounds: pause after as many."""
 
-    def __init__(self, lanes: LanesRequest, rounds: int | None = None) -> None:
+    def __init__(self, lanes: CompareRequest, rounds: int | None = None) -> None:
         super().__init__(rounds)
         self._lanes = lanes
 
@@ -208,6 +210,35 @@ class StartComparison(DecodingJob):
 
     def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
         return session.compare(self._lanes, worker.store)
+
+
+class PlayScript(DecodingJob):
+    """A script of memory operations under a rollback policy; its contexts are the lanes."""
+
+    def __init__(self, script: MemoryScript, policy: str) -> None:
+        super().__init__()
+        self._played = script, policy
+
+    def again(self) -> PlayScript:
+        return PlayScript(*self._played)
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        return session.play(*self._played, worker.store)
+
+
+class CheckRollback(DecodingJob):
+    """Every check of rollback on a build of llama.cpp, None = an installed package, at one settings
+    after another, as lanes."""
+
+    def __init__(self, library: Path | None, gates: tuple[GateOptions, ...]) -> None:
+        super().__init__()
+        self._checked = library, gates
+
+    def again(self) -> CheckRollback:
+        return CheckRollback(*self._checked)
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        return session.check_rollback(*self._checked, worker.store)
 
 
 class WatchClients(DecodingJob):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernels.cache_folder import cache_folder
+from kernels.kernel_files import cache_folder
 
 
 def progress_file() -> Path:

@@ -41,7 +41,7 @@ from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.sweep.plan import MODEL, SweepJob, SweepPlan
 from engine.gguf.file import GgufFile
 from engine.report.common import machine_section, model_section, repeat_section, shown
-from engine.report.parts import Facts, Part, Plot, Remark, Report, ReportTable, Section
+from engine.report.parts import Part, Plot, Remark, Report, ReportTable, Section
 from engine.trace.export import check_target
 from engine.trace.replacing import is_alive, replacing
 
@@ -350,7 +350,7 @@ def _common(results: ExperimentResults) -> Iterator[Part]:
     if results.n:
         every = results.settings(0)
         same = {name: shown(value) for name, value in every.items() if name not in results.axes}
-        yield Facts(same)
+        yield same
 
 
 def _machines(results: ExperimentResults) -> Iterator[Section]:

@@ -14,7 +14,7 @@ from engine.report.common import (
     settings_section,
     shown,
 )
-from engine.report.parts import CodeSample, Part, Plot, Remark, Report, ReportTable, Section
+from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
 from engine.size_text import size_text
 from engine.trace.facts import recorded_options
 
@@ -69,7 +69,7 @@ def _recommended(data: Mapping[str, Any]) -> Iterator[Part]:
     for one in data["flags"]:
         if one["flags"]:
             yield Remark(f"{one['engine']}:")
-            yield CodeSample(one["flags"])
+            yield Remark(one["flags"], CODE)
         for missing in one["missing"]:
             yield Remark(f"{one['engine']}: {missing}")
 

@@ -19,7 +19,7 @@ from kernels.linear.block_linear.operands_with_llvm import (
     sizes,
     terms,
 )
-from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm import F32X16, Code, Program, Value, kernel
 from kernels.llvm.values import transposed
 from kernels.processor import has_feature
 
@@ -69,9 +69,20 @@ def _input_bytes(n_in: int, how: Arithmetic) -> int:
     return n_in * how.size + 4 * (n_in // GROUP)
 
 
-@functools.cache
-def _prepare(how: Arithmetic) -> Program:
-    return Program(functools.partial(_prepare_body, how), 3)
+@kernel(3)
+def _prepare(code: Code, args: Sequence[Value], r: Value, how: Arithmetic) -> None:
+    """Rows of x rounded, and after each the sums of its groups."""
+    x, out, n_in = args
+    start = out + r * _row_bytes(n_in, how)
+    with code.loop(0, n_in, GROUP) as k:
+        low, high = (code.load(x + (r * n_in + k) * 4 + at, F32X16) for at in (0, 64))
+        rounded = [half.rounded_to_bf16() for half in (low, high)]
+        if how.fused:
+            code.store(how.operand(code, low, high), start + k * 2)
+        else:
+            for i, half in enumerate(rounded):
+                code.store(half, start + k * 4 + 64 * i)
+        code.store(code.sum(rounded[0] + rounded[1]), start + n_in * how.size + k // GROUP * 4)
 
 
 @functools.cache
@@ -81,24 +92,6 @@ def _program(type: str, n_rows: int, how: Arithmetic, in_groups: bool) -> Progra
     else:
         body = _by_terms if how.fused and has_terms(type) else _by_numbers
     return Program(functools.partial(body, type, n_rows, how), 6)
-
-
-def _prepare_body(
-    how: Arithmetic, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
-    """Rows of x rounded, and after each the sums of its groups."""
-    x, out, n_in = args
-    with code.loop(first, last) as r:
-        start = out + r * _row_bytes(n_in, how)
-        with code.loop(0, n_in, GROUP) as k:
-            low, high = (code.load(x + (r * n_in + k) * 4 + at, F32X16) for at in (0, 64))
-            rounded = [half.rounded_to_bf16() for half in (low, high)]
-            if how.fused:
-                code.store(how.operand(code, low, high), start + k * 2)
-            else:
-                for i, half in enumerate(rounded):
-                    code.store(half, start + k * 4 + 64 * i)
-            code.store(code.sum(rounded[0] + rounded[1]), start + n_in * how.size + k // GROUP * 4)
 
 
 def _row_bytes(n_in: Value, how: Arithmetic) -> Value:

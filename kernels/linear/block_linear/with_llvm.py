@@ -8,14 +8,13 @@ panel; a row's sums are formed in their order, whatever the other rows are.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import torch
 
 from kernels.linear.block_linear.operands_with_llvm import Arithmetic, arithmetic, operands, sizes
 from kernels.linear.block_linear.rows_with_llvm import AHEAD, ROWS, multiply_rows
-from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm import F32X16, Code, Value, kernel
 from kernels.llvm.values import I32, transposed, vector
 from kernels.rows import side_by_side
 
@@ -70,17 +69,8 @@ def multiply_panels(
     )
 
 
-@functools.cache
-def _pack_program(how: Arithmetic) -> Program:
-    return Program(functools.partial(_pack, how), 4)
-
-
-@functools.cache
-def _program(type: str, room: int, how: Arithmetic) -> Program:
-    return Program(functools.partial(_multiply, type, room, how), 7)
-
-
-def _pack(how: Arithmetic, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(4)
+def _pack_program(code: Code, args: Sequence[Value], panel: Value, how: Arithmetic) -> None:
     x, n_rows, n_in, out = args
 
     def load(row: Value, at: Value) -> Value:
@@ -88,18 +78,12 @@ def _pack(how: Arithmetic, code: Code, args: Sequence[Value], first: Value, last
         high = code.load(source + LINE, F32X16) if how.fused else None
         return how.operand(code, code.load(source, F32X16), high).bits(I32X16)
 
-    with code.loop(first, last) as panel:
-        pack(code, panel, n_rows, n_in * how.size, out, load)
+    pack(code, panel, n_rows, n_in * how.size, out, load)
 
 
-def _multiply(
-    type: str,
-    room: int,
-    how: Arithmetic,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(7)
+def _program(
+    code: Code, args: Sequence[Value], tile: Value, type: str, room: int, how: Arithmetic
 ) -> None:
     blocks, row_bytes, packed, n_in, y, n_out, n_rows = args
     elements, n_bytes = sizes(type)
@@ -114,8 +98,7 @@ def _multiply(
     def add(total: Value, weight: Value, column: Value) -> Value:
         return how.add(code, total, how.read(weight), how.read(column))
 
-    with code.loop(first, last) as tile:
-        multiply(code, tile, n_in * how.size, room, packed, n_rows, y, n_out, write=write, add=add)
+    multiply(code, tile, n_in * how.size, room, packed, n_rows, y, n_out, write=write, add=add)
 
 
 PANEL = 16

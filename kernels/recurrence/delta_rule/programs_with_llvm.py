@@ -5,11 +5,10 @@ Where a tensor is asked for, a program takes four arguments: its address and thr
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kernels.llvm import F32, Code, Program, Value, vector
+from kernels.llvm import F32, Code, Value, kernel, vector
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import StatePlace, StridedTensor, divisor, exp, strided_tensors
 from kernels.llvm.values import I64
@@ -170,121 +169,77 @@ def _added(sums: Sequence[Sequence[Variable]]) -> list[Value]:
     return rows[0]
 
 
-class _Heads(NamedTuple):
-    """Which sequence, head and columns a task is for."""
-
-    sides: Sides
-    grouped: bool
-    n_heads: Value
-    n_k_heads: Value
-
-    def of(self, task: Value) -> tuple[Value, Value, Value, Value]:
-        """Sequence, value head, key head, and the bytes in front of the first column."""
-        n_blocks = self.sides.d_v // self.sides.width
-        head = task // n_blocks
-        b, j = head // self.n_heads, head % self.n_heads
-        i = j // (self.n_heads // self.n_k_heads) if self.grouped else j % self.n_k_heads
-        return b, j, i, (task % n_blocks) * (4 * self.sides.width)
+_Place = tuple[Value, Value, Value, Value]
+"""Of a task: sequence, value head, key head, and the bytes in front of the first column."""
+_Kept = tuple[Callable[[Value], StatePlace], Value, Value]
+"""Slots, by the tokens from a state to the last one; how many; whether they are large: writing them
+would only push other things out of the caches."""
 
 
-class _Kept(NamedTuple):
-    """slot: by the tokens from its state to the last one. n_slots: how many. is_large: writing them
-    would only push other things out of the caches."""
-
-    slot: Callable[[Value], StatePlace]
-    n_slots: Value
-    is_large: Value
-
-
-@functools.cache
-def recurrence(sides: Sides, grouped: bool, log: bool) -> Program:
-    """All tokens through the states.
-
-    Arguments: q, k, v, g, beta, the state; the addresses of the slots, newest first, as a table
-    with the strides that all of them have; o and, for the log, u [B, T, H_v, d_v], contiguous;
-    n_slots, n_tokens, n_heads, n_k_heads; whether new states go past the caches. A log makes no
-    last state and needs no slots.
-    """
-    return Program(functools.partial(_recurrence, sides, grouped, log), 35)
+def _place(sides: Sides, grouped: bool, n_heads: Value, n_k_heads: Value, task: Value) -> _Place:
+    n_blocks = sides.d_v // sides.width
+    head = task // n_blocks
+    b, j = head // n_heads, head % n_heads
+    i = j // (n_heads // n_k_heads) if grouped else j % n_k_heads
+    return b, j, i, (task % n_blocks) * (4 * sides.width)
 
 
-def _recurrence(
-    sides: Sides,
-    grouped: bool,
-    log: bool,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(35)
+def recurrence(
+    code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool, log: bool
 ) -> None:
     *inputs, state, slots = strided_tensors(args, 7)
     o, u_log, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[28:]
-    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
-    with code.loop(first, last) as task:
-        b, j, _, column = heads.of(task)
+    b, j, _, column = at = _place(sides, grouped, n_heads, n_k_heads, task)
 
-        def slot(back: Value) -> StatePlace:
-            address = code.load(slots.address + back * 8, I64)
-            return slots._replace(address=address).place(b, j, column)
+    def slot(back: Value) -> StatePlace:
+        address = code.load(slots.address + back * 8, I64)
+        return slots._replace(address=address).place(b, j, column)
 
-        start = state.place(b, j, column)
-        kept = None if log else _Kept(slot, n_slots, is_large)
-        _tokens(code, block, heads, task, inputs, n_tokens, start, o, u_log, kept)
+    start = state.place(b, j, column)
+    kept = None if log else (slot, n_slots, is_large)
+    _tokens(code, sides, at, inputs, (n_tokens, n_heads), start, o, u_log, kept)
 
 
-@functools.cache
-def slots(sides: Sides, grouped: bool) -> Program:
-    """All tokens through states in rows of one pool, which numbers in memory choose.
-
-    Arguments: q, k, v, g, beta; the pool [n_rows, H_v, d_k, d_v]; the numbers of the rows to read
-    [B] and to write [B, n], newest first, contiguous; o; n, n_tokens, n_heads, n_k_heads; whether
-    new states go past the caches.
-    """
-    return Program(functools.partial(_slots, sides, grouped), 32)
-
-
-def _slots(
-    sides: Sides, grouped: bool, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(32)
+def slots(code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool) -> None:
     *inputs, pool = strided_tensors(args, 6)
     read, write, o, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[24:]
-    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
-    with code.loop(first, last) as task:
-        b, j, _, column = heads.of(task)
+    b, j, _, column = at = _place(sides, grouped, n_heads, n_k_heads, task)
 
-        def row(number: Value) -> StatePlace:
-            return pool.place(code.load(number, I64), j, column)
+    def row(number: Value) -> StatePlace:
+        return pool.place(code.load(number, I64), j, column)
 
-        def slot(back: Value) -> StatePlace:
-            return row(write + (b * n_slots + back) * 8)
+    def slot(back: Value) -> StatePlace:
+        return row(write + (b * n_slots + back) * 8)
 
-        kept = _Kept(slot, n_slots, is_large)
-        _tokens(code, block, heads, task, inputs, n_tokens, row(read + b * 8), o, None, kept)
+    kept = slot, n_slots, is_large
+    _tokens(code, sides, at, inputs, (n_tokens, n_heads), row(read + b * 8), o, None, kept)
 
 
 def _tokens(
     code: Code,
-    block: StateBlock,
-    heads: _Heads,
-    task: Value,
+    sides: Sides,
+    at: _Place,
     inputs: Sequence[StridedTensor],
-    n_tokens: Value,
+    counts: tuple[Value, Value],
     start: StatePlace,
     o: Value,
     u_log: Value | None,
     kept: _Kept | None,
 ) -> None:
-    """A task's tokens from the state at `start`. u_log: where u is logged, if it is. kept: None if
-    not even the last state is made."""
+    """A task's tokens from the state at `start`. counts: tokens and heads. u_log: where u is
+    logged, if it is. kept: None if not even the last state is made."""
+    (n_tokens, n_heads), block = counts, StateBlock(code, sides)
     q, k, v, g, beta = inputs
-    b, j, i, column = heads.of(task)
+    b, j, i, column = at
     nothing = code.integer(0)
     with code.loop(0, n_tokens) as t:
         S = block.place_if(t.less(1), start)
         key, gate = k.row(b, t, i), g.row(b, t, j)
         value, strength = v.row(b, t, j) + column, beta.row(b, t, j)
         outputs, u = block.token(S, q.row(b, t, i), key, value, gate, strength)
-        written = ((b * n_tokens + t) * heads.n_heads + j) * (4 * heads.sides.d_v) + column
+        written = ((b * n_tokens + t) * n_heads + j) * (4 * sides.d_v) + column
         block.store(outputs, o + written)
         back = n_tokens - t - 1
         if kept is None:
@@ -293,46 +248,31 @@ def _tokens(
             with code.when(nothing.less(back)):
                 block.write(S, key, gate, u, block.own)
         else:
-            in_place = back.less(1) & kept.is_large.less(1)
-            block.write(S, key, gate, u, block.place_if(in_place, kept.slot(nothing)))
-            with code.when(back.less(kept.n_slots)):
-                with code.when(nothing.less(back) & kept.is_large.less(1)):
-                    block.copy(block.own, kept.slot(back))
-                with code.when(nothing.less(kept.is_large)):
-                    block.copy_past_caches(block.own, kept.slot(back))
+            slot, n_slots, is_large = kept
+            in_place = back.less(1) & is_large.less(1)
+            block.write(S, key, gate, u, block.place_if(in_place, slot(nothing)))
+            with code.when(back.less(n_slots)):
+                with code.when(nothing.less(back) & is_large.less(1)):
+                    block.copy(block.own, slot(back))
+                with code.when(nothing.less(is_large)):
+                    block.copy_past_caches(block.own, slot(back))
 
 
-@functools.cache
-def fold(sides: Sides, grouped: bool, counted: bool) -> Program:
-    """The second pass over the tokens of a log.
-
-    Arguments: the state, k, u, g, the state to fill; n_tokens, or the address of one for every
-    sequence if they are counted; n_heads, n_k_heads.
-    """
-    return Program(functools.partial(_fold, sides, grouped, counted), 23)
-
-
-def _fold(
-    sides: Sides,
-    grouped: bool,
-    counted: bool,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(23)
+def fold(
+    code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool, counted: bool
 ) -> None:
     state, k, u, g, out = strided_tensors(args, 5)
     n_tokens, n_heads, n_k_heads = args[20:]
-    heads, block = _Heads(sides, grouped, n_heads, n_k_heads), StateBlock(code, sides)
-    with code.loop(first, last) as task:
-        b, j, i, column = heads.of(task)
-        before, after = state.place(b, j, column), out.place(b, j, column)
-        count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
-        with code.when(count.less(1)):
-            block.copy(before, after)
-        with code.loop(0, count) as t:
-            S = block.place_if(t.less(1), before)
-            target = block.place_if((count - 2).less(t), after)
-            u_t, gate = block.load(u.row(b, t, j) + column), g.row(b, t, j)
-            block.decay(gate)
-            block.write(S, k.row(b, t, i), gate, u_t, target)
+    b, j, i, column = _place(sides, grouped, n_heads, n_k_heads, task)
+    block = StateBlock(code, sides)
+    before, after = state.place(b, j, column), out.place(b, j, column)
+    count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
+    with code.when(count.less(1)):
+        block.copy(before, after)
+    with code.loop(0, count) as t:
+        S = block.place_if(t.less(1), before)
+        target = block.place_if((count - 2).less(t), after)
+        u_t, gate = block.load(u.row(b, t, j) + column), g.row(b, t, j)
+        block.decay(gate)
+        block.write(S, k.row(b, t, i), gate, u_t, target)

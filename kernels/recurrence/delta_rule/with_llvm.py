@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.llvm.functions import addresses
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
 from kernels.recurrence.delta_rule import programs_with_llvm as programs
@@ -71,9 +72,7 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
         *_where(g),
         *_where(beta),
         *_where(pool),
-        read.data_ptr(),
-        write.data_ptr(),
-        o.data_ptr(),
+        *addresses(read, write, o),
         write.shape[1],
         n_tokens,
         n_heads,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.pointwise.with_torch import pointwise
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
-from kernels.whole_vectors import pointwise
 
 # Up to here the recurrence itself is as fast as the WY form, hands out every state on its way,
 # and gives a token the same bits whether it came alone or with others.

@@ -23,7 +23,15 @@ from typing import NamedTuple
 import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
-from kernels.llvm.functions import StatePlace, StridedTensor, divisor, exp, strided_tensors, vectors
+from kernels.llvm.functions import (
+    StatePlace,
+    StridedTensor,
+    addresses,
+    divisor,
+    exp,
+    strided_tensors,
+    vectors,
+)
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
 from kernels.llvm.values import I64
@@ -312,8 +320,7 @@ def _run(
         *_where(B),
         *_where(C),
         *_where(states),
-        D.data_ptr(),
-        o.data_ptr(),
+        *addresses(D, o),
         0 if u is None else u.data_ptr(),
         n_slots,
         n_tokens,

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.pointwise.with_torch import pointwise
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
-from kernels.whole_vectors import pointwise
 
 # Up to here the recurrence is as fast, and hands out every state on its way.
 SHORT = 4

@@ -18,7 +18,7 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs.engine import OpenModel, StartRun
 from app.engine_thread.jobs.files import ExportTrace
-from engine.errors import Cancelled
+from engine.errors import Cancelled, DraftscopeError
 from engine.options import RunOptions, SpecOptions
 from engine.trace.store import TraceStore
 from tests.support.fake_session import TENSORS, FakeEngine
@@ -34,7 +34,8 @@ class Watcher:
         self.states: list[State] = []
         self.events: list[object] = []
         bridge.state_changed.connect(self.states.append)
-        for signal in (bridge.progress, bridge.failed, bridge.loaded, bridge.inspected):
+        bridge.progress.connect(lambda *made: self.events.append(made))
+        for signal in (bridge.failed, bridge.loaded, bridge.inspected):
             signal.connect(self.events.append)
 
     def of(self, kind: type) -> list[object]:
@@ -62,9 +63,9 @@ def test_loading_goes_through_inspection_and_counts_bytes(
     wait_for(State.READY)
     assert seen.states == [State.LOADING, State.READY]
     assert isinstance(seen.events[0], events.OpenedFiles), "metadata comes before the weights"
-    progress = seen.of(events.ProgressMade)
+    progress = seen.of(tuple)
     assert progress
-    assert all(p.total == TENSORS for p in progress if isinstance(p, events.ProgressMade))
+    assert all(p[1] == TENSORS for p in progress if isinstance(p, tuple))
     assert bridge.compute == "f32"
 
 
@@ -240,9 +241,9 @@ def test_bad_file_is_a_failure_and_nothing_more(
 ) -> None:
     seen = Watcher(bridge)
     bridge.ask(OpenModel(tmp_path / "letter.txt"))
-    qtbot.waitUntil(lambda: bool(seen.of(events.CommandFailed)))
-    failed = seen.of(events.CommandFailed)[0]
-    assert isinstance(failed, events.CommandFailed)
+    qtbot.waitUntil(lambda: bool(seen.of(DraftscopeError)))
+    failed = seen.of(DraftscopeError)[0]
+    assert isinstance(failed, DraftscopeError)
     assert failed.message == "letter.txt: byte 0: no GGUF file."
     assert failed.remedy == "Choose another."
     assert bridge.state is State.EMPTY
@@ -257,7 +258,7 @@ def test_failing_engine_keeps_the_trace_and_can_run_again(
     wait_for(State.READY)
     bridge.ask(StartRun(["p"], OPTIONS))
     wait_for(State.READY)
-    assert "scripted failure" in str(seen.of(events.CommandFailed)[0])
+    assert "scripted failure" in str(seen.of(DraftscopeError)[0])
     assert len(bridge.store.rounds) == 5
     engine.fail_round = None
     bridge.ask(StartRun(["p"], OPTIONS))
@@ -325,14 +326,14 @@ class _Clock:
 
 
 def test_progress_is_thinned_out_but_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, seen = _Clock(), list[events.ProgressMade]()
+    clock, seen = _Clock(), list[tuple[int, int, str]]()
     monkeypatch.setattr(events, "time", clock)
-    report = events.throttled(seen.append)
+    report = events.throttled(lambda *made: seen.append(made))
     for done in range(10_001):
         clock.now += events.PROGRESS_PERIOD / 200
         report(done, 10_000, "x")
     assert len(seen) == pytest.approx(10_000 / 200, abs=2)
-    assert seen[-1] == events.ProgressMade(10_000, 10_000, "x")
+    assert seen[-1] == (10_000, 10_000, "x")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +377,7 @@ def test_an_export_has_an_end_whatever_is_raised_in_it(
         raise GeneratorExit
 
     monkeypatch.setattr("app.engine_thread.jobs.files.export_csv", export_csv)
-    failed: list[events.CommandFailed] = []
+    failed: list[DraftscopeError] = []
     bridge.failed.connect(failed.append)
     with job_ends(qtbot, bridge, ExportTrace):
         bridge.ask(ExportTrace(bridge.store, tmp_path / "out"))

@@ -13,7 +13,6 @@ import pytest
 from msgspec import to_builtins
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread import events
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import CompareRequest, State
 from app.engine_thread.jobs.engine import OpenModel, StartComparison, StartRun
@@ -23,7 +22,7 @@ from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import Change, EngineWorker
 from engine.analysis.breaks import BreakRule
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.errors import OutOfMemoryError
+from engine.errors import DraftscopeError, OutOfMemoryError
 from engine.options import RunOptions, SpecOptions
 from tests.support.fake_session import FakeEngine
 from tests.support.window_acts import job_ends
@@ -58,8 +57,8 @@ def wait_for(qtbot: QtBot, bridge: Bridge) -> Wait:
 
 
 @pytest.fixture
-def failed(bridge: Bridge) -> list[events.CommandFailed]:
-    told: list[events.CommandFailed] = []
+def failed(bridge: Bridge) -> list[DraftscopeError]:
+    told: list[DraftscopeError] = []
     bridge.failed.connect(told.append)
     return told
 
@@ -84,7 +83,7 @@ def test_a_round(
     bridge: Bridge,
     engine: FakeEngine,
     wait_for: Wait,
-    failed: list[events.CommandFailed],
+    failed: list[DraftscopeError],
     error: BaseException,
     rounds: int | None,
 ) -> None:
@@ -103,11 +102,7 @@ def test_a_round(
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_start(
-    bridge: Bridge,
-    engine: FakeEngine,
-    wait_for: Wait,
-    failed: list[events.CommandFailed],
-    begun: bool,
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[DraftscopeError], begun: bool
 ) -> None:
     """It may fail before there is a run, or after its entry in the trace."""
     engine.fail_at["begun" if begun else "start"] = RuntimeError("scripted")
@@ -121,7 +116,7 @@ def test_the_start(
 
 
 def test_a_comparison_whose_second_lane_cannot_begin(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[DraftscopeError]
 ) -> None:
     engine.fail_at["compare"] = OutOfMemoryError("No room for a lane.", "Compare fewer.")
     bridge.ask(StartComparison(LANES))
@@ -146,7 +141,7 @@ def test_the_stop_of_a_paused_run(
     bridge: Bridge,
     engine: FakeEngine,
     wait_for: Wait,
-    failed: list[events.CommandFailed],
+    failed: list[DraftscopeError],
     model_file: Path,
     command: str,
     qtbot: QtBot,
@@ -165,11 +160,7 @@ def test_the_stop_of_a_paused_run(
 
 
 def test_the_stop_of_a_run_that_goes_on(
-    bridge: Bridge,
-    engine: FakeEngine,
-    wait_for: Wait,
-    failed: list[events.CommandFailed],
-    qtbot: QtBot,
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[DraftscopeError], qtbot: QtBot
 ) -> None:
     engine.rounds = 10**9
     bridge.ask(StartRun(["p"], OPTIONS))
@@ -184,7 +175,7 @@ def test_the_stop_of_a_run_that_goes_on(
 
 
 def test_a_round_and_then_the_stop_too(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[DraftscopeError]
 ) -> None:
     engine.fail_at |= {"round": RuntimeError("first"), "stop": RuntimeError("second")}
     bridge.ask(StartRun(["p"], OPTIONS))
@@ -200,7 +191,7 @@ def test_the_end_of_a_sequence(
     bridge: Bridge,
     engine: FakeEngine,
     wait_for: Wait,
-    failed: list[events.CommandFailed],
+    failed: list[DraftscopeError],
     qtbot: QtBot,
     paused: bool,
 ) -> None:
@@ -220,7 +211,7 @@ def test_the_end_of_a_sequence(
 
 
 def test_a_sequence_of_another_run_is_never_ended(
-    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[events.CommandFailed]
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[DraftscopeError]
 ) -> None:
     pause(bridge, wait_for)
     before = bridge.live
@@ -241,7 +232,7 @@ def test_opening(
     qtbot: QtBot, engine: FakeEngine, model_file: Path, stage: str, first: bool
 ) -> None:
     bridge = Bridge(engine)
-    told: list[events.CommandFailed] = []
+    told: list[DraftscopeError] = []
     bridge.failed.connect(told.append)
     other = model_file.with_name("other.gguf")
     if not first:
@@ -264,11 +255,7 @@ def test_opening(
 
 
 def test_the_model_before_cannot_be_let_go(
-    bridge: Bridge,
-    engine: FakeEngine,
-    wait_for: Wait,
-    failed: list[events.CommandFailed],
-    qtbot: QtBot,
+    bridge: Bridge, engine: FakeEngine, wait_for: Wait, failed: list[DraftscopeError], qtbot: QtBot
 ) -> None:
     assert bridge.files is not None
     other = bridge.files.target.with_name("other.gguf")
@@ -282,7 +269,7 @@ def test_the_model_before_cannot_be_let_go(
 
 def test_measuring(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = Bridge()
-    failed: list[events.CommandFailed] = []
+    failed: list[DraftscopeError] = []
     bridge.failed.connect(failed.append)
     bridge.ask(OpenModel(MODEL))
     qtbot.waitUntil(lambda: bridge.state is State.READY)
@@ -316,10 +303,7 @@ def test_measuring(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_break_rule_that_fails(
-    bridge: Bridge,
-    wait_for: Wait,
-    failed: list[events.CommandFailed],
-    monkeypatch: pytest.MonkeyPatch,
+    bridge: Bridge, wait_for: Wait, failed: list[DraftscopeError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge.set_break_rules([BreakRule.parse("depth >= 9")])
 

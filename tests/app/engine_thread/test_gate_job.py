@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.engine_thread.events import GateRequest
 from app.engine_thread.opening import LocalSession
 from app.trace_models.compared_lanes import lanes_of
+from engine.options.llama_cpp import DEFAULT_GATE
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.fake_llama import FakeLlama, use
@@ -20,7 +20,7 @@ def test_every_lane_knows_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeLlama(opened, drift=0.01)
     use(monkeypatch, fake)
     local = LocalSession(opened, DATA / f"{MTP_MODELS[0]}.gguf")
-    checks = local.compare(GateRequest(Path("some/build")), trace)
+    checks = local.check_rollback(Path("some/build"), (DEFAULT_GATE,), trace)
     assert fake.library == Path("some/build")
     assert checks.run_id == 0 and lanes_of(RunRef(trace, 0))
     for _ in range(4):  # the lanes that follow in the same scenario

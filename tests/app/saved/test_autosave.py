@@ -14,7 +14,7 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import CommandFailed
+from app.engine_thread.events import DraftscopeError
 from app.engine_thread.jobs.files import ExportTrace
 from app.saved.autosave import Autosave, discard, saved_folders
 from engine.trace.export import SESSION_FILE, export_csv
@@ -231,7 +231,7 @@ def test_a_place_that_takes_no_files_is_told_once(
     if kind == "full":
         monkeypatch.setattr("app.saved.settings.tempfile.TemporaryFile", full)
     saver = Autosave(parent, lambda: stores, owner)
-    told: list[CommandFailed] = []
+    told: list[DraftscopeError] = []
     saver.failed.connect(told.append)
     for _ in range(2):
         saver.save()

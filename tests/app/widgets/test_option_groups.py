@@ -78,7 +78,7 @@ def test_every_kind_of_field_is_read_and_heard(group: OptionGroup) -> None:
 
 def test_every_option_of_a_run_is_shown_somewhere(qtbot: QtBot) -> None:
     """What has a row has a field, in exactly one place of the Run panel or of Lab."""
-    from app.panels.run_settings.run_panel import RunPanel
+    from app.panels.run_panel import RunPanel
 
     panel = RunPanel()
     qtbot.addWidget(panel)

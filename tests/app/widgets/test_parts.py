@@ -11,7 +11,7 @@ from PySide6.QtGui import QAction, QColor
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import OpenedFiles, ProgressMade
+from app.engine_thread.events import OpenedFiles
 from app.looks.theme import Theme
 from app.panels.model.model_map import LayerStrip, ModelMapView, SizeBars
 from app.trace_models.run_facts import LiveNumbers
@@ -132,7 +132,7 @@ def test_status_line_shows_figures_or_progress(qtbot: QtBot) -> None:
         "vs_plain": "–",
     }
     assert "0.70512" in status.chips["acceptance"].toolTip()
-    status.show_progress(ProgressMade(5, 10, "dequantising blk.3"))
+    status.show_progress(5, 10, "dequantising blk.3")
     assert status.progress_shown
     assert not status.chips["path"].isVisible()
     status.hide_progress()

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import CompareRequest, ScriptRequest, State
+from app.engine_thread.events import CompareRequest, State
 from app.saved.settings import Settings
 from app.widgets.fitted_labels import ScrollPage
 from app.window.dialogs.runs import ScenarioDialog
@@ -224,7 +224,7 @@ def test_scripts_of_memory_operations_stand_behind_the_scenarios(
         action.trigger()
         qtbot.waitUntil(lambda: bool(engine.compared))
         wait(qtbot, window, State.READY)
-        assert engine.compared.pop() == ScriptRequest(script, played)
+        assert engine.compared.pop() == (script, played)
     window.close()
 
 

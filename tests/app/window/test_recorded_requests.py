@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.jobs.files import ReadText, ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
-from app.panels.findings.findings_view import FindingTable
+from app.panels.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.run_facts import observed_text

@@ -52,7 +52,7 @@ def test_it_shows_the_suspect_lane_its_first_divergence_and_the_finding(
     qtbot.waitUntil(lambda: in_sight(area))
     assert window.findings.isVisible() and window.divergence.isVisible()
     (chosen,) = window.findings.table.selectionModel().selectedRows()
-    assert window.findings.model.rows[chosen.row()].rule == "plane-off-by-one"
+    assert window.findings.model.rows[chosen.row()]["rule"] == "plane-off-by-one"
     (banner,) = window.banners.banners
     for part in (scenario.title, scenario.about, "plane-off-by-one: diverges first at position"):
         assert part in banner.message

@@ -8,16 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from engine.report.page import html_page
-from engine.report.parts import (
-    CodeSample,
-    Facts,
-    Plot,
-    Remark,
-    Report,
-    ReportTable,
-    Section,
-    Tokens,
-)
+from engine.report.parts import CODE, Plot, Remark, Report, ReportTable, Section, Tokens
 from engine.report.text import (
     escape,
     escape_lines,
@@ -80,9 +71,9 @@ def report_of(text: str) -> Report:
     """The text in every place that a report has."""
     parts = [
         ReportTable([text, "n"], [[text, "1"]], title=text),
-        Facts({text: text}),
+        {text: text},
         Remark(text, text),
-        CodeSample(text),
+        Remark(text, CODE),
         Tokens(text, [(text, "accepted"), (text, text)]),
         *(
             Plot(kind, text, [text, text], {text: [1.0, 2.0], text + "2": [3.0, None]}, text)

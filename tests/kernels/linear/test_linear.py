@@ -7,7 +7,7 @@ import torch
 
 from kernels import linear as op
 from kernels.dispatch import uses_llvm
-from kernels.linear import fixed_blocks, integers, naive, with_torch
+from kernels.linear import integers, naive, with_torch
 from kernels.linear.packed import quantise_rows
 from tests.support.closeness import nmse
 
@@ -144,7 +144,7 @@ def test_invariant_rows_of_a_product_that_sees_its_neighbours():
 
     packed = op.pack(torch.randn(5, 12), "f32")
     x = torch.randn(20, 12)
-    y = fixed_blocks.linear(coupled, x, packed)
+    y = op._in_blocks(coupled, x, packed)
     assert torch.equal(y, torch.cat([coupled(row, packed) for row in x.split(1)]))
 
 

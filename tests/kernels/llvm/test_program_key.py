@@ -10,10 +10,12 @@ import pytest
 
 from kernels import processor
 from kernels.linear import bytes_with_llvm
+from kernels.linear.bytes_with_llvm import _few_body as dots
 from kernels.llvm import object_cache as module
+from kernels.llvm import program
 from kernels.llvm.object_cache import program_key
-from kernels.norm import _body as norm
 from kernels.pointwise.with_llvm import _body as swiglu
+from kernels.rows import streams
 
 
 class Pair(NamedTuple):
@@ -28,21 +30,21 @@ class Record:
 
 
 def with_argument(argument: object) -> str | None:
-    return program_key(functools.partial(norm, argument))
+    return program_key(functools.partial(dots, argument))
 
 
 def test_the_same_kernel_has_the_same_key_and_any_other_another():
     kernels = [
-        (norm,),
+        (dots,),
         (swiglu,),
-        (norm, swiglu),
-        (norm, 3),
-        (norm, 3.0),
-        (norm, "3"),
-        (norm, None),
-        (functools.partial(norm, 3),),
-        (functools.partial(norm, 4),),
-        (functools.partial(norm, d=3),),
+        (dots, swiglu),
+        (dots, 3),
+        (dots, 3.0),
+        (dots, "3"),
+        (dots, None),
+        (functools.partial(dots, 3),),
+        (functools.partial(dots, 4),),
+        (functools.partial(dots, d=3),),
         (functools.partial(swiglu, 3),),
     ]
     keys = [program_key(*parts) for parts in kernels]
@@ -84,6 +86,15 @@ def test_what_a_function_takes_from_around_it_counts():
     assert None not in found and len(set(found)) == 4
 
 
+def test_kernels_differ_by_their_function_and_its_constants(monkeypatch):
+    found: list[str | None] = []
+    monkeypatch.setattr(program, "Program", lambda body, n: found.append(program_key(body, n)))
+    for made in (streams._mix_program, streams._add_program):
+        for constants in ((2, 16), (2, 32)):
+            made.__wrapped__(*constants)
+    assert None not in found and len(set(found)) == 4
+
+
 @pytest.mark.parametrize("unnamed", [object(), {1}, {}, Record({}, 2), lambda: 1, len])
 def test_what_cannot_be_told_from_others_gives_no_key(unnamed):
     assert with_argument(unnamed) is None
@@ -95,7 +106,7 @@ def test_the_processor_and_its_features_count(monkeypatch):
     keys = set()
     for target in (here, ("another", here[1]), (here[0], {**here[1], "avx2": not here[1]["avx2"]})):
         monkeypatch.setattr(processor, "target", lambda target=target: target)
-        keys.add(program_key(norm))
+        keys.add(program_key(dots))
     assert len(keys) == 3
 
 
@@ -111,19 +122,19 @@ def source(tmp_path, monkeypatch):
 
 
 def test_any_source_of_the_package_counts(source):
-    seen = {program_key(norm)}
+    seen = {program_key(dots)}
     for name, text in [("a.py", "1"), ("a.py", "2"), ("b.py", ""), ("notes.txt", "")]:
         (source / name).write_text(text)
         module._code.cache_clear()
-        seen.add(program_key(norm))
+        seen.add(program_key(dots))
     (source / "b.py").rename(source / "c.py")
     module._code.cache_clear()
-    seen.add(program_key(norm))
+    seen.add(program_key(dots))
     assert len(seen) == 5, "a text that is not a source counts, or source does not"
 
 
 def test_the_library_that_compiles_counts(source, monkeypatch):
-    before = program_key(norm)
+    before = program_key(dots)
     monkeypatch.setattr(module, "version", lambda name: "0")
     module._code.cache_clear()
-    assert program_key(norm) != before
+    assert program_key(dots) != before

@@ -13,7 +13,7 @@ from app.engine_thread.events import OpenedFiles, OpenRequest
 from app.engine_thread.opening import inspect_files
 from app.looks.theme import Theme
 from app.panels.model.model_map import ModelMapView
-from app.panels.run_settings.run_panel import RunPanel
+from app.panels.run_panel import RunPanel
 from engine.gguf.file import GgufFile
 from engine.model.info import ModelInfo, describe
 from engine.options import RunOptions, SpecOptions

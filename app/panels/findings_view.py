@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,14 +88,15 @@ class FindingsView(QStackedWidget):
                 i
                 for i, one in enumerate(self.model.rows)
                 if position is not None
-                and (one.run, one.round, one.seq) == (position.run, position.round, position.seq_id)
+                and (one["run"], one["round"], one["seq"])
+                == (position.run, position.round, position.seq_id)
             ),
             None,
         )
         chosen = self.table.currentIndex()
         if row is not None and chosen.isValid():
             one, other = self.model.rows[row], self.model.rows[chosen.row()]
-            if (one.run, one.round) == (other.run, other.round):
+            if all(one[name] == other[name] for name in ("run", "round")):
                 return  # several findings of one round: keep the one that was chosen
         blocked = self.table.selectionModel().blockSignals(True)
         index = QModelIndex() if row is None else self.model.index(row, 0)
@@ -110,7 +110,7 @@ class FindingsView(QStackedWidget):
         """Choose the first finding of one of these rules, else the first of all, and its place
         in all views unless that is to be kept; its message, empty without any."""
         found = self.model.rows
-        at = next((i for i, one in enumerate(found) if one.rule in rules), 0)
+        at = next((i for i, one in enumerate(found) if one["rule"] in rules), 0)
         if not found:
             return ""
         blocked = self.table.selectionModel().blockSignals(keep_place)
@@ -118,7 +118,7 @@ class FindingsView(QStackedWidget):
         self.table.selectionModel().blockSignals(blocked)
         self.table.viewport().update()
         self._show_detail(self.model.index(at, 0))
-        return found[at].message
+        return str(found[at]["message"])
 
     def _show_page(self) -> None:
         n = len(self.model.rows)
@@ -135,10 +135,10 @@ class FindingsView(QStackedWidget):
         index = rows[0]
         self._show_detail(index)
         finding = self.model.rows[index.row()]
-        if finding.round is None:
-            self.run_selected.emit(finding.run)
+        if finding["round"] is None:
+            self.run_selected.emit(finding["run"])
         else:
-            position = Position(finding.run, finding.seq or 0, finding.round, None)
+            position = Position(finding["run"], finding["seq"] or 0, finding["round"], None)
             self.position_selected.emit(position)
 
     def _show_detail(self, index: QModelIndex) -> None:
@@ -148,10 +148,10 @@ class FindingsView(QStackedWidget):
             self.detail.clear()
             return
         finding = self.model.rows[row]
-        follows = f"follows from {finding.cause}" if finding.cause else ""
-        head = " · ".join(part for part in (finding.rule, finding.lane, follows) if part)
-        parts = (head, finding.message, finding.evidence, finding.suggestion)
-        self.detail.setText("\n".join(part for part in parts if part))
+        follows = f"follows from {finding['cause']}" if finding["cause"] else ""
+        head = " · ".join(filter(None, (finding["rule"], finding["lane"], follows)))
+        texts = (finding[name] for name in ("message", "evidence", "suggestion"))
+        self.detail.setText("\n".join(filter(None, (head, *texts))))
 
     def _set_up_headers(self) -> None:
         for name in _IN_DETAIL:
@@ -202,29 +202,16 @@ _LONG = ("lane", "message", "evidence", "suggestion")
 """What may be cut in the table, and is whole in a tooltip."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListedFinding:
-    """One row of the findings table. round, seq: None for a finding about the whole run. cause: the
-    rule of the first cause that it follows from, empty for such a cause."""
-
-    run: RunRef
-    round: int | None
-    seq: int | None
-    rule: str
-    severity: str
-    message: str
-    evidence: str
-    suggestion: str
-    lane: str
-    cause: str = ""
-
-
 class FindingTable(ColumnTable):
-    """Findings in the order of their recording."""
+    """Findings in the order of their recording.
+
+    rows: what the trace says of each, None of round and seq for one about the whole run; and its
+    run, lane, and cause: the rule of the first cause that it follows from, empty for such a cause.
+    """
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(_COLUMNS, parent)
-        self.rows: list[ListedFinding] = []
+        self.rows: list[dict[str, Any]] = []
         self._runs: tuple[RunRef, ...] = ()
         self._n_read = 0
         self._theme = theme
@@ -251,7 +238,7 @@ class FindingTable(ColumnTable):
         mine = np.isin(table.column("run_id", start, stop), [run.run_id for run in self._runs])
         new = [self._finding(start + int(row)) for row in np.flatnonzero(mine)]
         if new:
-            new = _with_causes(self._runs[0].store, new)
+            _add_causes(self._runs[0].store, new)
             self.beginInsertRows(QModelIndex(), len(self.rows), len(self.rows) + len(new) - 1)
             self.rows += new
             self.endInsertRows()
@@ -263,44 +250,34 @@ class FindingTable(ColumnTable):
 
     def cell(self, row: int, name: str, role: int) -> Any:
         finding = self.rows[row]
-        value = getattr(finding, name)
-        if name == "rule" and finding.cause:
+        value = finding[name]
+        if name == "rule" and finding["cause"]:
             if role == Qt.ItemDataRole.ToolTipRole:
-                return f"Follows from {finding.cause}"
+                return f"Follows from {finding['cause']}"
             value = f"↳ {value}"
         if role == Qt.ItemDataRole.DisplayRole:
             return "" if value is None else str(value)
         if role == Qt.ItemDataRole.ToolTipRole:
             return str(value) if name in _LONG else None
         if role == Qt.ItemDataRole.DecorationRole and name == "severity":
-            return self._icons.get(finding.severity)
+            return self._icons.get(finding["severity"])
         return None
 
-    def _finding(self, row: int) -> ListedFinding:
+    def _finding(self, row: int) -> dict[str, Any]:
         store = self._runs[0].store
         found = store.findings.row(row)
         run = RunRef(store, found["run_id"])
-        return ListedFinding(
-            run,
-            found["round"],
-            found["seq_id"],
-            found["rule"],
-            found["severity"],
-            found["message"],
-            found["evidence"],
-            in_window(found.get("suggestion", "")),
-            run.facts.lane or "",
-        )
+        more = {"seq": found["seq_id"], "suggestion": in_window(found.get("suggestion", ""))}
+        return {**found, **more, "run": run, "lane": run.facts.lane or ""}
 
 
-def _with_causes(store: TraceStore, findings: list[ListedFinding]) -> list[ListedFinding]:
-    """The same, each with the first cause that it follows from among all that are recorded."""
+def _add_causes(store: TraceStore, findings: list[dict[str, Any]]) -> None:
+    """To each the first cause that it follows from among all that are recorded."""
     cause_of = {
         (one.run_id, one.round, one.seq_id, one.rule): cause.rule
         for cause, following in with_consequences(recorded(store))
         for one in following
     }
-    return [
-        replace(one, cause=cause_of.get((one.run.run_id, one.round, one.seq, one.rule), ""))
-        for one in findings
-    ]
+    for one in findings:
+        key = one["run_id"], one["round"], one["seq"], one["rule"]
+        one["cause"] = cause_of.get(key, "")

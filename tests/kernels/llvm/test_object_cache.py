@@ -12,7 +12,7 @@ import pytest
 from llvmlite import ir
 
 from kernels.llvm import object_cache
-from kernels.llvm.machine_code import LinkedCode
+from kernels.llvm.object_cache import LinkedCode
 
 F64, POINTER = ir.DoubleType(), ir.PointerType()
 AS_F64 = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from app.looks.theme import Theme
-from app.panels.findings.findings_view import FindingsView
+from app.panels.findings_view import FindingsView
 from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

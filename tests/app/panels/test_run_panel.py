@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import OpenedFiles
 from app.looks.theme import Theme, apply_theme
-from app.panels.run_settings.run_panel import RunPanel
+from app.panels.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.suffix import SuffixOptions
 from engine.errors import OptionError

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 from app.__main__ import main
 from app.cli.parser import new_parser
 from app.cli.run_arguments import add_arguments, run_options
-from app.panels.run_settings.run_panel import RunPanel
+from app.panels.run_panel import RunPanel
 from app.window.why_not_strip import why_not
 from engine.draft.drafter import Draft
 from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing

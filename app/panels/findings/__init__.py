@@ -1,1 +1,0 @@
-"""The dock of failures that were recognised."""

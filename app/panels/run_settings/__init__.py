@@ -1,1 +1,0 @@
-"""The dock of prompt and options of the next run."""
