@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -31,24 +30,6 @@ if TYPE_CHECKING:
 OURS = "draftscope"
 _FILLS = ("00", "3E", "nan")
 _LINE = "{:<{width}}  {:<10}  {:<7}  {:>6}  {:>9}  {:>7}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One script under one policy. play is None where it is not for that policy, or, with a
-    sentence why, where llama.cpp cannot be asked for it."""
-
-    script: MemoryScript
-    policy: str
-    play: MemoryPlay | None
-    ms: float
-    why_not: str = ""
-
-    @property
-    def verdict(self) -> str:
-        if self.play is None:
-            return "-"
-        return "FAILED" if self.play.failures else "passed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     check_trace_folder(args.trace)
     session = open_session(args, target)
     trace = TraceStore()
-    rows: list[_Row] = []
+    rows: list[dict[str, Any]] = []
     try:
         if not args.json:
             width = max(len(script.name) for script in scripts)
@@ -137,12 +118,8 @@ def run(args: argparse.Namespace) -> int:
         if args.trace is not None:
             with signals_wait():
                 export(trace, args.trace)
-    print_report(
-        args,
-        {"compute": session.compute, "scripts": [_facts(row) for row in rows]},
-        _failures(rows),
-    )
-    return int(any(row.play is not None and row.play.failures for row in rows))
+    print_report(args, {"compute": session.compute, "scripts": rows}, _failures(rows))
+    return int(any(row["verdict"] == "failed" for row in rows))
 
 
 def _script(name: str) -> MemoryScript:
@@ -156,11 +133,11 @@ def _script(name: str) -> MemoryScript:
 
 def _played(
     args: argparse.Namespace, session: Session, script: MemoryScript, policy: str, trace: TraceStore
-) -> _Row:
+) -> dict[str, Any]:
     from engine.compare.memory_engine import FILLS, play_script
 
     if policy not in script.policies:
-        return _Row(script, policy, None, 0.0)
+        return _not_played(script, policy)
     if args.engine == LLAMA:
         return _played_by_llama(args, session, script, policy)
     start = perf_counter()
@@ -170,7 +147,7 @@ def _played(
 
 def _played_by_llama(
     args: argparse.Namespace, session: Session, script: MemoryScript, policy: str
-) -> _Row:
+) -> dict[str, Any]:
     from engine.compare import peer_lane
     from engine.compare.llama_memory import LlamaScriptEngine
     from engine.compare.memory_player import MemoryPlay
@@ -184,57 +161,55 @@ def _played_by_llama(
         play = MemoryPlay(script, policy, LlamaScriptEngine(session, engine))
         return _to_its_end(play, start)
     except (OptionError, RollbackRefusedError) as error:
-        return _Row(script, policy, None, 0.0, str(error))
+        return _not_played(script, policy, why_not=str(error))
     finally:
         engine.close()
 
 
-def _to_its_end(play: MemoryPlay, start: float) -> _Row:
+def _not_played(script: MemoryScript, policy: str, **why_not: str) -> dict[str, Any]:
+    verdict = "not for this policy"
+    return {"script": script.name, "policy": policy, "verdict": verdict, **why_not}
+
+
+def _to_its_end(play: MemoryPlay, start: float) -> dict[str, Any]:
     try:
         while play.step():
             pass
     finally:
         play.stop()
-    return _Row(play.script, play.policy, play, 1e3 * (perf_counter() - start))
+    return {
+        "script": play.script.name,
+        "policy": play.policy,
+        "verdict": "failed" if play.failures else "passed",
+        "ms": 1e3 * (perf_counter() - start),
+        "max_nmse": None if math.isnan(play.worst_nmse) else play.worst_nmse,
+        "outcomes": [_outcome(outcome) for outcome in play.outcomes],
+    }
 
 
-def _line(row: _Row, width: int) -> str:
-    if row.play is None:
-        return _LINE.format(row.script.name, row.policy, row.verdict, "-", "-", "-", width=width)
-    nmse = "-" if math.isnan(row.play.worst_nmse) else f"{row.play.worst_nmse:.1e}"
-    n_checks, ms = len(row.play.outcomes), f"{row.ms:.0f}"
-    return _LINE.format(row.script.name, row.policy, row.verdict, n_checks, nmse, ms, width=width)
+def _line(row: dict[str, Any], width: int) -> str:
+    cells = "-", "-", "-", "-"
+    if "outcomes" in row:
+        verdict = row["verdict"].replace("failed", "FAILED")
+        nmse = "-" if row["max_nmse"] is None else f"{row['max_nmse']:.1e}"
+        cells = verdict, str(len(row["outcomes"])), nmse, f"{row['ms']:.0f}"
+    return _LINE.format(row["script"], row["policy"], *cells, width=width)
 
 
-def _failures(rows: list[_Row]) -> Iterator[str]:
+def _failures(rows: list[dict[str, Any]]) -> Iterator[str]:
     """How many passed, and a line for everything that went otherwise than its script says."""
-    played = [row for row in rows if row.play is not None]
-    n_failed = sum(row.verdict == "FAILED" for row in played)
+    played = [row for row in rows if "outcomes" in row]
+    n_passed = sum(row["verdict"] == "passed" for row in played)
     yield ""
-    yield f"{len(played) - n_failed} of {len(played)} passed"
+    yield f"{n_passed} of {len(played)} passed"
     for row in rows:
-        if row.why_not:
-            yield f"{row.script.name}, {row.policy}: {row.why_not}"
+        if "why_not" in row:
+            yield f"{row['script']}, {row['policy']}: {row['why_not']}"
     for row in played:
-        for outcome in row.play.failures if row.play else ():
-            at = outcome.statement
-            yield (f"{row.script.name}, {row.policy}, line {at.line}: {at.text}: {outcome.message}")
-
-
-def _facts(row: _Row) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "script": row.script.name,
-        "policy": row.policy,
-        "verdict": {"-": "not for this policy"}.get(row.verdict, row.verdict.lower()),
-    }
-    if row.play is None:
-        return facts | ({"why_not": row.why_not} if row.why_not else {})
-    worst = row.play.worst_nmse
-    return facts | {
-        "ms": row.ms,
-        "max_nmse": None if math.isnan(worst) else worst,
-        "outcomes": [_outcome(outcome) for outcome in row.play.outcomes],
-    }
+        for at in row["outcomes"]:
+            if at["message"]:
+                place = f"{row['script']}, {row['policy']}, line {at['line']}"
+                yield f"{place}: {at['statement']}: {at['message']}"
 
 
 def _outcome(outcome: StatementOutcome) -> dict[str, Any]:
