@@ -21,10 +21,11 @@ NOT_RECORDED = "not recorded"
 
 
 def significant(value: float | None) -> str:
-    """At most three significant digits, or the mark of a figure not observed."""
+    """Three significant digits, zeros too, or the mark of a figure not observed."""
     if value is None:
         return NOT_OBSERVED
-    return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:#.3g}".rstrip(".") if abs(rounded) < 1000 else f"{rounded:,.0f}"
 
 
 def probability_text(value: float | None) -> str:
