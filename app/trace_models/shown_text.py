@@ -67,7 +67,7 @@ def error_text(value: float | None) -> str:
         return NOT_FINITE
     if value == 0:
         return EXACT
-    return f"{value:.1e}" if value < 0.001 or value >= 1000 else f"{value:.3g}"
+    return f"{value:.1e}" if value < 0.001 or value >= 1000 else significant(value)
 
 
 def plain_tip(text: str) -> str:
@@ -80,7 +80,9 @@ def plain_tip(text: str) -> str:
 
 
 def in_window(text: str) -> str:
-    """ "Raise -c" as "Raise “context”"; flags without a field stay as they are."""
+    """ "Raise -c" as "Raise “context”", a page of `draftscope help` as Help; flags without a field
+    stay as they are, but for what is left to the terminal."""
+    text = _PAGE.sub("Help (Shift+F1)", _TERMINAL.sub("", text))
     return _FLAG.sub(lambda found: _FIELDS.get(found[0], found[0]), text)
 
 
@@ -90,4 +92,6 @@ _FIELDS = {
     if placed.option.row is not None
     for flag in placed.option.flags
 }
+_PAGE = re.compile("`draftscope help [a-z-]+`")
+_TERMINAL = re.compile(", or say --[a-z-]+ [A-Z]+")
 _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*(?![\w-])")
