@@ -310,7 +310,8 @@ class Sessions(QObject):
 
     def _tell_unsaved(self, failed: CommandFailed) -> None:
         message = f"The runs are not saved. {failed.message}"
-        banner = self._banners.add("error", message, failed.remedy, sticky=True)
+        remedy = "Export them to another folder (Ctrl+E)."
+        banner = self._banners.add("error", message, remedy, sticky=True)
         if self.autosave is not None:  # said once, so it stays until it is no longer true
             self.autosave.saved.connect(lambda: self._banners.take_down(banner))
 
