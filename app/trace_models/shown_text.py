@@ -67,7 +67,7 @@ def error_text(value: float | None) -> str:
         return NOT_FINITE
     if value == 0:
         return EXACT
-    return f"{value:.1e}" if value < 0.001 or value >= 1000 else significant(value)
+    return f"{value:.1e}" if value < 0.001 or value >= 1000 else f"{value:.3g}"
 
 
 def plain_tip(text: str) -> str:
