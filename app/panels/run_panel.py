@@ -485,7 +485,8 @@ class PromptBox(QWidget):
         self._texts[max(0, self.choice.currentIndex())] = self.editor.toPlainText()
 
     def _use_example(self, index: int) -> None:
-        self.editor.setPlainText(self._examples[index][1])
+        self.editor.selectAll()
+        self.editor.insertPlainText(self._examples[index][1])  # Ctrl+Z brings back what was typed
         self.examples.setCurrentIndex(-1)
 
     def _on_chat(self, on: bool) -> None:

@@ -369,10 +369,10 @@ def observed_text(facts: RunFacts) -> str:
     if drafters:
         lines.append(f"drafting: {', '.join(drafters)}")
     requests = facts.requests or []
+    of_first = _request(requests[0]) if requests else []
     if len(requests) > 1:
-        lines.append(f"requests: {len(requests):,}, the first of which:")
-    if requests:
-        lines += _request(requests[0])
+        lines.append(f"requests: {len(requests):,}{', the first of which:' if of_first else ''}")
+    lines += of_first
     lines += _columns(facts.columns or {})
     if unread := ", ".join(facts.unknown_keys or ()):
         more = "…" if len(unread) > _LONGEST else ""

@@ -3,6 +3,7 @@ gave it, and what lists of runs show of one whose rows are on disk."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -41,6 +42,11 @@ def run_name(run: RunRef) -> str:
     """What the user calls a run, else its number: "run 3", of a lane "run 3, planes"."""
     lane = f", {run.facts.lane}" if run.facts.lane else ""
     return notes_of(run.facts).name or f"run {number_of(run)}{lane}"
+
+
+def count_runs(runs: Iterable[RunRef]) -> int:
+    """How many there are; lanes of a comparison, which have one number, are one."""
+    return len({(run.store, number_of(run)) for run in runs})
 
 
 def note(run: RunRef, **changes: Any) -> None:

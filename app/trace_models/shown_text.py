@@ -21,10 +21,11 @@ NOT_RECORDED = "not recorded"
 
 
 def significant(value: float | None) -> str:
-    """At most three significant digits, or the mark of a figure not observed."""
+    """Three significant digits, zeros too, or the mark of a figure not observed."""
     if value is None:
         return NOT_OBSERVED
-    return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.3g}'):,.0f}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:#.3g}".rstrip(".") if abs(rounded) < 1000 else f"{rounded:,.0f}"
 
 
 def probability_text(value: float | None) -> str:
@@ -79,7 +80,9 @@ def plain_tip(text: str) -> str:
 
 
 def in_window(text: str) -> str:
-    """ "Raise -c" as "Raise “context”"; flags without a field stay as they are."""
+    """ "Raise -c" as "Raise “context”", a page of `draftscope help` as Help; flags without a field
+    stay as they are, but for what is left to the terminal."""
+    text = _PAGE.sub("Help (Shift+F1)", _TERMINAL.sub("", text))
     return _FLAG.sub(lambda found: _FIELDS.get(found[0], found[0]), text)
 
 
@@ -89,4 +92,6 @@ _FIELDS = {
     if placed.option.row is not None
     for flag in placed.option.flags
 }
+_PAGE = re.compile("`draftscope help [a-z-]+`")
+_TERMINAL = re.compile(", or say --[a-z-]+ [A-Z]+")
 _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*(?![\w-])")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,6 +92,16 @@ class PlotSurface(pg.PlotWidget):
         if self._ticks.get(side) != ticks:
             self._ticks[side] = ticks
             self.getPlotItem().getAxis(side).setTicks([ticks])
+
+    def set_rows(self, ticks: Sequence[tuple[float, str]]) -> None:
+        """Label rows that fill the left axis: every second or third where not all have room."""
+        step = math.ceil(len(ticks) * self.line_height / max(1.0, self.box.height()))
+        self.set_ticks("left", ticks[:: max(1, step)])
+
+    @property
+    def line_height(self) -> int:
+        """Pixels that a figure of the left axis takes."""
+        return self.fontMetrics().ascent()
 
     def place_items(self) -> None:
         """Put what is drawn where the axes say, before it is painted."""

@@ -86,6 +86,8 @@ class EngineNews(QObject):
             return "A server's memory cannot be looked into: open the model's file."
         if state in (State.RUNNING, State.PAUSED):
             return "A run goes on; Stop (Shift+F5) ends it."
+        if state is State.LOADING:
+            return "The model is being loaded."
         return "" if self._bridge.can_start else "Open a model first."
 
     # -- servers ---------------------------------------------------------------------------

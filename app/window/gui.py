@@ -15,7 +15,6 @@ from PySide6.QtWidgets import QApplication, QWidget
 from app.engine_thread.bridge import Bridge
 from app.saved.errors import ErrorCatcher
 from app.saved.settings import Settings, data_folder
-from app.window.dialogs.files import QuitChoice
 from app.window.window import MainWindow
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import memory_scripts
@@ -84,11 +83,7 @@ def run_window(
         )
         relay.caught.connect(window.show_unexpected)
 
-        def interrupt(*_: object) -> None:
-            window.sessions.quit_choice = QuitChoice.KEEP  # no one is there to answer
-            window.close()
-
-        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGINT, lambda *_: window.sessions.interrupt())
 
         def begin() -> None:
             window.docks.fit_screen()

@@ -195,7 +195,7 @@ class Panels:
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
         self.runs.set_recorded(recorded)
-        self.tokens.tell_kept(sum(len(runs.store.runs) for runs in recorded))
+        self.tokens.tell_kept(self.runs.model.n_known)
 
     def _offer_run(self, views: Iterable[QWidget]) -> None:
         run, demo = self.actions["run.start"], self.actions["file.open_demo"]

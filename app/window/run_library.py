@@ -19,9 +19,10 @@ from app.engine_thread.worker import DecodingJob
 from app.saved.autosave import Autosave
 from app.saved.errors import issue_text
 from app.trace_models.compared_lanes import lanes_of
-from app.trace_models.run_facts import is_ours
+from app.trace_models.run_facts import comparison_label, is_ours
 from app.trace_models.run_notes import (
     FACT,
+    count_runs,
     describe_prompt,
     note,
     notes_of,
@@ -156,9 +157,9 @@ class RunLibrary(QObject):
         return next((run for run in left if run not in gone), None)
 
     def _offer_undo(self) -> None:
-        last = self._deleted[-1] if self._deleted else []
-        one = run_name(last[0]) if last else ""
-        self._panels.runs.offer_undo(one if len(last) < 2 else f"{len(last):,} runs")
+        last = tuple(self._deleted[-1]) if self._deleted else ()
+        one = comparison_label(last) if len(last) > 1 else run_name(last[0]) if last else ""
+        self._panels.runs.offer_undo(one if (n := count_runs(last)) < 2 else f"{n:,} runs")
 
     def _note(self, runs: Sequence[RunRef], **changes: Any) -> None:
         for run in runs:

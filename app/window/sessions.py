@@ -24,10 +24,11 @@ from app.engine_thread.jobs.files import (
     WriteReport,
 )
 from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, discard
+from app.saved.errors import log
 from app.saved.settings import unwritable
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import ModelRuns
-from app.trace_models.run_notes import notes_of
+from app.trace_models.run_notes import count_runs, notes_of
 from app.window.banner import Banner, BannerButton
 from app.window.dialogs.files import (
     ExportDialog,
@@ -78,6 +79,7 @@ class Sessions(QObject):
         self._data, self._window = data, panels.window
         self.quit_choice: QuitChoice | None = None
         self._discarded: list[TraceStore] = []
+        self._was_interrupted = False
         self._library: ReadLibrary | None = None
         self._n_interrupted = 0
         self._is_closed = False
@@ -215,6 +217,19 @@ class Sessions(QObject):
         kept = self._keep(autosave, self._discarded)
         return kept or not unexported or quit_choice is QuitChoice.DISCARD
 
+    def interrupt(self) -> None:
+        """Close the window without a question, at Ctrl-C in its terminal. Runs that cannot be kept
+        hold it open the first time."""
+        before, self.quit_choice = self.quit_choice, QuitChoice.KEEP
+        ended = self._window.close()
+        self.quit_choice = before
+        if not ended and self._was_interrupted:
+            self.close()
+            self._window.close()
+        elif not ended:
+            self._was_interrupted = True
+            log.error("Runs cannot be saved, so the window stays open; Ctrl-C again closes it.")
+
     def close(self) -> None:
         """A clean end."""
         if self._is_closed:
@@ -267,8 +282,9 @@ class Sessions(QObject):
             self.library_read.emit()
 
     def _tell_library(self) -> None:
-        runs = [facts for traces in self._bridge.earlier for facts in traces.store.runs.values()]
-        n = sum(not notes_of(facts).deleted for facts in runs)
+        stores = [traces.store for traces in self._bridge.earlier]
+        runs = (RunRef(store, i) for store in stores for i in store.runs)
+        n = count_runs(run for run in runs if not notes_of(run.facts).deleted)
         if n:
             word = "run" if n == 1 else "runs"
             self.message.emit(
@@ -293,7 +309,8 @@ class Sessions(QObject):
 
     def _tell_unsaved(self, failed: DraftscopeError) -> None:
         message = f"The runs are not saved. {failed.message}"
-        banner = self._banners.add("error", message, failed.remedy, sticky=True)
+        remedy = "Export them to another folder (Ctrl+E)."
+        banner = self._banners.add("error", message, remedy, sticky=True)
         if self.autosave is not None:  # said once, so it stays until it is no longer true
             self.autosave.saved.connect(lambda: self._banners.take_down(banner))
 

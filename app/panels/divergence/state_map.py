@@ -24,7 +24,6 @@ _N_STEPS = 256 - _FIRST
 _WEIGHTS = np.arange(256)
 _WEIGHTS[_NOT_FINITE] = 256
 """Values of the image in the order of what they say: nothing finite is worse than what is not."""
-_ROW_LABEL_PIXELS = 11
 
 
 def shades(errors: np.ndarray) -> np.ndarray:
@@ -162,10 +161,7 @@ class StateMap(RoundPlot):
     def _label_rows(self) -> None:
         if self.is_empty:
             return
-        room = max(1.0, self.box.height() / len(self._layers))
-        step = max(1, int(np.ceil(_ROW_LABEL_PIXELS / room)))
-        ticks = [(row, str(layer)) for row, layer in enumerate(self._layers) if row % step == 0]
-        self.set_ticks("left", ticks)
+        self.set_rows([(row, str(layer)) for row, layer in enumerate(self._layers)])
 
     def _tip(self, x: float, y: float) -> str:
         row, pos = round(y), round(x)

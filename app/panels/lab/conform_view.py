@@ -60,7 +60,7 @@ class ConformView(QWidget):
         self.target.setPlaceholderText(_HINT)
         self.target.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
         self.target.setAccessibleName("Package or adapter whose kernels are checked")
-        self.target.setToolTip(f"{_HINT}; `draftscope help conform` explains adapters")
+        self.target.setToolTip(f"{_HINT}; Help (Shift+F1) explains adapters")
         self.target.textChanged.connect(self._enable)
         self.target.returnPressed.connect(self._press)
         self.browse = made(QPushButton, "Bro&wse…", clicked=self._browse)

@@ -266,7 +266,7 @@ def _rates_words(curves: StepCurves, round_: int) -> str:
     windowed, lifetime = (
         float(rate(stop - 1, stop)[0]) for rate in (curves.windowed, curves.lifetime)
     )
-    return f"last {WINDOW} steps {windowed:.3g}, lifetime {lifetime:.3g}"
+    return f"last {WINDOW} steps {significant(windowed)}, lifetime {significant(lifetime)}"
 
 
 WINDOW = 16

@@ -43,7 +43,6 @@ _MOST_ROWS = 1024
 """Slots of all sequences together that are drawn; more would be narrower than a pixel."""
 _SLOT_BITS = 16
 """A slot's key is its sequence's number, then this many bits for the slot."""
-_ROW_LABEL_PIXELS = 13
 _TIPS = {
     "free": "Never written, or given up",
     "live": "The state that the next batch continues from",
@@ -241,19 +240,20 @@ class RingView(RoundView):
         return ["round", "seq_id", "slot", "state", "age"], rows
 
     def _label_rows(self) -> None:
-        """Slot numbers where they fit; the first slot of a band also names its sequence."""
-        several = len(np.unique(self._keys >> _SLOT_BITS)) > 1
-        fits = self.plot.box.height() >= _ROW_LABEL_PIXELS * self._n_rows
-        ticks: list[tuple[float, str]] = []
-        before = None
-        for row, key in zip(self._row_of.tolist(), self._keys.tolist(), strict=True):
-            seq_id, slot = divmod(key, 1 << _SLOT_BITS)
-            if seq_id != before:
-                ticks.append((row, f"seq {seq_id}" if several else str(slot)))
-            elif fits:
-                ticks.append((row, str(slot)))
-            before = seq_id
-        self.plot.set_ticks("left", ticks)
+        """Slot numbers where they fit; the first slot of a band also names its sequence. Where they
+        do not, a band of several has the name in its middle."""
+        seq_ids, starts = np.unique(self._keys >> _SLOT_BITS, return_index=True)
+        several, rows = len(seq_ids) > 1, self._row_of.tolist()
+        if several and self.plot.box.height() < self.plot.line_height * self._n_rows:
+            bands = np.split(self._row_of, starts[1:])
+            names = [f"seq {seq_id}" for seq_id in seq_ids.tolist()]
+            ticks = [(band.mean(), name) for band, name in zip(bands, names, strict=True)]
+        else:
+            slots = (self._keys % (1 << _SLOT_BITS)).tolist()
+            ticks = [(row, str(slot)) for row, slot in zip(rows, slots, strict=True)]
+            for at, seq_id in zip(starts.tolist(), seq_ids.tolist(), strict=True):
+                ticks[at] = rows[at], f"seq {seq_id}" if several else ticks[at][1]
+        self.plot.set_rows(ticks)
 
     def _recolour(self) -> None:
         theme = self._theme

@@ -203,18 +203,15 @@ class RollbackView(BarView):
                 line.setValue(strip * (n - 1 - number) + limit)
         self.legend.set_label(0, "n_rs_seq" if limit is None else f"n_rs_seq = {limit}")
         self.plot.set_y_range(0, strip * n)
-        label = self.plot.fontMetrics().height() * strip * n / max(1.0, self.plot.box.height())
         if n > 1:
-            step = max(1, math.ceil(label / strip))
             names = [f"seq {seq_id}" for seq_id in self._seq_ids]
             if n > n_seqs:
                 names.append("other" if self._overlay is None else self._overlay.name)
             middles = [strip * (n - 0.5 - at) for at in range(n)]
-            ticks = list(zip(middles, names, strict=True))[::step]
+            self.plot.set_rows(list(zip(middles, names, strict=True)))
         else:
-            step = max(-(-top // 4), math.ceil(label))
-            ticks = [(value, str(value)) for value in range(0, top + 1, step)]
-        self.plot.set_ticks("left", ticks)
+            depths = range(0, top + 1, -(-top // 4))
+            self.plot.set_rows([(value, str(value)) for value in depths])
 
     def _recolour(self) -> None:
         theme = self._theme

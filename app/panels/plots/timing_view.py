@@ -11,6 +11,7 @@ from app.looks.theme import Theme
 from app.panels.plots.bar_view import BarView, StackedBars, per_round, sample
 from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import RunRows
+from app.trace_models.shown_text import significant
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_dashes, plot_pen
 from app.widgets.plot_surface import draw_nothing
@@ -133,7 +134,7 @@ class TimingView(BarView):
         return total
 
     def _height_words(self, height: float) -> str:
-        return f"{height:.3g} ms in all"
+        return f"{significant(height)} ms in all"
 
     def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         undrafted: np.ndarray = rows.column("num_draft_tokens", start, stop) == MISSING
@@ -175,7 +176,7 @@ class TimingView(BarView):
             known = np.isfinite(self._rows.column(f"{part}_ms", start, stop)).any()
             if known and (part in PHASES or ms.any()):
                 name = part if part in PHASES else "whole round"
-                lines.append(f"{name} {ms.sum():.3g} ms")
+                lines.append(f"{name} {significant(ms.sum())} ms")
         return "\n".join(lines) if len(lines) > 1 else f"{lines[0]}\ntime not observed"
 
     def table(self) -> tuple[list[str], list[list[object]]]:
@@ -189,7 +190,7 @@ class TimingView(BarView):
         sums = dict(zip(_PARTS, _part_ms(rows, 0, len(rows)).sum(axis=1).tolist(), strict=True))
         if not sums["total"]:
             del sums["total"]
-        words = ", ".join(f"{part}: {ms:.4g} ms" for part, ms in sums.items())
+        words = ", ".join(f"{part}: {significant(ms)} ms" for part, ms in sums.items())
         speed_up = NO_BASELINE if self._ratio is None else self._ratio.words
         return f"rounds: {self.plot.n_rounds}, {words}, {speed_up}"
 

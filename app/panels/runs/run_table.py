@@ -13,7 +13,7 @@ from PySide6.QtGui import QFont
 from app.looks.theme import OVERLAY_ROLES, Theme, icon
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import ModelRuns, RunRow, run_row
-from app.trace_models.run_notes import notes_of, number_of
+from app.trace_models.run_notes import count_runs, notes_of, number_of
 from app.trace_models.shown_text import NOT_OBSERVED, significant
 from app.widgets.plain_table import ColumnTable, TableColumn
 from engine.analysis.findings.run_rows import lane_kind
@@ -199,7 +199,7 @@ class RunTable(ColumnTable):
         """Every run that was found, also under a folded line."""
         self._tree = RunTree()
         self.n_known = 0
-        """Runs that are not deleted."""
+        """Runs and comparisons that are not deleted."""
         self._recorded: Sequence[ModelRuns] = ()
         self._known: dict[RunRef, RunRow] = {}
         self._query: tuple[str, ...] = ()
@@ -274,7 +274,7 @@ class RunTable(ColumnTable):
                 ):
                     row = run_row(run, runs.model, on_disk=on_disk)
                 self._known[run] = row
-        self.n_known = len(self._known)
+        self.n_known = count_runs(self._known)
         self._lay_out()
 
     def toggle(self, line: int) -> None:

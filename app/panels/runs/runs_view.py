@@ -35,7 +35,7 @@ from app.looks.theme import Theme
 from app.panels.runs.run_table import RunTable
 from app.trace_models.run_comparison import FigurePair, compare_runs, text_difference
 from app.trace_models.run_facts import ModelRuns, effective, run_names
-from app.trace_models.run_notes import notes_of
+from app.trace_models.run_notes import count_runs, notes_of
 from app.trace_models.run_rows import Position, RunOverlay
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import EmptyState
@@ -63,6 +63,8 @@ _GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
 """Columns with texts that may be longer: their share of the room that is left in a wide view, and
 the most characters that they take."""
 _MARKS_CHARACTERS = 24
+_NAME_PAD, _MOST_NAME = 6, 36
+"""Characters of the name of a run: around it, and with them at most."""
 _HINT_FROM, _DETAIL_FROM = 12, 18
 """Lines from which on there is room below the table."""
 _FOLDS = (Qt.Key.Key_Left, Qt.Key.Key_Right)
@@ -101,7 +103,11 @@ class RunsView(QStackedWidget):
         """The line that was current before the lines became others."""
         self.model.modelAboutToBeReset.connect(self._keep_current)
         self.model.modelReset.connect(self._show_lines)
-        for key, does in ((Qt.Key.Key_Delete, self._delete), (Qt.Key.Key_F2, self._rename)):
+        for key, does in (
+            (Qt.Key.Key_Delete, self._delete),
+            (Qt.Key.Key_F2, self._rename),
+            (QKeySequence.StandardKey.Undo, self.undo_asked.emit),
+        ):
             shortcut = QShortcut(QKeySequence(key), self.table)
             shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
             shortcut.activated.connect(does)
@@ -280,8 +286,10 @@ class RunsView(QStackedWidget):
 
     def _show_what_is_offered(self) -> None:
         self.setCurrentIndex(1 if self.model.n_known or not self.undo.isHidden() else 0)
-        self.search.show_count(len(self.model.rows), self.model.n_known)
+        n_found = count_runs(row.run for row in self.model.rows)
+        self.search.show_count(n_found, self.model.n_known)
         self._lay_over.setEnabled(self.model.other(None) is not None)
+        self._widen_columns()
         self._fit_words()
         self._lay_off.setEnabled(self.model.overlaid is not None)
 
@@ -343,12 +351,18 @@ class RunsView(QStackedWidget):
             self._widths[name] = width
             self.table.setColumnWidth(column, width)
         header.setStretchLastSection(True)
-        self._given = {name: self._widths[name] for name in _GROWS}
+        self._given = {name: self._widths[name] for name in ("run", *_GROWS)}
 
     def _widen_columns(self) -> None:
-        """Give long texts the room that the marks do not need; a width of the user's stays."""
+        """Give names the room they need and long texts what the marks do not; a width of the user's
+        stays."""
         character = self.fontMetrics().averageCharWidth()
-        taken = sum(self._widths.values()) + _MARKS_CHARACTERS * character
+        longest = max((len(row.name) for row in self.model.rows), default=0) + _NAME_PAD
+        width = max(self._widths["run"], min(longest, _MOST_NAME) * character)
+        if self.table.columnWidth(0) == self._given["run"] != width:
+            self.table.setColumnWidth(0, width)
+            self._given["run"] = width
+        taken = sum((self._widths | {"run": width}).values()) + _MARKS_CHARACTERS * character
         left = self.width() - self.table.verticalScrollBar().sizeHint().width() - taken
         for name, (share, most) in _GROWS.items():
             column, least = self.model.column_of(name), self._widths[name]
@@ -388,7 +402,7 @@ class RunSearch(QWidget):
         return self.stars.isChecked()
 
     def show_count(self, n_found: int, n_known: int) -> None:
-        """Say how many runs are listed, of how many."""
+        """Say how many runs and comparisons are listed, of how many."""
         of = f"{n_found:,} of " if n_found != n_known else ""
         self._count.setText(f"{of}{n_known:,} {'run' if n_known == 1 else 'runs'}")
 

@@ -109,8 +109,9 @@ class SequencePanel(QWidget):
             vbox(title, (area, 1), of=side, margins=(0, 0, 0, 0), spacing=0)
             self._sides.addWidget(side)
             self._side_of_before = side  # the second one's
-            area.verticalScrollBar().valueChanged.connect(partial(self._line_up, area))
-        self.before.laid_out.connect(partial(self._line_up, self.area))
+            area.laid_out.connect(partial(self._line_up, self.area))
+        self.area.verticalScrollBar().valueChanged.connect(lambda: self._line_up(self.area))
+        self.before.scrolled.connect(partial(self._line_up, self.before))
         self._side_of_before.hide()
         vbox(self._sides, of=self, margins=(0, 0, 0, 0))
 
@@ -153,8 +154,9 @@ class SequencePanel(QWidget):
         fork = self.area.stream.run.facts.fork
         return 0 if fork is None else stream.round_span(fork.round - (fork.n_kept is not None))[0]
 
-    def _line_up(self, moved: TokenArea, _value: int = 0) -> None:
-        """Scroll the other text as far, so that the round of the fork is level in both."""
+    def _line_up(self, moved: TokenArea) -> None:
+        """Scroll the other text as far, so that the round of the fork is level in both. The fork's
+        own leads unless the reader moves the other."""
         stream, before = self.area.stream, self.before.stream
         if self._moves or stream is None or before is None:
             return

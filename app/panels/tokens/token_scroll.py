@@ -32,6 +32,8 @@ class TokenScroll(QAbstractScrollArea):
     follow_changed = Signal(bool)
     laid_out = Signal()
     """All of the stream has a place."""
+    scrolled = Signal()
+    """By the reader, not by the layout."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -46,6 +48,7 @@ class TokenScroll(QAbstractScrollArea):
         self._chip.setToolTip("Follow the newest token again (End)")
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))
+        self._chip.clicked.connect(self.scrolled)
         self._work = QTimer(self)
         self._work.setSingleShot(True)
         self._work.timeout.connect(self._lay_out)
@@ -221,6 +224,7 @@ class TokenScroll(QAbstractScrollArea):
             at_end = value >= self.verticalScrollBar().maximum() and self._rows.layout.complete
             if at_end != self.follow:
                 self.set_follow(at_end)
+            self.scrolled.emit()
 
     def _shows(self, token: int, height: int) -> bool:
         """Whether a token is in sight in a viewport so high, pixels."""
@@ -247,6 +251,7 @@ class TokenScroll(QAbstractScrollArea):
         if value != bar.value():
             self._move_bar(value)
             self._leave_end()
+            self.scrolled.emit()
 
     def _leave_end(self) -> None:
         if self.follow and self.verticalScrollBar().value() < self.verticalScrollBar().maximum():

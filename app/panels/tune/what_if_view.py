@@ -266,7 +266,9 @@ class SpeedPlot(PlotSurface):
         )
         self.setAccessibleDescription(
             ", ".join(
-                f"n_max {k}: {speed:.3g} tokens/s" for k, speed in enumerate(speeds) if speed > 0
+                f"n_max {k}: {significant(speed)} tokens/s"
+                for k, speed in enumerate(speeds)
+                if speed > 0
             )
         )
 

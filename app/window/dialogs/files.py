@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 from app.saved.settings import Settings, unwritable
 from app.trace_models.run_facts import ModelRuns
-from app.trace_models.run_notes import notes_of, run_name
+from app.trace_models.run_notes import count_runs, notes_of, run_name
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fields import add_row, file_path, new_form
 from engine.trace.export import SESSION_FILE
@@ -248,5 +248,6 @@ def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem:
 
 
 def _counted(runs: ModelRuns) -> str:
-    n = sum(not notes_of(facts).deleted for facts in runs.store.runs.values())
+    every = (RunRef(runs.store, i) for i in runs.store.runs)
+    n = count_runs(run for run in every if not notes_of(run.facts).deleted)
     return f"{n} run" if n == 1 else f"{n} runs"

@@ -190,6 +190,8 @@ def test_example_prompts_fill_the_box(panel: RunPanel, qtbot: QtBot) -> None:
     assert panel.texts() == ["mine"], "what is typed is never overwritten"
     panel.prompts.examples.activated.emit(2)
     assert panel.texts() == [prompts[2][1]]
+    panel.prompt.undo()
+    assert panel.texts() == ["mine"], "nor by an example for good"
 
 
 def test_loading_is_announced_only_when_the_user_chooses(panel: RunPanel, qtbot: QtBot) -> None:

@@ -15,6 +15,10 @@ from app.trace_models.shown_text import in_window
             "Raise --n-rs-seq, or try --rollback carry.",
             "Raise “n_rs_seq”, or try “rollback” carry.",
         ),
+        (
+            "Choose a file that `draftscope help observe` lists, or say --as NAME.",
+            "Choose a file that Help (Shift+F1) lists.",
+        ),
         ("Compare with --compute f32; a re-run, 3 - c, x-c.", None),
     ],
 )

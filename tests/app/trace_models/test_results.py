@@ -151,7 +151,7 @@ def test_many_values_become_ranges_and_long_words_are_cut() -> None:
     results = results_of(figure("a", many.tolist()), words("b", names), figure("s", [1.0] * 500))
     heat = result_map(results, *results.columns)[0]
     assert heat.values.shape == (MOST_CELLS, MOST_CELLS)
-    assert heat.x_labels[0] == "≥ 0" and len(heat.y_labels[0]) < 70
+    assert heat.x_labels[0] == "≥ 0.00" and len(heat.y_labels[0]) < 70
     assert len(results.columns[1].text(0)) < 70
 
 

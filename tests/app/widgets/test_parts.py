@@ -113,9 +113,17 @@ def test_figures_come_from_the_rows_of_one_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "–"), (0.70512, "0.705"), (412.3, "412"), (1234.5, "1,230")]
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.70512, "0.705"),
+        (0.75, "0.750"),
+        (412.3, "412"),
+        (999.7, "1,000"),
+        (1234.5, "1,230"),
+    ],
 )
-def test_figures_are_short(value: float | None, text: str) -> None:
+def test_figures_have_three_digits(value: float | None, text: str) -> None:
     assert significant(value) == text
 
 

@@ -101,7 +101,7 @@ def test_the_list_of_runs_says_which_engine_and_what_it_told(opened: MainWindow)
     }
     assert cells["vllm · aiperf-record.json"] == ["29", "0.471", NOT_OBSERVED, "not reported"]
     assert cells["sglang · sglang-generate.json"] == ["29", "0.444", NOT_OBSERVED, "stop"]
-    assert cells["lm-studio · lmstudio-prediction.json"] == ["29", "0.471", "50", "eosFound"]
+    assert cells["lm-studio · lmstudio-prediction.json"] == ["29", "0.471", "50.0", "eosFound"]
     assert cells["vllm · vllm-metrics.prom"][0] == NOT_OBSERVED
     assert cells["vllm · wrong.json"][:3] == [NOT_OBSERVED] * 3
 

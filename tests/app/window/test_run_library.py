@@ -158,7 +158,7 @@ def test_what_is_deleted_comes_back_and_a_run_that_goes_on_stays(
     assert [row.run.run_id for row in rows(window)] == [1]
     assert window.feed.run == rows(window)[0].run
     assert window.runs.undo.text() == "Deleted run 0. Undo"
-    window.runs.undo.click()
+    qtbot.keyClick(table, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
     assert [row.run.run_id for row in rows(window)] == [0, 1]
     assert window.runs.undo.text() == "Deleted run 2. Undo"
     engine.rounds = 10**9

@@ -64,7 +64,7 @@ def test_a_trace_opens_without_a_model(window: MainWindow, qtbot: QtBot, folder:
     assert window.tokens.copy_text() == " was once upon a|`b time"
     assert window.windowTitle() == "mine — Draftscope"
     assert window.status.texts["model"].startswith("trace ")
-    assert window.status.chips["acceptance"].text == "0.5"
+    assert window.status.chips["acceptance"].text == "0.500"
     assert window.bridge.state is State.EMPTY
     assert {"file.export", "file.copy_issue", "file.close_trace"} <= enabled(window)
     assert "run.start" not in enabled(window)

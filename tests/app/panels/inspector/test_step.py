@@ -62,7 +62,7 @@ def test_facts_and_outcome() -> None:
     assert facts["written"] == "1.43 MiB"
     assert facts["copied"] == "–", "not observed is not a zero"
     assert facts["KV cells / duplicates"] == "18 / –"
-    assert facts["all phases"] == "3.5 ms"
+    assert facts["all phases"] == "3.50 ms"
     assert outcome(step) == (
         "2 drafted, 0 accepted, 1 out by rejection: the draft said “middle”, the target “right”."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QColor
@@ -110,6 +111,32 @@ def test_sequences_are_bands(view: RingView) -> None:
     ticks = dict(view.plot.getPlotItem().getAxis("left")._tickLevels[0])
     assert ticks[0] == "seq 0"
     assert ticks[4] == "seq 1"
+
+
+def test_names_of_low_bands_are_in_their_middles_and_do_not_overlap(
+    qtbot: QtBot, view: RingView
+) -> None:
+    builder = TraceBuilder()
+    for seq_id in range(5):
+        builder.slots(("live", "fresh", "carried", "free"), 0, seq_id=seq_id)
+    view.show_run(builder.run)
+    plot = view.plot
+    seen = set()
+    for height in range(420, 60, -10):
+        view.resize(view.width(), height)
+        qtbot.waitUntil(lambda at=height: view.height() == at)
+        view.refresh()
+        view.grab()
+        ticks = plot.getPlotItem().getAxis("left")._tickLevels[0]
+        named = [(y, name) for y, name in ticks if name.startswith("seq")]
+        assert named[0][1] == "seq 0"
+        row = plot.box.height() / 24.2
+        gaps = np.diff([y for y, _ in ticks]) * row
+        assert (gaps >= plot.fontMetrics().ascent() - 1).all(), height
+        seen.add(len(ticks))
+        if len(ticks) == len(named):
+            assert dict(named)[1.5] == "seq 0"
+    assert {20, 5} < seen, "all slots, all names, some of the names"
 
 
 def states_of(view: RingView, left: float, right: float) -> dict[int, list[object]]:

@@ -209,7 +209,7 @@ def test_the_readout_of_rates(overlaid: MainWindow, store: TraceStore) -> None:
         accepted, drafted = (
             sum(row[f"num_{word}tokens"] for row in steps) for word in ("accepted_draft_", "draft_")
         )
-        (rate,) = [line for line in lines if line.endswith(f"lifetime {accepted / drafted:.3g}")]
+        (rate,) = [line for line in lines if line.endswith(f"lifetime {accepted / drafted:#.3g}")]
         assert lines.index(rate) > lines.index(f"run {run_id}, round 23")
 
 

@@ -94,7 +94,7 @@ def test_time_is_stacked_by_phase(make: Callable[[type[RoundView]], RoundView]) 
     for phase, heights in zip(PHASES, phases, strict=True):
         expected = store.rounds.column(f"{phase}_ms")[mine].sum()
         assert heights.get(12.0, 0.0) == pytest.approx(expected)
-    assert "replay 9 ms" in view.plot.tip(12.0, 1.0)
+    assert "replay 9.00 ms" in view.plot.tip(12.0, 1.0)
 
 
 def test_the_speed_up_is_that_of_measured_pairs(

@@ -148,3 +148,17 @@ def test_figures_are_in_sight_in_a_small_window(window: MainWindow, store: Trace
         column = model.column_of(name)
         right = table.columnViewportPosition(column) + table.columnWidth(column)
         assert right <= table.viewport().width(), name
+
+
+def test_lanes_count_as_one_and_names_have_room(window: MainWindow, store: TraceStore) -> None:
+    view = window.runs
+    n_lines = len(lines(window))
+    assert view.search._count.text() == f"{n_lines} runs"
+    assert len(view.model.rows) > n_lines
+    narrow = view.table.columnWidth(0)
+    view.rename_asked.emit(view.model.rows[0].run, "before the fix of the cache")
+    assert view.table.columnWidth(0) > narrow
+    needed = view.fontMetrics().horizontalAdvance("before the fix of the cache")
+    assert view.table.columnWidth(0) >= needed
+    view.delete_asked.emit([view.model.rows[-1].run])
+    assert view.search._count.text() == f"{n_lines - 1} runs"

@@ -263,6 +263,8 @@ def test_a_fork_has_its_parents_text_next_to_it_level_at_its_round(
             for area in (panel.area, panel.before)
         }
 
+    qtbot.waitUntil(lambda: panel.before.verticalScrollBar().value() > 0)
+    assert panel.area.follow, "the parent's text does not move that of the fork by itself"
     panel.area.set_follow(False)
     for moved in (panel.area, panel.before):
         at = moved.top_of(moved.stream.round_span(9)[0])

@@ -13,6 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.looks.theme import Theme
 from app.panels.tune.tune_view import TuneView
+from app.trace_models.shown_text import significant
 from app.trace_models.tune_surface import (
     BEST,
     CURRENT,
@@ -78,7 +79,7 @@ def test_a_run_far_from_its_estimate_is_told() -> None:
     found = estimate((run, "fixed"))
     assert found is not None and "The run itself" not in note(found)
     slow = note(replace(found, measured=found.measured / 3))
-    assert f"The run itself had {found.measured / 3:.3g} tok/s" in slow
+    assert f"The run itself had {significant(found.measured / 3)} tok/s" in slow
     run.facts["lane"] = "planes"
     assert "Lanes share their drafts" in note(found)
 

@@ -173,6 +173,27 @@ def test_what_cannot_be_kept_keeps_the_window_open(
     assert window.close()
 
 
+def test_an_interrupt_does_not_ask_and_ends_the_second_time(
+    asking: Callable[[], MainWindow],
+    answers: Answers,
+    model_file: Path,
+    qtbot: QtBot,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    window = asking()
+    run_on(window, model_file, qtbot)
+    (tmp_path / "data").rmdir() if (tmp_path / "data").is_dir() else None
+    (tmp_path / "data").write_text("x")
+    window.sessions.interrupt()
+    assert window.isVisible() and answers.asked == []
+    assert "Ctrl-C again" in caplog.text
+    assert not window.close()
+    assert len(answers.asked) == 1, "who closes it by hand is asked"
+    window.sessions.interrupt()
+    assert not window.isVisible() and len(answers.asked) == 1
+
+
 # -- the question itself -------------------------------------------------------------------
 
 
