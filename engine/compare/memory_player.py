@@ -237,7 +237,8 @@ class MemoryPlay:
             seq, p0, *p1 = numbers
             return context.seq_rm(seq, p0, *(p1 or [-1]))
         if action.name == "seq_cp":
-            self._note_copy(action.context, *numbers, line)
+            src, dst = numbers
+            self._note_copy(action.context, src, dst, line)
         if action.name != "clear":
             context.operate(action.name, *numbers)
         else:

@@ -251,9 +251,9 @@ def _other_gates(
     for name in ("g", "beta", "dt"):
         if name in names:
             first = getattr(inputs[0], name)
-            yield f"first {name}", [one._replace(**{name: first}) for one in inputs]  # type: ignore
+            yield f"first {name}", [one._replace(**{name: first}) for one in inputs]
             none = torch.zeros_like(first)
-            yield f"no {name}", [one._replace(**{name: none}) for one in inputs]  # type: ignore
+            yield f"no {name}", [one._replace(**{name: none}) for one in inputs]
 
 
 def _best(
@@ -299,5 +299,5 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _copied(inputs: RecurrenceInputs) -> RecurrenceInputs:
     """They may be views of memory that the next token's take."""
-    values = (x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)  # type: ignore
+    values = (x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
     return type(inputs)(*values)
