@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import quopri
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,8 @@ _MOST_LOG_BYTES = 1 << 36
 _PIECE = 1 << 22
 _MOST_WRAPPED = 200
 _LONGEST_WRAPPED = 1 << 18
+_SOFT = re.compile(r"(?m)^(?:[^\n]*=\r?\n)+[^\n]*")
+"""A line of a mail that is sent as several."""
 _NARROWEST = 40
 """Columns at which lines are wrapped."""
 _GAP = 6
@@ -92,6 +95,11 @@ _OTHERS = (
         "Send the prompt to llama-server with the same options, and save its log.",
     ),
     (
+        r"\| {0,40}(?:pp|tg)\d{1,9} {0,40}(?:@ ?\w{1,20} {0,40})?\| {0,40}[\d.]{1,20} ±",
+        "a table of llama-bench",
+        "Save the log of llama-server, started with the same options and a drafter.",
+    ),
+    (
         r'"generated_text"\s{0,9}:',
         "a reply of TGI",
         "Save /metrics of TGI, which counts the tokens that were accepted.",
@@ -143,6 +151,11 @@ def rejoined(text: str) -> str:
         return text
     widths = {max(lengths), lengths.most_common(1)[0][0]}
     found = [_joined(lines, width, by) for width in widths for by in ("", " ")]
+    if "=3D" in text:
+        whole = _SOFT.sub(
+            lambda one: re.sub(r"=\r?\n", "", one[0]) + "\n" * one[0].count("\n"), text
+        )
+        found.append(quopri.decodestring(whole.encode()).decode("utf-8", "replace"))
     return max([text, *found], key=lambda one: len(_WHOLE.findall(one)))
 
 
