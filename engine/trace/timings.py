@@ -160,7 +160,7 @@ def _joint(counts: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> np.
 
 
 _COUNTS = ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted")
-_BY_STEP = (
+BY_STEP = (
     "num_spec_steps",
     "mean_acceptance_length",
     "acceptance_histogram",
@@ -206,7 +206,7 @@ def _with_timings(
         for name in _COUNTS:
             found[name] = (found.get(name) or 0) + one[name]
     if any(one is None or one["draft_n"] for one in rowless):
-        found |= dict.fromkeys(_BY_STEP)
+        found |= dict.fromkeys(BY_STEP)
     if found.get("draft_n"):
         found["draft_acceptance_rate"] = found["draft_n_accepted"] / found["draft_n"]
     prompt_ms = found["prompt_ms"] = sum(one["prompt_ms"] for one in known)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import quopri
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -38,8 +37,6 @@ _MOST_LOG_BYTES = 1 << 36
 _PIECE = 1 << 22
 _MOST_WRAPPED = 200
 _LONGEST_WRAPPED = 1 << 18
-_SOFT = re.compile(r"(?m)^(?:[^\n]*=\r?\n)+[^\n]*")
-"""A line of a mail that is sent as several."""
 _NARROWEST = 40
 """Columns at which lines are wrapped."""
 _GAP = 6
@@ -151,11 +148,6 @@ def rejoined(text: str) -> str:
         return text
     widths = {max(lengths), lengths.most_common(1)[0][0]}
     found = [_joined(lines, width, by) for width in widths for by in ("", " ")]
-    if "=3D" in text:
-        whole = _SOFT.sub(
-            lambda one: re.sub(r"=\r?\n", "", one[0]) + "\n" * one[0].count("\n"), text
-        )
-        found.append(quopri.decodestring(whole.encode()).decode("utf-8", "replace"))
     return max([text, *found], key=lambda one: len(_WHOLE.findall(one)))
 
 

@@ -232,11 +232,10 @@ def _adapted(said: str) -> Saying | None:
 
 def _sums(said: str) -> Saying | None:
     if "eval time" in said and (found := _TIME.search(said)) is not None:
-        ms = *found.span(2), LONGEST_PART_MS
         if found[1]:
-            return "prompt_time", "", (ms, (*found.span(3), MOST_PROMPT_TOKENS))
-        speed = (*found.span(4), float(LARGEST)) if found[4] else NOTHING
-        return "eval_time", "", (ms, (*found.span(3), MOST_TOKENS), speed)
+            return "prompt_time", "", _values(found, None, LONGEST_PART_MS, MOST_PROMPT_TOKENS)[1:]
+        mosts = None, LONGEST_PART_MS, MOST_TOKENS, float(LARGEST)
+        return "eval_time", "", _values(found, *mosts)[1:]
     if not ("draft acceptance" in said or " per pos" in said or "mean " in said):
         return None
     counts, mean, rates = _SUMS.search(said), _MEAN.search(said), _BY_POSITION.search(said)

@@ -15,7 +15,7 @@ from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.records import N_TOP, PHASES
-from engine.trace.timings import answer_speeds, speeds
+from engine.trace.timings import BY_STEP, answer_speeds, speeds
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
@@ -394,13 +394,5 @@ def _known(figures: dict[str, float]) -> dict[str, float | None]:
     return {name: value or None for name, value in figures.items()}
 
 
-_NEED_ROWS = (
-    "num_spec_steps",
-    "mean_acceptance_length",
-    "acceptance_histogram",
-    "num_draft_tokens_per_pos",
-    "num_accepted_tokens_per_pos",
-    "acceptance_per_position",
-    "rollback_depth_histogram",
-)
+_NEED_ROWS = (*BY_STEP, "rollback_depth_histogram")
 _NEED_TIMES = ("predicted_ms", *answer_speeds(0.0, 0, 0))

@@ -4,7 +4,6 @@ as collectors keep colours, with numbers made unreadable."""
 from __future__ import annotations
 
 import json
-import quopri
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +80,6 @@ PIECES = {
     "vLLM wrapped at 80": hard(VLLM, 80),
     "vLLM wrapped between words": words(VLLM, 80),
     "vLLM after progress": BAR + VLLM.replace("\n(", "\n" + BAR.replace("33", "66") + "("),
-    "of mail": quopri.encodestring(LLAMA.encode()).decode(),
     "a decimal comma": LLAMA.replace("0.46370", "0,46370").replace("2.39", "2,39"),
 }
 
