@@ -160,7 +160,7 @@ def _joint(counts: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> np.
 
 
 _COUNTS = ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted")
-_BY_STEP = (
+BY_STEP = (
     "num_spec_steps",
     "mean_acceptance_length",
     "acceptance_histogram",
@@ -206,27 +206,32 @@ def _with_timings(
         for name in _COUNTS:
             found[name] = (found.get(name) or 0) + one[name]
     if any(one is None or one["draft_n"] for one in rowless):
-        found |= dict.fromkeys(_BY_STEP)
+        found |= dict.fromkeys(BY_STEP)
     if found.get("draft_n"):
         found["draft_acceptance_rate"] = found["draft_n_accepted"] / found["draft_n"]
     prompt_ms = found["prompt_ms"] = sum(one["prompt_ms"] for one in known)
-    found |= _rates("prompt", prompt_ms, found["prompt_n"])
+    found |= speeds("prompt", prompt_ms, found["prompt_n"])
     if len(timings) == 1:
         found["predicted_ms"] = known[0]["predicted_ms"]
     elif rowless:  # when they generated is not known
         found["predicted_ms"] = 0.0
-    predicted_ms, n = found["predicted_ms"], found["predicted_n"]
     # the first token is the prompt's
-    found |= _rates("predicted", predicted_ms, max(n - len(timings), 0))
-    all_tokens = _rates("predicted", predicted_ms, n)
-    return found | {f"{name}_n_gen": value for name, value in all_tokens.items()}
+    n = found["predicted_n"]
+    return found | answer_speeds(found["predicted_ms"], n, max(n - len(timings), 0))
 
 
-def _rates(name: str, ms: float, n: int) -> dict[str, float]:
+def speeds(name: str, ms: float, n: int, of: str = "") -> dict[str, float]:
+    """Milliseconds of each of n tokens, and how many a second has; 0 is unknown. name: `prompt` or
+    `predicted`; of: what the names of the figures end in."""
     return {
-        f"{name}_per_token_ms": ms / n if n else 0.0,
-        f"{name}_per_second": 1e3 * n / ms if ms else 0.0,
+        f"{name}_per_token_ms{of}": ms / n if n else 0.0,
+        f"{name}_per_second{of}": 1e3 * n / ms if ms else 0.0,
     }
+
+
+def answer_speeds(ms: float, n: int, n_timed: int) -> dict[str, float]:
+    """The same of an answer's n tokens, of which n_timed came in this time, and of all."""
+    return speeds("predicted", ms, n_timed) | speeds("predicted", ms, n, "_n_gen")
 
 
 _MIN_MS = 1e-3  # a time that was too short for the clock
@@ -269,14 +274,10 @@ def timings_of(rows: RunColumns) -> dict[str, int | float]:
         "cache_n": _total(rows["pos0"][first]),
         "prompt_n": prompt_n,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / prompt_n if prompt_n else 0.0,
-        "prompt_per_second": 1e3 * prompt_n / prompt_ms if prompt_ms else 0.0,
+        **speeds("prompt", prompt_ms, prompt_n),
         "predicted_n": predicted_n,
         "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": predicted_ms / timed_n if timed_n else 0.0,
-        "predicted_per_second": 1e3 * timed_n / predicted_ms,
-        "predicted_per_token_ms_n_gen": predicted_ms / predicted_n if predicted_n else 0.0,
-        "predicted_per_second_n_gen": 1e3 * predicted_n / predicted_ms,
+        **answer_speeds(predicted_ms, predicted_n, timed_n),
     }
     drafted = _total(rows["num_draft_tokens"][rows.is_step])
     if not t_ms.any():  # another engine's rows, without times

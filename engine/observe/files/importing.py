@@ -92,6 +92,11 @@ _OTHERS = (
         "Send the prompt to llama-server with the same options, and save its log.",
     ),
     (
+        r"\| {0,40}(?:pp|tg)\d{1,9} {0,40}(?:@ ?\w{1,20} {0,40})?\| {0,40}[\d.]{1,20} ±",
+        "a table of llama-bench",
+        "Save the log of llama-server, started with the same options and a drafter.",
+    ),
+    (
         r'"generated_text"\s{0,9}:',
         "a reply of TGI",
         "Save /metrics of TGI, which counts the tokens that were accepted.",

@@ -152,7 +152,7 @@ def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) ->
             request.prompt_ms,
             *_rates(request.prompt_ms, processed),
             request.predicted_ms,
-            *_rates(request.predicted_ms, None if n is None else max(n - 1, 0)),
+            *_rates(request.predicted_ms, request.n_timed),
             *_rates(request.predicted_ms, n),
         )
         found.record = {"speeds": request.speeds} if request.speeds else {}

@@ -58,6 +58,7 @@ class LogRequest:
     rounds: list[LogRound] = field(default_factory=list)
     prompt_ms: float | None = None
     predicted_ms: float | None = None
+    n_timed: int | None = None
     predicted: int | None = None
     drafted: int | None = None
     accepted: int | None = None
@@ -96,9 +97,12 @@ class LogRequest:
             self.n_prompt = self.n_cached + n
         return True
 
-    def on_answer_sums(self, ms: float, n: int) -> bool:
-        """Time and number of tokens of the answer."""
+    def on_answer_sums(self, ms: float, n: int, speed: float | None) -> bool:
+        """Time and number of tokens of the answer. speed: of all tokens in some builds of the
+        server, in others without the first."""
         self.predicted_ms, self.predicted, self.is_over = ms, n, True
+        is_of_all = speed is not None and speed * ms > 1e3 * (n - 0.5)
+        self.n_timed = n if is_of_all else max(n - 1, 0)
         return True
 
     def on_draft_sums(

@@ -9,6 +9,7 @@ from itertools import chain
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from engine.foreign import LARGEST, is_whole
 
@@ -40,6 +41,8 @@ class _Wrapped(msgspec.Struct):
     container_name: object = None
 
 
+_N_TEXTS = 8
+"""The first fields, any of which may be the line."""
 _DECODER = msgspec.json.Decoder(_Wrapped)
 
 
@@ -50,17 +53,7 @@ def unwrapped(line: str) -> tuple[str, str, int | None] | None:
         found = _DECODER.decode(line)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
-    texts = (
-        found.msg,
-        found.log,
-        found.MESSAGE,
-        found.message,
-        found.line,
-        found.text_payload,
-        found.body,
-        found.raw,
-    )
-    text = next((one for one in texts if isinstance(one, str)), "")
+    text = next((one for one in astuple(found)[:_N_TEXTS] if isinstance(one, str)), "")
     if not text and isinstance(found.MESSAGE, list):  # of journalctl, where a text has colours
         try:
             text = without_colours(bytes(found.MESSAGE).decode("utf-8", "replace"))

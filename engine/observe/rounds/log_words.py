@@ -52,6 +52,7 @@ _SPEED = re.compile(
 )
 _TIME = re.compile(
     r"(prompt )?eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) (?:tokens|runs)"
+    r"(?:\s{0,9}\([^,\n]{1,60},\s{0,40}+([\d.]{1,20}) tokens per second)?"
 )
 _SUMS = re.compile(
     r"draft acceptance(?: rate)?\s{0,40}+=\s{0,40}+([-.,\w]{1,40}) "
@@ -231,9 +232,10 @@ def _adapted(said: str) -> Saying | None:
 
 def _sums(said: str) -> Saying | None:
     if "eval time" in said and (found := _TIME.search(said)) is not None:
-        kind = "prompt_time" if found[1] else "eval_time"
-        most = MOST_PROMPT_TOKENS if found[1] else MOST_TOKENS
-        return kind, "", ((*found.span(2), LONGEST_PART_MS), (*found.span(3), most))
+        if found[1]:
+            return "prompt_time", "", _values(found, None, LONGEST_PART_MS, MOST_PROMPT_TOKENS)[1:]
+        mosts = None, LONGEST_PART_MS, MOST_TOKENS, float(LARGEST)
+        return "eval_time", "", _values(found, *mosts)[1:]
     if not ("draft acceptance" in said or " per pos" in said or "mean " in said):
         return None
     counts, mean, rates = _SUMS.search(said), _MEAN.search(said), _BY_POSITION.search(said)

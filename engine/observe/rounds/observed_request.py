@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from engine.observe.rounds.answer import Answer, RequestRun
@@ -104,33 +105,27 @@ class ObservedRequest:
             return
         if self._raw is not None and self._run.raw is not None:
             self._run.raw.data(self._raw, piece, at_ms)
-        try:
-            for chunk in self._reader.feed(piece):
-                self._take(chunk, at_ms)
-        except UnreadableError as error:
-            self._refuse("stream-unreadable", f"The server {error}", at_ms)
+        self._take_all(self._reader.feed(piece), at_ms)
         self._run.release(at_ms)
 
     def events(self, events: Iterable[Any], at_ms: float) -> None:
         """Events of the reply that were read before. Never raises for what a server may send."""
-        if self._is_over:
-            return
-        try:
-            for event in events:
-                for chunk in chunks(event):
-                    self._take(chunk, at_ms)
-        except UnreadableError as error:
-            self._refuse("stream-unreadable", f"The server {error}", at_ms)
+        if not self._is_over:
+            self._take_all(chain.from_iterable(map(chunks, events)), at_ms)
 
-    def done(self, at_ms: float) -> None:
-        """The reply ended by itself."""
-        if self._is_over:
-            return
+    def _take_all(self, read: Iterable[Chunk], at_ms: float) -> bool:
+        """False where the server wrote what cannot be read."""
         try:
-            for chunk in self._reader.end():
+            for chunk in read:
                 self._take(chunk, at_ms)
         except UnreadableError as error:
             self._refuse("stream-unreadable", f"The server {error}", at_ms)
+            return False
+        return True
+
+    def done(self, at_ms: float) -> None:
+        """The reply ended by itself."""
+        if self._is_over or not self._take_all(self._reader.end(), at_ms):
             return
         open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if self._status is not None and self._status >= 400:

@@ -257,16 +257,8 @@ class ObservedRun:
         round: int | None = None,
     ) -> None:
         """Keep what was found while observing; the rule of that name shows it."""
-        self._writer.facts.add_to(
-            "observed_findings",
-            {
-                "rule": rule,
-                "message": message,
-                "evidence": evidence,
-                "seq_id": seq_id,
-                "round": round,
-            },
-        )
+        found = {"rule": rule, "message": message, "evidence": evidence}
+        self._writer.facts.add_to("observed_findings", found | {"seq_id": seq_id, "round": round})
 
     def end(self, error: str | None = None) -> None:
         """Nothing more comes: settle what is open, end the run."""

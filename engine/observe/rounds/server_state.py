@@ -369,10 +369,10 @@ class ServerState:
             prompt.n_prompt = prompt.cached + n
         return slot.request.on_prompt_sums(ms, n)
 
-    def on_eval_time(self, slot: Slot, _said: Said, ms: float, n: int) -> bool:
+    def on_eval_time(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of an answer."""
-        self._prompt(slot).written = n
-        return slot.request.on_answer_sums(ms, n)
+        self._prompt(slot).written = sums[1]
+        return slot.request.on_answer_sums(*sums)
 
     def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of the drafts of a request."""

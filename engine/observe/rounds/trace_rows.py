@@ -15,6 +15,7 @@ from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.records import N_TOP, PHASES
+from engine.trace.timings import BY_STEP, answer_speeds, speeds
 from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
@@ -363,9 +364,6 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     so that the time in which any of them was generating is known.
     """
 
-    def rate(part: float, whole: float) -> float | None:
-        return part / whole if whole else None
-
     n_prompt, n_predicted = sum(t.prompt_n for t in told), sum(t.predicted_n for t in told)
     prompt_ms = sum(t.prompt_ms for t in told)
     drafted, accepted = sum(t.draft_n for t in told), sum(t.draft_n_accepted for t in told)
@@ -373,8 +371,7 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
         "cache_n": sum(t.cache_n for t in told),
         "prompt_n": n_prompt,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": rate(prompt_ms, n_prompt),
-        "prompt_per_second": rate(1e3 * n_prompt, prompt_ms),
+        **_known(speeds("prompt", prompt_ms, n_prompt)),
         "predicted_n": n_predicted,
     }
     if drafted:
@@ -384,14 +381,8 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
             "draft_acceptance_rate": accepted / drafted,
         }
     if len(told) == 1:
-        ms, n_timed = told[0].predicted_ms, max(n_predicted - 1, 0)
-        figures |= {
-            "predicted_ms": ms,
-            "predicted_per_token_ms": rate(ms, n_timed),
-            "predicted_per_second": rate(1e3 * n_timed, ms),
-            "predicted_per_token_ms_n_gen": rate(ms, n_predicted),
-            "predicted_per_second_n_gen": rate(1e3 * n_predicted, ms),
-        }
+        ms = figures["predicted_ms"] = told[0].predicted_ms
+        figures |= _known(answer_speeds(ms, n_predicted, max(n_predicted - 1, 0)))
     if not has_rows:
         figures |= dict.fromkeys(_NEED_ROWS)
     if not has_times and len(told) > 1:  # times of requests that ran together do not add up
@@ -399,19 +390,9 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     return figures
 
 
-_NEED_ROWS = (
-    "num_spec_steps",
-    "mean_acceptance_length",
-    "acceptance_histogram",
-    "num_draft_tokens_per_pos",
-    "num_accepted_tokens_per_pos",
-    "acceptance_per_position",
-    "rollback_depth_histogram",
-)
-_NEED_TIMES = (
-    "predicted_ms",
-    "predicted_per_token_ms",
-    "predicted_per_second",
-    "predicted_per_token_ms_n_gen",
-    "predicted_per_second_n_gen",
-)
+def _known(figures: dict[str, float]) -> dict[str, float | None]:
+    return {name: value or None for name, value in figures.items()}
+
+
+_NEED_ROWS = (*BY_STEP, "rollback_depth_histogram")
+_NEED_TIMES = ("predicted_ms", *answer_speeds(0.0, 0, 0))

@@ -48,13 +48,14 @@ _ELIDED = re.compile(
 """A value that a person has left out."""
 _LITERAL = re.compile(
     r"(?m)^[\s\[{]{0,40}\{\s{0,200}(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
+    r"|^\s{0,40}[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
 )
 """How an object begins that JavaScript or Python has printed."""
 _PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
 _PRINTED = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|'
     r"'((?:[^'\\\n]|\\.)*+)'|`((?:[^`\\]|\\.)*+)`"
-    r"|([A-Za-z_$][\w$]*+)(?=\s{0,9}:)|\b(true|false|null)\b|\b(True|False)\b"
+    r"|([A-Za-z_$][\w$]*+)\s{0,9}[:=]|([A-Z]\w{0,60}\(|\))|\b(true|false|null)\b|\b(True|False)\b"
     r"|(\b(?:undefined|None|NaN)\b|\[(?:Object|Array|Circular[^\]\n]{0,9})\]|<ref[^>\n]{0,20}>)"
     r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
 )
@@ -144,7 +145,7 @@ def as_json(text: str) -> str:
 
 
 def _plain(found: re.Match[str]) -> str:
-    double, single, several, key, same, logical, none = found.groups()
+    double, single, several, key, bound, same, logical, none = found.groups()
     if double or same:
         return double or same
     if (quoted := single if several is None else several) is not None:
@@ -152,7 +153,9 @@ def _plain(found: re.Match[str]) -> str:
         quoted = quoted.replace("\\'", "'").replace("\\`", "`")
         return '"' + re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", quoted) + '"'
     if key:
-        return f'"{key}"'
+        return f'"{key}":'
+    if bound:  # of an object of a class
+        return "}" if bound == ")" else "{"
     return logical.lower() if logical else "null" if none else ""
 
 

@@ -45,6 +45,9 @@ _NAMES = {
     "drafts": _STEPS,
     "draft tokens": _DRAFTED,
     "accepted tokens": _ACCEPTED,
+    "predicted_n": _EMITTED,
+    "draft_n": _DRAFTED,
+    "draft_n_accepted": _ACCEPTED,
 }
 _LINE = re.compile(
     r"(?:^|, )[ \t|>*`-]{0,20}(?P<name>"
@@ -54,8 +57,9 @@ _LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SIGN = re.compile(
-    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|num_draft_tokens:|draft tokens:|num accepted token:"
-    r"|(?:average )?accept length:|\[al\] average:|acc_length=)[ \t]{0,60}\d"
+    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|draft_n:|num_draft_tokens:"
+    r"|draft tokens:|num accepted token:|(?:average )?accept length:|\[al\] average:"
+    r"|acc_length=)[ \t]{0,60}\d"
     r"|(?:^|, )acceptance length:[ \t]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -68,6 +72,7 @@ _ALONE = re.compile(
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _ENGINES = (
     ("n_drafted", "llama.cpp"),
+    ("draft_n", "llama-server"),
     ("num accepted token", "openvino"),
     ("[al] average", "tensorrt-llm"),
     ("accept len", "sglang"),

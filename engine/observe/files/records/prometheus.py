@@ -79,6 +79,10 @@ _SIGN = re.compile(
     rb"|tgi_request_skipped_tokens_(?:sum|count))[ {]",
     re.MULTILINE,
 )
+_QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
+"""A series of a reply to a query: its labels, and its values with their times."""
+_NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
+_LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
 _EXACT = {"llamacpp": 10**6}
 """Up to where a server prints a counter with all its digits, if not all."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
@@ -95,7 +99,17 @@ _Counters = dict[str, dict[int, float]]
 
 def is_metrics(data: bytes) -> bool:
     """Whether bytes, or their beginning, are counters of speculative decoding."""
-    return _SIGN.search(data) is not None
+    return _SIGN.search(_of_query(data)) is not None
+
+
+def _of_query(data: bytes) -> bytes:
+    """The last values that Prometheus replies to a query, as text; other bytes as they are."""
+    found = [
+        b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
+        for labels, inside in _QUERIED.findall(data)
+        if (name := _NAME.search(labels)) is not None and len(values := inside.split(b'"')) > 2
+    ]
+    return b"".join(found) or data
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:
@@ -103,6 +117,7 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
     out, and a sentence says how many lines; as they are where there are none."""
     kept: list[str] = []
     left = LeftOut()
+    data = _of_query(data)
     lines = data.decode("utf-8-sig", "replace").splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):

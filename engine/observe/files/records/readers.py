@@ -61,7 +61,8 @@ class RecordShape:
         """The keys by which an object is such a record; empty if it is not."""
         if any(key in values for key in self.without):
             return ()
-        return next((sign for sign in self.signs if all(key in values for key in sign)), ())
+        known = (sign for sign in self.signs if all(values.get(key) is not None for key in sign))
+        return next(known, ())
 
     def may_be_in(self, data: bytes) -> bool:
         """Whether bytes, or their beginning, look like a file of such records."""
@@ -460,14 +461,16 @@ LLAMA_SERVER = RecordShape(
 
 _PREDICTED = "accepted_prediction_tokens", "rejected_prediction_tokens"
 _PROPOSED = "proposed_tokens", "accepted_tokens"
+_ATTEMPTS = "attempts", "accepted", "rejected"
+"""Of vllm-mlx's /v1/status, which drafts one token at a time."""
 
 
 def _read_prediction(node: Node) -> RecordedRequest:
     """Counts inside of `usage`."""
     values, found = node.fields(), RecordedRequest("", node.place, record=dict(node.values))
     is_predicted = _PREDICTED[0] in node.values
-    names = _PREDICTED if is_predicted else _PROPOSED
-    one, other = map(values.count, names)
+    names = next(two for two in (_PREDICTED, _PROPOSED, _ATTEMPTS) if two[0] in node.values)
+    one, other = map(values.count, names[:2])
     found.num_draft_tokens, found.num_accepted_draft_tokens = one, other
     if is_predicted:
         found.num_draft_tokens = None if one is None or other is None else one + other
@@ -478,7 +481,7 @@ def _read_prediction(node: Node) -> RecordedRequest:
     return found
 
 
-USAGE = RecordShape("usage", "the OpenAI API", (_PREDICTED, _PROPOSED), _read_prediction)
+USAGE = RecordShape("usage", "the OpenAI API", (_PREDICTED, _PROPOSED, _ATTEMPTS), _read_prediction)
 
 READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, USAGE)
 """Of what replies say."""

@@ -15,32 +15,20 @@ import numpy as np
 
 from engine.observe.rounds.counters import ACCEPTED, DRAFTED, DRAFTS, PREDICTED, PROMPT, Movement
 from engine.observe.rounds.stream_rounds import StreamedToken
-from engine.trace.timings import at_least, per_position, rates_by_index
+from engine.trace.timings import BY_STEP, at_least, per_position, rates_by_index, speeds
 
 _WHOLE = 1e-9
 _MOST_STEPS = 1000
 """Numbers of steps that are tried."""
 _SUMMED = ("cache_n", "prompt_n", "predicted_n")
 TIMINGS = (
-    *_SUMMED,
-    "prompt_ms",
-    "prompt_per_token_ms",
-    "prompt_per_second",
-    "predicted_ms",
-    "predicted_per_token_ms",
-    "predicted_per_second",
+    *(*_SUMMED, "prompt_ms", *speeds("prompt", 0.0, 0)),
+    *("predicted_ms", *speeds("predicted", 0.0, 0)),
 )
 """llama-server's names, which mlx-vlm has too."""
 ALL_TIMINGS = (*TIMINGS, "predicted_per_token_ms_n_gen", "predicted_per_second_n_gen")
 _NO_TIMINGS = dict.fromkeys(ALL_TIMINGS)
-_NOT_BY_INDEX = dict.fromkeys(
-    (
-        "acceptance_histogram",
-        "num_draft_tokens_per_pos",
-        "num_accepted_tokens_per_pos",
-        "acceptance_per_position",
-    )
-)
+_NOT_BY_INDEX = dict.fromkeys(BY_STEP[2:])
 
 
 @dataclass(slots=True)

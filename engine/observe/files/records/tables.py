@@ -14,6 +14,9 @@ from itertools import pairwise
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
 
+_NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")
+_FEW = 2
+_IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS = re.compile(r",(?=[^\s,])")
@@ -29,12 +32,10 @@ _COUNTED = (
 )
 _COLUMNS = (
     ("rate", r"(?:.{0,24} )?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
-    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?"),
+    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}"),
     ("mean", r"(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
-    (
-        "mean",
-        r"mean len(?:gth)?|(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}",
-    ),
+    ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
+    ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
     ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
     ("drafted", r"drafted(?: tokens)?|draft tokens|draft n|#?gen tokens"),
     ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
@@ -49,7 +50,8 @@ _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
-_ALL = ("overall", "total", "average", "avg", "mean")
+_OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$")
+_ALL = re.compile(r"(?:.{0,60} )?(?:overall|total|average|avg|mean):?", re.IGNORECASE)
 _ENGINES = (("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"))
 """By parts of the names of columns."""
 
@@ -62,7 +64,7 @@ def has_table(text: str) -> bool:
 def read_tables(text: str) -> list[RecordedRequest]:
     """The rows of such tables. Numbers that cannot be are left out."""
     found = list(_requests(text))
-    return [one for one in found if one.place.lower() not in _ALL] or found
+    return [one for one in found if _ALL.fullmatch(one.place) is None] or found
 
 
 def _requests(text: str) -> Iterator[RecordedRequest]:
@@ -87,10 +89,20 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) <= _LONGEST and set(line) <= _RULE and line.strip():
             continue
+        if len(table) == 1 and not line.strip():
+            continue
         # gaps alone are in any text
-        is_row = table or any(one.search(line) for one in (_BARS, _COMMAS)) or "accept_rate" in line
+        is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = _cells(line) if is_row and len(line) <= _LONGEST else []
-        if table and len(cells) != len(table[0][1]):
+        named = _NAMED.findall(line) if len(line) <= _LONGEST else []
+        if len(named) > _FEW:  # a row that names its cells
+            names = ["", *(name for name, _ in named)]
+            cells = [line[: line.find(named[0][0])].strip(), *(value for _, value in named)]
+            if table and table[0][1] != names:
+                yield table
+                table = []
+            table = table or [(number, names)]
+        elif table and len(cells) != len(table[0][1]):
             yield table
             table = []
         if 2 <= len(cells) <= _MOST_CELLS:
@@ -110,12 +122,12 @@ def _cells(line: str) -> list[str]:
 
 
 def _names(cells: list[str]) -> list[str]:
-    return [one.lower().replace("_", " ") for one in cells]
+    return [_OF_ALL.sub("", one.lower().replace("_", " ")) for one in cells]
 
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
-    parts = [one for one in names if "acc" in one or "draft" in one]
+    parts = [one for one in names if re.search("acc|draft|接受|^al$", one)]
     kinds = [kind for one in parts if (kind := _kind(one)) in ("rate", "mean", "accepted")]
     return bool(kinds) and not any(map(_NUMBER.fullmatch, names))
 

@@ -104,6 +104,15 @@ def test_a_transcript_without_a_mark_of_its_encoding(tmp_path: Path) -> None:
     assert imported(LLAMA.encode("utf-16-le"), tmp_path)[0] == [(313, 675)]
 
 
+@pytest.mark.parametrize(("said", "speed"), [("29.36", 539 / 18.35791), ("29.31", 538 / 18.35791)])
+def test_the_speed_is_what_the_log_says(tmp_path: Path, said: str, speed: float) -> None:
+    """With the first token or without, by the build of the server."""
+    path, store = tmp_path / "server.log", TraceStore()
+    path.write_text(LLAMA.replace("29.36 tokens", f"{said} tokens"))
+    (run,) = import_file(store, path)
+    assert store.runs[run]["told"]["predicted_per_second"] == pytest.approx(speed)
+
+
 def test_the_log_of_a_desktop_program_has_its_replies(tmp_path: Path) -> None:
     assert imported(LM_STUDIO.encode(), tmp_path)[0] == [(92, 120)]
 

@@ -288,10 +288,35 @@ llamacpp:draft_verify_steps_total 1200
 """
 
 
+PYTHON = (
+    "ChatCompletion(id='a', usage=Usage(n=3), timings={'predicted_n': 9, 'predicted_ms': 2.5, "
+    "'prompt_n': 1, 'prompt_ms': 1.5, 'draft_n': 8, 'draft_n_accepted': 3})"
+)
+QUERIED = json.dumps(
+    {
+        "data": {
+            "result": [
+                {
+                    "metric": {"engine": "0", "__name__": f"vllm:spec_decode_num_{name}_total"},
+                    "value": [1787366173.1, str(n)],
+                }
+                for name, n in (("drafts", 100), ("draft_tokens", 300), ("accepted_tokens", 180))
+            ]
+        }
+    }
+)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (TENSORRT, (None, None, 900, 540)),
+        (QUERIED, (None, 100, 300, 180)),
+        ('{"mtp": {"attempts": 400, "accepted": 300, "rejected": 100}}', (None, None, 400, 300)),
+        (PYTHON, (9, None, 8, 3)),
+        ("timings:\n  predicted_n: 9\n  draft_n: 8\n  draft_n_accepted: 3\n", (9, None, 8, 3)),
+        ('{"states": [{"avg_spec_accept_length": null}, {"avg_spec_accept_length": 2}]}',
+         (None,) * 4),
         (LLAMA_BEFORE, (4000, 1200, 3600, 2700)),
         (LLAMA_BEFORE.replace("draft_tokens_accepted", "spec_tokens_accepted"), None),
         ("llamacpp:spec_tokens_drafted_total 9\nllamacpp:spec_tokens_accepted_total 6\n",
@@ -429,6 +454,12 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
             [("n=2", 41.5, 0.735)],
         ),
         ("config,tok/s,acceptance\nn=2,41.5,0.735\n", [("n=2", 41.5, 0.735)]),
+        ("n_max\tDFlash (tok/s)\t接受率\n\n8\t194.5\t85%\n", [("8", 194.5, 0.85)]),
+        ("| config | t/s | Accept Rate (avg) |\n| a | 9 | **0.5** |\n", [("a", 9, 0.5)]),
+        (
+            "[1/2] tok/s= 8.5 n=4 acc_rate=0.5\nall mean: tok/s=9 n=4 acc_rate=0.6\n",
+            [("[1/2]", 8.5, 0.5)],
+        ),
         (
             (
                 "| Metric | off | on |\n|---|---|---|\n| Output tokens (tok/s) | 8.5 | 15.5 |\n"
