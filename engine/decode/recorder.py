@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from engine.machine.clock import run_clock
 from engine.machine.device import read, upload
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, N_TOP, PHASES
-from engine.trace.store import TraceStore
+from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.writer import TraceWriter
 from kernels.rows.record import larger_than, on_host, row_record, weights
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from engine.decode.round import PhaseClock, Round
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+    from engine.memory.recurrent import SnapshotSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ NewRows = defaultdict[str, list[tuple[Any, ...]]]
 
 class Recorder:
     """Writes the rows of one run. `piece` gives the bytes of a token. files: of the model, looked
-    at in every round.
+    at in rounds that end LOOK_S after the last that did, or later.
 
     Rows may wait until several rounds are written together: after a forward pass, no code and no
     table is in the processor's caches any more, and the second round takes a third of the time.
@@ -172,7 +173,7 @@ class Recorder:
         self._writer, self._piece, self._files = TraceWriter(store, run_id), piece, files
         self._last_round: int | None = None
         self._elapsed_ms = 0.0
-        self._resumed = run_clock()
+        self._resumed, self._looked = run_clock(), -math.inf
         self._n_ubatches = 0
         self._moved = (0, 0)
         self._round_ubatches: list[int] = []
@@ -215,12 +216,9 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        row = (
-            *(round_, self._n_ubatches, ubatch.n_seqs, ubatch.n_seq_tokens),
-            *(" ".join(map(str, seq_ids)), ubatch.n_padding, purpose, ubatch.reason, ms, pos_gap),
-        )
-        self._record(lambda rows: rows["ubatches"].append(row))
-        self._round_ubatches.append(self._n_ubatches)
+        number = self._n_ubatches
+        self._record(partial(_pass_row, round_, number, ubatch, seq_ids, purpose, ms, pos_gap))
+        self._round_ubatches.append(number)
         self._n_ubatches += 1
 
     def drafts(
@@ -261,29 +259,30 @@ class Recorder:
         Each row carries the time spent on its sequence; what was spent on several is divided
         among them, so that the sum over rows is the time that passed.
         """
-        now = run_clock()
+        now, number = run_clock(), rounds[0].number
         elapsed_ms = (now - self._resumed) * 1e3
         self._elapsed_ms += elapsed_ms
-        self._resumed = now
-        number, n = rounds[0].number, len(rounds)
-        if self._files:
+        self._resumed, self._last_round = now, number
+        if self._files and now - self._looked >= LOOK_S:
             self._files.note(self.facts, number)
-        self._last_round = number
-        ubatch_ids, self._round_ubatches = " ".join(map(str, self._round_ubatches)), []
-        phases = [clock.phases(round_.seq, n) for round_ in rounds]
-        rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
-        traffic = self._traffic(memory.recurrent, n) if memory else [(None, None)] * n
-        for round_, ms, moved in zip(rounds, phases, traffic, strict=True):
-            self.bytes_waiting += 0 if round_.logits is None else round_.logits.nbytes
-            seen: tuple[int | None, ...] = (None, None, None, None, n_rs_seq, None)
-            slots: Sequence[SnapshotSlot] = ()
-            if memory:
-                seen, slots = _look(memory, round_.seq)
-            columns = ubatch_ids, self._elapsed_ms, sum(ms) + rest_ms, *ms, *moved, *seen
-            self._unanswered.append(round_)
-            self._waiting.append(partial(self._round, round_, columns, slots))
-        if not self._may_wait:
-            self._write()
+            self._looked = now
+        before, ubatches = self._moved, self._round_ubatches
+        if memory and memory.recurrent:
+            traffic = memory.recurrent.traffic
+            self._moved = traffic.written, traffic.copied
+        self._round_ubatches = []
+        seen: list[_Seen]
+        if memory:
+            seen = [_look(memory, round_.seq) for round_ in rounds]
+        else:
+            seen = [((None, None, None, None, n_rs_seq, None), ())] * len(rounds)
+        for round_ in rounds:
+            if round_.logits is not None:
+                self.bytes_waiting += round_.logits.nbytes
+        moved = [b - a for a, b in zip(before, self._moved, strict=True)] if memory else []
+        times = elapsed_ms, self._elapsed_ms
+        self._unanswered += rounds
+        self._record(partial(self._rounds, rounds, clock, times, ubatches, moved, seen))
 
     def close(self) -> None:
         """Write what waits. The run has ended: whether its model files have changed since the last
@@ -349,41 +348,62 @@ class Recorder:
             },
         )
 
-    def _round(
-        self, round_: Round, columns: tuple[Any, ...], slots: Sequence[SnapshotSlot], rows: NewRows
+    def _rounds(
+        self,
+        rounds: Sequence[Round],
+        clock: PhaseClock,
+        times: tuple[float, float],
+        ubatches: Sequence[int],
+        moved: Sequence[int],
+        seen: Sequence[_Seen],
+        rows: NewRows,
     ) -> None:
-        """The rows of one sequence. columns: the last ones of its round row."""
-        ids, draft = (round_.number, round_.seq_id), round_.draft
-        top_ids = self._facts[3] if self._facts else ()
-        rows["tokens"] += [(*ids, *row) for row in _token_rows(round_, top_ids)]
-        rows["memory"] += [(*ids, *slot) for slot in slots]
-        is_prompt, n_emitted, n_accepted = round_.is_prompt, len(round_.emitted), round_.n_accepted
-        rows["rounds"].append(
-            (
-                *(*ids, round_.pos0, draft.drafter if draft else "", round_.accept_rule),
-                None if is_prompt else len(round_.drafted),
-                *(None if is_prompt else n_accepted, round_.n_own, n_emitted),
-                *(_stop_kind(round_), round_.rollback_depth, round_.memory_rollback),
-                *(round_.rollback_path, round_.valid_depth, round_.rs_idx_before),
-                *(round_.rs_idx_after, round_.n_replays, round_.n_rows or len(round_.tokens)),
-                *(draft.n_max if draft else None, round_.restored_bytes, round_.checkpoint_bytes),
-                *(round_.cache_wrong, round_.sampler_wrong, round_.sampler_draws, *columns),
+        """The rows of the sequences of a round. times: milliseconds that it took, and those of all
+        so far. moved: state written and copied in it; empty where that is not known."""
+        top_ids, n = self._facts[3] if self._facts else (), len(rounds)
+        ubatch_ids = " ".join(map(str, ubatches))
+        phases = [clock.phases(round_.seq, n) for round_ in rounds]
+        rest_ms = max(0.0, times[0] - sum(map(sum, phases))) / n
+        for i, (round_, ms, (held, slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
+            ids, draft, is_prompt = (round_.number, round_.seq_id), round_.draft, round_.is_prompt
+            rows["tokens"] += [(*ids, *row) for row in _token_rows(round_, top_ids)]
+            rows["memory"] += [(*ids, *slot) for slot in slots]
+            traffic = [whole // n + (i < whole % n) for whole in moved] or (None, None)
+            rows["rounds"].append(
+                (
+                    *(*ids, round_.pos0, draft.drafter if draft else "", round_.accept_rule),
+                    None if is_prompt else len(round_.drafted),
+                    *(None if is_prompt else round_.n_accepted, round_.n_own),
+                    *(len(round_.emitted), _stop_kind(round_), round_.rollback_depth),
+                    *(round_.memory_rollback, round_.rollback_path, round_.valid_depth),
+                    *(round_.rs_idx_before, round_.rs_idx_after, round_.n_replays),
+                    *(round_.n_rows or len(round_.tokens), draft.n_max if draft else None),
+                    *(round_.restored_bytes, round_.checkpoint_bytes, round_.cache_wrong),
+                    *(round_.sampler_wrong, round_.sampler_draws, ubatch_ids, times[1]),
+                    *(sum(ms) + rest_ms, *ms, *traffic, *held),
+                )
             )
-        )
-
-    def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[tuple[int, int]]:
-        """State written and copied since the last round, in n parts that add up."""
-        if recurrent is None:
-            return [(0, 0)] * n
-        traffic = recurrent.traffic
-        written, copied = traffic.written - self._moved[0], traffic.copied - self._moved[1]
-        self._moved = (traffic.written, traffic.copied)
-        return [
-            (written // n + (i < written % n), copied // n + (i < copied % n)) for i in range(n)
-        ]
 
 
-def _look(memory: HybridMemory, seq: int) -> tuple[tuple[int | None, ...], Sequence[SnapshotSlot]]:
+_Seen = tuple[tuple[int | None, ...], "Sequence[SnapshotSlot]"]
+
+
+def _pass_row(
+    round_: int,
+    number: int,
+    ubatch: UBatch,
+    seq_ids: Sequence[int],
+    purpose: str,
+    ms: float,
+    pos_gap: int,
+    rows: NewRows,
+) -> None:
+    """The row of a forward pass, see Recorder.ubatch. number: of the pass in the run."""
+    size = ubatch.n_seqs, ubatch.n_seq_tokens, " ".join(map(str, seq_ids)), ubatch.n_padding
+    rows["ubatches"].append((round_, number, *size, purpose, ubatch.reason, ms, pos_gap))
+
+
+def _look(memory: HybridMemory, seq: int) -> _Seen:
     """What the memory holds of a sequence, the last columns of a round row; its snapshot slots."""
     (used, duplicates, pos_max), recurrent = memory.attention.holding(seq), memory.recurrent
     held = pos_max, used, duplicates, memory.n_bytes()
