@@ -217,8 +217,15 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        number = self._n_ubatches
-        self._record(partial(_pass_row, round_, number, ubatch, seq_ids, purpose, ms, pos_gap))
+        number, reason = self._n_ubatches, ubatch.reason
+        self._record(
+            lambda rows: rows["ubatches"].extend(
+                (
+                    *(round_, number, ubatch.n_seqs, ubatch.n_seq_tokens),
+                    *(" ".join(map(str, seq_ids)), ubatch.n_padding, purpose, reason, ms, pos_gap),
+                )
+            )
+        )
         self._round_ubatches.append(number)
         self._n_ubatches += 1
 
@@ -273,18 +280,26 @@ class Recorder:
             traffic = memory.recurrent.traffic
             self._moved = traffic.written, traffic.copied
         self._round_ubatches = []
-        seen: list[_Seen]
-        if memory:
-            seen = [_look(memory, round_.seq) for round_ in rounds]
-        else:
-            seen = [((None, None, None, None, n_rs_seq, None), ())] * len(rounds)
-        for round_ in rounds:
-            if round_.logits is not None:
-                self.bytes_waiting += round_.logits.nbytes
+        seen = [_look(memory, round_.seq, n_rs_seq) for round_ in rounds]
+        self.bytes_waiting += sum(x.logits.nbytes for x in rounds if x.logits is not None)
         moved = [b - a for a, b in zip(before, self._moved, strict=True)] if memory else []
-        times = elapsed_ms, self._elapsed_ms
+        t_ms, n = self._elapsed_ms, len(rounds)
         self._unanswered += rounds
-        self._record(partial(self._rounds, rounds, clock, *times, ubatches, moved, seen))
+
+        def add(rows: NewRows) -> None:
+            top_ids = self._facts[3] if self._facts else ()
+            ubatch_ids = " ".join(map(str, ubatches))
+            phases = [clock.phases(round_.seq, n) for round_ in rounds]
+            rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
+            for i, (round_, ms, (held, slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
+                _add_tokens(round_, top_ids, rows["tokens"])
+                for slot in slots:
+                    rows["memory"] += (round_.number, round_.seq_id, *slot)
+                traffic = [whole // n + (i < whole % n) for whole in moved] or (None, None)
+                times = ubatch_ids, t_ms, sum(ms) + rest_ms, *ms
+                rows["rounds"] += (*_OF_ROUND(round_), *_counts(round_), *times, *traffic, *held)
+
+        self._record(add)
 
     def close(self) -> None:
         """Write what waits. The run has ended: whether its model files have changed since the last
@@ -351,32 +366,6 @@ class Recorder:
             },
         )
 
-    def _rounds(
-        self,
-        rounds: Sequence[Round],
-        clock: PhaseClock,
-        elapsed_ms: float,
-        t_ms: float,
-        ubatches: Sequence[int],
-        moved: Sequence[int],
-        seen: Sequence[_Seen],
-        rows: NewRows,
-    ) -> None:
-        """The rows of the sequences of a round. elapsed_ms: that it took. t_ms: of all so far.
-        moved: state written and copied in it; empty where that is not known."""
-        top_ids, n = self._facts[3] if self._facts else (), len(rounds)
-        ubatch_ids = " ".join(map(str, ubatches))
-        phases = [clock.phases(round_.seq, n) for round_ in rounds]
-        rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
-        for i, (round_, ms, (held, slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
-            ids = round_.number, round_.seq_id
-            _add_tokens(round_, top_ids, rows["tokens"])
-            for slot in slots:
-                rows["memory"] += ids + slot
-            traffic = [whole // n + (i < whole % n) for whole in moved] or (None, None)
-            times = ubatch_ids, t_ms, sum(ms) + rest_ms, *ms
-            rows["rounds"] += (*_OF_ROUND(round_), *_counts(round_), *times, *traffic, *held)
-
 
 _OF_ROUND = attrgetter(
     *("number", "seq_id", "pos0", "accept_rule", "n_own", "rollback_depth", "memory_rollback"),
@@ -386,23 +375,10 @@ _OF_ROUND = attrgetter(
 _Seen = tuple[tuple[int | None, ...], "Sequence[SnapshotSlot]"]
 
 
-def _pass_row(
-    round_: int,
-    number: int,
-    ubatch: UBatch,
-    seq_ids: Sequence[int],
-    purpose: str,
-    ms: float,
-    pos_gap: int,
-    rows: NewRows,
-) -> None:
-    """The row of a forward pass, see Recorder.ubatch. number: of the pass in the run."""
-    size = ubatch.n_seqs, ubatch.n_seq_tokens, " ".join(map(str, seq_ids)), ubatch.n_padding
-    rows["ubatches"] += (round_, number, *size, purpose, ubatch.reason, ms, pos_gap)
-
-
-def _look(memory: HybridMemory, seq: int) -> _Seen:
+def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> _Seen:
     """What the memory holds of a sequence, the last columns of a round row; its snapshot slots."""
+    if memory is None:
+        return (None, None, None, None, n_rs_seq, None), ()
     (used, duplicates, pos_max), recurrent = memory.attention.holding(seq), memory.recurrent
     held = pos_max, used, duplicates, memory.n_bytes()
     if not recurrent:
@@ -427,16 +403,13 @@ def _counts(round_: Round) -> tuple[str, int | None, int | None, int | None, int
     """drafter to verify_width of a row of `rounds`. A round stops with the last of the target's own
     tokens or at an end before it, a part of a prompt that nothing is chosen after with neither."""
     draft, n_accepted, n_emitted = round_.draft, round_.n_accepted, len(round_.emitted)
-    kind = "" if not round_.n_own else "end"
+    kind = "end" if round_.n_own else ""
     if round_.n_own and n_emitted > n_accepted:
         kind = round_.own_kinds[n_emitted - n_accepted - 1]
-    width = round_.n_rows or len(round_.tokens)
-    if round_.is_prompt:
-        return "", None, None, None, n_emitted, kind, width
+    rest = n_emitted, kind, round_.n_rows or len(round_.tokens)
     if draft is None:
-        return "", None, 0, n_accepted, n_emitted, kind, width
-    n_drafted = len(draft.tokens)
-    return draft.drafter, draft.n_max, n_drafted, n_accepted, n_emitted, kind, width
+        return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *rest
+    return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *rest
 
 
 _NO_NODE = (None,) * 2

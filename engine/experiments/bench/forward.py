@@ -49,7 +49,7 @@ class SectionClock:
     def __init__(
         self, device: torch.device = CPU, sections: Sequence[str] = MODEL_SECTIONS
     ) -> None:
-        self._device = device if device.type == "cuda" else None
+        self._device = device
         self._open = ["rest"]
         self._seconds = dict.fromkeys(sections, 0.0)
         self._since = perf_counter()
@@ -95,8 +95,7 @@ class SectionClock:
                 delattr(owner, name)
 
     def _settle(self) -> None:
-        if self._device:
-            wait_for(self._device)
+        wait_for(self._device)
         now = perf_counter()
         self._seconds[self._open[-1]] += now - self._since
         self._since = now

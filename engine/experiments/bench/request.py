@@ -204,10 +204,6 @@ def _sum(runs: Sequence[RequestResult | TimedRun], name: str) -> Any:
     return sum(getattr(run, name) for run in runs)
 
 
-_UNSEEN_S = 1.0
-"""Between two looks at a run that no one else looks at."""
-
-
 def run_to_end(run: Run) -> float:
     """Do all rounds and stop the run, after an error too; returns seconds of wall time.
 
@@ -215,7 +211,7 @@ def run_to_end(run: Run) -> float:
     """
     start = perf_counter()
     try:
-        while run.advance(_UNSEEN_S):
+        while run.advance(1.0):  # no one looks at it meanwhile
             pass
     finally:
         run.stop()
