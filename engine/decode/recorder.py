@@ -217,16 +217,12 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        number, reason = self._n_ubatches, ubatch.reason
-        self._record(
-            lambda rows: rows["ubatches"].extend(
-                (
-                    *(round_, number, ubatch.n_seqs, ubatch.n_seq_tokens),
-                    *(" ".join(map(str, seq_ids)), ubatch.n_padding, purpose, reason, ms, pos_gap),
-                )
-            )
+        row = (
+            *(round_, self._n_ubatches, ubatch.n_seqs, ubatch.n_seq_tokens),
+            *(" ".join(map(str, seq_ids)), ubatch.n_padding, purpose, ubatch.reason, ms, pos_gap),
         )
-        self._round_ubatches.append(number)
+        self._record(lambda rows: rows["ubatches"].extend(row))
+        self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
 
     def drafts(
@@ -275,11 +271,10 @@ class Recorder:
         if self._files and now - self._looked >= LOOK_S:
             self._files.note(self.facts, number)
             self._looked = now
-        before, ubatches = self._moved, self._round_ubatches
+        before, ubatches, self._round_ubatches = self._moved, self._round_ubatches, []
         if memory and memory.recurrent:
             traffic = memory.recurrent.traffic
             self._moved = traffic.written, traffic.copied
-        self._round_ubatches = []
         seen = [_look(memory, round_.seq, n_rs_seq) for round_ in rounds]
         self.bytes_waiting += sum(x.logits.nbytes for x in rounds if x.logits is not None)
         moved = [b - a for a, b in zip(before, self._moved, strict=True)] if memory else []

@@ -107,12 +107,10 @@ class Table:
     ) -> None:
         """The same with rows as values of these columns, one after the other, None where one is not
         observed. others: columns that are not among them."""
-        width = len(names)
-        n = len(rows) // width
+        width, n = len(names), len(rows) // len(names)
         if not n or (n < _FEW and not others):
             for start in range(0, len(rows), width):
-                row = rows[start : start + width]
-                self.append(**same, **dict(zip(names, row, strict=True)))
+                self.append(**same, **dict(zip(names, rows[start:], strict=False)))
             return
         columns: dict[str, Any] = {**same, **(others or {})}
         for i, name in enumerate(names):
