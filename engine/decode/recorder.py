@@ -436,7 +436,7 @@ def _add_tokens(round_: Round, top_ids: TopIds, to: list[Any]) -> None:
             if draft.probs:
                 forbidden = _forbidden(round_, i, draft.top_ids[i])
         node = (round_.path[i], tree.parents[round_.path[i]]) if tree else _NO_NODE
-        at = number, seq_id, pos + i, kind, token, i
+        at: tuple[Any, ...] = number, seq_id, pos + i, kind, token, i
         to += (*at, *node, *of_draft, forbidden, *of_target)
     for i, token in enumerate(round_.unverified.tokens if round_.unverified else ()):
         assert round_.unverified is not None  # it has this token

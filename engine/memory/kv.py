@@ -323,7 +323,7 @@ class AttentionKV:
     def holding(self, seq: int) -> tuple[int, int, int]:
         """`used`, `duplicates` and `seq_pos_max` in one look."""
         last = self._table.last_position(seq)
-        if last is not None:  # nobody else's either
+        if last is not None:
             return self._table.used[seq], 0, last
         held = self._table.positions(seq)
         if held.size == 0:
