@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from engine.machine.clock import run_clock
 from engine.machine.device import read, upload
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, N_TOP, PHASES
-from engine.trace.store import TraceStore
+from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.writer import TraceWriter
 from kernels.rows.record import larger_than, on_host, row_record, weights
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from engine.decode.round import PhaseClock, Round
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
+    from engine.memory.recurrent import SnapshotSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,27 +138,27 @@ _COLUMNS = {
     ),
     "memory": (*_ROUND, "slot", "state", "age"),
     "rounds": (
-        *(*_ROUND, "pos0", "drafter", "accept_rule", "num_draft_tokens"),
-        *("num_accepted_draft_tokens", "num_target_tokens", "num_emitted", "stop_kind"),
-        *("rollback_depth", "memory_rollback", "rollback_path", "valid_depth"),
-        *("rs_idx_before", "rs_idx_after", "replay_index", "verify_width", "draft_n_max"),
-        *("state_bytes_restored", "checkpoint_bytes", "cache_wrong", "sampler_wrong"),
-        *("sampler_draws", "ubatch_ids", "t_ms", "total_ms", *_PHASES),
-        *("state_bytes_written", "state_bytes_copied", "attention_pos_max", "kv_cells_used"),
-        *("kv_cells_duplicate", "memory_bytes_held", "n_rs_seq", "recurrent_pos_max"),
+        *(*_ROUND, "pos0", "accept_rule", "num_target_tokens", "rollback_depth"),
+        *("memory_rollback", "rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after"),
+        *("replay_index", "state_bytes_restored", "checkpoint_bytes", "cache_wrong"),
+        *("sampler_wrong", "sampler_draws", "drafter", "draft_n_max", "num_draft_tokens"),
+        *("num_accepted_draft_tokens", "num_emitted", "stop_kind", "verify_width"),
+        *("ubatch_ids", "t_ms", "total_ms", *_PHASES, "state_bytes_written"),
+        *("state_bytes_copied", "attention_pos_max", "kv_cells_used", "kv_cells_duplicate"),
+        *("memory_bytes_held", "n_rs_seq", "recurrent_pos_max"),
     ),
 }
 """Columns of the rows of each table, in the order in which they are made here; fact: place in the
 facts that are worked out together, -1 without any."""
 
 TopIds = Sequence[Sequence[int]] | np.ndarray
-NewRows = defaultdict[str, list[tuple[Any, ...]]]
-"""Rows to be written, by table."""
+NewRows = defaultdict[str, list[Any]]
+"""Values to be written by table, row after row: tuples would keep the garbage collector busy."""
 
 
 class Recorder:
     """Writes the rows of one run. `piece` gives the bytes of a token. files: of the model, looked
-    at in every round.
+    at in rounds that end LOOK_S after the last that did, or later.
 
     Rows may wait until several rounds are written together: after a forward pass, no code and no
     table is in the processor's caches any more, and the second round takes a third of the time.
@@ -172,7 +174,7 @@ class Recorder:
         self._writer, self._piece, self._files = TraceWriter(store, run_id), piece, files
         self._last_round: int | None = None
         self._elapsed_ms = 0.0
-        self._resumed = run_clock()
+        self._resumed, self._looked = run_clock(), -math.inf
         self._n_ubatches = 0
         self._moved = (0, 0)
         self._round_ubatches: list[int] = []
@@ -219,7 +221,7 @@ class Recorder:
             *(round_, self._n_ubatches, ubatch.n_seqs, ubatch.n_seq_tokens),
             *(" ".join(map(str, seq_ids)), ubatch.n_padding, purpose, ubatch.reason, ms, pos_gap),
         )
-        self._record(lambda rows: rows["ubatches"].append(row))
+        self._record(lambda rows: rows["ubatches"].extend(row))
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
 
@@ -229,12 +231,13 @@ class Recorder:
         """Every draft that was asked for, and its memory sequence, the empty ones too. seq_ids: the
         number of each memory sequence's prompt."""
         new = [
-            (
+            value
+            for seq, draft in asked
+            for value in (
                 *(round_, seq_ids[seq], draft.drafter, draft.match_pos, draft.n_raw),
                 *(len(draft.tokens), draft.reason, draft.n_wrong_rows, draft.n_wrong_tokens),
                 *(draft.block, _mean(draft.sure or draft.probs), draft.ms),
             )
-            for seq, draft in asked
         ]
         self._record(lambda rows: rows["drafts"].extend(new))
 
@@ -261,29 +264,37 @@ class Recorder:
         Each row carries the time spent on its sequence; what was spent on several is divided
         among them, so that the sum over rows is the time that passed.
         """
-        now = run_clock()
+        now, number = run_clock(), rounds[0].number
         elapsed_ms = (now - self._resumed) * 1e3
         self._elapsed_ms += elapsed_ms
-        self._resumed = now
-        number, n = rounds[0].number, len(rounds)
-        if self._files:
+        self._resumed, self._last_round = now, number
+        if self._files and now - self._looked >= LOOK_S:
             self._files.note(self.facts, number)
-        self._last_round = number
-        ubatch_ids, self._round_ubatches = " ".join(map(str, self._round_ubatches)), []
-        phases = [clock.phases(round_.seq, n) for round_ in rounds]
-        rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
-        traffic = self._traffic(memory.recurrent, n) if memory else [(None, None)] * n
-        for round_, ms, moved in zip(rounds, phases, traffic, strict=True):
-            self.bytes_waiting += 0 if round_.logits is None else round_.logits.nbytes
-            seen: tuple[int | None, ...] = (None, None, None, None, n_rs_seq, None)
-            slots: Sequence[SnapshotSlot] = ()
-            if memory:
-                seen, slots = _look(memory, round_.seq)
-            columns = ubatch_ids, self._elapsed_ms, sum(ms) + rest_ms, *ms, *moved, *seen
-            self._unanswered.append(round_)
-            self._waiting.append(partial(self._round, round_, columns, slots))
-        if not self._may_wait:
-            self._write()
+            self._looked = now
+        before, ubatches, self._round_ubatches = self._moved, self._round_ubatches, []
+        if memory and memory.recurrent:
+            traffic = memory.recurrent.traffic
+            self._moved = traffic.written, traffic.copied
+        seen = [_look(memory, round_.seq, n_rs_seq) for round_ in rounds]
+        self.bytes_waiting += sum(x.logits.nbytes for x in rounds if x.logits is not None)
+        moved = [b - a for a, b in zip(before, self._moved, strict=True)] if memory else []
+        t_ms, n = self._elapsed_ms, len(rounds)
+        self._unanswered += rounds
+
+        def add(rows: NewRows) -> None:
+            top_ids = self._facts[3] if self._facts else ()
+            ubatch_ids = " ".join(map(str, ubatches))
+            phases = [clock.phases(round_.seq, n) for round_ in rounds]
+            rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
+            for i, (round_, ms, (held, slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
+                _add_tokens(round_, top_ids, rows["tokens"])
+                for slot in slots:
+                    rows["memory"] += (round_.number, round_.seq_id, *slot)
+                traffic = [whole // n + (i < whole % n) for whole in moved] or (None, None)
+                times = ubatch_ids, t_ms, sum(ms) + rest_ms, *ms
+                rows["rounds"] += (*_OF_ROUND(round_), *_counts(round_), *times, *traffic, *held)
+
+        self._record(add)
 
     def close(self) -> None:
         """Write what waits. The run has ended: whether its model files have changed since the last
@@ -320,17 +331,18 @@ class Recorder:
 
     def _write_tokens(self, rows: NewRows) -> None:
         """Rows of tokens so far, with what was worked out of the target at their places."""
-        new = rows.pop("tokens", [])
-        places = [row[-1] for row in new]
+        new, names = rows.pop("tokens", []), _COLUMNS["tokens"]
+        places = new[len(names) - 1 :: len(names)]
+        del new[len(names) - 1 :: len(names)]
+        names = names[:-1]
         facts = {
             name: _with_blank(values)[places]
             for name, values in zip(_FACTS, self._facts, strict=False)
         }
-        names = _COLUMNS["tokens"][:-1]
-        token, top = names.index("token_id"), names.index("draft_top_id")
-        known = {row[token] for row in new}.union(*[row[top] for row in new if row[top]])
+        known = set(new[names.index("token_id") :: len(names)])
+        known.update(*filter(None, new[names.index("draft_top_id") :: len(names)]))
         self._writer.learn(known, self._piece)
-        self._writer.append_rows("tokens", names, [row[:-1] for row in new], facts)
+        self._writer.append_rows("tokens", names, new, facts)
 
     def _prompt(
         self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int], rows: NewRows
@@ -349,42 +361,19 @@ class Recorder:
             },
         )
 
-    def _round(
-        self, round_: Round, columns: tuple[Any, ...], slots: Sequence[SnapshotSlot], rows: NewRows
-    ) -> None:
-        """The rows of one sequence. columns: the last ones of its round row."""
-        ids, draft = (round_.number, round_.seq_id), round_.draft
-        top_ids = self._facts[3] if self._facts else ()
-        rows["tokens"] += [(*ids, *row) for row in _token_rows(round_, top_ids)]
-        rows["memory"] += [(*ids, *slot) for slot in slots]
-        is_prompt, n_emitted, n_accepted = round_.is_prompt, len(round_.emitted), round_.n_accepted
-        rows["rounds"].append(
-            (
-                *(*ids, round_.pos0, draft.drafter if draft else "", round_.accept_rule),
-                None if is_prompt else len(round_.drafted),
-                *(None if is_prompt else n_accepted, round_.n_own, n_emitted),
-                *(_stop_kind(round_), round_.rollback_depth, round_.memory_rollback),
-                *(round_.rollback_path, round_.valid_depth, round_.rs_idx_before),
-                *(round_.rs_idx_after, round_.n_replays, round_.n_rows or len(round_.tokens)),
-                *(draft.n_max if draft else None, round_.restored_bytes, round_.checkpoint_bytes),
-                *(round_.cache_wrong, round_.sampler_wrong, round_.sampler_draws, *columns),
-            )
-        )
 
-    def _traffic(self, recurrent: SnapshotPolicy | None, n: int) -> list[tuple[int, int]]:
-        """State written and copied since the last round, in n parts that add up."""
-        if recurrent is None:
-            return [(0, 0)] * n
-        traffic = recurrent.traffic
-        written, copied = traffic.written - self._moved[0], traffic.copied - self._moved[1]
-        self._moved = (traffic.written, traffic.copied)
-        return [
-            (written // n + (i < written % n), copied // n + (i < copied % n)) for i in range(n)
-        ]
+_OF_ROUND = attrgetter(
+    *("number", "seq_id", "pos0", "accept_rule", "n_own", "rollback_depth", "memory_rollback"),
+    *("rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after", "n_replays"),
+    *("restored_bytes", "checkpoint_bytes", "cache_wrong", "sampler_wrong", "sampler_draws"),
+)
+_Seen = tuple[tuple[int | None, ...], "Sequence[SnapshotSlot]"]
 
 
-def _look(memory: HybridMemory, seq: int) -> tuple[tuple[int | None, ...], Sequence[SnapshotSlot]]:
+def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> _Seen:
     """What the memory holds of a sequence, the last columns of a round row; its snapshot slots."""
+    if memory is None:
+        return (None, None, None, None, n_rs_seq, None), ()
     (used, duplicates, pos_max), recurrent = memory.attention.holding(seq), memory.recurrent
     held = pos_max, used, duplicates, memory.n_bytes()
     if not recurrent:
@@ -405,13 +394,17 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _stop_kind(round_: Round) -> str:
-    """How the round ended: with the last of the target's own tokens, or at a stop before it.
-    Empty for a part of a prompt that nothing is chosen after."""
-    if not round_.n_own:
-        return ""
-    n_own = len(round_.emitted) - min(round_.n_accepted, len(round_.emitted))
-    return round_.own_kinds[n_own - 1] if n_own else "end"
+def _counts(round_: Round) -> tuple[str, int | None, int | None, int | None, int, str, int]:
+    """drafter to verify_width of a row of `rounds`. A round stops with the last of the target's own
+    tokens or at an end before it, a part of a prompt that nothing is chosen after with neither."""
+    draft, n_accepted, n_emitted = round_.draft, round_.n_accepted, len(round_.emitted)
+    kind = "end" if round_.n_own else ""
+    if round_.n_own and n_emitted > n_accepted:
+        kind = round_.own_kinds[n_emitted - n_accepted - 1]
+    rest = n_emitted, kind, round_.n_rows or len(round_.tokens)
+    if draft is None:
+        return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *rest
+    return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *rest
 
 
 _NO_NODE = (None,) * 2
@@ -419,9 +412,10 @@ _NO_DRAFT = (None,) * (len(_OF_DRAFT) + 1)
 _NO_TARGET = (*(None,) * len(_OF_TARGET), -1)
 
 
-def _token_rows(round_: Round, top_ids: TopIds) -> Iterator[tuple[Any, ...]]:
-    """The rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
-    are written. Their columns but run_id, round and seq_id. top_ids: a field of TargetFacts."""
+def _add_tokens(round_: Round, top_ids: TopIds, to: list[Any]) -> None:
+    """Add rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
+    are written. top_ids: a field of TargetFacts."""
+    number, seq_id = round_.number, round_.seq_id
     emitted, n_accepted = round_.emitted, round_.n_accepted
     n_kept, pos = min(n_accepted, len(emitted)), round_.pos_next
     own = list(enumerate(zip(round_.own_kinds, emitted[n_kept:], strict=False)))
@@ -442,22 +436,26 @@ def _token_rows(round_: Round, top_ids: TopIds) -> Iterator[tuple[Any, ...]]:
             if draft.probs:
                 forbidden = _forbidden(round_, i, draft.top_ids[i])
         node = (round_.path[i], tree.parents[round_.path[i]]) if tree else _NO_NODE
-        yield pos + i, kind, token, i, *node, *of_draft, forbidden, *of_target
+        at: tuple[Any, ...] = number, seq_id, pos + i, kind, token, i
+        to += (*at, *node, *of_draft, forbidden, *of_target)
     for i, token in enumerate(round_.unverified.tokens if round_.unverified else ()):
         assert round_.unverified is not None  # it has this token
         index, of_draft = len(round_.drafted) + i, _of_draft(round_.unverified, i)
-        yield pos + index, "ignored", token, index, *_NO_NODE, *of_draft, None, *_NO_TARGET
+        at = number, seq_id, pos + index, "ignored", token, index
+        to += (*at, *_NO_NODE, *of_draft, None, *_NO_TARGET)
     if tree:
         depths = tree.depths
         for i in sorted({*range(len(depths))} - {*round_.path}):
-            at, node = (pos + depths[i], "side", tree.tokens[i], None), (i, tree.parents[i])
-            yield *at, *node, *_of_draft(tree, i), None, *_NO_TARGET
+            at = number, seq_id, pos + depths[i], "side", tree.tokens[i], None
+            to += (*at, i, tree.parents[i], *_of_draft(tree, i), None, *_NO_TARGET)
     if round_.n_replays:
         for i, token in enumerate(emitted[:n_kept]):
-            yield pos + i, "replayed", token, i, *_NO_NODE, *_NO_DRAFT, *_NO_TARGET
+            at = number, seq_id, pos + i, "replayed", token, i
+            to += (*at, *_NO_NODE, *_NO_DRAFT, *_NO_TARGET)
     for i, (kind, token) in own:
         of_target = _of_target(round_, n_judged + i, n_accepted + i, top_ids)
-        yield pos + n_kept + i, kind, token, None, *_NO_NODE, *_NO_DRAFT, *of_target
+        at = number, seq_id, pos + n_kept + i, kind, token, None
+        to += (*at, *_NO_NODE, *_NO_DRAFT, *of_target)
 
 
 def _of_draft(draft: Draft, i: int) -> tuple[Any, ...]:

@@ -160,16 +160,19 @@ class Round:
         return torch.cat((self.logits[: n - 1], self.logits[row : row + 1]))
 
 
-def _no_time() -> dict[str, float]:
-    return dict.fromkeys(PHASES, 0.0)
+_PLACES = {phase: i for i, phase in enumerate(PHASES)}
+
+
+def _no_time() -> list[float]:
+    return [0.0] * len(PHASES)
 
 
 @dataclass(slots=True)
 class PhaseClock:
     """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
 
-    _common: dict[str, float] = field(default_factory=_no_time)
-    _own: defaultdict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(_no_time))
+    _common: list[float] = field(default_factory=_no_time)
+    _own: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(_no_time))
     _since: float = 0.0
 
     def start(self) -> None:
@@ -183,24 +186,26 @@ class PhaseClock:
         """
         now = run_clock()
         ms = (now - self._since) * 1e3
+        place = _PLACES[phase]
         if not seqs:
-            self._common[phase] += ms
+            self._common[place] += ms
         for seq in seqs:
-            self._own[seq][phase] += ms / len(seqs)
+            self._own[seq][place] += ms / len(seqs)
         self._since = now
         return ms
 
     def move(self, ms: float, source: str, target: str, seqs: Sequence[int]) -> None:
         """Book time of these sequences to another phase."""
         for seq in seqs:
-            self._own[seq][source] -= ms / len(seqs)
-            self._own[seq][target] += ms / len(seqs)
+            self._own[seq][_PLACES[source]] -= ms / len(seqs)
+            self._own[seq][_PLACES[target]] += ms / len(seqs)
 
     def phases(self, seq: int, n_seqs: int) -> list[float]:
         """Milliseconds of PHASES: of this sequence alone, plus its n-th part (n_seqs) of the time
         that all sequences spent together."""
-        common, own = self._common, self._own[seq]
-        return [common[phase] / n_seqs + own[phase] for phase in PHASES]
+        return [
+            all_ms / n_seqs + ms for all_ms, ms in zip(self._common, self._own[seq], strict=True)
+        ]
 
 
 WatchRound = Callable[[Round], None]

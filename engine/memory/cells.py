@@ -262,10 +262,10 @@ class CellTable:
     def last_position(self, seq: int) -> int | None:
         """Highest position of a sequence that has no gaps and rises, -1 when it is empty; None
         where it has to be searched for."""
-        stream = self.stream(seq)
-        if not self.is_in_order(stream):
-            return None
+        stream = 0 if self.unified else seq
         end = self.end[stream]
+        if not self.is_rising[stream] or self.used[stream] != end:
+            return None
         return int(self._pos[stream, end - 1]) if end else -1
 
     def seen(self, seqs: Sequence[int], cells: np.ndarray, n: int) -> np.ndarray | None:

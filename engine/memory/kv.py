@@ -324,7 +324,7 @@ class AttentionKV:
         """`used`, `duplicates` and `seq_pos_max` in one look."""
         last = self._table.last_position(seq)
         if last is not None:
-            return self.used(seq), 0, last
+            return self._table.used[seq], 0, last
         held = self._table.positions(seq)
         if held.size == 0:
             return 0, 0, -1
@@ -334,7 +334,7 @@ class AttentionKV:
 
     def n_bytes(self) -> int:
         """Bytes of storage held."""
-        return self._storage.n_bytes()
+        return self._storage.n_bytes
 
     def n_held_bytes(self) -> int:
         """The same with the smaller storage that `renew` goes back to."""

@@ -85,7 +85,8 @@ class KVStorage:
         }
         # by capacity, what there was so far
         self._sizes = {self._capacity: (self.keys, self.values)}
-        self._n_bytes = _n_bytes(self.keys, self.values)
+        self.n_bytes = _n_bytes(self.keys, self.values)
+        """Bytes held."""
         self.row_sizes: tuple[RowSize, ...] = tuple(dict.fromkeys(map(row_size, self.tensors())))
 
     @property
@@ -100,10 +101,6 @@ class KVStorage:
     def by_cell(self) -> tuple[torch.Tensor, ...]:
         """The same tensors, seen as [n_streams, capacity, n_heads, dim]."""
         return tuple(t.transpose(1, 2) for t in self.tensors())
-
-    def n_bytes(self) -> int:
-        """Bytes held."""
-        return self._n_bytes
 
     def n_held_bytes(self) -> int:
         """The same with the tensors of smaller capacities that are kept for `renew`."""
@@ -215,7 +212,7 @@ class KVStorage:
     def _use(self, capacity: int) -> None:
         self._capacity = capacity
         self.keys, self.values = self._sizes[capacity]
-        self._n_bytes = _n_bytes(self.keys, self.values)
+        self.n_bytes = _n_bytes(self.keys, self.values)
 
     def _allocate(self, row: RowSize, capacity: int) -> torch.Tensor:
         n_heads, dim = row

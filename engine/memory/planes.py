@@ -197,10 +197,9 @@ class PlaneMemory(SnapshotPolicy):
         for key, planes in self._states.items():
             planes[0, cell] = states[key]
 
-    def slots(self, seq: int) -> list[SnapshotSlot]:
+    def slots(self, seq: int) -> Sequence[SnapshotSlot]:
         is_held = self.cells.tail[seq] != NONE
-        pending = self._pending[seq]
-        return [*_slots(tuple(self._planes[seq]), self._plane(seq), pending, is_held)]
+        return _slots(tuple(self._planes[seq]), self._plane(seq), self._pending[seq], is_held)
 
     def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
         tail, first = self.cells.tail[seq], self._plane(seq)

@@ -162,7 +162,7 @@ class SnapshotPolicy(ABC):
         """Store states of a sequence that holds nothing."""
 
     @abstractmethod
-    def slots(self, seq: int) -> list[SnapshotSlot]:
+    def slots(self, seq: int) -> Sequence[SnapshotSlot]:
         """Every snapshot slot of a sequence."""
 
     @abstractmethod

@@ -95,44 +95,42 @@ class Table:
         kinds = dict.fromkeys(map(tuple, rows))
         names = list(dict.fromkeys(chain.from_iterable(kinds)))
         is_one = len(kinds) == 1 < len(names)
-        values = (
-            list(map(itemgetter(*names), rows))
-            if is_one
-            else [tuple(map(row.get, names)) for row in rows]
-        )
-        self.append_rows(names, values, **same)
+        each = map(itemgetter(*names), rows) if is_one else (map(row.get, names) for row in rows)
+        self.append_rows(names, list(chain.from_iterable(each)), **same)
 
     def append_rows(
         self,
         names: Sequence[str],
-        rows: Sequence[tuple[Any, ...]],
+        rows: Sequence[Any],
         others: Mapping[str, np.ndarray] | None = None,
         **same: Any,
     ) -> None:
-        """The same with rows as values of these columns, None where one is not observed. others:
-        columns that are not among them."""
-        if not rows or (len(rows) < _FEW and not others):
-            for row in rows:
-                self.append(**same, **dict(zip(names, row, strict=True)))
+        """The same with rows as values of these columns, one after the other, None where one is not
+        observed. others: columns that are not among them."""
+        width, n = len(names), len(rows) // len(names)
+        if not n or (n < _FEW and not others):
+            for start in range(0, len(rows), width):
+                self.append(**same, **dict(zip(names, rows[start:], strict=False)))
             return
         columns: dict[str, Any] = {**same, **(others or {})}
-        for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        for i, name in enumerate(names):
+            values = rows[i::width]
             blank, first = self._blanks[name], values[0]
             is_tops = isinstance(blank, list)
-            if (first is None or not is_tops) and values.count(first) == len(values):
+            if (first is None or not is_tops) and values.count(first) == n:
                 if first is not None:
                     columns[name] = first
                 continue
             n_none = values.count(None)
             if is_tops:  # as many as there are
                 lengths = np.array([len(one or ()) for one in values])
-                cells = np.full((len(rows), len(blank)), blank, _empty(self._named[name], 0).dtype)
+                cells = np.full((n, len(blank)), blank, _empty(self._named[name], 0).dtype)
                 is_there = np.arange(len(blank)) < lengths[:, None]
                 cells[is_there] = [*chain.from_iterable(one for one in values if one)]
                 columns[name] = cells
                 continue
             columns[name] = [blank if one is None else one for one in values] if n_none else values
-        self._put(len(rows), columns)
+        self._put(n, columns)
 
     def extend(self, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
         """Add many rows at once from equally long columns; text columns hold str, or, as int32,

@@ -78,10 +78,11 @@ class TraceWriter:
         self,
         table: str,
         names: Sequence[str],
-        rows: Sequence[tuple[Any, ...]],
+        rows: Sequence[Any],
         others: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """The same with rows as values of these columns, and other columns as they are."""
+        """The same with rows as values of these columns, row after row, and other columns as they
+        are."""
         self.store.tables[table].append_rows(names, rows, others, run_id=self.run_id)
 
     def extend(self, table: str, columns: Mapping[str, np.ndarray | list[Any]]) -> None:

@@ -15,10 +15,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
 
+from engine.trace.store import LOOK_S
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.support.gguf_writer import value
 from tests.torture.gguf_parts import taken_apart
@@ -146,6 +148,7 @@ def _once(name: str, when: Callable[[], bool], change: Callable[[], None]) -> Ca
     def called(*args: Any, **kwargs: Any) -> Any:
         if when():
             change()
+            sleep(LOOK_S)  # files are not looked at more often
         return before(*args, **kwargs)
 
     setattr(holder, function, called)

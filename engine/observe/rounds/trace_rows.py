@@ -108,7 +108,7 @@ class RowWriter:
         """How drafted tokens are accepted."""
         self.log_pieces: Mapping[int, bytes] = {}
         """Bytes of tokens as the server's log tells them."""
-        self._tokens_of: list[tuple[Any, ...]] = []
+        self._tokens_of: list[Any] = []
         self._rows: dict[str, list[dict[str, Any]]] = {"drafts": [], "rounds": []}
         """Not written yet; the row of a round comes after those of its tokens."""
 
@@ -166,7 +166,7 @@ class RowWriter:
         drafted: tuple[Any, ...] = (None, None, None),
     ) -> None:
         # tuples: many thousands are turned into columns at once
-        self._tokens_of.append((*ids.values(), pos, kind, token_id, text, index, *drafted))
+        self._tokens_of += (*ids.values(), pos, kind, token_id, text, index, *drafted)
 
     def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
         self.flush()
