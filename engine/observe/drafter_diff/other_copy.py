@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from engine.errors import OptionError
-from engine.observe.drafter_diff.stage_values import StageValues
+from engine.observe.drafter_diff.stage_values import Call, StageValues
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.export import export_csv
@@ -24,7 +24,7 @@ def decode_with_copy(
     tree: Path, models: Sequence[Path], compute: str, prompt: Prompt, options: RunOptions
 ) -> tuple[RunRef, StageValues]:
     """A run of the copy in folder `tree`. models: target and drafters. Raises OptionError where
-    there is none, or it fails."""
+    there is none, it fails, or what it leaves is of another version."""
     if not (tree / "engine" / "observe" / "drafter_diff" / "other_copy.py").is_file():
         raise OptionError(
             f"{tree} is not a copy of this program that can be watched.",
@@ -42,11 +42,25 @@ def decode_with_copy(
         if done.returncode:
             why = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise OptionError(f"The copy in {tree} failed: {''.join(why)}", "Run it there itself.")
-        run_id, calls = pickle.loads(done.stdout)
+        try:
+            form, run_id, calls = pickle.loads(Path(folder, _VALUES).read_bytes())
+        except (OSError, ValueError, *_NOT_OURS):
+            form = run_id = calls = None
+        if form != _FORM:
+            raise OptionError(
+                f"The copy in {tree} is of another version: what it computed cannot be read here.",
+                "Compare two copies of one version, or record a run there and name its trace.",
+            )
         store = open_trace(Path(folder))
     values = StageValues()
     values.calls = calls
     return RunRef(store, run_id), values
+
+
+_VALUES = "values.pickle"
+_FORM = Call.__slots__
+_NOT_OURS = (pickle.UnpicklingError, AttributeError, ImportError, EOFError, TypeError)
+"""What unpickling raises of another version's objects."""
 
 
 def _main() -> None:
@@ -58,7 +72,7 @@ def _main() -> None:
         while run.step():
             pass
     export_csv(store, folder)
-    sys.stdout.buffer.write(pickle.dumps((run.run_id, values.calls)))
+    (folder / _VALUES).write_bytes(pickle.dumps((_FORM, run.run_id, values.calls)))
 
 
 if __name__ == "__main__":

@@ -72,10 +72,12 @@ class Call:
 
 
 class StageValues:
-    """The calls of a run's drafters, in order, from its start on."""
+    """The calls of a run's drafters, in order, from its start on. take: what each is handed to
+    when it is over, in place of being kept in `calls`."""
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[Call], None] | None = None) -> None:
         self.calls: list[Call] = []
+        self._take = take or self.calls.append
         self._open: list[tuple[FrameType, Call | None]] = []
         self._n = 0
         self._known: dict[CodeType, str] = {}
@@ -101,7 +103,6 @@ class StageValues:
                 return own(*args, **options)
             given = (pair for i, x in enumerate(args[1:]) for pair in _values(f"[{i}]", x))
             call = Call(own.__qualname__, "", dict(given))
-            self.calls.append(call)
             self._open = [(sys._getframe(), call)]
             sys.setprofile(self._on_event)
             try:
@@ -109,6 +110,7 @@ class StageValues:
             finally:
                 sys.setprofile(None)
                 self._open = []
+                self._take(call)
 
         return watched
 
@@ -217,21 +219,28 @@ Path = list[tuple[Call, Call]]
 
 
 class Walk:
-    """The calls of two runs side by side, up to the first that differ. path: the calls that it is
-    within, of the right run and of the other one. what: the name of the argument or result that
-    differs, with its value in both. skipped: functions that the right run alone called before."""
+    """The calls of a right run and of another one side by side, up to the first that differ. other:
+    its calls; those of the right one are taken one after the other. path: the calls that a
+    difference is within, of both runs. what: the name of the argument or result that differs, with
+    its value in both. skipped: functions that the right run alone called before."""
 
-    def __init__(self, right: Sequence[Call], other: Sequence[Call]) -> None:
+    def __init__(self, other: Sequence[Call]) -> None:
         self.path: Path = []
         self.what: tuple[str, Any, Any] | None = None
         self.is_argument = False
         self.skipped: list[str] = []
         self._suspect: tuple[Path, tuple[str, Any, Any]] | None = None
-        self.n_calls = 0
-        for one, two in zip(right, other, strict=False):
-            self.n_calls += 1
-            if one.name != two.name or self._differ(one, two):
-                break
+        self.n_calls = self.n_drafts = 0
+        self._other, self._is_over = other, False
+
+    def take(self, call: Call) -> None:
+        """The next one of the right run."""
+        if self._is_over or self.n_calls >= len(self._other):
+            return
+        other = self._other[self.n_calls]
+        self.n_calls += 1
+        self.n_drafts += call.name.endswith("draft")
+        self._is_over = call.name != other.name or self._differ(call, other)
 
     def _differ(self, one: Call, two: Call) -> bool:
         """Whether there is a difference within two calls."""
@@ -312,8 +321,8 @@ def _is_apart(one: Any, other: Any) -> bool:
         if one[0] != other[0] or one[1].dtype != other[1].dtype:
             return True
         x, y = one[1], other[1]
-        if x.dtype != np.float32:
-            return not np.array_equal(x, y)
+        if (same := np.array_equal(x, y)) or x.dtype != np.float32:
+            return not same
         finite = np.isfinite(x)
         if not np.array_equal(finite, np.isfinite(y)):
             return True
@@ -446,12 +455,11 @@ def values_cause(session: Session, side: DraftSide, values: StageValues) -> Caus
     options = side.run.facts.options
     if options is None or side.prompt is None or side.run.facts.compute != session.compute:
         return None
-    own, store = StageValues(), TraceStore()
-    with own.watch():
-        run = session.start([Prompt(side.prompt)], options, store)
-        while run.step():
+    walk = Walk(values.calls)
+    with StageValues(walk.take).watch():
+        run = session.start([Prompt(side.prompt)], options, TraceStore())
+        while walk.what is None and run.step():
             pass
-    walk = Walk(own.calls, values.calls)
     if walk.what is None:
         return None
     weights = dict[bytes, str]()
@@ -463,10 +471,9 @@ def values_cause(session: Session, side: DraftSide, values: StageValues) -> Caus
                     name = f"{type(owner).__name__}.{site.name.strip('_')}{which}"
                     weights.setdefault(_bytes(_numbers(x)), name)
     weights.pop(b"", None)
-    n_drafts = sum(one.name.endswith("draft") for one in own.calls[: walk.n_calls])
-    place = f"call {walk.n_calls} of its drafters, in draft {n_drafts}"
+    place = f"call {walk.n_calls} of its drafters, in draft {walk.n_drafts}"
     place += f": {' > '.join(one.name.rsplit('.', 1)[-1] for one, _ in walk.path if one.name)}"
-    size = f"{len(own.calls)} calls in {len(side.drafts)} rounds are compared"
+    size = f"{walk.n_calls - 1} of {len(values.calls)} calls are equal before it"
     return Cause(stage_of_walk(walk), side.name, walk_words(walk, weights), place, size)
 
 
