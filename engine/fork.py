@@ -19,6 +19,7 @@ import numpy as np
 
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError, TraceFileError
+from engine.gguf.content import HASH_S, ContentHash
 from engine.options import Prompt, RunOptions
 from engine.trace.facts import ForkOrigin, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
@@ -48,11 +49,15 @@ Stage = tuple["Fork | ForkOrigin", RunOptions]
 """What changes before a round of a run that is decoded again, and the options from there on."""
 
 
-def check_model(run: RunRef, identity: Any) -> None:
-    """Raises OptionError where a run had another model. identity: of the open files, as
-    Session.identity."""
-    theirs = run.facts.model or {}
-    if not same_model({**theirs, "draft": None}, {**identity, "draft": None}):
+def check_model(run: RunRef, identity: Any, content: ContentHash | None) -> None:
+    """Raises OptionError where a run had another model. identity, content: of the open files, as
+    in Session; where only the tensors tell, as of a copy, they are hashed, for HASH_S at most."""
+    theirs = {**(run.facts.model or {}), "draft": None}
+    if same_model(theirs, {**identity, "draft": None}):
+        return
+    if theirs.get("content") and content is not None:
+        content.find(HASH_S)
+    if not same_model(theirs, {**identity, "draft": None}):
         raise OptionError(
             f"{run} had another model, {theirs.get('name', 'of no name')}.",
             "Open the model that it had.",
@@ -143,10 +148,10 @@ class Fork:
             )
         self.begins_with()
 
-    def check_model(self, identity: Any, compute: str) -> None:
+    def check_model(self, identity: Any, compute: str, content: ContentHash | None = None) -> None:
         """Raises OptionError where the parent had another model or compute mode: then its states
-        cannot be rebuilt. identity: of the open files, as Session.identity."""
-        check_model(self.parent, identity)
+        cannot be rebuilt. identity, content: as for check_model."""
+        check_model(self.parent, identity, content)
         facts = self.parent.facts
         if facts.compute not in (None, compute):
             raise OptionError(

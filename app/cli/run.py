@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     print_notes(options)
     session = open_session(args, target, drafts, options)
     if fork:
-        fork.check_model(session.identity, session.compute)
+        fork.check_model(session.identity, session.compute, session.content)
         tell(f"rounds 0 to {fork.round - 1} of {fork.parent} are decoded again")
         prompts = [
             Prompt(one.tokens, session.tokenizer.decode(one.tokens)) for one in fork.prompts()

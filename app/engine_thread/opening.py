@@ -167,7 +167,8 @@ class LocalSession:
 
         options, fork = request.options, request.fork
         if fork is not None:
-            fork.check_model(self.engine_session.identity, self.engine_session.compute)
+            opened = self.engine_session
+            fork.check_model(opened.identity, opened.compute, opened.content)
             prompts, kept = fork.prompts(), self._checkpoints
             return self.engine_session.start(prompts, options, trace, fork=fork, checkpoints=kept)
         prompts = self._prompts(request)
@@ -257,7 +258,7 @@ class LocalSession:
 
     def _prompts(self, request: RunRequest | CompareRequest) -> list[Prompt]:
         if isinstance(request, RunRequest) and request.of is not None:
-            check_model(request.of, self.engine_session.identity)
+            check_model(request.of, self.engine_session.identity, self.engine_session.content)
             return prompts_of(request.of)
         return [make_prompt(self.engine_session, text, request.chat) for text in request.texts]
 

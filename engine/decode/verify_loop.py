@@ -119,7 +119,8 @@ class VerifyLoop:
         round_.valid_depth = valid_depth(memory, span.seq)
         clock.stop("sample", [round_.seq])
         self._rollback.undo(round_, span, save, clock)
-        round_.rs_idx_after = pending_of(memory, round_.seq)
+        # the text that follows a branch is a copy of it, made by the branch's own index
+        round_.rs_idx_after = pending_of(memory, round_.seq if round_.n_replays else span.seq)
         round_.accept_rule = self._options.spec.accept if round_.draft else ""
         return round_
 

@@ -25,6 +25,8 @@ from engine.gguf.binary import check_cancelled, never
 from engine.gguf.part_file import FileStamp
 from kernels.kernel_files import cache_folder
 
+HASH_S = 60.0
+"""How long a command waits for what only the hash tells, seconds."""
 _CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
 _LOOK_S = 0.05
 _MOST_KEPT = 256
@@ -148,6 +150,11 @@ class ContentHash:
         if self._thread is not None:
             self._thread.join(seconds)
         return self.known
+
+    def find(self, seconds: float) -> None:
+        """Begin now, and wait so long at most."""
+        self.start(lambda: True)
+        self.wait(seconds)
 
     def cancel(self) -> None:
         """Give up and wait for the thread's end; what is known stays."""

@@ -167,7 +167,7 @@ ROUNDS = (
     _count("n_rs_seq", "snapshot planes beyond the live state", LONGEST_DRAFT),
     _count("valid_depth", "deepest truthful rollback after the verify batch", least=-COUNT),
     _count("rs_idx_before", "pending plane that the verify batch read"),
-    _count("rs_idx_after", "pending plane after the rollback"),
+    _count("rs_idx_after", "pending plane after the rollback, of a tree on the judged branch"),
     _count("replay_index", "restores and replays needed in this round"),
     _count("verify_width", "its tokens in the batch, of a tree on all branches, without padding"),
     Column("ubatch_ids", "text", "ubatches of this round, space separated"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from hypothesis import strategies as st
 
 from engine.errors import OptionError, TraceFileError
 from engine.fork import Fork, fork_lines
+from engine.gguf.content import HASH_S
 from engine.options import ROLLBACK_POLICIES, Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.run import Run
 from engine.run_checkpoints import RunCheckpoints
+from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from tests.support.fork_campaign import forked, play, ref, rounds_of
+from tests.support.golden_files import golden_file
 from tests.support.golden_runs import decode, options_of, prompt_of, session, tokens_of
 from tests.support.recorded_runs import assert_same
 
@@ -230,6 +234,22 @@ def assert_equal_rounds(one: Run, other: Run) -> None:
             rounds.column(name)[rounds.column("run_id") == run.run_id] for run in (one, other)
         ]
         np.testing.assert_array_equal(*values)
+
+
+def test_a_copy_of_the_model_is_known_by_its_tensors(tmp_path: Path) -> None:
+    data = bytearray(golden_file(f"{MTP}.gguf").read_bytes())
+    run = ref(decode(session(MTP), [prompt_of(MTP)], options_of(6)))
+    mine = session(MTP)
+    assert mine.content is not None
+    mine.content.find(HASH_S)
+    (tmp_path / "copy.gguf").write_bytes(data)
+    opened = Session.open(tmp_path / "copy.gguf", compute="f32")
+    Fork(run, 1).check_model(opened.identity, "f32", opened.content)
+    data[-1] ^= 1
+    (tmp_path / "other.gguf").write_bytes(data)
+    opened = Session.open(tmp_path / "other.gguf", compute="f32")
+    with pytest.raises(OptionError, match="had another model"):
+        Fork(run, 1).check_model(opened.identity, "f32", opened.content)
 
 
 def test_what_cannot_be_forked_is_refused_in_a_sentence() -> None:

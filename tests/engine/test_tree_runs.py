@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 from engine.decode import verify_loop
@@ -130,6 +131,7 @@ def test_no_token_changes(name, policy, split, kv, way):
     snapshots = DEPTH if ROLLBACK_POLICIES[policy].keeps_snapshots else None
     run = with_trees(name, replace(options, n_rs_seq=snapshots), NAMES.index(name), n)
     assert tokens_of(run) == plain(name, sampler)[:n]
+    assert [one.rule for one in recorded(run.trace) if one.severity == "error"] == []
     if split == "equal":
         assert run.trace.ubatches.column("n_seqs").max() > 1
 

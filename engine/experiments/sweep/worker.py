@@ -63,8 +63,7 @@ class SweepWorker:
         speeds = [figures["predicted_per_second"] or 0.0 for _, figures in runs]
         if trace is not None:
             if session.content:
-                session.content.start(lambda: True)
-                session.content.wait(_CONTENT_S)
+                session.content.find(_CONTENT_S)
             try:
                 export_csv(run.trace, trace)
             except TraceFileError as error:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from engine.gguf.binary import check_cancelled, never
+from engine.gguf.content import HASH_S
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.observe.server.address import is_loopback
@@ -37,8 +38,6 @@ DIFFERENT, UNKNOWN = "different", "unknown"
 LARGE_FILE = 2 << 30
 """Bytes; more are not hashed without permission."""
 _CHUNK = 4 << 20
-_HASH_S = 60.0
-"""How long the hash of the opened file may take, seconds."""
 _LEAST_SHARE = 0.98
 """Of the tokens of a text that have to be the model's choice (the noise of a server's arithmetic
 turns fewer); another model of the same vocabulary agrees in a tenth or so."""
@@ -130,8 +129,7 @@ def _by_identity(facts: RunFacts, session: Session) -> Identity:
     is_alike = all(theirs.get(name) == mine[name] for name in ("size", "sha256"))
     is_large = mine["size"] > LARGE_FILE
     if is_alike and theirs.get("content") and not is_large and session.content is not None:
-        session.content.start(lambda: True)
-        session.content.wait(_HASH_S)
+        session.content.find(HASH_S)
     if same_model({**theirs, "draft": None}, {**mine, "draft": None}):
         return Identity(SAME, "The run names this file.")
     contents = theirs.get("content"), mine["content"]
