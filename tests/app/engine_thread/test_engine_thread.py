@@ -340,6 +340,7 @@ STUCK = """
     from app.engine_thread import bridge, opening
     from app.engine_thread.jobs.engine import StartRun
     from app.window import gui
+    from app.window.dialogs.files import QuitChoice
     from tests.support.fake_session import FakeEngine
 
     engine = FakeEngine()
@@ -359,7 +360,7 @@ STUCK = """
                 self.bridge.ask(StartRun(["p"], self.run_panel.options()))
                 QTimer.singleShot(100, self.leave)
         def leave(self):
-            self.sessions.quit_choice = gui.QuitChoice.DISCARD
+            self.sessions.quit_choice = QuitChoice.DISCARD
             self.close()
     gui.MainWindow = Window
     print(json.dumps("open"), flush=True)
