@@ -156,8 +156,8 @@ def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot
 def test_a_contradiction_is_among_the_findings(opened: MainWindow, qtbot: QtBot) -> None:
     run = show(opened, qtbot, "wrong.json")
     findings = opened.findChildren(FindingTable)[0].rows
-    assert [(f.rule, f.run) for f in findings] == [("counters-contradict", run)]
-    assert "num_spec_steps" in findings[0].evidence
+    assert [(f["rule"], f["run"]) for f in findings] == [("counters-contradict", run)]
+    assert "num_spec_steps" in findings[0]["evidence"]
 
 
 def test_what_is_kept_of_a_run_is_listed_and_what_is_untold_too(folder: Path) -> None:

@@ -18,6 +18,7 @@ from engine.gguf.part_file import CHANGES
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.trace.reopen import open_trace
+from engine.trace.store import LOOK_S
 from tests.support.golden_files import DATA
 from tests.support.scripted_server import ScriptedServer
 from tests.torture.campaign import Campaign, Case, Figures
@@ -209,14 +210,18 @@ def _traced(
 
 
 def _noted(folder: Path, number: int) -> None:
-    """Raises AssertionError unless the trace says of a change in this pass when it was found: a
-    round later at most, or after the last."""
+    """Raises AssertionError unless the trace says of a change in this pass when it was found: in a
+    round that ends LOOK_S later at most and the one after it, or after the last."""
     trace = open_trace(folder)
     found = trace.runs[0].get(CHANGES)
     assert found, "the trace says nothing of a change"
     rounds = trace.ubatches.column("round")
     of_pass, last, round_ = int(rounds[number - 1]), int(rounds.max()), found[0]["round"]
-    is_late = of_pass + 1 < last if round_ is None else round_ > of_pass + 1
+    numbers, t_ms = trace.rounds.column("round"), trace.rounds.column("t_ms")
+    # the last round that did not find it
+    missed = last if round_ is None else round_ - 1
+    looked = t_ms[(numbers > of_pass) & (numbers <= missed)] - t_ms[numbers <= of_pass].max(initial=0)
+    is_late = bool((looked > LOOK_S * 1e3).any())
     assert not is_late, f"a change in round {of_pass} is found in round {round_} of {last}"
 
 
