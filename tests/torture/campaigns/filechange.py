@@ -220,7 +220,9 @@ def _noted(folder: Path, number: int) -> None:
     numbers, t_ms = trace.rounds.column("round"), trace.rounds.column("t_ms")
     # the last round that did not find it
     missed = last if round_ is None else round_ - 1
-    looked = t_ms[(numbers > of_pass) & (numbers <= missed)] - t_ms[numbers <= of_pass].max(initial=0)
+    looked = t_ms[(numbers > of_pass) & (numbers <= missed)] - t_ms[numbers <= of_pass].max(
+        initial=0
+    )
     is_late = bool((looked > LOOK_S * 1e3).any())
     assert not is_late, f"a change in round {of_pass} is found in round {round_} of {last}"
 
