@@ -105,7 +105,7 @@ def _tune(idle: IdleWindow) -> None:
 
 def _shows_tuned(idle: IdleWindow) -> bool:
     view = idle.real.window.plots["tune"]
-    return view.shown is not None and view.shown.request.rule == view.rule.currentText()
+    return view.shown is not None and view.shown.request[1] == view.rule.currentText()
 
 
 def _anything(_: IdleWindow) -> bool:
