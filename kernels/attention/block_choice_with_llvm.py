@@ -126,6 +126,14 @@ def _places(code: Code, args: Sequence[Value], b: Value, ratio: int) -> None:
         code.store(whole, n_whole + (b * n_tokens + t) * 8)
 
 
+def _most_whole(code: Code, n_whole: Value, b: Value, n_tokens: Value) -> Value:
+    """How many blocks of a sequence are whole for the last of its tokens."""
+    most = code.variable(code.integer(0))
+    with code.loop(0, n_tokens) as t:
+        most.set(code.larger(code.load(n_whole + (b * n_tokens + t) * 8, I64), most.value))
+    return most.value
+
+
 @kernel(11)
 def _keys(
     code: Code, args: Sequence[Value], task: Value, d: int, n_rot: int, ratio: int, eps: float
@@ -135,10 +143,7 @@ def _keys(
     whole for each token; weight, table; keys of blocks."""
     n_tokens, _, n, keys, keys_bytes, cell_bytes, cell_of, n_whole, weight, table, out = args
     b, block = task // n, task % n
-    most = code.variable(code.integer(0))
-    with code.loop(0, n_tokens) as t:
-        most.set(code.larger(code.load(n_whole + (b * n_tokens + t) * 8, I64), most.value))
-    with code.when(block.less(most.value)):
+    with code.when(block.less(_most_whole(code, n_whole, b, n_tokens))):
         source, target = keys + b * keys_bytes, out + task * (4 * d)
         cells = cell_of + task * (8 * ratio)
         squares = code.variable(code.constant(F32X16, 0.0))
@@ -172,10 +177,7 @@ def _pooled_keys(code: Code, args: Sequence[Value], task: Value, d: int, ratio: 
     blocks are whole for each token; the bias; keys of blocks."""
     n_tokens, _, n, rows, seq_bytes, cell_bytes, cell_of, n_whole, bias, out = args
     b, block = task // n, task % n
-    most = code.variable(code.integer(0))
-    with code.loop(0, n_tokens) as t:
-        most.set(code.larger(code.load(n_whole + (b * n_tokens + t) * 8, I64), most.value))
-    with code.when(block.less(most.value)):
+    with code.when(block.less(_most_whole(code, n_whole, b, n_tokens))):
         source, cells = rows + b * seq_bytes, cell_of + task * (8 * ratio)
         for at, count in vectors(code, d):
 
