@@ -7,6 +7,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -148,12 +149,32 @@ def mend() -> None:
     Triton 3.7 keeps bfloat16 as whole numbers of 16 bits, cuts digits where a GPU rounds to the
     nearest number that has them, and `tl.dot` multiplies the whole numbers. Whenever
     a kernel calls another function, it searches all of triton.language for what the interpreter
-    replaces, and replaces it again: milliseconds, and most of what a kernel takes.
+    replaces, and replaces it again: milliseconds, and most of what a kernel takes. It computes
+    whether sums of integers overflow, which only its debugging reads, and for each value what
+    follows from its type.
     """
     multiply, replace = InterpreterBuilder.create_dot, interpreter._patch_lang
     if multiply.__module__ == __name__:
         return
+    options = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = replace_fields(options, sanitize_overflow=False)
     replaced: set[int] = set()
+    new_tensor, np_type = tl.tensor.__init__, interpreter._get_np_dtype
+    np_types: dict[str, np.dtype[Any]] = {}
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        known = vars(type).get("_attributes")
+        if known is None:
+            new_tensor(self, handle, type)
+            type._attributes = vars(self).copy()
+        else:
+            vars(self).update(known, handle=handle)
+
+    def np_type_of(type: Any) -> np.dtype[Any]:
+        name = type.scalar.name
+        if name not in np_types:
+            np_types[name] = np_type(type.scalar)
+        return np_types[name]
 
     def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
         wide = (self.cast_impl(x, tl.float32) if x.dtype == tl.bfloat16 else x for x in (a, b))
@@ -207,6 +228,7 @@ def mend() -> None:
             raise OutsideMemoryError(f"{int(off.sum())} values are written {place}")
         return store(self, ptrs, value, mask, *others)
 
+    tl.tensor.__init__, interpreter._get_np_dtype = tensor, np_type_of
     InterpreterBuilder.create_dot, interpreter._patch_lang = create_dot, replace_new
     InterpreterBuilder.cast_impl = cast_nearest
     InterpreterBuilder.create_masked_load = masked_load
