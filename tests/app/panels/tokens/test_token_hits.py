@@ -29,12 +29,11 @@ def hits(stream: TokenStream, query: str) -> list[int]:
     return find_hits(parse_filter(query), stream).tolist()
 
 
-def round_of(stream: TokenStream, facts: dict[str, Any]) -> dict[str, Any] | None:
+def rounds_of(stream: TokenStream) -> dict[tuple[int, int], dict[str, Any]]:
+    """Rows by round and sequence."""
     rounds = stream.store.rounds
-    rows = (rounds.row(i) for i in range(len(rounds)))
-    return next(
-        (r for r in rows if (r["round"], r["seq_id"]) == (facts["round"], facts["seq_id"])), None
-    )
+    rows = [rounds.row(i) for i in range(len(rounds))]
+    return {(row["round"], row["seq_id"]): row for row in rows}
 
 
 SIGNS = {"<": operator.lt, ">=": operator.ge, "=": operator.eq, "!=": operator.ne}
@@ -84,9 +83,10 @@ def test_what_is_true_of_rounds_finds_each_round_once(
     query: str, wanted: Callable[[dict[str, Any]], bool]
 ) -> None:
     stream = streams(sample_trace(rounds=60, n_seqs=2))[1]
+    rounds = rounds_of(stream)
 
     def holds(facts: dict[str, Any]) -> bool:
-        row = round_of(stream, facts)
+        row = rounds.get((facts["round"], facts["seq_id"]))
         return row is not None and wanted(row)
 
     every = naive(stream, holds)
