@@ -7,7 +7,7 @@ import gc
 import os
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 # before torch is imported: the tests' models are too small to gain from a second thread
@@ -65,14 +65,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of three parameters and more, any two values meet. The files that take longest come first,
-    so that no process is left with one at the end."""
+    """Of three parameters and more, any two values meet, and of tests with many long cases some
+    are left out. The files that take longest come first, so that no process is left with one at
+    the end."""
     if not config.getoption("all"):
-        surplus = set(_beyond_pairs(items))
+        surplus = {*_beyond_pairs(items), *_thinned(items)}
         config.hook.pytest_deselected(items=[item for item in items if item in surplus])
         items[:] = [item for item in items if item not in surplus]
     places = {name: place for place, name in enumerate(_LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(_LONG)))
+
+
+def _thinned(items: list[pytest.Item]) -> Iterable[pytest.Item]:
+    """What is left out of tests whose cases are many, long and much alike."""
+    seen = Counter[object]()
+    for item in items:
+        mark = item.get_closest_marker("thinned")
+        if mark is not None and isinstance(item, pytest.Function):
+            test = item.parent, item.originalname
+            if seen[test] % mark.args[0]:
+                yield item
+            seen[test] += 1
 
 
 def _beyond_pairs(items: list[pytest.Item]) -> Iterable[pytest.Item]:

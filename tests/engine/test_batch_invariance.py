@@ -110,6 +110,7 @@ def alone(name: str, mode: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
+@pytest.mark.thinned(2)
 def test_every_verify_width_gives_the_same_bits(name: str, mode: str) -> None:
     for width, n_seqs in ((2, 1), (3, 3), (4, 1), (8, 3), (16, 1), (N_TOKENS, 3)):
         cuts = range(width, N_TOKENS, width)

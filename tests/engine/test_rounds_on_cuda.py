@@ -174,7 +174,9 @@ def test_every_family_with_the_kernels_of_a_gpu(request):
     pytest.importorskip("triton")
     here = Path(__file__)
     chosen = ["-p", "tests.support.as_on_cuda", "-p", "no:cacheprovider"]
-    if not request.config.getoption("all"):
+    if request.config.getoption("all"):
+        chosen += ["--all"]
+    else:
         chosen += ["-k", "test_families or test_launches"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *chosen, str(here.with_name("families_on_cuda.py"))],

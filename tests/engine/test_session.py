@@ -98,6 +98,7 @@ def plain_tokens(name: str, sampler: SamplerOptions) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("models", "variant", "sampler"), all_pairs(PAIRS, list(VARIANTS), (SamplerOptions(), SAMPLED))
 )
+@pytest.mark.thinned(2)
 def test_drafting_changes_no_token(models, variant, sampler):
     name, draft, drafter = models
     options = replace(options_of(30, drafter), sampler=sampler, **VARIANTS[variant])

@@ -125,6 +125,7 @@ def with_trees(name: str, options: RunOptions, seed: int, n: int = 1) -> Run:
         NAMES, list(ROLLBACK_POLICIES), SPLITS, KV_MODES, [(s, n) for s in SAMPLERS for n in (1, 3)]
     ),
 )
+@pytest.mark.thinned(2)
 def test_no_token_changes(name, policy, split, kv, way):
     sampler, n = way
     options = tree_options((3, 2), rollback=policy, split=split, kv=kv, sampler=sampler, parallel=n)
@@ -292,6 +293,7 @@ def drafter_of(draft: str) -> str:
         [(s, n, p_min) for s in SAMPLERS for n, p_min in ((1, 0.0), (3, 0.1))],
     ),
 )
+@pytest.mark.thinned(2)
 def test_model_drafters_change_no_token(models, policy, how, way):
     (name, draft), (split, kv), (sampler, n, p_min) = models, how, way
     spec = SpecOptions(types=(drafter_of(draft),), tree=(2, 2), n_max=3, p_min=p_min)
@@ -423,6 +425,7 @@ def test_a_prompt_cache_holds_the_text_after_trees(policy, kv):
         NAMES, list(ROLLBACK_POLICIES), SPLITS, KV_MODES, [(s, n) for s in SAMPLERS for n in (1, 3)]
     )[::6],
 )
+@pytest.mark.thinned(2)
 def test_a_lane_of_trees_is_as_plain_decoding(name, policy, split, kv, way):
     sampler, n = way
     options = tree_options((3, 2), sampler=sampler, parallel=n)

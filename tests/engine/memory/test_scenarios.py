@@ -85,6 +85,7 @@ def test_rings_by_position(script: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize(("case", "model", "fill"), all_pairs(CASES, MODELS, list(FILLS)))
+@pytest.mark.thinned(2)
 def test_scenario(case: tuple[str, str], model: str, fill: str) -> None:
     name, policy = case
     played = play(model, SCRIPTS[name], policy, fill)

@@ -79,6 +79,7 @@ def test_rows_have_the_sums_of_the_server(name: str, with_log: bool) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.thinned(2)
 def test_rounds_of_a_stream_are_those_of_the_log_by_itself(name: str) -> None:
     capture = load(name)
     streamed, logged = imported(capture, with_log=False), TraceStore()
