@@ -15,7 +15,7 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs.engine import DisconnectServer
 from app.engine_thread.jobs.judging import CheckKernels, EstimateSpeeds
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of

@@ -10,7 +10,7 @@ from typing import Any
 from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QFont
 
-from app.looks.theme import OVERLAY_ROLES, Theme, icon
+from app.looks import OVERLAY_ROLES, Theme, icon
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_facts import ModelRuns, RunRow, run_row
 from app.trace_models.run_notes import count_runs, notes_of, number_of

@@ -31,7 +31,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions import Actions
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.runs.run_table import RunTable
 from app.trace_models.run_comparison import FigurePair, compare_runs, text_difference
 from app.trace_models.run_facts import ModelRuns, effective, run_names

@@ -169,7 +169,7 @@ def decode_with_llama(
             assert draft is not None
             beside = peer_lane.open_llama(draft, library, LlamaSettings())
             number, _ = beside.open_context(1, n_ctx, _WIDTH, 0, threads)
-            its_model = session.drafts[name].model
+            its_model = session.drafts[name]
             assert isinstance(its_model, HybridModel)
             has_states = layout_of(its_model.config) is not None
             memory, n_row = _Memory(beside, number, saves=has_states), 0
