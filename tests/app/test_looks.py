@@ -1,5 +1,5 @@
-"""Themes hold the documented colours, are complete, and reach palette and icons; the tab in front is
-marked at the side away from its page."""
+"""Themes hold the documented colours, are complete, and reach palette and icons; the tab in front
+is marked at the side away from its page."""
 
 from __future__ import annotations
 
