@@ -338,7 +338,7 @@ def test_rows_of_the_table_select_positions(faulty: DivergenceView, qtbot: QtBot
         faulty.set_cursor(Position(lane(faulty, 0), 0, 1, 11))
     assert table.currentIndex().row() == 1
     cells = [table.model().index(4, column).data() for column in range(9)]
-    assert cells == ["14", "2", "):", "✗ beyond", "0.002", "0.001", "0.003", "same", "1"]
+    assert cells == ["14", "2", "):", "✗ beyond bound", "0.002", "0.001", "0.003", "same", "1"]
 
 
 def test_a_round_without_a_position_is_its_first(faulty: DivergenceView) -> None:
