@@ -390,4 +390,4 @@ class PlotCaption:
 
 def _lines(run: RunRef) -> list[str]:
     named = filter(None, (run_origin(run.facts), run_name(run), run_title(run.facts)))
-    return [" · ".join(named), *effective(run.facts).splitlines()]
+    return [" · ".join(named), *effective(run.facts, run).splitlines()]

@@ -147,7 +147,7 @@ class RunsView(QStackedWidget):
         """Mark the run on show; the runs of a trace opened from disk are listed by themselves."""
         self.model.show_run(run)
         self._mark_current()
-        self.detail.setText("" if run is None else effective(run.facts))
+        self.detail.setText("" if run is None else effective(run.facts, run))
         self._show_what_is_offered()
 
     def offer_undo(self, what: str) -> None:
