@@ -244,7 +244,7 @@ class ErrorPlot(PlotSurface):
         """Draw one of the two; infinite errors are as high as the plot."""
         errors = np.array(rows or depths)
         self._errors = errors
-        self._axis = "row of the pass" if rows else "compared with the state after so many rows"
+        self._axis = "row of the pass" if rows else "compared with the state after this many rows"
         finite = errors[np.isfinite(errors)]
         top = float(finite.max()) if len(finite) and finite.max() > 0 else 1.0
         self._bars.setOpts(x=np.arange(len(errors)), height=np.minimum(errors, 1.1 * top))
