@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 
-from app.looks.theme import Theme, icon
+from app.looks import Theme, icon
 
 SEPARATOR = ""
 """Stands for a line between the entries of a menu."""

@@ -206,6 +206,6 @@ def fits_text(estimates: Mapping[str, MemoryEstimate], available: int) -> str:
     words = []
     for name, one in estimates.items():
         left = available - one.total
-        fit = f"fits, {size_text(left)} left" if left >= 0 else f"{size_text(-left)} too large"
-        words.append(f"{name} {fit}")
+        fit = f"fits {name}" if left >= 0 else f"does not fit {name}"
+        words.append(f"{fit}, {size_text(abs(left))} {'left' if left >= 0 else 'missing'}")
     return f"of {size_text(available)} available: {'; '.join(words)}"

@@ -34,6 +34,7 @@ from engine.memory.hybrid import HybridMemory
 from engine.memory.policies import memory_sizes
 from engine.memory.reuse import LentMemories, MemoryShelf
 from engine.model.config import ModelConfig
+from engine.model.drafters.loading import LoadedDrafter
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
 from engine.options import Prompt, RunOptions, SamplerOptions
@@ -45,7 +46,7 @@ from engine.threads import chosen_by
 from engine.trace.run_ref import RunRef, copy_rounds
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
-from engine.warm_up import OpenedDraft, load_again, made_drafters, open_models
+from engine.warm_up import load_again, made_drafters, open_models
 from kernels.dispatch import uses_llvm
 
 _DEFAULT_CONTEXT = 4096
@@ -61,16 +62,16 @@ class Session:
         tokenizer: Tokenizer,
         chat: ChatTemplate | None,
         identity: dict[str, Any],
-        drafts: Mapping[str, OpenedDraft] | None = None,
+        drafts: Mapping[str, HybridModel | LoadedDrafter] | None = None,
         path: Path | None = None,
         content: ContentHash | None = None,
         files: ModelFiles | None = None,
         mtp_path: Path | None = None,
         mmap: bool | None = None,
     ) -> None:
-        """drafts: what was opened next to the model, by the drafter that uses it. files: all that
-        was read. mmap: as for `open`, for models that are loaded again with the MTP block of the
-        file mtp_path, if there is one."""
+        """drafts: what drafts for the model, by drafter: a model for draft-simple, the model itself
+        for draft-mtp. files: all that was read. mmap: as for `open`, for models that are loaded
+        again with the MTP block of the file mtp_path, if there is one."""
         self._mtp_path = mtp_path
         self._model, self.info, self.path = model, info, path
         self.files, self._mmap = files or ModelFiles(), mmap
@@ -315,7 +316,7 @@ class Session:
         """A key that is equal for runs that may use each other's memory."""
         draws = options.spec.accept == "rejection"
         sampler = options.sampler if draws else SamplerOptions()
-        models = tuple(draft.model for draft in self.drafts.values())
+        models = tuple(self.drafts.values())
         return self._model, models, replace(options, n_predict=-1, sampler=sampler)
 
     @property
@@ -484,9 +485,8 @@ class Session:
 
         Raises OptionError, and LookupCacheError for a file of ngram-cache.
         """
-        opened = {name: draft.model for name, draft in self.drafts.items()}
         lent = memories or LentMemories()
-        return made_drafters(options, self._model, opened, n_slots, n_ctx, kept or {}, lent)
+        return made_drafters(options, self._model, self.drafts, n_slots, n_ctx, kept or {}, lent)
 
     def _check_tokens(self, tokens: Sequence[int], name: str = "The prompt") -> None:
         if not tokens:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +34,7 @@ from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory
 from engine.memory.reuse import LentMemories
 from engine.memory_need import estimate
-from engine.model.drafters.config import DRAFT_SIMPLE, DrafterInfo, describe_draft
+from engine.model.drafters.config import DRAFT_SIMPLE, describe_draft
 from engine.model.drafters.eagle3 import Eagle3
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.families.common import is_mtp_file
@@ -112,15 +111,6 @@ def _decode_eagle3(model: Eagle3) -> None:
         start += width
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedDraft:
-    """What drafts for a target, and the figures of its file. Loaded in memory: a HybridModel for
-    draft-simple, the target itself for draft-mtp, else a LoadedDrafter."""
-
-    model: HybridModel | LoadedDrafter
-    info: ModelInfo | DrafterInfo
-
-
 def open_models(
     target: Path | str | GgufFile,
     draft: Path | str | Sequence[Path | str | GgufFile] | None,
@@ -166,20 +156,18 @@ def open_models(
             mmap=mmap,
         )
         model, start = load(file, progress=report, mtp=mtp), file.n_bytes
-        drafts: dict[str, OpenedDraft] = {}
-        its_model: HybridModel | LoadedDrafter
+        drafts: dict[str, HybridModel | LoadedDrafter] = {}
         for other in others:
             report = report_part(progress, start, total)
-            drafter, its_info = describe_draft(other)
+            drafter, _ = describe_draft(other)
             if drafter in drafts:
                 raise OptionError(f"Two files are for {drafter}.", "Give one of them.")
             if drafter == DRAFT_SIMPLE:
-                its_model = load(other, progress=report)
+                drafts[drafter] = load(other, progress=report)
             elif drafter == DRAFT_MTP:
-                its_model = model
+                drafts[drafter] = model
             else:
-                its_model = _load_beside(other, model, info, report, cancelled, mmap)
-            drafts[drafter] = OpenedDraft(its_model, its_info)
+                drafts[drafter] = _load_beside(other, model, info, report, cancelled, mmap)
             start += other.n_bytes
         identities = [one.identity() for one in (file, *others)]
         for one, behind in pairwise(identities):

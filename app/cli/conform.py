@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 all checks pass, 1 a check found an error, 2 wrong usage\n\n"
         "examples:\n"
         "  draftscope conform vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl\n"
-        "  draftscope conform my_kernel.py:adapter --junit conform.xml"
+        "  draftscope conform my_kernel.py:Adapter --junit conform.xml"
     )
     OptionLines(parser).add(
         f"""

@@ -241,7 +241,7 @@ def _memory_lines(
         *(row(f"+ {name}", [one.later.get(name) for one in both]) for name in later),
         f"  {'cells':<22} {'f32':>12} {args.cache_type_k + ' ' + args.cache_type_v:>12}",
         "  + at most, in host memory, as conversations go on; not counted: results within a pass",
-        f"  {fits_text({'draftscope': here, _SERVER: server}, available)}",
+        f"  {fits_text({'here': here, f'in {_SERVER}': server}, available)}",
         "",
         "to undo drafts, by --rollback",
         *(

@@ -212,8 +212,8 @@ def _ask(
         print_json(_report(job, client, rescored))
     else:
         for one in job.sequences[1 if show else 0 :]:
-            print_line(f"--- sequence {one.seq_id}")
-            print_text(("" if args.chat else one.prompt) + one.text + "\n\n")
+            print_line(f"--- sequence {one['seq_id']}")
+            print_text(("" if args.chat else one["prompt"]) + one["text"] + "\n\n")
         _print_summary(job, rescored)
     if ending is not None:
         for other in job.errors[1:]:
@@ -369,7 +369,7 @@ def _report(job: ServerRun, client: ServerClient, rescored: Rescored | None) -> 
     run = job.trace.runs[job.run_id]
     return {
         **run.pick("server", "model"),
-        "sequences": [asdict(one) for one in job.sequences],
+        "sequences": job.sequences,
         **run.pick("requests"),
         "totals": job.summary(),
         "counters": {

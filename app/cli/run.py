@@ -367,7 +367,7 @@ def turn_facts(turn: Turn) -> Iterator[str]:
     if turn.rewritten_at is not None:
         yield (
             f"the text so far has other tokens from {turn.rewritten_at:,} on than were written: "
-            "an end token, the chat template or the tokeniser makes the difference"
+            "an end token, the chat template or the tokenizer makes the difference"
         )
     places = ", ".join(f"{n:,}" for n, _ in record.held) or "none"
     n_bytes = sum(size for _, size in record.held)

@@ -9,7 +9,7 @@ import numpy as np
 from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
 from PySide6.QtWidgets import QSplitter, QStackedWidget, QWidget
 
-from app.looks.theme import Theme, icon
+from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import in_window

@@ -46,7 +46,7 @@ from engine.options import RunOptions
 from engine.options.faults import notes_on
 from resources import titled_prompts
 
-_SERVER_NOTE = "What is greyed the server was started with: a request cannot change it."
+_SERVER_NOTE = "Greyed settings cannot be sent: the server keeps those that it was started with."
 
 
 class RunPanel(QWidget):

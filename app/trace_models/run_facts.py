@@ -269,12 +269,12 @@ def run_marks(facts: RunFacts) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def effective(facts: RunFacts) -> str:
+def effective(facts: RunFacts, run: RunRef | None = None) -> str:
     """The parameters in effect, a line for each kind of them; of another engine's run what was
-    observed."""
+    observed, also by the rows of `run`."""
     options = facts.options
     if options is None:
-        return "" if is_ours(facts) else observed_text(facts)
+        return "" if is_ours(facts) else observed_text(facts, run)
     sampler, spec = options.sampler, options.spec
     memory = [
         f"n_ctx {facts.n_ctx or 0:,}",
@@ -352,8 +352,8 @@ _LOOKED_FOR = (
 _LONGEST = 200
 
 
-def observed_text(facts: RunFacts) -> str:
-    """A line for each kind of fact."""
+def observed_text(facts: RunFacts, run: RunRef | None = None) -> str:
+    """A line for each kind of fact. run: whose rows show what else was observed."""
     source = facts.source or SourceFacts()
     engine = " ".join(filter(None, (source.engine, source.version)))
     way = _WAYS.get(facts.attachment or "", "")
@@ -373,7 +373,7 @@ def observed_text(facts: RunFacts) -> str:
     if len(requests) > 1:
         lines.append(f"requests: {len(requests):,}{', the first of which:' if of_first else ''}")
     lines += of_first
-    lines += _columns(facts.columns or {})
+    lines += _columns(facts.columns or {}, run)
     if unread := ", ".join(facts.unknown_keys or ()):
         more = "…" if len(unread) > _LONGEST else ""
         lines.append(f"kept, but not used: {unread[:_LONGEST]}{more}")
@@ -395,10 +395,16 @@ def _request(request: RequestFacts) -> list[str]:
     return lines
 
 
-def _columns(tables: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """The columns by how they are known, and what is not: columns of which nothing is said have no
-    values."""
+def _columns(tables: Mapping[str, Mapping[str, str]], run: RunRef | None) -> list[str]:
+    """The columns by how they are known, and what is not: a column of which nothing is said is
+    observed where a row of the run has a value."""
     by_state: dict[str, list[str]] = {}
+    for _, table, name in _LOOKED_FOR if tables else ():
+        known = tables.get(table, {})
+        if run is None or name in known:
+            continue
+        if RunColumns(run.store, table, run.run_id).has_values(name):
+            tables = {**tables, table: {**known, name: "observed"}}
     for columns in tables.values():
         for name, state in columns.items():
             by_state.setdefault(state, []).append(name)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PySide6.QtGui import QColor
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.shown_text import significant
 from engine.analysis.run_cost import speed
 from engine.analysis.what_if.recorded import LEAST_TIMES, RecordedRounds, RoundCosts

@@ -9,7 +9,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
-from app.looks.theme import Theme, icon
+from app.looks import Theme, icon
 from app.widgets.build import hbox, vbox, words
 from engine.report.text import visible
 

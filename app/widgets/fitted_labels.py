@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.shown_text import plain_tip
 from engine.report.text import visible
 

@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QHelpEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from app.looks.theme import Theme, figures_font
+from app.looks import Theme, figures_font
 from app.trace_models.shown_text import plain_tip
 from app.trace_models.tune_surface import BEST, CURRENT, HeatMap, cell_colours
 

@@ -10,7 +10,7 @@ from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from app.looks.theme import Theme, fixed_font
+from app.looks import Theme, fixed_font
 from app.trace_models.token_stream import KIND
 from app.widgets.token_paint import PlacedToken, TokenMetrics, TokenPainter
 from engine.trace.token_text import MEANING

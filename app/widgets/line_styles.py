@@ -10,7 +10,7 @@ import pyqtgraph as pg
 from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen, QPolygon
 
-from app.looks.theme import OVERLAY_ROLES, Theme
+from app.looks import OVERLAY_ROLES, Theme
 from app.trace_models.compared_lanes import ComparedLanes
 
 _ROLES = ("first", "second", "third", "fourth", "fifth", "sixth")

@@ -27,7 +27,7 @@ from PySide6.QtWidgets import (
     QTableView,
 )
 
-from app.looks.theme import figures_font
+from app.looks import figures_font
 from app.trace_models.position_detail import BAR_COLOUR_ROLE, BAR_ROLE
 from app.trace_models.shown_text import plain_tip
 

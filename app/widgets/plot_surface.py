@@ -11,7 +11,7 @@ from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QPen
 from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.shown_text import plain_tip
 
 

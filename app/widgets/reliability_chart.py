@@ -10,7 +10,7 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.shown_text import short_count, significant
 from app.widgets.line_styles import plot_pen
 from engine.analysis.draft_quality import Calibration

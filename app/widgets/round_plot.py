@@ -12,7 +12,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.run_rows import UNITS, RunAxis, RunOverlay
 from app.widgets.fitted_labels import Chip
 from app.widgets.line_styles import plot_pen

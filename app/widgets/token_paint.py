@@ -13,7 +13,7 @@ import numpy as np
 from PySide6.QtCore import QLine, QPoint, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen, QStaticText
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.token_stream import KIND, PLAIN
 from engine.trace.records import TOKEN_KINDS
 

@@ -10,7 +10,7 @@ from PySide6.QtCore import QByteArray, QObject, Qt, QTimer
 from PySide6.QtGui import QFontDatabase, QGuiApplication
 from PySide6.QtWidgets import QApplication
 
-from app.looks.theme import Theme, apply_theme
+from app.looks import Theme, apply_theme
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
 from app.window.dock_area import LAYOUTS
 from app.window.panels import Panels

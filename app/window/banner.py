@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.looks.theme import Theme, icon
+from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
 from app.widgets.build import hbox, vbox
 from app.widgets.fitted_labels import ClampedLabel

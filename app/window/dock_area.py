@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.looks.theme import mark_front_tab
+from app.looks import mark_front_tab
 from app.widgets.build import made, vbox
 
 TITLES = {

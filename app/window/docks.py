@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.looks.theme import Theme, icon
+from app.looks import Theme, icon
 from app.widgets.build import made
 from app.widgets.fitted_labels import LowPanel
 from app.window.dock_area import (

@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions import MENUS, PANELS, SEPARATOR, TOOLBAR, Actions
-from app.looks.theme import mark_front_tab
+from app.looks import mark_front_tab
 from app.saved.settings import THEME_CHOICES, Settings
 from app.trace_models.run_rows import UNITS
 from app.trace_models.shown_text import plain_tip

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 from app.actions import Actions
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.feed import Feed
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.findings_view import FindingsView
 from app.panels.inspector.inspector_view import InspectorView

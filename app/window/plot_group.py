@@ -15,7 +15,7 @@ from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWidget
 
 from app.actions import Actions
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.lab.gate_view import GateView
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import OverlaidView
@@ -390,4 +390,4 @@ class PlotCaption:
 
 def _lines(run: RunRef) -> list[str]:
     named = filter(None, (run_origin(run.facts), run_name(run), run_title(run.facts)))
-    return [" · ".join(named), *effective(run.facts).splitlines()]
+    return [" · ".join(named), *effective(run.facts, run).splitlines()]

@@ -11,7 +11,7 @@ from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QToolButton, QWidget
 
 from app.engine_thread.feed import Pacer
-from app.looks.theme import Theme, icon
+from app.looks import Theme, icon
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import plain_tip
 from app.widgets.build import hbox, made

@@ -15,7 +15,7 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs.engine import DisconnectServer
 from app.engine_thread.jobs.judging import CheckKernels, EstimateSpeeds
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from app.panels.lab.conform_view import ConformView
     from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
+_COMMANDS = {"gate": "check-rollback", "conform": "conform", "tune": "tune"}
+"""Commands that do what a page does."""
 
 
 class MainWindow(QMainWindow):
@@ -318,6 +320,7 @@ class MainWindow(QMainWindow):
         view.form.ask()
 
     def _check_kernels(self, view: ConformView, target: str) -> None:
+        self.panels.banners.clear()
         job = CheckKernels(target, view.add)
         view.begin(target)
         view.stop_asked.connect(job.cancelled.set)
@@ -378,7 +381,8 @@ class MainWindow(QMainWindow):
         """Brings a view that shares its panel into sight, with the keys."""
         dock = next(name for name, pages in PAGES.items() if page in pages)
         action = QAction(PAGES[dock][page], self)
-        action.setToolTip(f"Show this page of the panel {TITLES[dock]}")
+        command = f"; draftscope {_COMMANDS[page]} does the same" if page in _COMMANDS else ""
+        action.setToolTip(f"Show this page of the panel {TITLES[dock]}{command}")
         action.triggered.connect(lambda: self.docks.enter(page))
         return action
 

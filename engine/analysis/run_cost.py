@@ -206,7 +206,7 @@ class TimeRatio:
         """The lowest and the highest, in words."""
         of = "the rounds"
         if self.n_left_out:
-            of = f"{self.n_rounds:,} rounds, {self.n_left_out:,} that were held up left out"
+            of = f"{self.n_rounds:,} rounds, {self.n_left_out:,} unusually slow ones left out"
         return f"{self.low:.2f} to {self.high:.2f} over {N_PARTS} parts of {of}"
 
 

@@ -404,7 +404,7 @@ def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int)
     if drafter == "draft-mtp":
         assert target.head is not None
         return MtpModel(target.head, HybridMemory.for_head(target.config, *sizes), n_ubatch)
-    loaded = session.drafts[drafter].model
+    loaded = session.drafts[drafter]
     if isinstance(loaded, HybridModel):
         memory = HybridMemory.for_model(loaded.config, *sizes)
         return SimpleModel(loaded, target.config.n_vocab, memory, n_ubatch)
@@ -419,7 +419,7 @@ def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int)
 def taps_of(session: Session, options: RunOptions) -> tuple[int, ...]:
     """Layers whose rows the drafters of these options read, by their files, ascending."""
     names = [name for name in options.spec.types if name in session.drafts]
-    configs = (getattr(session.drafts[name].model, "config", None) for name in names)
+    configs = (getattr(session.drafts[name], "config", None) for name in names)
     return tuple(sorted({tap for config in configs for tap in getattr(config, "taps", ())}))
 
 

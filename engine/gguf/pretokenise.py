@@ -103,7 +103,7 @@ SPLITTINGS = {
 """By `tokenizer.ggml.pre`."""
 
 
-def pre_tokeniser(splitting: Splitting) -> PreTokenizer:
+def pre_tokenizer(splitting: Splitting) -> PreTokenizer:
     """Splits text, then writes bytes as characters."""
     cuts = [Split(Regex(each), behavior="isolated", invert=False) for each in splitting.patterns]
     return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])

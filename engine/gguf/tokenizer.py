@@ -19,7 +19,7 @@ from tokenizers.models import BPE
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import BLOCK, check_cancelled, never, shorten
 from engine.gguf.metadata import TypedMetadata
-from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of, pre_tokeniser
+from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of, pre_tokenizer
 from engine.gguf.scored_pieces import BYTE_TOKENS, SCORED, bytes_of_scored
 
 MAX_TOKEN_LENGTH = 4096  # characters; real vocabularies stay below 300
@@ -138,7 +138,7 @@ class Tokenizer:
         else:
             merges = _read_merges(file, ids, cancelled)
         merger = MergeTokenizer(BPE(vocab=ids, merges=merges, ignore_merges=splitting.whole_words))
-        merger.pre_tokenizer = pre_tokeniser(splitting)
+        merger.pre_tokenizer = pre_tokenizer(splitting)
 
         def encode(text: str) -> list[int]:
             found: list[int] = merger.encode(text, add_special_tokens=False).ids

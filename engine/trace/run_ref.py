@@ -148,6 +148,11 @@ class RunColumns:
             self._columns[name] = self._table.column(name, 0, self._n)[self._mine]
         return self._columns[name]
 
+    def has_values(self, name: str) -> bool:
+        """Whether a column was observed in any of the rows."""
+        values, blank = self[name], self._table.blank(name)
+        return bool((values != blank if blank == blank else values == values).any())
+
     def texts(self, name: str, rows: np.ndarray) -> list[str]:
         """Some rows of a text column."""
         return self._pool.decode(self[name][rows])

@@ -62,6 +62,10 @@ class Table:
         self._named[column.name] = column
         self._text_columns |= {column.name} if column.kind == "text" else set()
 
+    def blank(self, name: str) -> int | float:
+        """What a column holds where nothing was observed; of texts the code of the empty one."""
+        return _blank(self._named[name])
+
     def append(self, **values: Any) -> int:
         """Add one row and return its index; a column that is not named is not observed."""
         row = self._n

@@ -165,6 +165,6 @@ def test_llama_server_without_planes_takes_a_checkpoint_for_each_slot() -> None:
 def test_whether_it_fits(info: ModelInfo) -> None:
     found = {"here": estimate(info, {}, MTP, 1)}
     total = found["here"].total
-    assert "here fits, 1 KiB left" in fits_text(found, total + 1024)
-    assert "here 2 KiB too large" in fits_text(found, total - 2048)
+    assert "fits here, 1 KiB left" in fits_text(found, total + 1024)
+    assert "does not fit here, 2 KiB missing" in fits_text(found, total - 2048)
     assert fits_text(found, 0) == "how much memory is available is not known"

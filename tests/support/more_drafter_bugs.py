@@ -19,7 +19,6 @@ from engine.draft.model_drafter import ModelDrafter
 from engine.draft.ngram_drafter import History, NgramDrafter
 from engine.draft.ngram_simple import NgramSimple
 from engine.draft.row_drafter import RowDrafter
-from engine.draft.suffix_tree import SuffixLimits
 from engine.memory.reuse import LentMemories
 from engine.model import mtp
 from engine.model.layers import TargetRows
@@ -203,7 +202,7 @@ def _one_layer_zero(patch: Patch, session: Session) -> None:
 
 def _other_rope(patch: Patch, session: Session) -> None:
     _no_recordings(patch)
-    model: Any = session.drafts["draft-simple"].model
+    model: Any = session.drafts["draft-simple"]
     patch.setattr(model, "_rope", model._rope.turned(0.1))
 
 
@@ -437,7 +436,7 @@ def _emptied(patch: Patch, session: Session) -> None:
 
 
 def _as_far_as_it_may(patch: Patch, session: Session) -> None:
-    patch.setattr(SuffixLimits, "longest", lambda self, n_match: self.n_max)
+    patch.setattr(suffix.SuffixOptions, "most_after", lambda self, n_match, n_max: n_max)
 
 
 def _counts_late(run: RunRef) -> None:

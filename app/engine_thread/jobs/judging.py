@@ -272,6 +272,7 @@ class CheckKernels(SideJob):
         name, place, _ = runner.open_target(self.target)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         total = len(CHECKS) * sum(len(k.recurrences) for k in runner.kernels(name, place))
+        progress(0, total, "checking kernels")
         outcomes = runner.run(name, place, seed=1, device=device, cancelled=self.cancelled.is_set)
         for done, outcome in enumerate(outcomes, start=1):
             progress(done, total, f"checking {outcome.kernel}")

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 
 from app.engine_thread.events import OpenedFiles
 from app.engine_thread.feed import Pacer
-from app.looks.theme import Theme, fixed_font
+from app.looks import Theme, fixed_font
 from app.panels.conversation.turn_card import (
     CheckpointStrip,
     TurnCard,

@@ -7,7 +7,7 @@ from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPalette, QPen, QPolygonF
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton, QToolTip, QWidget
 
-from app.looks.theme import Theme, fixed_font
+from app.looks import Theme, fixed_font
 from app.widgets.build import hbox, made, vbox, words
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
 from engine.size_text import size_text
@@ -133,7 +133,7 @@ def fact_lines(turn: Turn) -> list[str]:
     if turn.rewritten_at is not None:
         lines.append(
             f"the history reads differently from token {turn.rewritten_at:,} on than it was "
-            "written (end token, chat template or tokeniser)"
+            "written (end token, chat template or tokenizer)"
         )
     return lines
 

@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions import Actions
-from app.looks.theme import Theme, fixed_font
+from app.looks import Theme, fixed_font
 from app.panels.divergence.lane_cards import LaneCards
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import plain_tip
@@ -39,7 +39,7 @@ from engine.compare.llama_library import missing
 from engine.errors import OptionError
 from engine.options import LANE_FAULTS, ROLLBACK_POLICIES, RunOptions
 from engine.options.faults import notes_on
-from engine.trace.records import NOISE, PEER, REFERENCE
+from engine.trace.records import NOISE, PEER, PHASES, REFERENCE
 
 _BAR_CHARACTERS = 16
 
@@ -179,7 +179,7 @@ def _sentence() -> QLabel:
 _COST_TIPS = {
     "lane": "As given in the list of lanes",
     "ms/round": "Mean time of a round after the prompt, all phases together",
-    "draft": "Drafting, which the lanes share: ms a round",
+    "draft": "Drafting, which the lanes share: mean time a round",
     "passes": "Forward passes of the target after the prompt",
     "restores": "Rounds undone from a checkpoint",
     "seq_rm": "Rounds undone by partial removal",
@@ -194,9 +194,9 @@ class CostTable(ColumnTable):
     """Rows are lanes."""
 
     def __init__(self, parent: QObject | None = None) -> None:
-        tips = [_COST_TIPS.get(head, f"{head}: ms a round") for head in COST_HEADS]
+        tips = [_COST_TIPS.get(head, f"{head}: mean time a round") for head in COST_HEADS]
         columns = (
-            TableColumn(head, head, tip, head == "lane")
+            TableColumn(head, f"{head}, ms" if head in PHASES else head, tip, head == "lane")
             for head, tip in zip(COST_HEADS, tips, strict=True)
         )
         super().__init__(tuple(columns), parent)

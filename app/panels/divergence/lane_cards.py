@@ -6,7 +6,7 @@ from PySide6.QtCore import QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QIcon, QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
-from app.looks.theme import Theme, icon
+from app.looks import Theme, icon
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import NOT_OBSERVED, error_text, plain_tip, significant
 from app.widgets.line_styles import lane_pen
@@ -56,7 +56,8 @@ def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
         return f"mode: {error_text(verdict.worst_nmse)}", "", "ui.muted"
     if verdict.idle_faults:
         return "exact: fault without effect", "warning", "status.warning"
-    return verdict.verdict, "check", "status.ok"
+    bound = " bound" if verdict.verdict == "within" else ""
+    return f"{verdict.verdict}{bound}", "check", "status.ok"
 
 
 def _why_untimed(facts: RunFacts) -> str:

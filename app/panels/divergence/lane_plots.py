@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QSplitter, QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.divergence.state_map import PARTS, LogAxis, LogScale, StateMap
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import error_text

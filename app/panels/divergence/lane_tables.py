@@ -10,7 +10,7 @@ from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
 
-from app.looks.theme import Theme, mark_front_tab
+from app.looks import Theme, mark_front_tab
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.position_detail import PositionDetail
 from app.trace_models.shown_text import NOT_OBSERVED, error_text
@@ -26,7 +26,7 @@ _SAMPLES = {
     "pos": "12,345",
     "round": "1,234",
     "token": " continue",
-    "verdict": "✗ beyond",
+    "verdict": "✗ beyond bound",
     "top-1": "≠ other",
     "rank": "4,096",
     "cells": "1,234",
@@ -259,8 +259,8 @@ class PositionTable(ColumnTable):
     def _text(self, name: str, row: int) -> str:
         if name == "":
             if self._is_beyond(row):
-                return "✗ beyond"
-            return "exact" if self._values["nmse"][row] == 0 else "within"
+                return "✗ beyond bound"
+            return "exact" if self._values["nmse"][row] == 0 else "within bound"
         value = self._values[name][row]
         if name == "token_id":
             return self._lanes.text(int(value)) if self._lanes is not None else ""

@@ -12,7 +12,7 @@ from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import EXACT, NOT_FINITE, error_text
 from app.widgets.round_plot import RoundPlot

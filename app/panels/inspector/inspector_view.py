@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 
 from app.actions import Actions
 from app.engine_thread.feed import Pacer
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.inspector.step_facts import (
     FactTable,
     Step,

@@ -8,7 +8,7 @@ from typing import Any
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QFont
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.inspector.step_facts import Step, TraceRow
 from app.trace_models.position_detail import BAR_COLOUR_ROLE, BAR_ROLE
 from app.trace_models.run_rows import Position

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.looks.theme import Theme, fixed_font
+from app.looks import Theme, fixed_font
 from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import StatusMessage
 from app.widgets.fields import WheelGuard

@@ -3,6 +3,7 @@ kernels and checks, and the error of the chosen one by row or depth."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.looks.theme import Theme, figures_font
+from app.looks import Theme, figures_font
 from app.widgets.build import hbox, made, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _HINT = "Wheel, .tar.gz or folder of vLLM, SGLang, FLA, FlashInfer and others, or FILE.py:FUNCTION"
 _FILTER = "Packages and adapters (*.whl *.tar.gz *.py);;All files (*)"
+_ABSENT = "–"
 _CHARACTERS = 10
 """Of a target, at least."""
 _SAME = 10_000
@@ -134,6 +136,12 @@ class ConformView(QWidget):
     def end(self, error: str = "") -> None:
         """The checks have ended, or could not be played because of `error`."""
         self._runs = False
+        for at in product(range(self.grid.rowCount()), range(self.grid.columnCount())):
+            if self.grid.item(*at) is None:
+                item = QTableWidgetItem(_ABSENT)
+                item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
+                item.setToolTip("Does not apply to this kernel, or was not played")
+                self.grid.setItem(*at, item)
         self.headline.setText(error or self.headline.text().replace(" so far", ""))
         self._enable()
 
@@ -166,7 +174,7 @@ class ConformView(QWidget):
             self, "Kernels to check", "", _FILTER, options=QFileDialog.Option.DontUseNativeDialog
         )
         if name:
-            self.target.setText(f"{name}:adapter" if name.endswith(".py") else name)
+            self.target.setText(f"{name}:Adapter" if name.endswith(".py") else name)
 
     def _enable(self) -> None:
         self.button.setText("Stop" if self._runs else "Chec&k")
@@ -236,7 +244,7 @@ class ErrorPlot(PlotSurface):
         """Draw one of the two; infinite errors are as high as the plot."""
         errors = np.array(rows or depths)
         self._errors = errors
-        self._axis = "row of the pass" if rows else "rows in the state compared with"
+        self._axis = "row of the pass" if rows else "compared with the state after this many rows"
         finite = errors[np.isfinite(errors)]
         top = float(finite.max()) if len(finite) and finite.max() > 0 else 1.0
         self._bars.setOpts(x=np.arange(len(errors)), height=np.minimum(errors, 1.1 * top))

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.tune_surface import HeatMap
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fields import WheelGuard

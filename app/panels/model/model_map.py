@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.engine_thread.events import OpenedFiles, ServerConnected
-from app.looks.theme import Theme, figures_font
+from app.looks import Theme, figures_font
 from app.panels.model.server_page import ServerPage
 from app.trace_models.shown_text import plain_tip
 from app.widgets.build import made, vbox, words

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.plots.bar_view import OverlaidView, envelope
 from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRatesPlot
 from app.trace_models.run_notes import run_name

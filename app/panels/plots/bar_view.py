@@ -12,7 +12,7 @@ import pyqtgraph as pg
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.plots.round_view import RoundView
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunAxis, RunOverlay, RunRows

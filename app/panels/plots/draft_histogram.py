@@ -11,7 +11,7 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.shown_text import significant
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_bar, draw_diamond, draw_triangle, overlay_pen, plot_pen

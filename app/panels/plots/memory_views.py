@@ -9,7 +9,7 @@ from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 from PySide6.QtWidgets import QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.plots.bar_view import BarView, StackedBars, per_round, sample
 from app.panels.plots.round_view import RoundView
 from app.trace_models.run_rows import GrowingArray, RunRows

@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.plots.bar_view import BarView, PixelColumns
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import whole_text

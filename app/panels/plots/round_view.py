@@ -13,7 +13,7 @@ from PySide6.QtGui import QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.run_facts import LiveNumbers, engine_name, is_ours
 from app.trace_models.run_rows import Position, RunRange
 from app.widgets.empty_state import EmptyState

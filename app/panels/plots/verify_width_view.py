@@ -7,7 +7,7 @@ import pyqtgraph as pg
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.plots.bar_view import BarView, PixelColumns, StackedBars, sample
 from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import RunOverlay, RunRows

@@ -1,4 +1,5 @@
-"""The runs of all models of a session, and of earlier ones, as a table whose lines fold."""
+"""Runs as tables: those of all models of a session and of earlier ones, whose lines fold; and the
+figures of two."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import Any
 from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QFont
 
-from app.looks.theme import OVERLAY_ROLES, Theme, icon
+from app.looks import OVERLAY_ROLES, Theme, icon
 from app.trace_models.compared_lanes import lanes_of
+from app.trace_models.run_comparison import FigurePair
 from app.trace_models.run_facts import ModelRuns, RunRow, run_row
 from app.trace_models.run_notes import count_runs, notes_of, number_of
 from app.trace_models.shown_text import NOT_OBSERVED, significant
@@ -433,3 +435,37 @@ def _seconds(seconds: float) -> str:
 def _when(started: datetime) -> str:
     today = datetime.now(started.tzinfo).date()
     return f"{started:%H:%M}" if started.date() == today else f"{started:%b %d}"
+
+
+_SHORT = 24
+"""Characters of both names that a heading has room for."""
+
+
+class RunPairTable(ColumnTable):
+    """Lines are figures."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__([TableColumn("", "", "")] * 4, parent)
+        self._runs = ("", "")
+
+    def show_pairs(self, runs: tuple[str, str], pairs: list[FigurePair]) -> None:
+        """Show these figures of two runs, which go by these names."""
+        same_lines = [p.label for p in pairs] == [p.label for p in self.rows]
+        if same_lines and runs == self._runs:
+            self.rows = pairs
+            self.dataChanged.emit(self.index(0, 1), self.index(len(pairs) - 1, 3))
+            return
+        self._runs = runs
+        both = " / ".join(name.removeprefix("run ") for name in runs)
+        ratio = both if len(both) <= _SHORT else "ratio"
+        titles = ("figure", "figure"), *((name, name) for name in runs), (ratio, both)
+        columns = [TableColumn(str(i), *names, i == 0) for i, names in enumerate(titles)]
+        self.show_rows(pairs, columns)
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        pair = self.rows[row]
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return pair.tip
+        if role == Qt.ItemDataRole.DisplayRole:
+            return (pair.label, pair.text(0), pair.text(1), pair.ratio_text)[int(name)]
+        return None

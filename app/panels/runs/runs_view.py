@@ -4,7 +4,6 @@ a second one to compare it with."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, Signal
 from PySide6.QtGui import (
@@ -23,7 +22,6 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QMenu,
     QPushButton,
-    QSizePolicy,
     QStackedWidget,
     QStyle,
     QToolButton,
@@ -31,16 +29,16 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions import Actions
-from app.looks.theme import Theme
-from app.panels.runs.run_table import RunTable
-from app.trace_models.run_comparison import FigurePair, compare_runs, text_difference
+from app.looks import Theme
+from app.panels.runs.run_table import RunPairTable, RunTable
+from app.trace_models.run_comparison import compare_runs, text_difference
 from app.trace_models.run_facts import ModelRuns, effective, run_names
 from app.trace_models.run_notes import count_runs, notes_of
 from app.trace_models.run_rows import Position, RunOverlay
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
-from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
+from app.widgets.plain_table import plain_table
 from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {
@@ -147,7 +145,7 @@ class RunsView(QStackedWidget):
         """Mark the run on show; the runs of a trace opened from disk are listed by themselves."""
         self.model.show_run(run)
         self._mark_current()
-        self.detail.setText("" if run is None else effective(run.facts))
+        self.detail.setText("" if run is None else effective(run.facts, run))
         self._show_what_is_offered()
 
     def offer_undo(self, what: str) -> None:
@@ -425,9 +423,8 @@ class RunPair(QWidget):
         # cut, the names of figures begin alike
         header.setSectionResizeMode(0, QHeaderView.ResizeMode.ResizeToContents)
         header.setTextElideMode(Qt.TextElideMode.ElideRight)
-        self.text = ElidedLabel()
+        self.text = ElidedLabel(wordWrap=True)
         self.text.setContentsMargins(8, 4, 8, 4)
-        self.text.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         vbox(self.text, (self.table, 1), of=self, margins=(0, 0, 0, 0), spacing=0)
         self.hide()
 
@@ -442,6 +439,7 @@ class RunPair(QWidget):
         self._verdict = sentence
         if sentence:
             self.text.setText(sentence)
+            self._fit()
 
     def refresh(self) -> None:
         """Bring the figures up to date, if somebody looks and there is something new."""
@@ -463,42 +461,13 @@ class RunPair(QWidget):
         rows = self.table.verticalHeader().length() + self.table.horizontalHeader().height()
         height = rows + 2 * self.table.frameWidth()
         self.table.setMaximumHeight(height)
-        self.setMaximumHeight(height + self.text.sizeHint().height())
+        self.text.setFixedHeight(max(0, self.text.heightForWidth(self.width())))
+        self.setMaximumHeight(height + self.text.height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.refresh()
-
-
-_SHORT = 24
-"""Characters of both names that a heading has room for."""
-
-
-class RunPairTable(ColumnTable):
-    """Lines are figures."""
-
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__([TableColumn("", "", "")] * 4, parent)
-        self._runs = ("", "")
-
-    def show_pairs(self, runs: tuple[str, str], pairs: list[FigurePair]) -> None:
-        """Show these figures of two runs, which go by these names."""
-        same_lines = [p.label for p in pairs] == [p.label for p in self.rows]
-        if same_lines and runs == self._runs:
-            self.rows = pairs
-            self.dataChanged.emit(self.index(0, 1), self.index(len(pairs) - 1, 3))
-            return
-        self._runs = runs
-        both = " / ".join(name.removeprefix("run ") for name in runs)
-        ratio = both if len(both) <= _SHORT else "ratio"
-        titles = ("figure", "figure"), *((name, name) for name in runs), (ratio, both)
-        columns = [TableColumn(str(i), *names, i == 0) for i, names in enumerate(titles)]
-        self.show_rows(pairs, columns)
-
-    def cell(self, row: int, name: str, role: int) -> Any:
-        pair = self.rows[row]
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return pair.tip
-        if role == Qt.ItemDataRole.DisplayRole:
-            return (pair.label, pair.text(0), pair.text(1), pair.ratio_text)[int(name)]
-        return None

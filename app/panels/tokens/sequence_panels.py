@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QApplication, QLabel, QSplitter, QStackedWidget, QTabWidget, QWidget
 
-from app.looks.theme import Theme, mark_front_tab
+from app.looks import Theme, mark_front_tab
 from app.panels.tokens.token_area import TokenArea
 from app.trace_models.run_notes import run_name
 from app.trace_models.token_stream import TokenStream

@@ -22,7 +22,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from app.looks.theme import Theme, fixed_font
+from app.looks import Theme, fixed_font
 from app.panels.tokens.token_scroll import (
     MARGIN,
     NOWHERE,

@@ -23,7 +23,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPalette
 from PySide6.QtWidgets import QLabel, QLineEdit, QToolButton, QWidget
 
-from app.looks.theme import Theme, icon
+from app.looks import Theme, icon
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
 from app.widgets.build import hbox, made, vbox, words
 from engine.trace.records import MISSING, ROLLBACK_PATHS, TOKEN_KINDS

@@ -11,7 +11,7 @@ from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Si
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
-from app.looks.theme import Theme, fixed_font
+from app.looks import Theme, fixed_font
 from app.panels.tokens.token_layout import TokenFragment, TokenLayout
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream

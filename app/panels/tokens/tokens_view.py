@@ -10,7 +10,7 @@ from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.tokens.end_card import EndCard
 from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
 from app.panels.tokens.token_area import TokenArea

@@ -11,7 +11,7 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, QResizeEvent
 from PySide6.QtWidgets import QComboBox, QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
 
-from app.looks.theme import Theme, figures_font
+from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
 from app.widgets.build import hbox, made, vbox

@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QBrush, QPen
 from PySide6.QtWidgets import QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.results import ResultColumn, Results, short_text
 from app.trace_models.shown_text import significant
 from app.trace_models.tune_surface import BEST, HeatMap

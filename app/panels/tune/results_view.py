@@ -28,7 +28,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.actions import Actions
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
 from app.trace_models.shown_text import plain_tip

@@ -6,7 +6,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.tune.drafter_view import DrafterFacts, DrafterQuality
 from app.trace_models.tune_surface import (
     BEST,

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QSize, Qt
 from PySide6.QtGui import QBrush, QPen, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QHeaderView, QWidget
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import plain_tip, significant
 from app.widgets.build import made, vbox

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -154,11 +155,8 @@ class MatchStep:
     results: list[MatchResult]
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
-    tokens: list[int]
-    text: str
-    gaps: list[float]
+_Output = tuple[list[int], str, list[float]]
+"""Tokens, their text, and the gap of the two best logits at each."""
 
 
 class MatchTest:
@@ -239,7 +237,7 @@ class MatchTest:
         return run
 
     def _judge(self, lane: str, step: int, index: int, output: _Output) -> MatchResult:
-        name = self._prompts[index][0]
+        name, (tokens, text, _) = self._prompts[index][0], output
         difference = first_difference(self._baseline[index], output)
         differs = difference is not None
         if lane == CONTROL:
@@ -249,8 +247,8 @@ class MatchTest:
             lane,
             step,
             self._kinds[step],
-            len(output.tokens),
-            len(output.text),
+            len(tokens),
+            len(text),
             difference,
             differs and self._control[step, name],
             self._width_control(index, difference),
@@ -267,7 +265,7 @@ class MatchTest:
             self._widths[key] = width_control(
                 self._session,
                 self._prompts[index][1],
-                self._baseline[index].tokens,
+                self._baseline[index][0],
                 difference.index,
                 difference.got,
                 self.options.spec.n_max + 1,
@@ -278,12 +276,10 @@ class MatchTest:
 
 def first_difference(expected: _Output, got: _Output) -> TokenDifference | None:
     """The first token in which two outputs differ, None if they are equal."""
-    n_expected, n_got = len(expected.tokens), len(got.tokens)
-    for i in range(max(n_expected, n_got)):
-        token = expected.tokens[i] if i < n_expected else None
-        other = got.tokens[i] if i < n_got else None
+    (tokens, _, gaps), (others, *_) = expected, got
+    for i, (token, other, gap) in enumerate(zip_longest(tokens, others, gaps)):
         if token != other:
-            return TokenDifference(i, token, other, expected.gaps[i] if i < n_expected else None)
+            return TokenDifference(i, token, other, gap)
     return None
 
 
@@ -295,7 +291,7 @@ def _outputs(run: Run) -> list[_Output]:
     outputs = []
     for result in run.results():
         rows = top[emitted & (seq_ids == result.seq_id)]
-        outputs.append(_Output(result.tokens, result.text, [_gap(row) for row in rows]))
+        outputs.append((result.tokens, result.text, [_gap(row) for row in rows]))
     return outputs
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,14 +37,6 @@ _N_CANDIDATES = 10
 """Of which the drafter's probabilities are: its sampler is top-k alone."""
 
 _Top = tuple[tuple[int, float], ...]
-
-
-class LlamaSource(NamedTuple):
-    """A run of the library. handed: float32 [n, n_embd], of each position the row that the target
-    gave the drafter for the entry after it; None for a drafter that reads none."""
-
-    run: RunRef
-    handed: np.ndarray | None
 
 
 class _Memory:
@@ -140,8 +131,11 @@ def decode_with_llama(
     options: RunOptions,
     store: TraceStore,
     draft: Path | None = None,
-) -> LlamaSource:
-    """Decode a prompt with a build of llama.cpp. library: as find_build takes it. options: drafter
+) -> tuple[RunRef, np.ndarray | None]:
+    """A run of a build of llama.cpp, and float32 [n, n_embd], of each position the row that the
+    target gave the drafter for the entry after it; None for a drafter that reads none.
+
+    library: as find_build takes it. options: drafter
     (draft-mtp, draft-simple), n_max, p_min, sampler, n_predict. draft: its file, None for the MTP
     block of the model's own. Raises OptionError for another drafter, and what LlamaEngine raises.
     """
@@ -169,7 +163,7 @@ def decode_with_llama(
             assert draft is not None
             beside = peer_lane.open_llama(draft, library, LlamaSettings())
             number, _ = beside.open_context(1, n_ctx, _WIDTH, 0, threads)
-            its_model = session.drafts[name].model
+            its_model = session.drafts[name]
             assert isinstance(its_model, HybridModel)
             has_states = layout_of(its_model.config) is not None
             memory, n_row = _Memory(beside, number, saves=has_states), 0
@@ -189,7 +183,7 @@ def decode_with_llama(
         for one in (engine, beside):
             if one is not None:
                 one.close()
-    return LlamaSource(RunRef(store, writer.run_id), np.concatenate(handed) if handed else None)
+    return RunRef(store, writer.run_id), np.concatenate(handed) if handed else None
 
 
 def _decoded(

@@ -120,7 +120,7 @@ class Redrafter:
         n_ctx = 3 * len(side.text) + 64 * (longest + 2)
         self._model = draft_model(session, self._options, self.drafter, n_ctx)
         loaded = session.drafts.get(self.drafter)
-        config: Any = getattr(loaded.model, "config", None) if loaded else None
+        config: Any = getattr(loaded, "config", None)
         taps = tuple(getattr(config, "taps", ()) or ())
         self._target = TextRows(session.model, side.text, taps, cancelled)
         self._stood_in: set[int] = set()

@@ -480,7 +480,7 @@ def values_cause(session: Session, side: DraftSide, values: StageValues) -> Caus
 def _cores(session: Session) -> Iterator[Any]:
     yield from (core for core in [session.model.head] if core is not None)
     for loaded in session.drafts.values():
-        yield getattr(loaded.model, "model", loaded.model)
+        yield getattr(loaded, "model", loaded)
 
 
 def _tensors_of(x: Any) -> Iterator[torch.Tensor]:

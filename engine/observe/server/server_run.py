@@ -37,17 +37,6 @@ _END_S = 2.0
 """How long a connection may stay open after the last event of its reply, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredSequence:
-    """prompt: its text, empty where it was sent as ids. tokens: ids of the continuation, as far as
-    they are known."""
-
-    seq_id: int
-    prompt: str
-    text: str
-    tokens: list[int]
-
-
 @dataclass
 class _Sent:
     """A request that was sent. end: breaks it off, None once it is over. wait: for an event, from
@@ -125,8 +114,9 @@ class ServerRun:
         return "" if self._log is None else self._log.unread
 
     @property
-    def sequences(self) -> list[AnsweredSequence]:
-        """What the prompts were continued with, so far."""
+    def sequences(self) -> list[dict[str, Any]]:
+        """What the prompts were continued with, so far: seq_id; prompt, empty where it was sent as
+        ids; text; tokens, as far as their ids are known."""
         tokens, n = self.trace.tokens, len(self.trace.tokens)
         ids: dict[int, list[int]] = {}
         rows = zip(
@@ -140,19 +130,15 @@ class ServerRun:
             if run_id == self.run_id and kind in EMITTED_KINDS and token_id != MISSING:
                 ids.setdefault(seq_id, []).append(token_id)
         return [
-            AnsweredSequence(seq_id, one.prompt, text, ids.get(seq_id, []))
+            {"seq_id": seq_id, "prompt": one.prompt, "text": text, "tokens": ids.get(seq_id, [])}
             for one in self._sent
             for seq_id, text in zip(one.observed.seq_ids, one.observed.texts, strict=True)
         ]
 
     @property
-    def first_text(self) -> str:
-        """What the first prompt was continued with, so far."""
-        return "".join(self.first_texts)
-
-    @property
     def first_texts(self) -> Sequence[str]:
-        """The same in the pieces in which it came; they become more."""
+        """What the first prompt was continued with, in the pieces in which it came; they become
+        more."""
         return self._sent[0].observed.first_texts if self._sent else ()
 
     def step(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtGui import QImage
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from tests.bench.window import screenshots
 
 

@@ -148,7 +148,7 @@ def test_info_says_whether_it_fits(cli: Cli) -> None:
     assert found["memory"]["available"] > 0
     text = cli("info", MTP, "--spec-type", "none", "-ctxcp", 2).out
     assert "MTP KV" not in text
-    assert "draftscope fits" in text and "llama-server fits" in text
+    assert "fits here" in text and "fits in llama-server" in text
     assert cli("info", MTP, "-ctk", "q9").status == 2
 
 

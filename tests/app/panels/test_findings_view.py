@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.findings_view import FindingsView
 from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef

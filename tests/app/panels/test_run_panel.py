@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import OpenedFiles
-from app.looks.theme import Theme, apply_theme
+from app.looks import Theme, apply_theme
 from app.panels.run_panel import RunPanel
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.suffix import SuffixOptions

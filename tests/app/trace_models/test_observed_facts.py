@@ -46,6 +46,20 @@ def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
     ]
 
 
+def test_what_a_log_added_is_not_called_unobserved() -> None:
+    """Its columns are not among the stated ones; the rows have them."""
+    store = TraceStore()
+    run = RunRef(store, store.begin_run(dict(FACTS)))
+    store.rounds.append(run_id=0, seq_id=0, round=0, verify_ms=3.0)
+    store.tokens.append(run_id=0, seq_id=0, round=0, target_p=0.5)
+    store.tokens.append(run_id=1, seq_id=0, round=0, draft_p=0.5)
+    *_, reported, _, untold = effective(run.facts, run).splitlines()
+    assert reported == "reported: num_draft_tokens, verify_ms, token_id"
+    assert "phase times" not in untold and "checkpoint bytes" in untold
+    assert "target probabilities" in untold, "the run says that it is absent"
+    assert "draft probabilities" in untold, "of another run"
+
+
 @pytest.mark.parametrize("wrong", [None, 7, "text", ["a"], {"a": 1}, [None], {"rounds": 3}])
 def test_facts_of_any_type_are_survived(wrong: Any) -> None:
     for name in FACTS:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.panels.runs.runs_view import RunPair, RunPairTable
+from app.panels.runs.run_table import RunPairTable
+from app.panels.runs.runs_view import RunPair
 from app.trace_models import run_comparison
 from app.trace_models.run_comparison import FigurePair, compare_runs
 from app.trace_models.run_facts import run_row
@@ -219,3 +220,17 @@ def test_a_small_multiple_is_not_rounded_to_nothing(first: float, second: float,
     table = RunPairTable()
     table.show_pairs(("run 1", "run 0"), [FigurePair("prompt", (first, second), "ms", "")])
     assert table.index(0, 3).data() == told
+
+
+def test_what_came_of_two_texts_is_read_whole(qtbot: QtBot) -> None:
+    pair = RunPair()
+    qtbot.addWidget(pair)
+    pair.say(
+        "Verdict: unknown. " + "The two logits lie 0.017 apart, and rounding is not known. " * 3
+    )
+    pair.resize(320, 400)
+    pair.show()
+    qtbot.waitExposed(pair)
+    label = pair.text
+    qtbot.waitUntil(lambda: label.height() >= label.heightForWidth(label.width()) > 0)
+    assert label.height() > 3 * label.fontMetrics().height()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.widgets import empty_state
 from app.widgets.empty_state import StatusMessage
 from app.widgets.round_plot import RoundPlot

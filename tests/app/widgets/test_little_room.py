@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QStyle, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.actions import Actions
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.lab.breaks_view import BreaksView

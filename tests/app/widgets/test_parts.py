@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import OpenedFiles
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.model.model_map import LayerStrip, ModelMapView, SizeBars
 from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.shown_text import significant

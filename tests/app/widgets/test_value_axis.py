@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtGui import QPainter, QPicture
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.widgets.plot_surface import wider_step
 from app.widgets.round_plot import RoundPlot
 

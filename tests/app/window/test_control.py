@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.lab.breaks_view import BreaksView
 from app.saved.settings import Settings
 from app.trace_models.run_facts import effective, run_marks, run_title

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.looks.theme import THEME_NAMES
+from app.looks import THEME_NAMES
 from app.window.dock_area import LAYOUTS
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QToolButton
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.looks.theme import Theme, apply_theme
+from app.looks import Theme, apply_theme
 from app.saved.settings import Settings
 from app.window import banner as banner_module
 from app.window.menus import FlatToolBar

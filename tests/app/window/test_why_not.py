@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.trace_models.run_rows import Position
 from app.window.why_not_strip import WhyNotStrip, why_not
 from engine.options import RunOptions, SpecOptions

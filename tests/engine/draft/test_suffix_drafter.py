@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from engine.analysis.findings.check import find
 from engine.draft.drafter import DraftRequest
 from engine.draft.registry import meaning
-from engine.draft.suffix import SuffixDrafter, SuffixOptions, SuffixTexts
-from engine.draft.suffix_tree import StoredSequence, SuffixLimits, SuffixTree
+from engine.draft.suffix import (
+    StoredSequence,
+    SuffixDrafter,
+    SuffixOptions,
+    SuffixTexts,
+    SuffixTree,
+)
 from engine.options import RunOptions, SpecOptions
 from tests.support.golden_files import DATA
 from tests.support.golden_runs import MTP_MODELS, decode, prompt_of, session, tokens_of
@@ -72,7 +77,7 @@ def test_the_oldest_outputs_are_forgotten(max_cached, kept):
     assert texts.n_cached == kept
     texts.start(99, [4])
     texts.add(99, [4, 50])
-    found, *_ = texts.draft(99, SuffixLimits(1))
+    found, *_ = texts.draft(99, 1, SuffixOptions())
     # of equal counts the output that is kept longest; making room for 99 took one more
     assert found.tokens == ([10 + 6 - kept + (max_cached > 0)] if kept else [])
 
@@ -102,11 +107,11 @@ SCENARIOS = [one for one in json.loads((DATA / "suffix.json").read_text()) if no
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: f"depth-{one['max_tree_depth']}")
 def test_drafts_are_those_of_the_published_implementation(scenario):
     texts = SuffixTexts(scenario["max_tree_depth"], scenario["max_cached_requests"])
-    limits = SuffixLimits(
-        scenario["max_spec_tokens"],
-        scenario["max_spec_factor"],
-        scenario["max_spec_offset"],
-        scenario["min_token_prob"],
+    options = SuffixOptions(
+        **{
+            name: scenario[name]
+            for name in ("max_spec_factor", "max_spec_offset", "min_token_prob")
+        }
     )
     n_drafted = 0
     for what, name, *values in scenario["ops"]:
@@ -119,7 +124,7 @@ def test_drafts_are_those_of_the_published_implementation(scenario):
             texts.stop(request)
         else:
             (expected,) = values
-            found, tree, _ = texts.draft(request, limits)
+            found, tree, _ = texts.draft(request, scenario["max_spec_tokens"], options)
             assert found.tokens == expected["tokens"]
             assert found.probs == pytest.approx(expected["probs"], abs=1e-4)
             assert found.score == pytest.approx(expected["score"], abs=1e-4)
@@ -161,7 +166,9 @@ class CountedByHand:
                 if not self.nodes[path][0]:
                     del self.nodes[path]
 
-    def draft(self, pattern: list[int], limits: SuffixLimits) -> tuple[list[int], list[float], int]:
+    def draft(
+        self, pattern: list[int], n_max: int, options: SuffixOptions
+    ) -> tuple[list[int], list[float], int]:
         best: tuple[float, list[int], list[float], int] = (0.0, [], [], 0)
         for m in range(1, len(pattern)):
             path = tuple(pattern[-m:])
@@ -169,15 +176,15 @@ class CountedByHand:
                 break
             tokens: list[int] = []
             probs: list[float] = []
-            longest = int(m * limits.factor + limits.offset + 1e-6)
-            while len(tokens) < min(limits.n_max, longest):
+            longest = int(m * options.max_spec_factor + options.max_spec_offset + 1e-6)
+            while len(tokens) < min(n_max, longest):
                 ahead = [p for p in self.nodes if len(p) == len(path) + 1 and p[:-1] == path]
                 if not ahead:
                     break
                 chosen = min(ahead, key=lambda p: (-self.nodes[p][0], self.nodes[p][1]))
                 given_ = probs[-1] if probs else 1.0
                 p = given_ * self.nodes[chosen][0] / self.nodes[path][0]
-                if p < limits.min_prob:
+                if p < options.min_token_prob:
                     break
                 tokens.append(chosen[-1])
                 probs.append(p)
@@ -200,7 +207,7 @@ def test_every_draft_is_that_of_counting_by_hand(acts, depth, min_prob, factor):
     """Texts over three tokens side by side in one tree; a fourth one displaces the oldest."""
     tree, table = SuffixTree(depth), CountedByHand(depth)
     texts: list[tuple[StoredSequence, list[int]]] = [(StoredSequence(), [])]
-    limits = SuffixLimits(8, factor, 0.0, min_prob)
+    options = SuffixOptions(max_spec_factor=factor, min_token_prob=min_prob)
     for i, (what, token) in enumerate(acts):
         if what == "new":
             texts.append((StoredSequence(), []))
@@ -213,8 +220,8 @@ def test_every_draft_is_that_of_counting_by_hand(acts, depth, min_prob, factor):
         table.add(text, token)
         for _, other in texts:
             pattern = other[-depth:]
-            found = tree.draft(pattern, limits)
-            assert (found.tokens, found.probs, found.n_match) == table.draft(pattern, limits)
+            found = tree.draft(pattern, 8, options)
+            assert (found.tokens, found.probs, found.n_match) == table.draft(pattern, 8, options)
     for stored, _ in texts:
         tree.remove(stored)
     assert n_nodes(tree) == 0
@@ -232,24 +239,25 @@ def test_the_choices_are_counts_in_order():
     tree = SuffixTree(4)
     for follower in (5, 6, 6, 7, 7, 7):
         tree.append(StoredSequence(), [1, follower, 9])
-    draft = tree.draft([3, 1], SuffixLimits(4, 2.0))
+    draft = tree.draft([3, 1], 4, SuffixOptions(max_spec_factor=2.0))
     assert (draft.tokens, draft.probs, draft.reason) == ([7, 9], [0.5, 0.5], "short-match")
     choices = tree.choices([3, 1], draft, 2)
     assert choices == [[(7, 0.5), (6, 1 / 3)], [(9, 1.0)]]
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"),
+    ("factor", "min_prob", "reason"),
     [
-        (SuffixLimits(9, 9.0), "text-end"),
-        (SuffixLimits(9, 1.0), "short-match"),
-        (SuffixLimits(9, 9.0, 0.0, 0.7), "low-share"),
-        (SuffixLimits(9, 0.0), "short-match"),
+        (9.0, 0.1, "text-end"),
+        (1.0, 0.1, "short-match"),
+        (9.0, 0.7, "low-share"),
+        (0.0, 0.1, "short-match"),
     ],
 )
-def test_why_a_draft_ends(limits, reason):
+def test_why_a_draft_ends(factor, min_prob, reason):
+    options = SuffixOptions(max_spec_factor=factor, min_token_prob=min_prob)
     tree = SuffixTree(4)
     tree.append(StoredSequence(), [1, 2, 3])
     tree.append(StoredSequence(), [1, 2, 4])
-    assert tree.draft([8, 1], limits).reason == reason
-    assert tree.draft([1, 8], limits).reason == "no-match"
+    assert tree.draft([8, 1], 9, options).reason == reason
+    assert tree.draft([1, 8], 9, options).reason == "no-match"

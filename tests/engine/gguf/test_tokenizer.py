@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.gguf.metadata import TypedMetadata
-from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of, pre_tokeniser
+from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of, pre_tokenizer
 from engine.gguf.tokenizer import MAX_TOKEN_LENGTH, Tokenizer, _cut
 from tests.support.counted_calls import calls_of, counted_calls
 from tests.support.naive_splits import naive_pieces
@@ -128,7 +128,7 @@ def check_vectors(tokenizer: Tokenizer, golden: dict[str, Any], parse_special: b
 def test_split_agrees_with_the_naive_splitter(text: str, pre: str) -> None:
     pieces = [
         bytes_of(piece).decode()
-        for piece, _ in pre_tokeniser(SPLITTINGS[pre]).pre_tokenize_str(text)
+        for piece, _ in pre_tokenizer(SPLITTINGS[pre]).pre_tokenize_str(text)
     ]
     assert pieces == list(naive_pieces(text, pre))
 
@@ -147,7 +147,7 @@ def assigned() -> list[str]:
 
 @pytest.mark.parametrize("pre", ["qwen2", "qwen35", "lfm2", "kimi-k2", "refact", "granite-docling"])
 def test_split_puts_every_assigned_character_in_the_class_of_its_category(pre: str) -> None:
-    splitter, known = pre_tokeniser(SPLITTINGS[pre]), assigned()
+    splitter, known = pre_tokenizer(SPLITTINGS[pre]), assigned()
     for start in range(0, len(known), 512):
         # between two letters a character glues, is alone or glues to one side by its class
         text = "".join(f"a{c}b{c}{c}!" for c in known[start : start + 512])
@@ -169,14 +169,14 @@ def test_ids_agree_with_naive_merging_and_come_back_as_text(tiny: Tokenizer, tex
 def test_digits_stand_alone_and_marks_follow_the_pattern(tiny: Tokenizer) -> None:
     assert [tiny.piece(i) for i in tiny.encode("2026")] == [b"2", b"0", b"2", b"6"]
     pieces = [
-        piece for piece, _ in pre_tokeniser(SPLITTINGS[tiny.pre]).pre_tokenize_str("cafe\u0301s")
+        piece for piece, _ in pre_tokenizer(SPLITTINGS[tiny.pre]).pre_tokenize_str("cafe\u0301s")
     ]
     assert len(pieces) == (1 if tiny.pre == "qwen35" else 2)
 
 
 def test_digits_come_in_threes_or_alone_by_the_pattern() -> None:
     def pieces(pre: str, text: str) -> list[str]:
-        return [piece for piece, _ in pre_tokeniser(SPLITTINGS[pre]).pre_tokenize_str(text)]
+        return [piece for piece, _ in pre_tokenizer(SPLITTINGS[pre]).pre_tokenize_str(text)]
 
     for pre in ("lfm2", "falcon-h1", "pixtral", "dbrx", "kimi-k2"):
         assert pieces(pre, "12345x") == ["123", "45", "x"]

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.actions import Actions
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.divergence.lane_cards import verdict_text
 from app.panels.divergence.state_map import gradient, shades
@@ -104,7 +104,7 @@ def test_a_trace_without_lanes_stays_empty(view: DivergenceView) -> None:
 
 
 def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
-    assert chips(faulty) == ["leads", "≤ 4.0e-12", "within", "suspect @14"]
+    assert chips(faulty) == ["leads", "≤ 4.0e-12", "within bound", "suspect @14"]
     names = [card.accessibleName() for card in faulty.header.cards.cards.values()]
     assert names[3] == "Lane ring,fault=no-conv-rollback: suspect @14"
     assert "worst NMSE 0.25 at position 15" in faulty.header.cards.cards[3].toolTip()
@@ -143,7 +143,10 @@ def test_choosing_a_lane_changes_every_part(faulty: DivergenceView, qtbot: QtBot
     assert faulty.header.sentence.text().startswith(
         "checkpoint: within the bound 1.0e-09: worst NMSE 3.0e-12"
     )
-    assert faulty.tables.position_model.data(faulty.tables.position_model.index(4, 3)) == "within"
+    assert (
+        faulty.tables.position_model.data(faulty.tables.position_model.index(4, 3))
+        == "within bound"
+    )
     with qtbot.waitSignal(faulty.lane_selected) as signal:
         qtbot.keyClick(faulty.header.cards.cards[2], Qt.Key.Key_Right)
     assert signal.args == [lane(faulty, 3)]
@@ -335,7 +338,7 @@ def test_rows_of_the_table_select_positions(faulty: DivergenceView, qtbot: QtBot
         faulty.set_cursor(Position(lane(faulty, 0), 0, 1, 11))
     assert table.currentIndex().row() == 1
     cells = [table.model().index(4, column).data() for column in range(9)]
-    assert cells == ["14", "2", "):", "✗ beyond", "0.002", "0.001", "0.003", "same", "1"]
+    assert cells == ["14", "2", "):", "✗ beyond bound", "0.002", "0.001", "0.003", "same", "1"]
 
 
 def test_a_round_without_a_position_is_its_first(faulty: DivergenceView) -> None:

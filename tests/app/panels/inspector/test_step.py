@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import Qt
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.inspector.inspector_view import step_line, step_line_tip, step_markdown
 from app.panels.inspector.step_facts import (
     Step,

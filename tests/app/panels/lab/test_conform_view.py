@@ -41,13 +41,15 @@ def test_a_wrong_kernel_is_found_and_its_error_drawn(
     assert not view.button.isEnabled()
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_a, **_k: (str(path), ""))
     qtbot.mouseClick(view.browse, Qt.MouseButton.LeftButton)
-    assert view.target.text() == f"{path}:adapter"
+    assert view.target.text() == f"{path}:Adapter"
+    view.target.setText(f"{path}:adapter")
     qtbot.mouseClick(view.button, Qt.MouseButton.LeftButton)
     assert view.button.text() == "Stop"
     qtbot.waitUntil(lambda: view.button.text() != "Stop", timeout=60_000)
     assert len(cells(view)) == len(CHECKS)
     assert cells(view)[0] == "FAIL"
     assert cells(view)[CHECKS.index("repeat")] == "ok"
+    assert cells(view)[CHECKS.index("trees")] == "–"
     view.grid.setCurrentCell(0, 0)
     assert "stale-column" in view.words.text()
     assert view.plot.isVisible()
@@ -76,6 +78,11 @@ def test_stop_ends_the_checks_and_an_error_is_shown(
     qtbot.waitUntil(lambda: view.button.text() != "Stop")
     assert "nothing.whl" in view.headline.text()
     assert any("nothing.whl" in text for text in messages(window))
+    view.target.setText("no-such-package")
+    qtbot.mouseClick(view.button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: view.button.text() != "Stop")
+    (message,) = messages(window)
+    assert "no-such-package" in message
 
 
 def test_infinite_errors_are_drawn_as_high_as_the_plot(window: MainWindow, qtbot: QtBot) -> None:

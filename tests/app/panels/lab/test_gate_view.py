@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.lab.gate_view import GateView
 from engine.experiments.bisect import progress_file
 from engine.trace.facts import GateFacts

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import OpenedFiles, OpenRequest
 from app.engine_thread.opening import inspect_files
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.model.model_map import ModelMapView
 from app.panels.run_panel import RunPanel
 from engine.gguf.file import GgufFile
@@ -67,6 +67,6 @@ def test_an_mtp_file_is_opened_as_draft_model(qtbot: QtBot) -> None:
     view.set_options(MTP, 1)
     assert view.facts["draft"] == "mtp-only.gguf"
     assert "MTP head" in view._bars.accessibleDescription()
-    assert "here fits" in view._fits.text() and "in llama-server fits" in view._fits.text()
+    assert "fits here" in view._fits.text() and "fits in llama-server" in view._fits.text()
     panel.set_files(files)
     assert panel.drafter.text() == "draft-mtp"

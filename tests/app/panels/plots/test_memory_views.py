@@ -9,7 +9,7 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.plots.memory_views import RingView
 from app.panels.plots.rollback_view import RollbackView
 from app.trace_models.run_rows import Position

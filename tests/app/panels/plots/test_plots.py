@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import StackedBars
 from app.panels.plots.memory_views import KvCellsView

@@ -9,7 +9,7 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.plots.rollback_view import RollbackView
 from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef

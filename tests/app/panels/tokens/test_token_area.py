@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage, QPaintEvent
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.tokens.token_area import TokenArea, token_tip
 from app.panels.tokens.token_scroll import SLICE_SECONDS
 from app.trace_models.run_rows import Position

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.run_rows import Position
 from engine.trace.facts import ForkOrigin

@@ -11,7 +11,7 @@ from PySide6.QtGui import QHelpEvent, QPainterPath, QPainterPathStroker
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.tune.drafter_view import DrafterView, SurvivalChart
 from app.window.window import MainWindow
 from engine.analysis.acceptance.counts import Survival

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.looks.theme import Theme
+from app.looks import Theme
 from app.panels.tune.tune_view import TuneView
 from app.trace_models.shown_text import significant
 from app.trace_models.tune_surface import (

@@ -153,6 +153,12 @@ def test_the_table_of_shortcuts_lists_everything(window: MainWindow, qtbot: QtBo
     dialog.reject()
 
 
+def test_a_page_is_found_by_its_command(palette: CommandPalette, qtbot: QtBot) -> None:
+    palette.field.clear()
+    qtbot.keyClicks(palette.field, "conform")
+    assert text(palette, 0) == "Panels: Kernels"
+
+
 def test_it_says_that_nothing_was_found(palette: CommandPalette, qtbot: QtBot) -> None:
     qtbot.keyClicks(palette.field, "qqqq")
     assert palette.lines == []

@@ -14,7 +14,6 @@ from engine.experiments.bench.match import (
     MatchTest,
     WidthControl,
     _gap,
-    _Output,
     first_difference,
     width_control,
 )
@@ -112,8 +111,8 @@ def test_nothing_is_explained_when_batches_cannot_matter(monkeypatch: pytest.Mon
 
 def test_a_difference_that_the_control_has_too_is_explained() -> None:
     test = MatchTest(session(NAME), prompts(), OPTIONS, ["seq"])
-    other = _Output([1, 2, 3], "xyz", [0.5, 0.5, 0.5])
-    test._baseline = [_Output([1, 9, 3], "xyz", [0.5, 0.4, 0.5])] * 3
+    other = ([1, 2, 3], "xyz", [0.5, 0.5, 0.5])
+    test._baseline = [([1, 9, 3], "xyz", [0.5, 0.4, 0.5])] * 3
     test._widths[0, 1, 2] = WidthControl(gap=3.0, noise=0.1)
     test._control[0, "a"] = False
     assert not test._judge(SPECULATION, 0, 0, other).is_explained
@@ -138,8 +137,8 @@ def test_a_difference_that_the_control_has_too_is_explained() -> None:
 def test_the_first_difference(
     expected: list[int], got: list[int], found: tuple[object, ...] | None
 ) -> None:
-    gaps = [0.1, 0.2, 0.3]
-    difference = first_difference(_Output(expected, "", gaps), _Output(got, "", gaps))
+    gaps = [0.1, 0.2, 0.3][: len(expected)]
+    difference = first_difference((expected, "", gaps), (got, "", gaps))
     if found is None:
         assert difference is None
     else:

@@ -13,7 +13,7 @@ import pytest
 from engine.compare.llama_process import LlamaEngine
 from engine.errors import OptionError
 from engine.observe.drafter_diff.diff import DrafterDiff, drafter_diff
-from engine.observe.drafter_diff.llama_source import LlamaSource, decode_with_llama
+from engine.observe.drafter_diff.llama_source import decode_with_llama
 from engine.observe.drafter_diff.sides import sides_of
 from engine.options import SamplerOptions
 from engine.options.llama_cpp import LlamaSettings
@@ -46,15 +46,15 @@ def use_double(
 
 def compared(
     kind: str, library: Path | None = None, temp: float = 0.0
-) -> tuple[DrafterDiff, LlamaSource]:
+) -> tuple[DrafterDiff, RunRef, np.ndarray | None]:
     """This engine's run of a text against the library's."""
     session = opened(kind)
     prompt = session.prompt("def quicksort(arr):")
     options = replace(options_of(48, f"draft-{kind}"), sampler=SamplerOptions(temp=temp, seed=3))
     run = decode(session, [prompt], options)
     ours = RunRef(run.trace, run.run_id)
-    source = decode_with_llama(session, library, prompt, options, TraceStore(), FILES[kind])
-    return drafter_diff(ours, source.run, session, handed=(None, source.handed)), source
+    run_b, handed = decode_with_llama(session, library, prompt, options, TraceStore(), FILES[kind])
+    return drafter_diff(ours, run_b, session, handed=(None, handed)), run_b, handed
 
 
 @pytest.mark.parametrize("temp", [0.0, 0.9])
@@ -64,20 +64,20 @@ def test_drafts_of_the_library_are_those_of_this_engine(
     monkeypatch: pytest.MonkeyPatch, kind: str, has_planes: bool, temp: float
 ) -> None:
     use_double(monkeypatch, kind, has_planes=has_planes)
-    found, source = compared(kind, temp=temp)
+    found, run, handed = compared(kind, temp=temp)
     (pair,) = found.pairs
     assert found.first is None, str(found.first)
     assert pair.n_equal == pair.n_contexts > 8
     assert pair.counts_a == pair.counts_b
-    (side,) = sides_of("B", source.run)
+    (side,) = sides_of("B", run)
     assert all(len(draft.tokens) == draft.n_drafted for draft in side.drafts)
     assert {len(top) for draft in side.drafts for top in draft.tops} == {N_TOP}
     if kind == "mtp":
-        assert source.handed is not None
+        assert handed is not None
         # the newest token is not decoded, and the first row is handed over with the second token
-        assert len(source.handed) == side.n_prompt + len(side.ids) - 1
+        assert len(handed) == side.n_prompt + len(side.ids) - 1
     else:
-        assert source.handed is None
+        assert handed is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_other_drafters_are_refused() -> None:
 @pytest.mark.skipif(not BUILD, reason="DRAFTSCOPE_LLAMA_CPP names no build")
 @pytest.mark.parametrize("kind", FILES)
 def test_a_build_drafts_as_this_engine_does(kind: str) -> None:
-    found, _ = compared(kind, Path(BUILD))
+    found, *_ = compared(kind, Path(BUILD))
     (pair,) = found.pairs
     assert found.first is None, str(found.first)
     assert pair.n_equal >= 0.9 * pair.n_contexts > 8

@@ -24,7 +24,7 @@ def eagle() -> Session:
 
 
 def _hidden(session: Session) -> torch.Tensor:
-    core: Any = session.drafts["draft-eagle3"].model
+    core: Any = session.drafts["draft-eagle3"]
     core = core.model
     tokens, n = torch.arange(40, 46).numpy()[None], 6
     memory = HybridMemory.for_layers(core.config.cells(), 1, 32, core.device)
@@ -36,7 +36,7 @@ def _hidden(session: Session) -> torch.Tensor:
 
 
 def test_each_change_acts_and_is_undone(eagle: Session) -> None:
-    core: Any = eagle.drafts["draft-eagle3"].model
+    core: Any = eagle.drafts["draft-eagle3"]
     core, right, acting = core.model, _hidden(eagle), []
     parts = list(part_changes(core, lambda: _hidden(eagle)))
     for one in parts:
@@ -55,7 +55,7 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
 
 
 def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
-    core: Any = eagle.drafts["draft-eagle3"].model
+    core: Any = eagle.drafts["draft-eagle3"]
     core = core.model
     changes = part_changes(core, lambda: _hidden(eagle))
     (one,) = (
@@ -81,7 +81,7 @@ def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
 
 
 def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
-    core: Any = eagle.drafts["draft-eagle3"].model
+    core: Any = eagle.drafts["draft-eagle3"]
     rope: RopeTables = core.model._rope
     half, at = rope.turned(share=0.5), torch.tensor([[0, 7]])
     for one in (rope, half):

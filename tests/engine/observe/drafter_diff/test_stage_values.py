@@ -40,7 +40,7 @@ def test_a_run_without_a_mistake_has_no_other_value(monkeypatch: Patch) -> None:
 
 def test_a_number_of_one_call_is_named_with_its_weights(monkeypatch: Patch) -> None:
     own = eagle3.rms_norm
-    core: Any = opened("eagle3").drafts["draft-eagle3"].model
+    core: Any = opened("eagle3").drafts["draft-eagle3"]
     weight = core.model._ffn_norm
 
     def other(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.analysis.findings.check import find
-from engine.observe.rounds import answer, event_reader
-from engine.observe.rounds.event_reader import EventReader
-from engine.observe.rounds.observed_request import ObservedRequest
+from engine.observe.rounds import answer, observed_request
+from engine.observe.rounds.observed_request import EventReader, ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.stream import UnreadableError
 from engine.observe.rounds.stream_rounds import ContradictionError, ObservedRound, StreamRounds
@@ -267,7 +266,7 @@ def test_events_are_those_of_a_well_known_reader(lines: list[Any], data: st.Data
 
     cut = data.draw(st.integers(0, len(text)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_reader, "read_json", kept)
+        patch.setattr(observed_request, "read_json", kept)
         for piece in (text[:cut], text[cut:]):
             assert not list(reader.feed(piece.encode()))
     assert found == [one for one in wanted if one.strip()]
@@ -296,8 +295,8 @@ def test_a_piece_of_many_events_is_written_at_once(monkeypatch: pytest.MonkeyPat
             return whole(table, *args, **values)
 
         monkeypatch.setattr(Table, name, counted)
-    read = event_reader.read_json
-    monkeypatch.setattr(event_reader, "read_json", lambda raw: parsed.append(raw) or read(raw))
+    read = observed_request.read_json
+    monkeypatch.setattr(observed_request, "read_json", lambda raw: parsed.append(raw) or read(raw))
     store, run, request = begun()
     request.data(b"".join(token_events(900)), 10.0)
     assert len(store.tokens) > 850 and len(store.rounds) > 280

@@ -206,7 +206,7 @@ def test_without_counters_what_was_not_observed_is_empty(
     assert figures["predicted_n"] == 4 and not len(run.trace.tokens)
     for name in ("draft_n", "draft_acceptance_rate", "num_spec_steps", "mean_acceptance_length"):
         assert figures.get(name) is None
-    assert run.trace.runs[0]["requests"][0]["text"] == "abcd" == run.first_text
+    assert run.trace.runs[0]["requests"][0]["text"] == "abcd" == "".join(run.first_texts)
     assert not run.counted.moved and not recorded(run.trace)
     (sent,) = server.of("/v1/chat/completions")
     assert sent.json["messages"] == [{"role": "user", "content": "hello"}]
@@ -223,10 +223,10 @@ def test_an_answer_that_stops_coming_is_ended_at_once(server: ScriptedServer) ->
     with ServerClient(server.url) as client:
         facts = client.facts()
         run = ServerRun(client, facts, [request_for(client, facts, "x", OPTIONS)], TraceStore())
-        while not run.first_text:
+        while not run.first_texts:
             run.advance()
         run.stop()
-        assert run.trace.runs[0]["stops"] == ["stopped"] and run.first_text == "a"
+        assert run.trace.runs[0]["stops"] == ["stopped"] and "".join(run.first_texts) == "a"
         assert server.of("/v1/completions")[0].left.wait(30)
     hold.release()
 

@@ -92,8 +92,8 @@ def test_every_request_is_a_sequence_with_the_server_s_own_sums(
     run = begin(client, requests_of(server), parallel=parallel)
     assert finish(run) is None and run.done and not run.advance()
     assert sums(run, 0) == (96, 152, 43) and sums(run, 1) == (96, 142, 46)
-    assert [len(one.tokens) for one in run.sequences] == [96, 96]
-    assert run.first_text.startswith("  # noqa")
+    assert [len(one["tokens"]) for one in run.sequences] == [96, 96]
+    assert "".join(run.first_texts).startswith("  # noqa")
     assert run.counted.moved["spec_decode_num_accepted_tokens_total"] == 89
     assert not found(run) and not run.errors and not run.uncounted
     assert run.trace.runs[run.run_id]["stops"] == ["limit", "limit"]
@@ -125,9 +125,12 @@ def test_several_answers_to_one_request_are_sequences(
     run = begin(client, [ServerRequest("/completion", {"prompt": ["a", "b"], "stream": True}, "a")])
     assert finish(run) is None
     first, second = run.sequences
-    assert (first.seq_id, second.seq_id) == (0, 1) and run.first_text == first.text
-    assert sums(run, 0)[0] == len(first.tokens) > 4 and sums(run, 1)[0] == len(second.tokens) > 4
-    assert first.text.startswith("udio_fixed") and second.text.startswith("ad_")
+    assert (first["seq_id"], second["seq_id"]) == (0, 1)
+    assert "".join(run.first_texts) == first["text"]
+    assert (
+        sums(run, 0)[0] == len(first["tokens"]) > 4 and sums(run, 1)[0] == len(second["tokens"]) > 4
+    )
+    assert first["text"].startswith("udio_fixed") and second["text"].startswith("ad_")
 
 
 def test_counters_that_differ_are_found(server: ScriptedServer, client: ServerClient) -> None:
@@ -214,7 +217,7 @@ def test_a_server_without_timings_of_tokens_tells_sums_only(
     server.script("/completion", Reply(without_timings(stream(server.capture["requests"][0]))))
     run = begin(client, requests_of(server)[:1])
     assert finish(run) is None and len(run.trace.rounds) == 0
-    assert run.first_text.startswith("  # noqa")
+    assert "".join(run.first_texts).startswith("  # noqa")
 
 
 def test_a_piece_of_10_mb_and_bytes_that_are_no_text_are_survived(

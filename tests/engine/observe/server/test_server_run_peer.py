@@ -70,7 +70,7 @@ def test_rounds_are_those_of_the_log(name: str, n_slots: int, tmp_path: Path) ->
             counts = counted(run.trace, run.run_id)
             for counter, count in counts.items():
                 assert run.counted.moved[counter] == count
-            assert sum(len(one.tokens) for one in run.sequences) == counts[PREDICTED] > 2 * 64
+            assert sum(len(one["tokens"]) for one in run.sequences) == counts[PREDICTED] > 2 * 64
             if name in ("mtp", "draft"):
                 assert len(told) == len(PROMPTS) and counts[DRAFTS] > 50
 

@@ -1,4 +1,5 @@
-"""Themes hold the documented colours, are complete, and reach palette and icons."""
+"""Themes hold the documented colours, are complete, and reach palette and icons; the tab in front
+is marked at the side away from its page."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QColor, QIcon, QPalette
-from PySide6.QtWidgets import QApplication, QCheckBox
+from PySide6.QtWidgets import QApplication, QCheckBox, QTabBar
 from pytestqt.qtbot import QtBot
 
 import resources
-from app.looks.theme import THEME_NAMES, Theme, apply_theme, icon
+from app.looks import THEME_NAMES, Theme, apply_theme, icon, mark_front_tab
 from resources import ICONS
 
 ICON_NAMES = sorted(path.stem for path in ICONS.glob("*.svg"))
@@ -145,3 +146,33 @@ def test_drawings_share_one_grid(name: str) -> None:
     root = ET.parse(ICONS / f"{name}.svg").getroot()
     assert root.get("viewBox") == "0 0 24 24"
     assert root.get("stroke") == "currentColor"
+
+
+@pytest.mark.parametrize("shape", [QTabBar.Shape.RoundedNorth, QTabBar.Shape.RoundedSouth])
+@pytest.mark.parametrize("name", THEME_NAMES)
+def test_only_the_tab_in_front_has_the_line(
+    qtbot: QtBot, qapp: object, name: str, shape: QTabBar.Shape
+) -> None:
+    theme = Theme(name)
+    apply_theme(qapp, theme)  # type: ignore[arg-type]
+    bar = QTabBar()
+    qtbot.addWidget(bar)
+    mark_front_tab(bar)
+    bar.setShape(shape)
+    for title in ("one", "two", "three"):
+        bar.addTab(title)
+    bar.resize(bar.sizeHint())
+    for front in (1, 2):
+        bar.setCurrentIndex(front)
+        image = bar.grab().toImage()
+        for at in range(bar.count()):
+            tab = bar.tabRect(at)
+            rows = [
+                y
+                for y in range(tab.top(), tab.bottom() + 1)
+                if image.pixelColor(tab.center().x(), y) == theme.color("ui.accent")
+            ]
+            assert bool(rows) is (at == front)
+            if rows:
+                below = shape is QTabBar.Shape.RoundedSouth
+                assert (min(rows) > tab.center().y()) is below

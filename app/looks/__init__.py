@@ -1,1 +1,0 @@
-"""Colours, icons and the pace of painting."""
