@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import os
+import quopri
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -117,11 +119,38 @@ _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """What a list of JSON begins with, or an object of several lines."""
 
 
+_PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
+_BROKEN = re.compile(rb"[^=]=\r?\n")
+_NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
+_ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
+_BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/div|/li)>\n?")
+_TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
+
+
 def recognise(data: bytes) -> str | None:
     """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
     if is_capture(data):
         return CAPTURE
-    head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
+    return _kind(as_written(unpacked(data, "", _HEAD, whole=False)[:_HEAD]))
+
+
+def as_written(data: bytes) -> bytes:
+    """A text without what a mail (quoted-printable) or a page (tags and entities of HTML) puts into
+    it, if more of it can be read then; the same otherwise: an answer may have such words."""
+    has_signs = b"=3D" in data and data.lstrip()[:1] not in b"[{"
+    is_mail = _PRINTABLE.search(data) is not None or _NOT_PRINTABLE.search(data) is None
+    if is_mail and (has_signs or _BROKEN.search(data) is not None):
+        data = quopri.decodestring(data)
+    text = data.decode("utf-8", "surrogateescape")
+    if _ENTITY.search(text) is None and _BREAK.search(text) is None:
+        return data
+    found = html.unescape(_TAG.sub("", _BREAK.sub("\n", text))).replace("\xa0", " ")
+    before, after = (len(_WHOLE.findall(one)) for one in (text, found))
+    is_better = after > before if before else _kind(data[:_HEAD]) is None or after > 0
+    return found.encode("utf-8", "surrogateescape") if is_better else data
+
+
+def _kind(head: bytes) -> str | None:
     record = records.recognise(head)
     text = "".join(texts_of([head])).lstrip()
     if record in (METRICS, PRINTED):
@@ -236,11 +265,12 @@ def import_file(
     kind = name or recognise_file(path)
     file = _shown(path)
     head = file_head(path, _HEAD)
-    if kind == LOG and log is None and _LIST.match(head) is None:
+    is_plain = name is not None or kind == CAPTURE or as_written(head) == head
+    if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(head) == _HEAD:
             return fill_log(store, _pieces(path), file)
         return fill_log(store, rejoined("".join(texts_of(_pieces(path)))), file)
-    data = _content(path)
+    data = _content(path) if is_plain else as_written(_content(path))
     # what a file is known by may stand at its end
     kind = kind or records.recognise(data[:MOST_BYTES])
     if kind is None and is_log("".join(texts_of([data]))):

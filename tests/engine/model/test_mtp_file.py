@@ -200,9 +200,12 @@ def test_a_block_with_another_number_is_named(n_blocks, variant):
 
     keys = {"{arch}.block_count": n_blocks}
     mtp = variant(DENSE, keys, _block_alone(4, change=renumber), to="mtp")
-    with GgufFile.open(mtp) as file, GgufFile.open(_trunk(variant, DENSE, 4)) as target:
-        with pytest.raises(UnsupportedModelError, match=r"MTP block has the number 0.*--mtp"):
-            check_draft(target, Tokenizer.from_gguf(target), file)
+    with (
+        GgufFile.open(mtp) as file,
+        GgufFile.open(_trunk(variant, DENSE, 4)) as target,
+        pytest.raises(UnsupportedModelError, match=r"MTP block has the number 0.*--mtp"),
+    ):
+        check_draft(target, Tokenizer.from_gguf(target), file)
 
 
 def test_scales_in_an_mtp_file(variant):
