@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
     if names and names[-1].endswith(".gguf") and args.model is None:
         *names, model = names
         args.model = Path(model)
-    target = target_path(args)
     scripts = memory_scripts(MEMORY_SCRIPTS) if args.all else ()
     scripts += tuple(_script(name) for name in names)
     if not scripts:
         raise OptionError("There is no script.", "Name one, or play all bundled ones with --all.")
+    target = target_path(args)
     if args.engine == LLAMA:
         args.rollback = tuple(each for each in args.rollback if each in LLAMA_POLICIES)
         if not args.rollback or args.trace is not None or args.fill != _FILLS[-1]:
@@ -128,6 +128,11 @@ def _script(name: str) -> MemoryScript:
         bundled = folder / f"{name}.toml"
         if bundled.parent == folder and bundled.is_file():
             return read_script(bundled)
+    if Path(name).is_dir():
+        raise OptionError(
+            f"{name} is a folder, and --all plays the bundled scripts.",
+            f"Name the scripts in it: draftscope memory {name}/* MODEL.",
+        )
     return read_script(Path(name))
 
 

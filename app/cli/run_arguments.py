@@ -251,7 +251,8 @@ def cache_options(args: argparse.Namespace) -> CacheOptions | None:
 
 def refuse_cache(args: argparse.Namespace, option: str) -> None:
     """Raises OptionError if any of the options is given without the one that they go with."""
-    given = {"--cache-prompt": args.cache_prompt} | {
+    named = "--no-cache-prompt" if args.cache_prompt is False else "--cache-prompt"
+    given = {named: args.cache_prompt} | {
         one.option.name: getattr(args, one.option.dest) for one in options_in(CacheOptions)
     }
     for name, value in given.items():

@@ -229,6 +229,12 @@ def speeds(name: str, ms: float, n: int, of: str = "") -> dict[str, float]:
     }
 
 
+def n_timed(ms: float, n: int, speed: float | None) -> int:
+    """How many of an answer's n tokens the time is of: all where the server's own tokens per second
+    say so, as in some builds, else those after the first."""
+    return n if speed is not None and speed * ms > 1e3 * (n - 0.5) else max(n - 1, 0)
+
+
 def answer_speeds(ms: float, n: int, n_timed: int) -> dict[str, float]:
     """The same of an answer's n tokens, of which n_timed came in this time, and of all."""
     return speeds("predicted", ms, n_timed) | speeds("predicted", ms, n, "_n_gen")

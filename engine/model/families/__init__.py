@@ -110,6 +110,13 @@ def read_any_config(file: GgufFile) -> ModelConfig:
     arch = file.architecture
     if other := other_kind(file):
         raise UnsupportedModelError(f"{file.path.name} is {other[0]}.", other[1])
+    if "blk.0.nextn.eh_proj.weight" in file.tensors:
+        raise UnsupportedModelError(
+            f"{file.path.name}: its MTP block has the number 0, though it comes after the blocks "
+            "of its trunk. llama.cpp does not open such a file either.",
+            "Convert the model with llama.cpp's convert_hf_to_gguf.py --mtp, which leaves the "
+            "block its number.",
+        )
     if not file.bool_(f"{arch}.attention.causal", True) and arch in FAMILIES:
         raise UnsupportedModelError(
             f"{file.path.name}: {arch}.attention.causal is false, so that tokens see those after "

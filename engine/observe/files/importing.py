@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import os
+import quopri
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -55,73 +58,44 @@ _ENTRY = re.compile(
     r"|(?:prompt )?eval time|\((?:Engine|API|Worker)|(?:INFO|WARN|ERROR|DEBUG)\w{0,4} "
 )
 """How a line begins that no other one goes on in."""
-_OTHERS = (
-    (
-        r"\bGGUF\.version\b|gguf_ex_read_0: |llama_model_loader: (?:- kv|loaded meta)",
-        "a listing of what a GGUF file holds",
-        "Open the file itself: `draftscope info FILE.gguf`.",
-    ),
-    (
-        r'"object":\s{0,9}"model",',
-        "a server's list of models",
-        "Send prompts to one: `draftscope observe URL --model-name NAME -p TEXT`.",
-    ),
-    (
-        r'"is_processing"\s{0,9}:',
-        "what /slots of llama-server says",
-        "Save a reply, /metrics or the log of the server.",
-    ),
-    (
-        r"(?m)^\s{0,9}seq_(?:cp|rm|keep|add)\b",
-        "a script of memory operations",
-        "Run it: `draftscope memory FILE MODEL`.",
-    ),
-    (
-        r"(?m)^eval count: {1,40}\d{1,20} token",
-        "what `ollama run --verbose` prints of a request",
-        "Save the log of the server, or the reply of an engine that counts drafts.",
-    ),
-    (
-        r"(?m)^Generation: \d{1,20} tokens, [\d.]{1,20} tokens-per-sec",
-        "what mlx_lm or mlx_vlm prints of a request",
-        "Save a reply of mlx_vlm.server, or the log of oMLX, which count drafts.",
-    ),
-    (
-        r"\[ Prompt: [\d.]{1,20} t/s \| Generation: [\d.]{1,20} t/s \]",
-        "what llama-cli prints of a request",
-        "Send the prompt to llama-server with the same options, and save its log.",
-    ),
-    (
-        r"\| {0,40}(?:pp|tg)\d{1,9} {0,40}(?:@ ?\w{1,20} {0,40})?\| {0,40}[\d.]{1,20} ±",
-        "a table of llama-bench",
-        "Save the log of llama-server, started with the same options and a drafter.",
-    ),
-    (
-        r'"generated_text"\s{0,9}:',
-        "a reply of TGI",
-        "Save /metrics of TGI, which counts the tokens that were accepted.",
-    ),
-    (
-        r'"total_output_tokens"\s{0,9}:',
-        "a reply of LM Studio without a draft model",
-        "Choose a draft model there, and save a reply of its /api/v0.",
-    ),
-    (
-        r"(?m)^(?:# (?:HELP|TYPE) )?(?:vllm|sglang|lmdeploy|llamacpp|trtllm|tgi|dynamo)[:_]\w",
-        "counters of a server",
-        "Start the server with speculation, and save /metrics after its requests.",
-    ),
-)
-"""What other texts have that a person may bring, what they are, and what to bring instead."""
+_OTHERS = Path(__file__).with_name("other_texts.toml")
+"""What other texts a person may bring, and what to bring instead."""
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """What a list of JSON begins with, or an object of several lines."""
+
+
+_PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
+_BROKEN = re.compile(rb"[^=]=\r?\n")
+_NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
+_ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
+_BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/div|/li)>\n?")
+_TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
 
 
 def recognise(data: bytes) -> str | None:
     """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
     if is_capture(data):
         return CAPTURE
-    head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
+    return _kind(as_written(unpacked(data, "", _HEAD, whole=False)[:_HEAD]))
+
+
+def as_written(data: bytes) -> bytes:
+    """A text without what a mail (quoted-printable) or a page (tags and entities of HTML) puts into
+    it, if more of it can be read then; the same otherwise: an answer may have such words."""
+    has_signs = b"=3D" in data and data.lstrip()[:1] not in b"[{"
+    is_mail = _PRINTABLE.search(data) is not None or _NOT_PRINTABLE.search(data) is None
+    if is_mail and (has_signs or _BROKEN.search(data) is not None):
+        data = quopri.decodestring(data)
+    text = data.decode("utf-8", "surrogateescape")
+    if _ENTITY.search(text) is None and _BREAK.search(text) is None:
+        return data
+    found = html.unescape(_TAG.sub("", _BREAK.sub("\n", text))).replace("\xa0", " ")
+    before, after = (len(_WHOLE.findall(one)) for one in (text, found))
+    is_better = after > before if before else _kind(data[:_HEAD]) is None or after > 0
+    return found.encode("utf-8", "surrogateescape") if is_better else data
+
+
+def _kind(head: bytes) -> str | None:
     record = records.recognise(head)
     text = "".join(texts_of([head])).lstrip()
     if record in (METRICS, PRINTED):
@@ -236,11 +210,12 @@ def import_file(
     kind = name or recognise_file(path)
     file = _shown(path)
     head = file_head(path, _HEAD)
-    if kind == LOG and log is None and _LIST.match(head) is None:
+    is_plain = name is not None or kind == CAPTURE or as_written(head) == head
+    if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(head) == _HEAD:
             return fill_log(store, _pieces(path), file)
         return fill_log(store, rejoined("".join(texts_of(_pieces(path)))), file)
-    data = _content(path)
+    data = _content(path) if is_plain else as_written(_content(path))
     # what a file is known by may stand at its end
     kind = kind or records.recognise(data[:MOST_BYTES])
     if kind is None and is_log("".join(texts_of([data]))):
@@ -264,10 +239,10 @@ def import_file(
         if not data.strip():
             raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")
         text = "".join(texts_of([data[:_HEAD]]))
-        for pattern, what, remedy in _OTHERS:
-            if re.search(pattern, text) is not None:
-                said = f"{file} is {what}, which has no counts of drafted tokens."
-                raise TraceFileError(said, remedy)
+        for other in tomllib.loads(_OTHERS.read_text(encoding="utf-8"))["text"]:
+            if re.search(other["has"], text) is not None:
+                said = f"{file} is {other['is']}, which has no counts of drafted tokens."
+                raise TraceFileError(said, other["remedy"])
         raise TraceFileError(
             f"{file} is nothing that another engine is known to write: neither a log with "
             "lines of rounds or sums, nor a reply, a stream, counters or a record of requests.",

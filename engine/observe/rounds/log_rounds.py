@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.foreign import LONGEST_DRAFT, OutOfRangeError, real
 from engine.observe.rounds.log_prompts import LoggedPrompt
+from engine.trace.timings import n_timed
 
 UNKNOWN_TOKEN = (-1, "")
 """A token whose line the log does not have."""
@@ -98,11 +99,9 @@ class LogRequest:
         return True
 
     def on_answer_sums(self, ms: float, n: int, speed: float | None) -> bool:
-        """Time and number of tokens of the answer. speed: of all tokens in some builds of the
-        server, in others without the first."""
+        """Time and number of tokens of the answer, and tokens per second."""
         self.predicted_ms, self.predicted, self.is_over = ms, n, True
-        is_of_all = speed is not None and speed * ms > 1e3 * (n - 0.5)
-        self.n_timed = n if is_of_all else max(n - 1, 0)
+        self.n_timed = n_timed(ms, n, speed)
         return True
 
     def on_draft_sums(

@@ -22,6 +22,7 @@ from engine.foreign import (
     parse_json,
 )
 from engine.gguf.binary import shorten
+from engine.trace.timings import n_timed
 
 MOST_ANSWERS = 1024
 """Of one reply."""
@@ -33,7 +34,8 @@ class UnreadableError(ValueError):
 
 
 class Timings(NamedTuple):
-    """The server's counters at one time, cumulative over a request. Times are milliseconds."""
+    """The server's counters at one time, cumulative over a request. Times are milliseconds.
+    n_timed: tokens that predicted_ms is of."""
 
     cache_n: int
     prompt_n: int
@@ -42,6 +44,7 @@ class Timings(NamedTuple):
     predicted_ms: float
     draft_n: int
     draft_n_accepted: int
+    n_timed: int = 0
 
 
 class Usage(NamedTuple):
@@ -383,14 +386,18 @@ def _timings(event: dict[str, Any]) -> Timings | None:
     said = event.get("timings")
     if not isinstance(said, dict) or "predicted_n" not in said:
         return None
+    n, ms, speed = _count(said, "predicted_n"), _milliseconds(said, "predicted_ms"), None
+    if is_real(said.get("predicted_per_second")):
+        speed = said["predicted_per_second"]
     return Timings(
         _count(said, "cache_n", MOST_PROMPT_TOKENS),
         _count(said, "prompt_n", MOST_PROMPT_TOKENS),
         _milliseconds(said, "prompt_ms"),
-        _count(said, "predicted_n"),
-        _milliseconds(said, "predicted_ms"),
+        n,
+        ms,
         _count(said, "draft_n"),
         _count(said, "draft_n_accepted"),
+        n_timed(ms, n, speed),
     )
 
 

@@ -382,7 +382,7 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
         }
     if len(told) == 1:
         ms = figures["predicted_ms"] = told[0].predicted_ms
-        figures |= _known(answer_speeds(ms, n_predicted, max(n_predicted - 1, 0)))
+        figures |= _known(answer_speeds(ms, n_predicted, told[0].n_timed))
     if not has_rows:
         figures |= dict.fromkeys(_NEED_ROWS)
     if not has_times and len(told) > 1:  # times of requests that ran together do not add up

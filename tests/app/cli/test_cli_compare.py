@@ -140,7 +140,7 @@ def test_a_draft_model_drafts(cli: Cli) -> None:
         (["--lane", "gdn"], "'gdn' is not a rollback policy"),
         (["--lane", "ring", "--lane", "ring"], "Lane 'ring' is given twice"),
         (["--bound", "-1"], "--bound is negative"),
-        (["--bound", "much"], "is not a number"),
+        (["--bound", "much"], "is not a finite number"),
         (["--spec-type", "none"], "No drafter is chosen"),
         (["--spec-type", "draft-simple"], "draft-simple needs a draft model"),
         (["--draft-accept", "1,x"], "is not a list of whole numbers"),

@@ -57,6 +57,7 @@ def test_list_needs_no_model(capsys):
     [
         (["-m", MODEL], "There is no script."),
         (["--all"], "No model is given."),
+        (["--all", "tests"], "tests is a folder, and --all plays the bundled scripts. Name the"),
         (["nothing-here", "-m", MODEL], "nothing-here cannot be read: No such file"),
         (["--all", "-m", MODEL, "--rollback", "spiral"], "'spiral' is not one of planes, carry"),
     ],

@@ -56,6 +56,7 @@ def test_what_goes_not_together(cli: Cli, turns: Path) -> None:
         (("--turns", turns, "-p", "x"), "A prompt cannot be combined with --turns."),
         (("--turns", turns, "--markdown"), "--markdown cannot be combined with --turns."),
         (("-p", "x", "--turns-answers", "anew"), "--turns-answers goes with --turns only."),
+        (("-p", "x", "--no-cache-prompt"), "--no-cache-prompt goes with --turns only."),
         (("-p", "x", "--ctx-checkpoints", 2), "--ctx-checkpoints goes with --turns only."),
         (("--turns", "missing.json"), "missing.json cannot be read"),
     ):

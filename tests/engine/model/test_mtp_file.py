@@ -192,6 +192,22 @@ def test_what_the_file_lacks_is_the_trunks(golden, variant):
         check_draft(target, Tokenizer.from_gguf(target), file)
 
 
+@pytest.mark.parametrize("n_blocks", [np.uint32(1), np.uint32(5)])
+def test_a_block_with_another_number_is_named(n_blocks, variant):
+    def renumber(tensors):
+        for name in [name for name in tensors if name.startswith("blk.4.")]:
+            tensors[name.replace("blk.4.", "blk.0.")] = tensors.pop(name)
+
+    keys = {"{arch}.block_count": n_blocks}
+    mtp = variant(DENSE, keys, _block_alone(4, change=renumber), to="mtp")
+    with (
+        GgufFile.open(mtp) as file,
+        GgufFile.open(_trunk(variant, DENSE, 4)) as target,
+        pytest.raises(UnsupportedModelError, match=r"MTP block has the number 0.*--mtp"),
+    ):
+        check_draft(target, Tokenizer.from_gguf(target), file)
+
+
 def test_scales_in_an_mtp_file(variant):
     names = ["blk.4.nextn.eh_proj", "blk.4.attn_q", "blk.4.ffn_down", "output", "token_embd"]
 

@@ -142,7 +142,8 @@ def _row(columns: list[str], cells: list[str], number: int) -> RecordedRequest |
     values: dict[str, str] = {}
     words: list[str] = []
     for name, cell in zip(columns, cells, strict=True):
-        if not (kind := _kind(name)):
+        # what is a speed may be said by its unit
+        if not (kind := _kind(name) or ("speed" if _kind(f"{name} {cell}") == "speed" else "")):
             shown = f"run {cell}" if name == "run" else cell
             words += [shown] if not values and (not words or re.search(r"[^\W\d]", shown)) else []
         elif kind == "speed" or kind not in values:  # of several speeds the last is the newest

@@ -3,7 +3,9 @@ as collectors keep colours, with numbers made unreadable."""
 
 from __future__ import annotations
 
+import html
 import json
+import quopri
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +113,41 @@ def test_the_speed_is_what_the_log_says(tmp_path: Path, said: str, speed: float)
     path.write_text(LLAMA.replace("29.36 tokens", f"{said} tokens"))
     (run,) = import_file(store, path)
     assert store.runs[run]["told"]["predicted_per_second"] == pytest.approx(speed)
+
+
+@pytest.mark.parametrize(("said", "speed"), [(29.36, 539 / 18.35791), (29.31, 538 / 18.35791)])
+def test_the_speed_is_what_the_reply_says(tmp_path: Path, said: float, speed: float) -> None:
+    counts = {"predicted_n": 539, "predicted_ms": 18357.91, "predicted_per_second": said}
+    path, store = tmp_path / "reply.json", TraceStore()
+    path.write_text(json.dumps({"content": "a", "stop": True, "timings": counts}))
+    (run,) = import_file(store, path)
+    assert store.runs[run]["told"]["predicted_per_second"] == pytest.approx(speed)
+
+
+def page(text: str) -> bytes:
+    escaped = html.escape(text).replace("\n", "<br />\n").replace("  ", "&nbsp; ")
+    return f"<div>Hello,</div><p>my log:</p><pre>{escaped}</pre>".encode()
+
+
+PRINTED = "n_drafted = 120\nn_accept  = 92\naccept    = 76.667%\n"
+MAIL = b"From: me\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
+
+
+@pytest.mark.parametrize("text", [LLAMA, VLLM, LM_STUDIO, PRINTED])
+def test_a_mail_and_a_page_are_the_text_that_they_hold(tmp_path: Path, text: str) -> None:
+    plain = imported(text.encode(), tmp_path)
+    mail = quopri.encodestring(text.encode())
+    for data in (mail, MAIL + mail.replace(b"\n", b"\r\n"), page(text)):
+        assert imported(data, tmp_path) == plain
+
+
+def test_words_of_an_answer_are_left_as_they_are(tmp_path: Path) -> None:
+    """Not of a page around it."""
+    path, store = tmp_path / "reply.json", TraceStore()
+    counts = {"predicted_n": 2, "predicted_ms": 9.5}
+    path.write_text(json.dumps({"content": "a &gt; b=3D", "stop": True, "timings": counts}))
+    import_file(store, path)
+    assert store.runs[0]["requests"][0]["text"] == "a &gt; b=3D"
 
 
 def test_the_log_of_a_desktop_program_has_its_replies(tmp_path: Path) -> None:

@@ -467,6 +467,13 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
             ),
             [("off", 8.5, None), ("on", 15.5, 0.5)],
         ),
+        (
+            (
+                "| | plain | mtp |\n|---|---:|---:|\n| decode | 16.8 t/s | **26.8 t/s** (+59%) |\n"
+                "| TTFT | 1.4 s | 1.4 s |\n| accept rate | — | **0.72** |\n"
+            ),
+            [("plain", 16.8, None), ("mtp", 26.8, 0.72)],
+        ),
     ],
 )
 def test_tables_that_people_write_have_rates(
