@@ -283,12 +283,11 @@ class Situation:
         right = self._played(self.start, self.tokens[:row])[1]
         rest = [terms(self.shape, one) for one in self.tokens[row:]]
         heads = wrong_heads(seen, wanted, bound)
-        alone = "" if heads.all() else f", in heads {spans(heads)} alone"
         for cause, words, state in self._folds(self.tokens[:row]) if row else ():
             wrong = not same(state, [right[-1]], bound / 4)
             made = torch.stack(self._played(state, rest)[0]) if wrong else wanted
             if wrong and same(seen[row:, heads], [made[:, heads]], bound):
-                return cause, f"{words}, after row {row} of the pass{alone}"
+                return cause, f"{words}, after row {row} of the pass"
         return None
 
     def _begun(
@@ -359,7 +358,7 @@ class Situation:
             return share
         if words := of_rounding(seen, wanted):
             return "drift", words
-        return self.unnamed("wrong-output", place(seen, wanted, bound))
+        return self.unnamed("wrong-output", "")
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
@@ -395,9 +394,7 @@ class Situation:
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         heads = wrong_heads(seen[None], right[None], bound)
-        alone = "" if heads.all() else f", in heads {spans(heads)} alone"
         for cause, sentence, state in self.starts(bound):
-            sentence += alone
             made = self._played(state, self.tokens[:count])[1][-1]
             if same(seen[heads], [made[heads]], bound):
                 return cause, sentence
@@ -420,7 +417,7 @@ class Situation:
             return found
         if words := of_rounding(seen, right):
             return "drift", words
-        return self.unnamed("wrong-state", place(seen, right, bound))
+        return self.unnamed("wrong-state", "")
 
     def _shares(
         self, seen: torch.Tensor, row: int, bound: float, last: bool
@@ -477,11 +474,12 @@ class Situation:
             if same(seen, [state], bound):
                 cause = "other-sequence-written" if cause == "other-sequence" else "stale-column"
                 return cause, f"{words}, though it is not in this pass"
-        return "other-sequence-written", place(seen, self.start, bound)
+        return "other-sequence-written", place(self.shape, seen, self.start, bound)
 
     def unnamed(self, cause: str, words: str) -> tuple[str, str]:
         """A cause that says what is seen alone; of a log, whether it was about to wrap."""
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
-            return "wrong-wrap", f"{words}, after {taken} rows in a log of {self.kernel.ring}"
+            after = f"after {taken} rows in a log of {self.kernel.ring}"
+            return "wrong-wrap", ", ".join(filter(None, (words, after)))
         return cause, words

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from engine.conform import adapters
 from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
-from engine.conform.fits import spans
+from engine.conform.fits import place, spans
 from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
@@ -57,6 +57,12 @@ class Fault:
     row_errors: tuple[float, ...] = ()
     depth_errors: tuple[float, ...] = ()
 
+    @property
+    def symptom(self) -> tuple[bool, bool, bool, str]:
+        """What is seen without its cause: of outputs or states, NaN or not; else the cause."""
+        of_what = bool(self.row_errors), bool(self.depth_errors)
+        return *of_what, self.error < math.inf, "" if any(of_what) else self.cause
+
 
 CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
 
@@ -72,7 +78,10 @@ def has_check(kernel: Kernel, name: str) -> bool:
 
 
 class Player:
-    """Plays scripts of one kernel at one shape."""
+    """Plays scripts of one kernel at one shape. `work` counts what all have played: rows of
+    passes, each times its heads."""
+
+    work = 0
 
     def __init__(
         self,
@@ -140,6 +149,8 @@ class Player:
         reference: Reference,
     ) -> list[Fault]:
         def fault(cause: str, detail: str, sequence: int, row: int, error: float) -> Fault:
+            if not one.drafts:
+                detail = "; ".join(filter(None, (detail, "in a step without drafts")))
             return self._fault(check, cause, detail, index, sequence, row, error)
 
         ids = (*one.sequences, *(-1 for _ in one.padding))
@@ -148,6 +159,8 @@ class Player:
         kept = [len(t[-1]) if t else 0 for t in reference.tokens]
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: copied(subject.state(s)) for s in others}
+        conv = self.shape.recurrence == "conv"
+        Player.work += sum(rows.lengths) * (1 if conv else self.shape.n_heads)
         outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
         wanted = reference.verify(rows)
         if one.padding and isinstance(outputs, torch.Tensor):
@@ -179,11 +192,13 @@ class Player:
                     one_seen = seen[part], self.bound
                     cause, detail = _named(cause, situations[sequence].explain_outputs, *one_seen)
                 each = errors_of(seen[part], wanted[part])
+                where = place(self.shape, seen[part], wanted[part], self.bound)
+                detail = "; ".join(filter(None, (detail, where)))
                 found = fault(cause, detail, sequence, row, error)
                 faults.append(replace(found, row_errors=each))
         parts = zip(one.sequences, rows.slices(), strict=False)
-        where = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
-        words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
+        none = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
+        words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in none if off.any())
         if words and any(fault.cause == "unused-memory" for fault in faults):
             faults = [replace(f, detail=f"no number in the output of rows {words}") for f in faults]
         if one.drafts or one.reset:
@@ -212,6 +227,8 @@ class Player:
                     cause, detail = _named(cause, situations[sequence].explain_state, *this)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = errors_of(state.expand_as(depths), depths)
+                where = place(self.shape, state, right, self.bound)
+                detail = "; ".join(filter(None, (detail, where)))
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
         for sequence, first in still.items():
@@ -382,10 +399,12 @@ def errors_of(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, ...]:
 
 
 def check(
-    kernel: Kernel, package: Package, shape: Shape, name: str, seed: int, device: str, rounds: int
-) -> list[Fault]:
-    """Faults that one check of one kernel finds at this shape; errors of the call are faults."""
-    player = Player(kernel, package, shape, seed, device)
+    kernel: Kernel, package: Package, shape: Shape, name: str, seed: int, device: str, rounds: int,
+    named: bool = True,
+) -> list[Fault]:  # fmt: skip
+    """Faults that one check of one kernel finds at this shape, named or not; errors of the call
+    are faults."""
+    player = Player(kernel, package, shape, seed, device, named=named)
     try:
         if name == "repeat":
             return player.repeat()

@@ -32,12 +32,18 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
     return f"{size:.1g} of the values' size in most of them, as of rounding to {kind}"
 
 
-def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """Which rows, heads or channels, and columns are wrong: of each dimension those that are."""
+def place(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """Where outputs of a pass, or a state, are wrong, in the axes in which it is not everywhere;
+    empty where it is."""
     off = ~((seen - wanted).abs() <= bound * max(1.0, float(wanted.abs().max())))
+    conv, held = shape.recurrence == "conv", off.shape == shape.state
+    axes = ("heads", "key channels", "columns") if held else ("rows", "heads", "columns")
+    if conv:
+        axes = ("channels", "inputs of the window") if held else ("rows", "channels")
     moved = (off.unsqueeze(-1).transpose(0, d).flatten(1) for d in range(off.dim()))
-    each = (part.any(1) for part in moved)
-    return f"wrong are {', '.join(map(spans, each))} of its dimensions"
+    each = zip(axes, (part.any(1) for part in moved), strict=True)
+    words = ", ".join(f"{name} {spans(some)}" for name, some in each if not some.all())
+    return words and f"wrong in {words}"
 
 
 def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:
@@ -115,7 +121,7 @@ def closest(
     last: bool = False,
 ) -> tuple[str, str] | None:
     """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
-    gives all, of the one that gives all that is wrong, with where that is. Values are taken apart
+    gives all, of the one that gives all that is wrong. Values are taken apart
     by head and column, which do not depend on each other, or (last: of a state) each alone."""
     parts = _apart(right, last)
     limit = min(4 * bound, max(bound, off(seen, right)) / 4)  # most of the error is explained
@@ -135,7 +141,7 @@ def closest(
                 part, nearest = (cause, sentence), error
     if best or not part:
         return best
-    return part[0], f"{part[1]}, in a part alone: {place(seen, right.view(seen.shape), bound)}"
+    return part
 
 
 def _apart(x: torch.Tensor, last: bool) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice, product
@@ -14,6 +13,7 @@ import torch
 from engine.conform.cases import Shape
 from engine.conform.causes import Situation
 from engine.conform.checks import VAGUE, Fault, Player, copied, errors_of
+from engine.conform.fits import place
 from engine.conform.packages import interpreted
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import ROW_INPUTS, terms, token
@@ -38,9 +38,9 @@ _INPUTS = {
     "wrong-term": ("v", "x", "B", "C", "D", "weight", "bias"),
 }
 _VALUES = (-4.0, 4.0, 0.5)
-_MOST_S = 30.0
+_MOST = 6000  # Player.work of the changes of a fault
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
-Changed = Callable[[Pass], Iterator[Pass]]
+Changed = Callable[[Pass, int], Iterator[Pass]]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
@@ -143,7 +143,10 @@ def _seen(player: Player, fault: Fault) -> Fault:
                 if cause == "wrong-gate" and 0 < player.kernel.chunk <= row:
                     cause = "wrong-chunk"  # first chunks are right, so is the formula
                 words = words.removesuffix(", in the state alone: outputs are right")
+                right = reference.depths(0)[row]
+                where = place(shape, states[row], right, 4 * player.bound)
                 words = f"{words}: the state that the output of row {row} sees"
+                words = "; ".join(filter(None, (words, where)))
                 return replace(fault, cause=cause, detail=words)
             if one.drafts or one.reset:
                 subject.accept(every, one.accepted * m)
@@ -197,43 +200,49 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     log = player.kernel.ring or player.kernel.log
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     one = fault.sequence
+    same: Changed = lambda p, _: p.same()  # noqa: E731
     others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
     ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
         (
             ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
-            "all prompts have whole chunks", lambda p: p.chunked(c), shape,
+            "all prompts have whole chunks", lambda p, _: p.chunked(c), shape,
         ),
         (
             ("wrong-stride", not c and (stale or vague or fault.cause in of_length)),
-            f"every pass has {t} rows", lambda p: p.full(t), shape,
+            f"every pass has {t} rows", lambda p, _: p.full(t), shape,
         ),
         (
             ("lost-fold" if log else "stale-column", stale or vague),
-            "the count is set to 1 by a step without drafts", Pass.counted, shape,
+            "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape,
         ),
-        (others, "no other sequence is in its passes", lambda p: p.only(one), shape),
-        (others, "all sequences are in its passes", lambda p: p.whole(n), shape),
+        (others, "no other sequence is in its passes", lambda p, _: p.only(one), shape),
+        (others, "all sequences are in its passes", lambda p, _: p.whole(n), shape),
         (
             ("head-mapping", vague and shape.n_groups < shape.n_heads),
-            "no heads share a key", Pass.same, replace(shape, n_groups=shape.n_heads),
+            "no heads share a key", same, replace(shape, n_groups=shape.n_heads),
         ),
         (
             ("head-mapping", vague and shape.n_heads > 1),
-            "there is one head", Pass.same, replace(shape, n_heads=1, n_groups=1),
+            "there is one head", same, replace(shape, n_heads=1, n_groups=1),
         ),
         (
             ("wrong-tile", vague and replace(shape, **whole) != shape),
-            "the size of a head is a power of two", Pass.same, replace(shape, **whole),
+            "the size of a head is a power of two", same, replace(shape, **whole),
         ),
     )  # fmt: skip
     if (vague or fault.cause == "wrong-tile") and player.kernel.ring and fault.round:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
-    began = time.monotonic()
+    began = Player.work
     for (cause, may_be), words, changed, other in ways:
-        if time.monotonic() - began > _MOST_S:
+        if Player.work - began > _MOST:
             break
         if may_be and not _wrong_with(player, fault, changed, other):
+            if cause == "wrong-stride" and stale and fault.row_errors:
+                # the passes that stored the state have all rows, the one that reads it has not
+                stored: Changed = lambda p, i: p.full(t) if i < fault.round else p.same()  # noqa: E731
+                if _wrong_with(player, fault, stored, other, 1):
+                    cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = stale and fault.cause != "state-not-committed"
             if cause == "other-sequence" and kept and "all" not in words:
                 cause = fault.cause
@@ -242,7 +251,9 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     return fault
 
 
-def _wrong_with(player: Player, fault: Fault, changed: Changed, shape: Shape) -> bool:
+def _wrong_with(
+    player: Player, fault: Fault, changed: Changed, shape: Shape, more: int = 3
+) -> bool:
     """Whether a check's passes, up to some after that of its fault, are wrong where they are
     changed; of two seeds, as few values may be right by chance (of prompts, which take long, of
     one)."""
@@ -252,7 +263,8 @@ def _wrong_with(player: Player, fault: Fault, changed: Changed, shape: Shape) ->
         for empty in (False, True) if fault.check == "prompts" else (False,):
             started = other.start(empty, fault.check)
             script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
-            played = (p for one in islice(script, fault.round + 3) for p in changed(one))
+            passes = enumerate(islice(script, fault.round + more))
+            played = (p for index, one in passes for p in changed(one, index))
             if any(other.play(fault.check, i, p, *started) for i, p in enumerate(played)):
                 return True
     return False

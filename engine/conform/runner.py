@@ -32,7 +32,8 @@ COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
-_MOST_SHRINK_S, _MOST_START_S, _MOST_END_S = 20.0, 300.0, 10.0
+_MOST_SHRINK = 3000  # Player.work
+_MOST_START_S, _MOST_END_S = 300.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,35 +441,39 @@ def _checked(
         tried.add(one)
     if faults:
         yield False, faults
-    began = time.monotonic()
+    began = Player.work
 
     def again(smaller: Shape) -> list[Fault]:
         if recurrence != "conv":
             smaller = replace(smaller, d_k=kernel.d or max(smaller.d_k, kernel.least_d))
         if kernel.square or kernel.d:
             smaller = replace(smaller, d_v=smaller.d_k)
-        if smaller in tried or time.monotonic() - began > _MOST_SHRINK_S:
+        if smaller in tried or Player.work - began > _MOST_SHRINK:
             return []
         tried.add(smaller)
-        return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
+        return check(kernel, package, smaller, name, seed, device, min(rounds, 20), named=False)
 
-    found = [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
-    yield True, [placed(Player(kernel, package, f.shape, seed, device), f) for f in found]
+    for fault in faults[:1]:
+        least = smallest(fault, again)
+        if fault.cause in VAGUE and least is not fault:  # a small shape may tell more
+            more = check(kernel, package, least.shape, name, seed, device, min(rounds, 20))
+            fault = next((f for f in more if f.cause not in VAGUE), fault)
+        fault = replace(least, cause=fault.cause, detail=fault.detail)
+        faults = [placed(Player(kernel, package, fault.shape, seed, device), fault)]
+    yield True, faults
 
 
 def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
-    """The fault at the smallest shape that still shows its cause, halving one size at a time."""
-    while True:
+    """The fault at the smallest shape that still shows the same, halving one size at a time."""
+    while fault.cause not in ("crash", "drift"):
         for shape in fault.shape.smaller():
-            found = again(shape)
-            same = [f for f in found if f.cause == fault.cause and f.detail]
-            if found and fault.cause in VAGUE and found[0].cause not in ("crash", "hang"):
-                same = found  # the first of which is named, if one of them is
+            same = [f for f in again(shape) if f.symptom == fault.symptom]
             if same:
                 fault = same[0]
                 break
         else:
-            return fault
+            break
+    return fault
 
 
 if __name__ == "__main__":
