@@ -35,7 +35,9 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
 def place(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     """Where outputs of a pass, or a state, are wrong, in the axes in which it is not everywhere;
     empty where it is."""
-    off = ~((seen - wanted).abs() <= bound * max(1.0, float(wanted.abs().max())))
+    error = (seen - wanted).abs() / max(1.0, float(wanted.abs().max()))
+    # a value far above rounding is wrong too, where others are by much
+    off = ~(error <= min(bound, max(bound / 16, float(error.max()) / 256)))
     conv, held = shape.recurrence == "conv", off.shape == shape.state
     axes = ("heads", "key channels", "columns") if held else ("rows", "heads", "columns")
     if conv:
