@@ -325,7 +325,8 @@ class Situation:
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
             if cause in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
-                return "wrong-chunk", f"from row {row} on, chunks have {chunk} rows; {words}"
+                words = f"from row {row} on, chunks have {chunk} rows; {words}"
+                return "wrong-chunk", words.rstrip("; ")
             return cause, words
         if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found

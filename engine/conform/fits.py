@@ -39,7 +39,9 @@ def place(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) 
     # a value far above rounding is wrong too, where others are by much
     off = ~(error <= min(bound, max(bound / 16, float(error.max()) / 256)))
     conv, held = shape.recurrence == "conv", off.shape == shape.state
-    axes = ("heads", "key channels", "columns") if held else ("rows", "heads", "columns")
+    axes: tuple[str, ...] = ("rows", "heads", "columns")
+    if held:
+        axes = ("heads", "key channels", "columns")
     if conv:
         axes = ("channels", "inputs of the window") if held else ("rows", "channels")
     moved = (off.unsqueeze(-1).transpose(0, d).flatten(1) for d in range(off.dim()))

@@ -255,9 +255,10 @@ def _wrong_with(
     player: Player, fault: Fault, changed: Changed, shape: Shape, more: int = 3
 ) -> bool:
     """Whether a check's passes, up to some after that of its fault, are wrong where they are
-    changed; of two seeds, as few values may be right by chance (of prompts, which take long, of
-    one)."""
-    for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else 2)):
+    changed; of two seeds, as few values may be right by chance (of fewer heads, which meet fewer
+    values, of eight; of prompts, which take long, of one)."""
+    seeds = 8 if shape.n_heads < player.shape.n_heads else 2
+    for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else seeds)):
         dice = random.Random(f"{fault.check} {player.seed}")
         other = player.like(shape=shape, seed=seed, named=False)
         for empty in (False, True) if fault.check == "prompts" else (False,):

@@ -454,11 +454,11 @@ def _checked(
         return check(kernel, package, smaller, name, seed, device, min(rounds, 20), named=False)
 
     for fault in faults[:1]:
-        least = smallest(fault, again)
-        if fault.cause in VAGUE and least is not fault:  # a small shape may tell more
-            more = check(kernel, package, least.shape, name, seed, device, min(rounds, 20))
+        small = smallest(fault, again)
+        if fault.cause in VAGUE and small is not fault:  # a small shape may tell more
+            more = check(kernel, package, small.shape, name, seed, device, min(rounds, 20))
             fault = next((f for f in more if f.cause not in VAGUE), fault)
-        fault = replace(least, cause=fault.cause, detail=fault.detail)
+        fault = replace(small, cause=fault.cause, detail=fault.detail)
         faults = [placed(Player(kernel, package, fault.shape, seed, device), fault)]
     yield True, faults
 
