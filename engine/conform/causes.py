@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain, product
+from itertools import chain, product, tee
 from typing import Any
 
 import torch
@@ -25,11 +25,12 @@ from engine.conform.fits import (
     wrong_heads,
 )
 from engine.conform.mistakes import (
+    fewest,
     formulas,
-    heads_read,
     layouts,
+    of_heads,
     offsets,
-    parents_followed,
+    row_by_row,
     strides,
 )
 from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, play, step, terms
@@ -231,7 +232,8 @@ class Situation:
                 ]
                 yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
         placed = strides(self.shape, self.batch, self.first, tokens), offsets(self.shape, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), *placed):
+        heads = of_heads(self.shape, tokens)
+        for cause, words, rows in chain(formulas(self.shape, tokens), *placed, heads):
             yield cause, words, rows, ""
 
     def _played(
@@ -340,14 +342,11 @@ class Situation:
                 return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
             return folded
-        if parents := parents_followed(
-            self.shape, self.start, seen, self.tokens, bound, self.parents
+        every = list(self.inputs(self.tokens))
+        if found := row_by_row(
+            self.shape, self.start, seen, self.tokens, every, bound, self.parents
         ):
-            return "wrong-parent", parents
-        if heads := heads_read(
-            self.shape, self.start, seen, self.tokens, bound, False, self.parents
-        ):
-            return "head-mapping", heads
+            return found
         if words := exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
@@ -403,10 +402,14 @@ class Situation:
                 if cause == "other-sequence":
                     return "other-sequence-written", f"the state is {sentence}"
                 return cause, f"{sentence}, without the rows of this pass"
-        if found := closest(seen, self._ways(self.start, count, 1, bound), bound, right, last=True):
+        ways, again = tee(self._ways(self.start, count, 1, bound))
+        found = closest(seen, ways, bound, right, last=True)
+        if not found and self.shape.recurrence != "conv":
+            each = (((cause, words), made[None]) for cause, words, made in again)
+            gives = {way: ~wrong_heads(seen[None], made, 4 * bound) for way, made in each}
+            found = fewest(gives, heads, ["heads"])
+        if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        if words := heads_read(self.shape, self.start, seen, self.tokens[:count], bound, True):
-            return "head-mapping", words
         if words := tile(seen, right, bound):
             return "wrong-tile", words
         none = (seen.abs() <= bound) & (right.abs() > bound)

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from engine.conform import adapters
-from engine.conform.cases import Shape, Source
+from engine.conform.cases import Rows, Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.fits import place, spans
 from engine.conform.packages import Package, interpreted
@@ -30,6 +30,7 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
 VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
+OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
 _LESS = ("state-not-committed", "other-sequence-written", "state-lost", *VAGUE)
 _GUARD = "interpreter_with_triton"
 
@@ -67,6 +68,16 @@ class Fault:
 CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
 
 
+@contextmanager
+def limited(work: int) -> Iterator[None]:
+    """Players stop where they have played this much more."""
+    Player.most = Player.work + work
+    try:
+        yield
+    finally:
+        Player.most = math.inf
+
+
 def has_check(kernel: Kernel, name: str) -> bool:
     """Whether a check applies: kernels for prompts have no rollback, few take trees, and states in
     float32 do not drift."""
@@ -78,10 +89,10 @@ def has_check(kernel: Kernel, name: str) -> bool:
 
 
 class Player:
-    """Plays scripts of one kernel at one shape. `work` counts what all have played: rows of
-    passes, each times its heads."""
+    """Plays scripts of one kernel at one shape. `work` counts what all have played, rows of
+    passes, each times its heads; `most`: where they stop (`limited`)."""
 
-    work = 0
+    work, most = 0, math.inf
 
     def __init__(
         self,
@@ -159,9 +170,7 @@ class Player:
         kept = [len(t[-1]) if t else 0 for t in reference.tokens]
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: copied(subject.state(s)) for s in others}
-        conv = self.shape.recurrence == "conv"
-        Player.work += sum(rows.lengths) * (1 if conv else self.shape.n_heads)
-        outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
+        outputs = self.outputs(one, rows, subject)
         wanted = reference.verify(rows)
         if one.padding and isinstance(outputs, torch.Tensor):
             outputs = outputs[: len(wanted)]  # those of padding may be left out
@@ -241,6 +250,15 @@ class Player:
                 faults.append(fault(cause, words, sequence, -1, error))
         reference.accept(one.sequences, one.accepted)
         return faults
+
+    def outputs(self, one: Pass, rows: Rows, subject: Subject) -> torch.Tensor:
+        """What a kernel gives for the rows of a pass. Raises RuntimeError beyond `most`."""
+        heads = 1 if self.shape.recurrence == "conv" else self.shape.n_heads
+        work = Player.work + sum(rows.lengths) * heads
+        if work > Player.most:
+            raise RuntimeError("the search for a cause has played as much as it may")
+        Player.work = work
+        return subject.verify(rows) if one.drafts else subject.decode(rows)
 
     def _fault(self, check: str, cause: str, detail: str, *place: Any) -> Fault:
         """place: round, sequence, row, error, and whether it is a note."""

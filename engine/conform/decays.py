@@ -314,16 +314,18 @@ class Log:
         self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where the state before, or all, is kept with the decay of
-        as many rows (or a chunk's) up to another one of the pass, or of another head, where these
-        rows are the batch's from `first` on, and their sequence's from `begin` on."""
+        as many rows (or a chunk's, or those of that chunk) up to another one of the pass, or of
+        another head, where these rows are the batch's from `first` on, and their sequence's from
+        `begin` on."""
         n, each = len(self.rows), [terms(self.shape, row)["decay"] for row in batch]
         own, last = torch.stack(each[first : first + n]).prod(0), first + n - 1
         others = [
             ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
         ]
         for end in (end for end in range(len(each)) if end != last):
-            cause = "gate-of-other-row" if end >= begin else "other-sequence"
-            for many in dict.fromkeys((n, chunk or n)):
+            cause = "wrong-chunk" if end > last else "gate-of-other-row"
+            cause = cause if end >= begin else "other-sequence"
+            for many in dict.fromkeys((n, chunk or n, (end - begin) % (chunk or n) + 1)):
                 other = torch.stack(each[max(0, end + 1 - many) : end + 1]).prod(0)
                 words = f"the decay up to row {end} of the pass, not {last}"
                 others.append((cause, words, other))

@@ -39,15 +39,18 @@ def place(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) 
     # a value far above rounding is wrong too, where others are by much
     off = ~(error <= min(bound, max(bound / 16, float(error.max()) / 256)))
     conv, held = shape.recurrence == "conv", off.shape == shape.state
-    axes: tuple[str, ...] = ("rows", "heads", "columns")
-    if held:
-        axes = ("heads", "key channels", "columns")
+    names = "heads, key channels, columns" if held else "rows, heads, columns"
     if conv:
-        axes = ("channels", "inputs of the window") if held else ("rows", "channels")
-    moved = (off.unsqueeze(-1).transpose(0, d).flatten(1) for d in range(off.dim()))
-    each = zip(axes, (part.any(1) for part in moved), strict=True)
-    words = ", ".join(f"{name} {spans(some)}" for name, some in each if not some.all())
+        names = "channels, inputs of the window" if held else "rows, channels"
+    words = axes(names.split(", "), off)
     return words and f"wrong in {words}"
+
+
+def axes(names: Sequence[str], off: torch.Tensor) -> str:
+    """Where some of the values are true, in words: of each named axis that has none somewhere."""
+    moved = (off.unsqueeze(-1).transpose(0, d).flatten(1).any(1) for d in range(off.dim()))
+    each = zip(names, moved, strict=True)
+    return ", ".join(f"{name} {spans(some)}" for name, some in each if not some.all())
 
 
 def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:

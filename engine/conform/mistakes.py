@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import softplus
 
 from engine.conform.cases import Shape
-from engine.conform.fits import same
-from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, play, step, terms
+from engine.conform.fits import axes
+from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, step, terms
 
 _MOST_ROWS, _MOST_HEADS = 8, 16
 
@@ -226,57 +226,68 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def heads_read(
-    shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row], bound: float,
-    last: bool, parents: Sequence[int] = (),
-) -> str:  # fmt: skip
-    """Which key heads a value head reads, where other ones than its own explain all; last:
-    seen is the last state [heads, …], else outputs [rows, heads, …]."""
-    n, groups = shape.n_heads, shape.n_groups
-    if shape.recurrence == "conv" or n > _MOST_HEADS:
-        return ""
-    of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
-    shared = ("C", "B") if shape.recurrence == "mamba2" else ("q", "k")
-    others = (x for x in ROW_INPUTS[shape.recurrence] if x not in shared)
-    weights = HEAD_WEIGHTS[shape.recurrence]
-    for names, count in ((shared, groups), *(((x,), n) for x in (*others, *weights)), (weights, n)):
-        read: dict[int, tuple[int, ...]] = {}
-        for heads in product(range(count), repeat=len(names)):
-            if (last or names is weights) and len(set(heads)) > 1:
-                continue  # states do not depend on q
-            at = dict(zip(names, heads, strict=True))
-            rows = [
-                row | {x: row[x][i : i + 1].expand_as(row[x]) for x, i in at.items()}
-                for row in tokens
-            ]
-            outputs, states = play(shape, start, rows, parents=parents)
-            for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
-                if same(of_heads[head], [made], bound):
-                    read.setdefault(head, heads)
-        wrong = [(h, at) for h, at in read.items() if set(at) != {h // (n // count)}]
-        if len(read) == n and wrong:
-            head, heads = wrong[0]
-            words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
-            return f"value head {head} reads {', '.join(words)}"
-    return ""
+def of_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows where all heads take inputs or weights of one head."""
+    kind = shape.recurrence
+    if kind == "conv" or not 1 < shape.n_heads <= _MOST_HEADS:
+        return
+    shared = ("C", "B") if kind == "mamba2" else ("q", "k")
+    others = (*ROW_INPUTS[kind], *HEAD_WEIGHTS[kind])
+    for names in (*((x,) for x in others), shared, HEAD_WEIGHTS[kind]):
+        for head in range(len(rows[0][names[0]])):
+            at = slice(head, head + 1)
+            made = [row | {x: row[x][at].expand_as(row[x]) for x in names} for row in rows]
+            yield "head-mapping", f"{' and '.join(names)} of head {head}", made
 
 
-def parents_followed(
-    shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row], bound: float,
-    parents: Sequence[int],
-) -> str:  # fmt: skip
-    """Of a tree, a row whose output is right after another row than its parent, where all
-    outputs can be had from some row, or from the state before the pass (-1); else empty."""
-    states, words = [start], ""
-    for i, row in enumerate(tokens if parents else ()):
-        others = [p for p in range(-1, i) if p != parents[i]]
-        for parent in (parents[i], *others):
-            output, after = step(shape, states[parent + 1], row)
-            if same(seen[i], [output], bound):
-                break
-        else:
-            return ""
-        if parent != parents[i] and not words:
-            words = f"row {i} follows row {parent} and not row {parents[i]}"
+def row_by_row(
+    shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row],
+    ways: Sequence[tuple[str, str, list[Row], str]], bound: float, parents: Sequence[int] = (),
+) -> tuple[str, str] | None:  # fmt: skip
+    """Cause and sentence where each head of each row has the right output or that of some way
+    through the row (of a tree, also of another parent), from what the rows before it left."""
+    n = 1 if shape.recurrence == "conv" else shape.n_heads
+    states, wrong = [start], torch.zeros(len(tokens), n, dtype=torch.bool)
+    gives: dict[tuple[str, str], torch.Tensor] = {}
+    limit = 4 * bound * max(1.0, float(seen.abs().max()))
+
+    def fits(row: int, output: torch.Tensor) -> torch.Tensor:
+        return (output.view(n, -1) - seen[row].view(n, -1)).abs().amax(1) <= limit
+
+    for i, row in enumerate(tokens):
+        parent = parents[i] if parents else i - 1
+        output, after = step(shape, states[parent + 1], row)
+        left = wrong[i] = ~fits(i, output)
+        others = [
+            ("wrong-parent", f"row {i} follows row {p} and not row {parent}", p, row, "")
+            for p in range(-1, i if parents else -1)
+        ]
+        others += [(cause, words, parent, rows[i], of) for cause, words, rows, of in ways]
+        for cause, words, p, other, variant in others if left.any() else ():
+            output, made = step(shape, states[p + 1], other, variant)
+            fit = fits(i, output) & wrong[i]
+            if fit.any():
+                gives.setdefault((cause, words), torch.zeros_like(wrong))[i] = fit
+                now = (fit & left).view(-1, *[1] * (made.dim() - 1))
+                after, left = torch.where(now, made, after), left & ~fit
+        if left.any():
+            return None
         states.append(after)
-    return words
+    return fewest(gives, wrong, ("rows", "heads"))
+
+
+def fewest(
+    gives: dict[tuple[str, str], torch.Tensor], wrong: torch.Tensor, names: Sequence[str]
+) -> tuple[str, str] | None:
+    """The cause of the first, and the sentences with their places, of the fewest ways that
+    together give all that is wrong (True), each as much of what is left as can be."""
+    said: list[tuple[str, str]] = []
+    left = wrong
+    while left.any():
+        way = max(gives, key=lambda x: int((gives[x] & left).sum()), default=None)
+        if way is None or not (gives[way] & left).any():
+            return None
+        at = axes(names, gives[way] & wrong)
+        said.append((way[0], way[1] + (at and f", in {at}")))
+        left = left & ~gives[way]
+    return (said[0][0], "; ".join(words for _, words in said)) if said else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 
@@ -12,7 +13,7 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.causes import Situation
-from engine.conform.checks import VAGUE, Fault, Player, copied, errors_of
+from engine.conform.checks import VAGUE, Fault, Player, copied, errors_of, limited
 from engine.conform.fits import place
 from engine.conform.packages import interpreted
 from engine.conform.passes import SCRIPTS, Pass
@@ -38,7 +39,7 @@ _INPUTS = {
     "wrong-term": ("v", "x", "B", "C", "D", "weight", "bias"),
 }
 _VALUES = (-4.0, 4.0, 0.5)
-_MOST = 6000  # Player.work of the changes of a fault
+_MOST = 4000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
 Changed = Callable[[Pass, int], Iterator[Pass]]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
@@ -47,11 +48,9 @@ _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 def placed(player: Player, fault: Fault) -> Fault:
     """The fault with what further plays tell: with zeros in place of NaN, of every number of
     accepted rows, and with other passes and shapes."""
-    try:
-        for further in (_filled, _seen, _by_count, elsewhere):
+    for further in (_filled, _seen, _by_count, elsewhere):
+        with limited(_MOST), suppress(Exception):  # of a play that the check had not
             fault = further(player, fault)
-    except Exception:  # of a play that the check had not; the fault remains
-        return fault
     return fault
 
 
@@ -111,20 +110,25 @@ def _seen(player: Player, fault: Fault) -> Fault:
     if not fault.row_errors or not vague or shape.recurrence == "conv" or shape.d_k > _MOST_SEEN:
         return fault
     m = shape.d_k + 8
+    until = 1 + next(i for i, error in enumerate(fault.row_errors) if error > player.bound)
     other = player.like(shape=replace(shape, n_sequences=m), copies=True)
     for empty in (False, True) if check == "prompts" else (False,):
         source, subject, reference = other.start(empty, check)
         passes = SCRIPTS[check](shape, random.Random(f"{check} {player.seed}"), player.kernel)
         played = (p for one in islice(passes, fault.round + 1) for p in one.only(fault.sequence))
-        for one in played:
+        for index, one in enumerate(played):
+            if player.kernel.chunk and index == fault.round:  # what comes later is not seen
+                many = (min(until, *one.lengths),)
+                one = replace(one, lengths=many, accepted=many)
             before = list(reference.passes[0])
             kept = len(reference.tokens[0][-1]) if reference.tokens[0] else 0
             every, parents = range(m), one.parents * m
             rows = source.rows(every, one.lengths * m, parents)
-            outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
+            outputs = other.outputs(one, rows, subject)
             wanted, n = reference.verify(rows), one.lengths[0]
-            tokens = [terms(shape, token(rows, i)) for i in range(m * n)]
-            reads, skips = (torch.stack([t[x] for t in tokens]) for x in ("read", "skip"))
+            tokens = [token(rows, i) for i in range(n)]
+            each = [terms(shape, token(rows, i)) for i in range(m * n)]
+            reads, skips = (torch.stack([t[x] for t in each]) for x in ("read", "skip"))
             seen = (outputs.double().cpu() - skips).unflatten(0, (m, n)).permute(1, 2, 0, 3)
             read = reads.unflatten(0, (m, n)).permute(1, 2, 0, 3)
             states = torch.linalg.lstsq(read, seen, driver="gelsd").solution
@@ -134,9 +138,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
             off = (states - torch.stack(reference.depths(0))).abs().flatten(1).amax(1)
             if off.max() > 4 * bound:
                 row, tree = int((off > 4 * bound).nonzero()[0]), parents[0] if parents else ()
-                here = Situation(
-                    player.kernel, reference, 0, tokens[:n], before, kept, tree, tokens[:n]
-                )
+                here = Situation(player.kernel, reference, 0, tokens, before, kept, tree)
                 cause, words = here.explain_state(states[row], row + 1, 4 * player.bound)
                 if cause in ("wrong-state", "drift"):
                     return fault
@@ -233,10 +235,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     if (vague or fault.cause == "wrong-tile") and player.kernel.ring and fault.round:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
-    began = Player.work
     for (cause, may_be), words, changed, other in ways:
-        if Player.work - began > _MOST:
-            break
         if may_be and not _wrong_with(player, fault, changed, other):
             if cause == "wrong-stride" and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not

@@ -21,7 +21,7 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import CHECKS, VAGUE, Fault, Player, check, has_check
+from engine.conform.checks import CHECKS, OF_ROWS, VAGUE, Fault, Player, check, has_check, limited
 from engine.conform.cost import measure
 from engine.conform.packages import Package
 from engine.conform.replays import placed
@@ -33,6 +33,7 @@ _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
 _MOST_SHRINK = 3000  # Player.work
+_ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 
 
@@ -441,23 +442,27 @@ def _checked(
         tried.add(one)
     if faults:
         yield False, faults
-    began = Player.work
 
     def again(smaller: Shape) -> list[Fault]:
         if recurrence != "conv":
             smaller = replace(smaller, d_k=kernel.d or max(smaller.d_k, kernel.least_d))
         if kernel.square or kernel.d:
             smaller = replace(smaller, d_v=smaller.d_k)
-        if smaller in tried or Player.work - began > _MOST_SHRINK:
+        if smaller in tried:
             return []
         tried.add(smaller)
         return check(kernel, package, smaller, name, seed, device, min(rounds, 20), named=False)
 
     for fault in faults[:1]:
-        small = smallest(fault, again)
-        if fault.cause in VAGUE and small is not fault:  # a small shape may tell more
-            more = check(kernel, package, small.shape, name, seed, device, min(rounds, 20))
-            fault = next((f for f in more if f.cause not in VAGUE), fault)
+        with limited(_MOST_SHRINK):
+            small = smallest(fault, again)
+        # a small shape may tell more of what is vague, and more rows which of them are wrong
+        other = small.shape if fault.cause in VAGUE else fault.shape
+        if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
+            other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
+        if other != fault.shape:
+            more = check(kernel, package, other, name, seed, device, min(rounds, 20))
+            fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
         fault = replace(small, cause=fault.cause, detail=fault.detail)
         faults = [placed(Player(kernel, package, fault.shape, seed, device), fault)]
     yield True, faults
