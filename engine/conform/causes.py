@@ -15,6 +15,7 @@ from engine.conform.fits import (
     advanced,
     closest,
     exchanged,
+    joined,
     of_rounding,
     place,
     same,
@@ -277,21 +278,6 @@ class Situation:
                 words = f"row {i + 1} of {count} accepted is missing"
                 yield "lost-fold", words, self._played(state, rows)[1][-1]
 
-    def _folded_within(
-        self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
-    ) -> tuple[str, str] | None:
-        """A wrong fold between two rows of the pass, the first of which have right outputs."""
-        row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
-        right = self._played(self.start, self.tokens[:row])[1]
-        rest = [terms(self.shape, one) for one in self.tokens[row:]]
-        heads = wrong_heads(seen, wanted, bound)
-        for cause, words, state in self._folds(self.tokens[:row]) if row else ():
-            wrong = not same(state, [right[-1]], bound / 4)
-            made = torch.stack(self._played(state, rest)[0]) if wrong else wanted
-            if wrong and same(seen[row:, heads], [made[:, heads]], bound):
-                return cause, f"{words}, after row {row} of the pass"
-        return None
-
     def _begun(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -327,33 +313,29 @@ class Situation:
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
             if cause in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
-                words = f"from row {row} on, chunks have {chunk} rows; {words}"
-                return "wrong-chunk", words.rstrip("; ")
+                words = joined(f"from row {row} on, chunks have {chunk} rows", words)
+                return "wrong-chunk", words
             return cause, words
         if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found
         share = self._shares(seen[row], row, bound, last=False)
         if share and chunk and "times what" not in share[1]:
             return share
-        begins = (row, 0) if len(seen) <= _MOST_ROWS else (row,)
-        for begin in dict.fromkeys(begins if not self.parents else (0,)):
-            ways = self._ways(self.start, len(seen), 0, bound, begin)
-            if found := closest(seen, ways, bound, wanted):
-                return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
-        if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
-            return folded
+        begin = row if len(seen) > _MOST_ROWS and not self.parents else 0
+        ways = self._ways(self.start, len(seen), 0, bound, begin)
+        if found := closest(seen, ways, bound, wanted):
+            return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         every = list(self.inputs(self.tokens))
-        if found := row_by_row(
-            self.shape, self.start, seen, self.tokens, every, bound, self.parents
-        ):
+        rows, folds = (seen, self.tokens, every), self._folds if self.kernel.ring else None
+        if found := row_by_row(self.shape, self.start, *rows, bound, self.parents, folds):
             return found
         if words := exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
         if of_heads and (words := exchanged(of_heads[0], of_heads[1], bound)):
             return "head-mapping", f"head {words}"
-        if words := tile(seen, wanted, bound):
-            return "wrong-tile", words
+        if tile(seen, wanted, bound):
+            return "wrong-tile", ""
         if share:
             return share
         if words := of_rounding(seen, wanted):
@@ -410,13 +392,11 @@ class Situation:
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        if words := tile(seen, right, bound):
-            return "wrong-tile", words
         none = (seen.abs() <= bound) & (right.abs() > bound)
         if self.shape.recurrence != "conv" and (lost := none.all(2).all(0)).any():
             return "wrong-tile", f"nothing is kept in key channels {spans(lost)}"
-        if words := tile(seen.transpose(-1, -2), right.transpose(-1, -2), bound):
-            return "wrong-tile", f"of key channels, {words}"
+        if tile(seen, right, bound) or tile(seen.mT, right.mT, bound):
+            return "wrong-tile", ""
         if found := self._shares(seen, count - 1, bound, last=True):
             return found
         if words := of_rounding(seen, right):

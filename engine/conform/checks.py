@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from engine.conform import adapters
 from engine.conform.cases import Rows, Shape, Source
 from engine.conform.causes import Situation
-from engine.conform.fits import place, spans
+from engine.conform.fits import joined, place, spans
 from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
@@ -160,8 +160,7 @@ class Player:
         reference: Reference,
     ) -> list[Fault]:
         def fault(cause: str, detail: str, sequence: int, row: int, error: float) -> Fault:
-            if not one.drafts:
-                detail = "; ".join(filter(None, (detail, "in a step without drafts")))
+            detail = joined(detail, "in a step without drafts" * (not one.drafts))
             return self._fault(check, cause, detail, index, sequence, row, error)
 
         ids = (*one.sequences, *(-1 for _ in one.padding))
@@ -202,8 +201,7 @@ class Player:
                     cause, detail = _named(cause, situations[sequence].explain_outputs, *one_seen)
                 each = errors_of(seen[part], wanted[part])
                 where = place(self.shape, seen[part], wanted[part], self.bound)
-                detail = "; ".join(filter(None, (detail, where)))
-                found = fault(cause, detail, sequence, row, error)
+                found = fault(cause, joined(detail, where), sequence, row, error)
                 faults.append(replace(found, row_errors=each))
         parts = zip(one.sequences, rows.slices(), strict=False)
         none = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
@@ -237,8 +235,7 @@ class Player:
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = errors_of(state.expand_as(depths), depths)
                 where = place(self.shape, state, right, self.bound)
-                detail = "; ".join(filter(None, (detail, where)))
-                found = fault(cause, detail, sequence, count - 1, error)
+                found = fault(cause, joined(detail, where), sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
         for sequence, first in still.items():
             after = copied(subject.state(sequence))

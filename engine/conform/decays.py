@@ -69,11 +69,7 @@ def _factors(
         ("gate-order", "{} with the next row's decay too", lambda i, j: over(j + 1, i + 2)),
         ("gate-order", "{} with its own row's decay too", lambda i, j: over(j, i + 1)),
         ("gate-order", "{} without the first decay", lambda i, j: over(j + 2, i + 1)),
-        (
-            "gate-order",
-            "{} with the decay of the rows before it, not after it",
-            lambda i, j: over(0, j),
-        ),
+        ("gate-order", "{} with the decay of rows before it, not after", lambda i, j: over(0, j)),
         ("gate-order", "{} with the decay of all rows", lambda i, j: over(0, i + 1)),
         ("wrong-gate", "{} with its decay twice", base(2)),
         ("wrong-gate", "{} with 2 for e in its decay", base(math.log(2))),
@@ -272,14 +268,7 @@ class Log:
         ]
         for words, at in moved.items():
             others = [held.get(x) for x in at]
-            for names in (
-                ("decay",),
-                ("key",),
-                ("value",),
-                ("beta",),
-                ("value", "beta"),
-                ("wrote",),
-            ):
+            for names in map(str.split, ("decay", "key", "value", "beta", "value beta", "wrote")):
                 state = self.states[0]
                 for i, j in enumerate(others):
                     read = values[j] if j is not None else {x: 0 * values[i][x] for x in names}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, product
 
 import torch
 from torch.nn.functional import softplus
@@ -42,6 +42,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     beta, key, read = right["beta"], right["key"], right["read"]
     raw, bias = row["dt" if mamba else "a"], row["dt_bias"]
     rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (raw.dim() - 1))
+    heads = shape.n_heads
     gates: list[tuple[str, torch.Tensor]] = [
         ("softplus is left out", raw + bias),
         ("dt_bias is left out", softplus(raw)),
@@ -54,7 +55,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     ]
 
     def decay(g: torch.Tensor) -> Row:
-        return right | {"decay": torch.exp(g).view(shape.n_heads, -1, 1)}
+        return right | {"decay": torch.exp(g).view(heads, -1, 1)}
 
     made = []
     for words, dt in gates:
@@ -71,17 +72,9 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         ("wrong-gate", "A_log is taken without exp", decay(-log * dt)),
         ("wrong-gate", "A has the other sign", decay(-g)),
         ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
-        (
-            "wrong-gate",
-            "the logarithm of the decay is taken as one to base 2",
-            decay(g / math.log(2)),
-        ),
+        ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
         ("wrong-gate", "the decay is applied twice", decay(2 * g)),
-        (
-            "wrong-gate",
-            "the decay's exp is left out",
-            right | {"decay": g.view(shape.n_heads, -1, 1)},
-        ),
+        ("wrong-gate", "the decay's exp is left out", right | {"decay": g.view(heads, -1, 1)}),
     ]
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
         along = right | {"decay": right["decay"].transpose(1, 2)}
@@ -110,7 +103,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["k is scaled as q is"] = {"key": key * scale}
     made += [("wrong-term", words, right | other) for words, other in inputs.items()]
     if not mamba:
-        per_group = shape.n_heads // shape.n_groups
+        per_group = heads // shape.n_groups
         q, k = (row[n].repeat_interleave(per_group, 0) for n in "qk")
         of_q, of_k = (x.norm(dim=-1, keepdim=True) for x in (q, k))
         norms = {
@@ -122,10 +115,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         }
         root, scaled = shape.d_k**0.5, "the scale is left out, or q divided by its root mean square"
         norms["k is divided by its root mean square"] = {"key": key * root}
-        norms["q and k are divided by their root mean squares"] = {
-            "key": key * root,
-            "read": read * root,
-        }
+        both = {"key": key * root, "read": read * root}
+        norms["q and k are divided by their root mean squares"] = both
         for eps in (1.0, 0.1, 1e-2, 1e-3, 1e-4):
             less_q, less_k = ((x * x).sum(-1, keepdim=True).add(eps).rsqrt() for x in (q, k))
             with_eps = {"q": {"read": q * less_q * scale}, "k": {"key": k * less_k}}
@@ -176,22 +167,11 @@ def offsets(shape: Shape, tokens: Sequence[Row]) -> Iterator[tuple[str, str, lis
     if shape.recurrence not in ("gdn", "kda"):
         return
     k, v, g, h = shape.d_k, shape.d_v, shape.n_groups, shape.n_heads
-    places = {
-        0,
-        k,
-        g * k,
-        h * k,
-        (g + h) * k,
-        2 * g * k,
-        2 * h * k,
-        h * v,
-        h * v + g * k,
-        2 * h * v,
-    }
+    of = {0, k, g * k, h * k, (g + h) * k, 2 * g * k, 2 * h * k, h * v, h * v + g * k, 2 * h * v}
     at = 0
     for name in "qkv":
         size = tokens[0][name].numel()
-        for place in sorted(places - {at}):
+        for place in sorted(of - {at}):
             rows = []
             for row in tokens:
                 whole = torch.cat([row[x].flatten() for x in "qkv"])[place : place + size]
@@ -242,29 +222,35 @@ def of_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list
 
 def row_by_row(
     shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row],
-    ways: Sequence[tuple[str, str, list[Row], str]], bound: float, parents: Sequence[int] = (),
+    ways: Sequence[tuple[str, str, list[Row], str]], bound: float, parents: Sequence[int],
+    folds: Callable[[Sequence[Row]], Iterable[tuple[str, str, torch.Tensor]]] | None,
 ) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence where each head of each row has the right output or that of some way
-    through the row (of a tree, also of another parent), from what the rows before it left."""
+    through the row, from what the rows before it left: of a tree, also after another row than its
+    parent; of a log, also from a wrong fold of it and of these rows."""
     n = 1 if shape.recurrence == "conv" else shape.n_heads
     states, wrong = [start], torch.zeros(len(tokens), n, dtype=torch.bool)
     gives: dict[tuple[str, str], torch.Tensor] = {}
     limit = 4 * bound * max(1.0, float(seen.abs().max()))
 
     def fits(row: int, output: torch.Tensor) -> torch.Tensor:
-        return (output.view(n, -1) - seen[row].view(n, -1)).abs().amax(1) <= limit
+        return (output.reshape(n, -1) - seen[row].reshape(n, -1)).abs().amax(1) <= limit
 
     for i, row in enumerate(tokens):
         parent = parents[i] if parents else i - 1
-        output, after = step(shape, states[parent + 1], row)
+        before, words_of = states[parent + 1], f"row {i} follows row {{}} and not row {parent}"
+        output, after = step(shape, before, row)
         left = wrong[i] = ~fits(i, output)
-        others = [
-            ("wrong-parent", f"row {i} follows row {p} and not row {parent}", p, row, "")
-            for p in range(-1, i if parents else -1)
-        ]
-        others += [(cause, words, parent, rows[i], of) for cause, words, rows, of in ways]
-        for cause, words, p, other, variant in others if left.any() else ():
-            output, made = step(shape, states[p + 1], other, variant)
+        tree = range(-1, i if parents else -1)
+        of_parents = (("wrong-parent", words_of.format(p), states[p + 1], row, "") for p in tree)
+        inputs = ((cause, words, before, rows[i], of) for cause, words, rows, of in ways)
+        of_folds = (
+            (cause, f"{words}, after row {i} of the pass", state, row, "")
+            for cause, words, state in (folds(tokens[:i]) if folds and i else ())
+        )
+        others = chain(of_parents, inputs, of_folds) if left.any() else ()
+        for cause, words, state, other, variant in others:
+            output, made = step(shape, state, other, variant)
             fit = fits(i, output) & wrong[i]
             if fit.any():
                 gives.setdefault((cause, words), torch.zeros_like(wrong))[i] = fit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
@@ -14,7 +14,7 @@ import torch
 from engine.conform.cases import Shape
 from engine.conform.causes import Situation
 from engine.conform.checks import VAGUE, Fault, Player, copied, errors_of, limited
-from engine.conform.fits import place
+from engine.conform.fits import joined, place
 from engine.conform.packages import interpreted
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import ROW_INPUTS, terms, token
@@ -41,7 +41,7 @@ _INPUTS = {
 _VALUES = (-4.0, 4.0, 0.5)
 _MOST = 4000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
-Changed = Callable[[Pass, int], Iterator[Pass]]  # of a pass and its number
+Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
@@ -115,8 +115,8 @@ def _seen(player: Player, fault: Fault) -> Fault:
     for empty in (False, True) if check == "prompts" else (False,):
         source, subject, reference = other.start(empty, check)
         passes = SCRIPTS[check](shape, random.Random(f"{check} {player.seed}"), player.kernel)
-        played = (p for one in islice(passes, fault.round + 1) for p in one.only(fault.sequence))
-        for index, one in enumerate(played):
+        alone = (one.only(fault.sequence) for one in islice(passes, fault.round + 1))
+        for index, one in enumerate(filter(None, alone)):
             if player.kernel.chunk and index == fault.round:  # what comes later is not seen
                 many = (min(until, *one.lengths),)
                 one = replace(one, lengths=many, accepted=many)
@@ -147,9 +147,8 @@ def _seen(player: Player, fault: Fault) -> Fault:
                 words = words.removesuffix(", in the state alone: outputs are right")
                 right = reference.depths(0)[row]
                 where = place(shape, states[row], right, 4 * player.bound)
-                words = f"{words}: the state that the output of row {row} sees"
-                words = "; ".join(filter(None, (words, where)))
-                return replace(fault, cause=cause, detail=words)
+                of = f"in the state that the output of row {row} sees"
+                return replace(fault, cause=cause, detail=joined(words, of, where))
             if one.drafts or one.reset:
                 subject.accept(every, one.accepted * m)
             reference.accept(every, one.accepted * m)
@@ -202,7 +201,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     log = player.kernel.ring or player.kernel.log
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     one = fault.sequence
-    same: Changed = lambda p, _: p.same()  # noqa: E731
+    same: Changed = lambda p, _: p  # noqa: E731
     others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
     ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
         (
@@ -239,14 +238,13 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         if may_be and not _wrong_with(player, fault, changed, other):
             if cause == "wrong-stride" and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
-                stored: Changed = lambda p, i: p.full(t) if i < fault.round else p.same()  # noqa: E731
+                stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
                 if _wrong_with(player, fault, stored, other, 1):
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = stale and fault.cause != "state-not-committed"
             if cause == "other-sequence" and kept and "all" not in words:
                 cause = fault.cause
-            words = f"{fault.detail}; right where {words}".lstrip("; ")
-            return replace(fault, cause=cause, detail=words)
+            return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
     return fault
 
 
@@ -264,7 +262,7 @@ def _wrong_with(
             started = other.start(empty, fault.check)
             script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
             passes = enumerate(islice(script, fault.round + more))
-            played = (p for index, one in passes for p in changed(one, index))
+            played = filter(None, (changed(one, index) for index, one in passes))
             if any(other.play(fault.check, i, p, *started) for i, p in enumerate(played)):
                 return True
     return False

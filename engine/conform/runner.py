@@ -23,6 +23,7 @@ from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
 from engine.conform.checks import CHECKS, OF_ROWS, VAGUE, Fault, Player, check, has_check, limited
 from engine.conform.cost import measure
+from engine.conform.fits import joined
 from engine.conform.packages import Package
 from engine.conform.replays import placed
 from engine.conform.subject import Kernel
@@ -324,8 +325,7 @@ class _Child:
         detail = f"more than {self.limit_s:g} s" if late else (words[-1:] or [ended])[0][:300]
         if self._unnamed is not None:  # only its cause was lost
             unsought = f"its cause was not found: {detail}"
-            detail = "; ".join(filter(None, (self._unnamed.detail, unsought)))
-            fault = replace(self._unnamed, detail=detail)
+            fault = replace(self._unnamed, detail=joined(self._unnamed.detail, unsought))
         else:
             shape = Shape(self.recurrence, 1, 1, 16, 16, 1, 1)
             fault = Fault(
