@@ -18,7 +18,7 @@ from engine.conform import adapters
 from engine.conform.cases import Rows, Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.fits import joined, place, spans
-from engine.conform.packages import Package, interpreted
+from engine.conform.packages import Package, interpreted, loads
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
 from engine.conform.subject import Kernel, Memory, Subject
@@ -89,10 +89,11 @@ def has_check(kernel: Kernel, name: str) -> bool:
 
 
 class Player:
-    """Plays scripts of one kernel at one shape. `work` counts what all have played, rows of
-    passes, each times its heads; `most`: where they stop (`limited`)."""
+    """Plays scripts of one kernel at one shape. All count what they play: `rows` of passes, each
+    times its heads, and their `work`, in Triton's interpreter loads, else rows; `most`: where
+    they stop (`limited`)."""
 
-    work, most = 0, math.inf
+    rows, work, most = 0, 0, math.inf
 
     def __init__(
         self,
@@ -249,13 +250,16 @@ class Player:
         return faults
 
     def outputs(self, one: Pass, rows: Rows, subject: Subject) -> torch.Tensor:
-        """What a kernel gives for the rows of a pass. Raises RuntimeError beyond `most`."""
-        heads = 1 if self.shape.recurrence == "conv" else self.shape.n_heads
-        work = Player.work + sum(rows.lengths) * heads
-        if work > Player.most:
+        """What a kernel gives for the rows of a pass. Raises RuntimeError if, with the work that
+        its rows took so far, these would go beyond `most`."""
+        n = sum(rows.lengths) * (1 if self.shape.recurrence == "conv" else self.shape.n_heads)
+        if Player.work + n * Player.work / max(1, Player.rows) > Player.most:
             raise RuntimeError("the search for a cause has played as much as it may")
-        Player.work = work
-        return subject.verify(rows) if one.drafts else subject.decode(rows)
+        before = loads[0]
+        outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
+        Player.rows += n
+        Player.work += max(n, loads[0] - before)
+        return outputs
 
     def _fault(self, check: str, cause: str, detail: str, *place: Any) -> Fault:
         """place: round, sequence, row, error, and whether it is a note."""

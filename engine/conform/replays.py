@@ -39,7 +39,7 @@ _INPUTS = {
     "wrong-term": ("v", "x", "B", "C", "D", "weight", "bias"),
 }
 _VALUES = (-4.0, 4.0, 0.5)
-_MOST = 4000  # Player.work of each further search
+_MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")

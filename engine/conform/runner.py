@@ -33,7 +33,7 @@ COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
-_MOST_SHRINK = 3000  # Player.work
+_MOST_SHRINK = 12000  # Player.work
 _ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 
