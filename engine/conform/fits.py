@@ -147,9 +147,7 @@ def closest(
             error = off(_apart(seen, last)[there], made[there])
             if error <= (nearest / 2 if part else nearest):
                 part, nearest = (cause, sentence), error
-    if best or not part:
-        return best
-    return part
+    return best or part
 
 
 def _apart(x: torch.Tensor, last: bool) -> torch.Tensor:

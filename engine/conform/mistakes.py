@@ -222,8 +222,8 @@ def of_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list
 
 def row_by_row(
     shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row],
-    ways: Sequence[tuple[str, str, list[Row], str]], bound: float, parents: Sequence[int],
-    folds: Callable[[Sequence[Row]], Iterable[tuple[str, str, torch.Tensor]]] | None,
+    parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row], str]],
+    folds: Callable[[Sequence[Row]], Iterable[tuple[str, str, torch.Tensor]]] | None, bound: float,
 ) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence where each head of each row has the right output or that of some way
     through the row, from what the rows before it left: of a tree, also after another row than its
@@ -244,10 +244,9 @@ def row_by_row(
         tree = range(-1, i if parents else -1)
         of_parents = (("wrong-parent", words_of.format(p), states[p + 1], row, "") for p in tree)
         inputs = ((cause, words, before, rows[i], of) for cause, words, rows, of in ways)
-        of_folds = (
-            (cause, f"{words}, after row {i} of the pass", state, row, "")
-            for cause, words, state in (folds(tokens[:i]) if folds and i else ())
-        )
+        made_of = folds(tokens[:i]) if folds and i else ()
+        after_row = f", after row {i} of the pass"
+        of_folds = ((cause, words + after_row, state, row, "") for cause, words, state in made_of)
         others = chain(of_parents, inputs, of_folds) if left.any() else ()
         for cause, words, state, other, variant in others:
             output, made = step(shape, state, other, variant)
@@ -267,8 +266,7 @@ def fewest(
 ) -> tuple[str, str] | None:
     """The cause of the first, and the sentences with their places, of the fewest ways that
     together give all that is wrong (True), each as much of what is left as can be."""
-    said: list[tuple[str, str]] = []
-    left = wrong
+    said, left = list[tuple[str, str]](), wrong
     while left.any():
         way = max(gives, key=lambda x: int((gives[x] & left).sum()), default=None)
         if way is None or not (gives[way] & left).any():

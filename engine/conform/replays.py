@@ -145,8 +145,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
                 if cause == "wrong-gate" and 0 < player.kernel.chunk <= row:
                     cause = "wrong-chunk"  # first chunks are right, so is the formula
                 words = words.removesuffix(", in the state alone: outputs are right")
-                right = reference.depths(0)[row]
-                where = place(shape, states[row], right, 4 * player.bound)
+                where = place(shape, states[row], reference.depths(0)[row], 4 * player.bound)
                 of = f"in the state that the output of row {row} sees"
                 return replace(fault, cause=cause, detail=joined(words, of, where))
             if one.drafts or one.reset:
@@ -157,13 +156,12 @@ def _seen(player: Player, fault: Fault) -> Fault:
 
 def _by_count(player: Player, fault: Fault) -> Fault:
     """Which state each number of accepted rows leaves, where one sequence alone shows it."""
-    if fault.cause not in _COUNTED or player.kernel.chunk or fault.check == "trees":
-        return fault
-    if fault.row_errors:  # of an output: no state of the pass is known
+    # of a wrong output, no state of the pass is known
+    known = fault.cause in _COUNTED and fault.check != "trees" and not fault.row_errors
+    if not known or player.kernel.chunk:
         return fault
     t = max(3, player.shape.n_tokens)
-    shape = replace(player.shape, n_tokens=t, n_sequences=1)
-    player = player.like(shape=shape)
+    player = player.like(shape=replace(player.shape, n_tokens=t, n_sequences=1))
     left: list[int | None] = []
     for count in range(1, t + 1):
         source, subject, reference = player.start()
