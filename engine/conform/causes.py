@@ -284,9 +284,8 @@ class Situation:
         """Cause, sentence and outputs of wrong states to start from that explain the first row."""
         row, wrong = terms(self.shape, self.tokens[0]), wrong_heads(seen, wanted, bound)
         for cause, sentence, state in self.starts(bound):
-            if same(
-                seen[0][wrong], [step(self.shape, state, row)[0][wrong]], bound
-            ):  # most are not
+            made = step(self.shape, state, row)[0]
+            if same(seen[0][wrong], [made[wrong]], bound / 4):  # most are not
                 yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
             more = wanted[0] + taken(self.shape, row, state - self.start)
             if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
@@ -378,9 +377,9 @@ class Situation:
         heads = wrong_heads(seen[None], right[None], bound)
         for cause, sentence, state in self.starts(bound):
             made = self._played(state, self.tokens[:count])[1][-1]
-            if same(seen[heads], [made[heads]], bound):
+            if same(seen[heads], [made[heads]], bound / 4):  # nearer than the right one
                 return cause, sentence
-            if same(seen[heads], [state[heads]], bound):
+            if same(seen[heads], [state[heads]], bound / 4):
                 if cause == "other-sequence":
                     return "other-sequence-written", f"the state is {sentence}"
                 return cause, f"{sentence}, without the rows of this pass"
@@ -388,7 +387,7 @@ class Situation:
         found = closest(seen, ways, bound, right, last=True)
         if not found and self.shape.recurrence != "conv":
             each = (((cause, words), made[None]) for cause, words, made in again)
-            gives = {way: ~wrong_heads(seen[None], made, 4 * bound) for way, made in each}
+            gives = {way: ~wrong_heads(seen[None], made, bound) for way, made in each}
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
