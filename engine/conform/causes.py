@@ -324,9 +324,9 @@ class Situation:
         ways = self._ways(self.start, len(seen), 0, bound, begin)
         if found := closest(seen, ways, bound, wanted):
             return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
-        ways = list(self.inputs(self.tokens)), self._folds if self.kernel.ring else None
+        every, folds = list(self.inputs(self.tokens)), self._folds if self.kernel.ring else None
         rows = self.shape, self.start, seen, self.tokens, self.parents
-        if found := row_by_row(*rows, *ways, bound):
+        if found := row_by_row(*rows, every, folds, bound):
             return found
         if words := exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
