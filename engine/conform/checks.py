@@ -15,10 +15,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from engine.conform import adapters
-from engine.conform.cases import Rows, Shape, Source
+from engine.conform.cases import Rows, Shape, Source, loads
 from engine.conform.causes import Situation
 from engine.conform.fits import joined, place, spans
-from engine.conform.packages import Package, interpreted, loads
+from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
 from engine.conform.subject import Kernel, Memory, Subject

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
-from engine.conform.packages import loads
+from engine.conform.cases import loads
 
 _MOST_PLACES = 4
 

@@ -27,7 +27,6 @@ from engine.size_text import size_text
 
 ARCHIVES = (".whl", ".tar.gz")
 _MOST_UNPACKED = 256 * 2**20
-loads = [0]  # how many Triton's interpreter has done
 
 
 class Stub:
