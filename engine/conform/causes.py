@@ -277,6 +277,8 @@ class Situation:
                 rows = self.tokens[:i] + self.tokens[i + 1 : count]
                 words = f"row {i + 1} of {count} accepted is missing"
                 yield "lost-fold", words, self._played(state, rows)[1][-1]
+                lost = log.kept(log.writes[i], i + 1)
+                yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
 
     def _begun(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
@@ -289,11 +291,8 @@ class Situation:
                 yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
             more = wanted[0] + taken(self.shape, row, state - self.start)
             if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
-                yield (
-                    cause,
-                    f"{sentence}, which outputs see alone",
-                    torch.cat([more[None], seen[1:]]),
-                )
+                alone = torch.cat([more[None], seen[1:]])
+                yield cause, f"{sentence}, which outputs see alone", alone
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
