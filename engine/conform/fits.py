@@ -132,7 +132,7 @@ def closest(
     gives all, of the one that gives all that is wrong. Values are taken apart
     by head and column, which do not depend on each other, or (last: of a state) each alone."""
     parts = _apart(right, last)
-    limit = min(4 * bound, max(bound, off(seen, right)) / 4)  # most of the error is explained
+    limit = min(4 * bound, max(4 * bound, off(seen, right)) / 16)  # of nearly all of the error
     there = (_apart(seen, last) - parts).abs().amax(1) > bound
     some = not there.all() and there.sum() * parts.shape[1] > _LEAST
     best, least, part, nearest = None, limit, None, limit
