@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain, product
+from itertools import chain, product, tee
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from engine.conform.fits import (
     advanced,
     closest,
     exchanged,
+    joined,
     of_rounding,
     place,
     same,
@@ -25,11 +26,12 @@ from engine.conform.fits import (
     wrong_heads,
 )
 from engine.conform.mistakes import (
+    fewest,
     formulas,
-    heads_read,
     layouts,
+    of_heads,
     offsets,
-    parents_followed,
+    row_by_row,
     strides,
 )
 from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, play, step, terms
@@ -231,7 +233,8 @@ class Situation:
                 ]
                 yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
         placed = strides(self.shape, self.batch, self.first, tokens), offsets(self.shape, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), *placed):
+        heads = of_heads(self.shape, tokens)
+        for cause, words, rows in chain(formulas(self.shape, tokens), *placed, heads):
             yield cause, words, rows, ""
 
     def _played(
@@ -274,22 +277,8 @@ class Situation:
                 rows = self.tokens[:i] + self.tokens[i + 1 : count]
                 words = f"row {i + 1} of {count} accepted is missing"
                 yield "lost-fold", words, self._played(state, rows)[1][-1]
-
-    def _folded_within(
-        self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
-    ) -> tuple[str, str] | None:
-        """A wrong fold between two rows of the pass, the first of which have right outputs."""
-        row = int(((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()[0])
-        right = self._played(self.start, self.tokens[:row])[1]
-        rest = [terms(self.shape, one) for one in self.tokens[row:]]
-        heads = wrong_heads(seen, wanted, bound)
-        alone = "" if heads.all() else f", in heads {spans(heads)} alone"
-        for cause, words, state in self._folds(self.tokens[:row]) if row else ():
-            wrong = not same(state, [right[-1]], bound / 4)
-            made = torch.stack(self._played(state, rest)[0]) if wrong else wanted
-            if wrong and same(seen[row:, heads], [made[:, heads]], bound):
-                return cause, f"{words}, after row {row} of the pass{alone}"
-        return None
+                lost = log.kept(log.writes[i], i + 1)
+                yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
 
     def _begun(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
@@ -297,17 +286,13 @@ class Situation:
         """Cause, sentence and outputs of wrong states to start from that explain the first row."""
         row, wrong = terms(self.shape, self.tokens[0]), wrong_heads(seen, wanted, bound)
         for cause, sentence, state in self.starts(bound):
-            if same(
-                seen[0][wrong], [step(self.shape, state, row)[0][wrong]], bound
-            ):  # most are not
+            made = step(self.shape, state, row)[0]
+            if same(seen[0][wrong], [made[wrong]], bound / 4):  # most are not
                 yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
             more = wanted[0] + taken(self.shape, row, state - self.start)
             if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
-                yield (
-                    cause,
-                    f"{sentence}, which outputs see alone",
-                    torch.cat([more[None], seen[1:]]),
-                )
+                alone = torch.cat([more[None], seen[1:]])
+                yield cause, f"{sentence}, which outputs see alone", alone
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
@@ -326,40 +311,34 @@ class Situation:
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
             if cause in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
-                return "wrong-chunk", f"from row {row} on, chunks have {chunk} rows; {words}"
+                words = joined(f"from row {row} on, chunks have {chunk} rows", words)
+                return "wrong-chunk", words
             return cause, words
         if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found
         share = self._shares(seen[row], row, bound, last=False)
         if share and chunk and "times what" not in share[1]:
             return share
-        begins = (row, 0) if len(seen) <= _MOST_ROWS else (row,)
-        for begin in dict.fromkeys(begins if not self.parents else (0,)):
-            ways = self._ways(self.start, len(seen), 0, bound, begin)
-            if found := closest(seen, ways, bound, wanted):
-                return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
-        if self.kernel.ring and (folded := self._folded_within(seen, wanted, bound)):
-            return folded
-        if parents := parents_followed(
-            self.shape, self.start, seen, self.tokens, bound, self.parents
-        ):
-            return "wrong-parent", parents
-        if heads := heads_read(
-            self.shape, self.start, seen, self.tokens, bound, False, self.parents
-        ):
-            return "head-mapping", heads
+        begin = row if len(seen) > _MOST_ROWS and not self.parents else 0
+        ways = self._ways(self.start, len(seen), 0, bound, begin)
+        if found := closest(seen, ways, bound, wanted):
+            return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
+        every, folds = list(self.inputs(self.tokens)), self._folds if self.kernel.ring else None
+        rows = self.shape, self.start, seen, self.tokens, self.parents
+        if found := row_by_row(*rows, every, folds, bound):
+            return found
         if words := exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
         if of_heads and (words := exchanged(of_heads[0], of_heads[1], bound)):
             return "head-mapping", f"head {words}"
-        if words := tile(seen, wanted, bound):
-            return "wrong-tile", words
+        if tile(seen, wanted, bound):
+            return "wrong-tile", ""
         if share:
             return share
         if words := of_rounding(seen, wanted):
             return "drift", words
-        return self.unnamed("wrong-output", place(seen, wanted, bound))
+        return self.unnamed("wrong-output", "")
 
     def explain_state(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str]:
         """Cause and sentence for the state after `count` accepted rows of this pass."""
@@ -395,32 +374,32 @@ class Situation:
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         heads = wrong_heads(seen[None], right[None], bound)
-        alone = "" if heads.all() else f", in heads {spans(heads)} alone"
         for cause, sentence, state in self.starts(bound):
-            sentence += alone
             made = self._played(state, self.tokens[:count])[1][-1]
-            if same(seen[heads], [made[heads]], bound):
+            if same(seen[heads], [made[heads]], bound / 4):  # nearer than the right one
                 return cause, sentence
-            if same(seen[heads], [state[heads]], bound):
+            if same(seen[heads], [state[heads]], bound / 4):
                 if cause == "other-sequence":
                     return "other-sequence-written", f"the state is {sentence}"
                 return cause, f"{sentence}, without the rows of this pass"
-        if found := closest(seen, self._ways(self.start, count, 1, bound), bound, right, last=True):
+        ways, again = tee(self._ways(self.start, count, 1, bound))
+        found = closest(seen, ways, bound, right, last=True)
+        if not found and self.shape.recurrence != "conv":
+            each = (((cause, words), made[None]) for cause, words, made in again)
+            gives = {way: ~wrong_heads(seen[None], made, bound) for way, made in each}
+            found = fewest(gives, heads, ["heads"])
+        if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        if words := heads_read(self.shape, self.start, seen, self.tokens[:count], bound, True):
-            return "head-mapping", words
-        if words := tile(seen, right, bound):
-            return "wrong-tile", words
         none = (seen.abs() <= bound) & (right.abs() > bound)
         if self.shape.recurrence != "conv" and (lost := none.all(2).all(0)).any():
             return "wrong-tile", f"nothing is kept in key channels {spans(lost)}"
-        if words := tile(seen.transpose(-1, -2), right.transpose(-1, -2), bound):
-            return "wrong-tile", f"of key channels, {words}"
+        if tile(seen, right, bound) or tile(seen.mT, right.mT, bound):
+            return "wrong-tile", ""
         if found := self._shares(seen, count - 1, bound, last=True):
             return found
         if words := of_rounding(seen, right):
             return "drift", words
-        return self.unnamed("wrong-state", place(seen, right, bound))
+        return self.unnamed("wrong-state", "")
 
     def _shares(
         self, seen: torch.Tensor, row: int, bound: float, last: bool
@@ -477,11 +456,12 @@ class Situation:
             if same(seen, [state], bound):
                 cause = "other-sequence-written" if cause == "other-sequence" else "stale-column"
                 return cause, f"{words}, though it is not in this pass"
-        return "other-sequence-written", place(seen, self.start, bound)
+        return "other-sequence-written", place(self.shape, seen, self.start, bound)
 
     def unnamed(self, cause: str, words: str) -> tuple[str, str]:
         """A cause that says what is seen alone; of a log, whether it was about to wrap."""
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
-            return "wrong-wrap", f"{words}, after {taken} rows in a log of {self.kernel.ring}"
+            after = f"after {taken} rows in a log of {self.kernel.ring}"
+            return "wrong-wrap", ", ".join(filter(None, (words, after)))
         return cause, words

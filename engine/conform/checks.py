@@ -15,9 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from engine.conform import adapters
-from engine.conform.cases import Shape, Source
+from engine.conform.cases import Rows, Shape, Source, loads
 from engine.conform.causes import Situation
-from engine.conform.fits import spans
+from engine.conform.fits import joined, place, spans
 from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
@@ -30,6 +30,7 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
 VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
+OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
 _LESS = ("state-not-committed", "other-sequence-written", "state-lost", *VAGUE)
 _GUARD = "interpreter_with_triton"
 
@@ -57,8 +58,24 @@ class Fault:
     row_errors: tuple[float, ...] = ()
     depth_errors: tuple[float, ...] = ()
 
+    @property
+    def symptom(self) -> tuple[bool, bool, bool, str]:
+        """What is seen without its cause: of outputs or states, NaN or not; else the cause."""
+        of_what = bool(self.row_errors), bool(self.depth_errors)
+        return *of_what, self.error < math.inf, "" if any(of_what) else self.cause
+
 
 CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
+
+
+@contextmanager
+def limited(work: int) -> Iterator[None]:
+    """Players stop where they have played this much more."""
+    Player.most = Player.work + work
+    try:
+        yield
+    finally:
+        Player.most = math.inf
 
 
 def has_check(kernel: Kernel, name: str) -> bool:
@@ -72,7 +89,11 @@ def has_check(kernel: Kernel, name: str) -> bool:
 
 
 class Player:
-    """Plays scripts of one kernel at one shape."""
+    """Plays scripts of one kernel at one shape. All count what they play: `rows` of passes, each
+    times its heads, and their `work`, in Triton's interpreter loads, else rows; `most`: where
+    they stop (`limited`)."""
+
+    rows, work, most = 0, 0, math.inf
 
     def __init__(
         self,
@@ -140,6 +161,7 @@ class Player:
         reference: Reference,
     ) -> list[Fault]:
         def fault(cause: str, detail: str, sequence: int, row: int, error: float) -> Fault:
+            detail = joined(detail, "in a step without drafts" * (not one.drafts))
             return self._fault(check, cause, detail, index, sequence, row, error)
 
         ids = (*one.sequences, *(-1 for _ in one.padding))
@@ -148,7 +170,7 @@ class Player:
         kept = [len(t[-1]) if t else 0 for t in reference.tokens]
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: copied(subject.state(s)) for s in others}
-        outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
+        outputs = self.outputs(one, rows, subject)
         wanted = reference.verify(rows)
         if one.padding and isinstance(outputs, torch.Tensor):
             outputs = outputs[: len(wanted)]  # those of padding may be left out
@@ -179,11 +201,12 @@ class Player:
                     one_seen = seen[part], self.bound
                     cause, detail = _named(cause, situations[sequence].explain_outputs, *one_seen)
                 each = errors_of(seen[part], wanted[part])
-                found = fault(cause, detail, sequence, row, error)
+                where = place(self.shape, seen[part], wanted[part], self.bound)
+                found = fault(cause, joined(detail, where), sequence, row, error)
                 faults.append(replace(found, row_errors=each))
         parts = zip(one.sequences, rows.slices(), strict=False)
-        where = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
-        words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in where if off.any())
+        none = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
+        words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in none if off.any())
         if words and any(fault.cause == "unused-memory" for fault in faults):
             faults = [replace(f, detail=f"no number in the output of rows {words}") for f in faults]
         if one.drafts or one.reset:
@@ -212,7 +235,8 @@ class Player:
                     cause, detail = _named(cause, situations[sequence].explain_state, *this)
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = errors_of(state.expand_as(depths), depths)
-                found = fault(cause, detail, sequence, count - 1, error)
+                where = place(self.shape, state, right, self.bound)
+                found = fault(cause, joined(detail, where), sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
         for sequence, first in still.items():
             after = copied(subject.state(sequence))
@@ -224,6 +248,18 @@ class Player:
                 faults.append(fault(cause, words, sequence, -1, error))
         reference.accept(one.sequences, one.accepted)
         return faults
+
+    def outputs(self, one: Pass, rows: Rows, subject: Subject) -> torch.Tensor:
+        """What a kernel gives for the rows of a pass. Raises RuntimeError if, with the work that
+        its rows took so far, these would go beyond `most`."""
+        n = sum(rows.lengths) * (1 if self.shape.recurrence == "conv" else self.shape.n_heads)
+        if Player.work + n * Player.work / max(1, Player.rows) > Player.most:
+            raise RuntimeError("the search for a cause has played as much as it may")
+        before = loads[0]
+        outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
+        Player.rows += n
+        Player.work += max(n, loads[0] - before)
+        return outputs
 
     def _fault(self, check: str, cause: str, detail: str, *place: Any) -> Fault:
         """place: round, sequence, row, error, and whether it is a note."""
@@ -382,10 +418,12 @@ def errors_of(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, ...]:
 
 
 def check(
-    kernel: Kernel, package: Package, shape: Shape, name: str, seed: int, device: str, rounds: int
-) -> list[Fault]:
-    """Faults that one check of one kernel finds at this shape; errors of the call are faults."""
-    player = Player(kernel, package, shape, seed, device)
+    kernel: Kernel, package: Package, shape: Shape, name: str, seed: int, device: str, rounds: int,
+    named: bool = True,
+) -> list[Fault]:  # fmt: skip
+    """Faults that one check of one kernel finds at this shape, named or not; errors of the call
+    are faults."""
+    player = Player(kernel, package, shape, seed, device, named=named)
     try:
         if name == "repeat":
             return player.repeat()

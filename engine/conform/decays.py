@@ -69,11 +69,7 @@ def _factors(
         ("gate-order", "{} with the next row's decay too", lambda i, j: over(j + 1, i + 2)),
         ("gate-order", "{} with its own row's decay too", lambda i, j: over(j, i + 1)),
         ("gate-order", "{} without the first decay", lambda i, j: over(j + 2, i + 1)),
-        (
-            "gate-order",
-            "{} with the decay of the rows before it, not after it",
-            lambda i, j: over(0, j),
-        ),
+        ("gate-order", "{} with the decay of rows before it, not after", lambda i, j: over(0, j)),
         ("gate-order", "{} with the decay of all rows", lambda i, j: over(0, i + 1)),
         ("wrong-gate", "{} with its decay twice", base(2)),
         ("wrong-gate", "{} with 2 for e in its decay", base(math.log(2))),
@@ -272,14 +268,7 @@ class Log:
         ]
         for words, at in moved.items():
             others = [held.get(x) for x in at]
-            for names in (
-                ("decay",),
-                ("key",),
-                ("value",),
-                ("beta",),
-                ("value", "beta"),
-                ("wrote",),
-            ):
+            for names in map(str.split, ("decay", "key", "value", "beta", "value beta", "wrote")):
                 state = self.states[0]
                 for i, j in enumerate(others):
                     read = values[j] if j is not None else {x: 0 * values[i][x] for x in names}
@@ -314,16 +303,18 @@ class Log:
         self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where the state before, or all, is kept with the decay of
-        as many rows (or a chunk's) up to another one of the pass, or of another head, where these
-        rows are the batch's from `first` on, and their sequence's from `begin` on."""
+        as many rows (or a chunk's, or those of that chunk) up to another one of the pass, or of
+        another head, where these rows are the batch's from `first` on, and their sequence's from
+        `begin` on."""
         n, each = len(self.rows), [terms(self.shape, row)["decay"] for row in batch]
         own, last = torch.stack(each[first : first + n]).prod(0), first + n - 1
         others = [
             ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
         ]
         for end in (end for end in range(len(each)) if end != last):
-            cause = "gate-of-other-row" if end >= begin else "other-sequence"
-            for many in dict.fromkeys((n, chunk or n)):
+            cause = "wrong-chunk" if end > last else "gate-of-other-row"
+            cause = cause if end >= begin else "other-sequence"
+            for many in dict.fromkeys((n, chunk or n, (end - begin) % (chunk or n) + 1)):
                 other = torch.stack(each[max(0, end + 1 - many) : end + 1]).prod(0)
                 words = f"the decay up to row {end} of the pass, not {last}"
                 others.append((cause, words, other))

@@ -21,6 +21,11 @@ def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
     return (row["read"][:, :, None] * row["decay"] * state).sum(1)
 
 
+def joined(*words: str) -> str:
+    """What is said, without what is empty."""
+    return "; ".join(filter(None, words))
+
+
 def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
     """Which precision has errors of this size in most values; empty where none has."""
     error = (seen - wanted).abs()
@@ -32,12 +37,25 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
     return f"{size:.1g} of the values' size in most of them, as of rounding to {kind}"
 
 
-def place(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """Which rows, heads or channels, and columns are wrong: of each dimension those that are."""
-    off = ~((seen - wanted).abs() <= bound * max(1.0, float(wanted.abs().max())))
-    moved = (off.unsqueeze(-1).transpose(0, d).flatten(1) for d in range(off.dim()))
-    each = (part.any(1) for part in moved)
-    return f"wrong are {', '.join(map(spans, each))} of its dimensions"
+def place(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """Where outputs of a pass, or a state, are wrong, in the axes in which it is not everywhere;
+    empty where it is."""
+    error = (seen - wanted).abs() / max(1.0, float(wanted.abs().max()))
+    # a value far above rounding is wrong too, where others are by much
+    off = ~(error <= min(bound, max(bound / 16, float(error.max()) / 256)))
+    conv, held = shape.recurrence == "conv", off.shape == shape.state
+    names = "heads, key channels, columns" if held else "rows, heads, columns"
+    if conv:
+        names = "channels, inputs of the window" if held else "rows, channels"
+    words = axes(names.split(", "), off)
+    return words and f"wrong in {words}"
+
+
+def axes(names: Sequence[str], off: torch.Tensor) -> str:
+    """Where some of the values are true, in words: of each named axis that has none somewhere."""
+    moved = (off.unsqueeze(-1).transpose(0, d).flatten(1).any(1) for d in range(off.dim()))
+    each = zip(names, moved, strict=True)
+    return ", ".join(f"{name} {spans(some)}" for name, some in each if not some.all())
 
 
 def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:
@@ -94,17 +112,13 @@ def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: floa
     return ""
 
 
-def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """The only columns, a range of the last dimension, that are wrong; empty where it is none."""
-    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
-    columns = off.flatten(0, -2).any(0).nonzero().flatten().tolist()
-    n = seen.shape[-1]
-    if not columns or columns != list(range(columns[0], columns[-1] + 1)) or len(columns) > n - 8:
-        return ""
-    rest = (seen - wanted).abs().flatten(0, -2).amax(0)
-    if 16 * sorted(rest.tolist())[n - len(columns) - 1] > float(rest.max()):
-        return ""  # all of them are off by some
-    return f"columns {columns[0]} to {columns[-1]} of {n} are wrong, and no other"
+def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> bool:
+    """Whether a range of the last dimension is wrong, and no other columns are, be it by less."""
+    error = (seen - wanted).abs().flatten(0, -2).amax(0)
+    columns = (error > bound * max(1.0, float(wanted.abs().max()))).nonzero().flatten()
+    n, rest = len(columns), error.sort().values[: len(error) - len(columns)]
+    whole = 0 < n <= len(error) - 8 and int(columns[-1] - columns[0]) == n - 1
+    return whole and 16 * float(rest.max()) <= float(error.max())
 
 
 def closest(
@@ -115,10 +129,10 @@ def closest(
     last: bool = False,
 ) -> tuple[str, str] | None:
     """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
-    gives all, of the one that gives all that is wrong, with where that is. Values are taken apart
+    gives all, of the one that gives all that is wrong. Values are taken apart
     by head and column, which do not depend on each other, or (last: of a state) each alone."""
     parts = _apart(right, last)
-    limit = min(4 * bound, max(bound, off(seen, right)) / 4)  # most of the error is explained
+    limit = min(4 * bound, max(4 * bound, off(seen, right)) / 16)  # of nearly all of the error
     there = (_apart(seen, last) - parts).abs().amax(1) > bound
     some = not there.all() and there.sum() * parts.shape[1] > _LEAST
     best, least, part, nearest = None, limit, None, limit
@@ -133,9 +147,7 @@ def closest(
             error = off(_apart(seen, last)[there], made[there])
             if error <= (nearest / 2 if part else nearest):
                 part, nearest = (cause, sentence), error
-    if best or not part:
-        return best
-    return part[0], f"{part[1]}, in a part alone: {place(seen, right.view(seen.shape), bound)}"
+    return best or part
 
 
 def _apart(x: torch.Tensor, last: bool) -> torch.Tensor:

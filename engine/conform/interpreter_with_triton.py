@@ -18,6 +18,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
+from engine.conform.cases import loads
+
 _MOST_PLACES = 4
 
 
@@ -212,6 +214,7 @@ def mend() -> None:
         return made, named
 
     def masked_load(self: Any, ptrs: Any, mask: Any, *others: Any) -> Any:
+        loads[0] += 1
         size = ptrs.get_element_ty().primitive_bitwidth // 8
         off = _BOUNDS.outside(ptrs.data, mask.data, size)
         if off is not None:  # whatever lies there, in place of which `fill` is seen

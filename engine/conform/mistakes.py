@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, product
 
 import torch
 from torch.nn.functional import softplus
 
 from engine.conform.cases import Shape
-from engine.conform.fits import same
-from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, play, step, terms
+from engine.conform.fits import axes
+from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, step, terms
 
 _MOST_ROWS, _MOST_HEADS = 8, 16
 
@@ -42,6 +42,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     beta, key, read = right["beta"], right["key"], right["read"]
     raw, bias = row["dt" if mamba else "a"], row["dt_bias"]
     rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (raw.dim() - 1))
+    heads = shape.n_heads
     gates: list[tuple[str, torch.Tensor]] = [
         ("softplus is left out", raw + bias),
         ("dt_bias is left out", softplus(raw)),
@@ -54,7 +55,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     ]
 
     def decay(g: torch.Tensor) -> Row:
-        return right | {"decay": torch.exp(g).view(shape.n_heads, -1, 1)}
+        return right | {"decay": torch.exp(g).view(heads, -1, 1)}
 
     made = []
     for words, dt in gates:
@@ -71,17 +72,9 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         ("wrong-gate", "A_log is taken without exp", decay(-log * dt)),
         ("wrong-gate", "A has the other sign", decay(-g)),
         ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
-        (
-            "wrong-gate",
-            "the logarithm of the decay is taken as one to base 2",
-            decay(g / math.log(2)),
-        ),
+        ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
         ("wrong-gate", "the decay is applied twice", decay(2 * g)),
-        (
-            "wrong-gate",
-            "the decay's exp is left out",
-            right | {"decay": g.view(shape.n_heads, -1, 1)},
-        ),
+        ("wrong-gate", "the decay's exp is left out", right | {"decay": g.view(heads, -1, 1)}),
     ]
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
         along = right | {"decay": right["decay"].transpose(1, 2)}
@@ -110,7 +103,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["k is scaled as q is"] = {"key": key * scale}
     made += [("wrong-term", words, right | other) for words, other in inputs.items()]
     if not mamba:
-        per_group = shape.n_heads // shape.n_groups
+        per_group = heads // shape.n_groups
         q, k = (row[n].repeat_interleave(per_group, 0) for n in "qk")
         of_q, of_k = (x.norm(dim=-1, keepdim=True) for x in (q, k))
         norms = {
@@ -122,10 +115,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         }
         root, scaled = shape.d_k**0.5, "the scale is left out, or q divided by its root mean square"
         norms["k is divided by its root mean square"] = {"key": key * root}
-        norms["q and k are divided by their root mean squares"] = {
-            "key": key * root,
-            "read": read * root,
-        }
+        both = {"key": key * root, "read": read * root}
+        norms["q and k are divided by their root mean squares"] = both
         for eps in (1.0, 0.1, 1e-2, 1e-3, 1e-4):
             less_q, less_k = ((x * x).sum(-1, keepdim=True).add(eps).rsqrt() for x in (q, k))
             with_eps = {"q": {"read": q * less_q * scale}, "k": {"key": k * less_k}}
@@ -176,22 +167,11 @@ def offsets(shape: Shape, tokens: Sequence[Row]) -> Iterator[tuple[str, str, lis
     if shape.recurrence not in ("gdn", "kda"):
         return
     k, v, g, h = shape.d_k, shape.d_v, shape.n_groups, shape.n_heads
-    places = {
-        0,
-        k,
-        g * k,
-        h * k,
-        (g + h) * k,
-        2 * g * k,
-        2 * h * k,
-        h * v,
-        h * v + g * k,
-        2 * h * v,
-    }
+    of = {0, k, g * k, h * k, (g + h) * k, 2 * g * k, 2 * h * k, h * v, h * v + g * k, 2 * h * v}
     at = 0
     for name in "qkv":
         size = tokens[0][name].numel()
-        for place in sorted(places - {at}):
+        for place in sorted(of - {at}):
             rows = []
             for row in tokens:
                 whole = torch.cat([row[x].flatten() for x in "qkv"])[place : place + size]
@@ -226,57 +206,72 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def heads_read(
-    shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row], bound: float,
-    last: bool, parents: Sequence[int] = (),
-) -> str:  # fmt: skip
-    """Which key heads a value head reads, where other ones than its own explain all; last:
-    seen is the last state [heads, …], else outputs [rows, heads, …]."""
-    n, groups = shape.n_heads, shape.n_groups
-    if shape.recurrence == "conv" or n > _MOST_HEADS:
-        return ""
-    of_heads = seen if last else seen.view(len(tokens), n, -1).transpose(0, 1)
-    shared = ("C", "B") if shape.recurrence == "mamba2" else ("q", "k")
-    others = (x for x in ROW_INPUTS[shape.recurrence] if x not in shared)
-    weights = HEAD_WEIGHTS[shape.recurrence]
-    for names, count in ((shared, groups), *(((x,), n) for x in (*others, *weights)), (weights, n)):
-        read: dict[int, tuple[int, ...]] = {}
-        for heads in product(range(count), repeat=len(names)):
-            if (last or names is weights) and len(set(heads)) > 1:
-                continue  # states do not depend on q
-            at = dict(zip(names, heads, strict=True))
-            rows = [
-                row | {x: row[x][i : i + 1].expand_as(row[x]) for x, i in at.items()}
-                for row in tokens
-            ]
-            outputs, states = play(shape, start, rows, parents=parents)
-            for head, made in enumerate(states[-1] if last else torch.stack(outputs, 1)):
-                if same(of_heads[head], [made], bound):
-                    read.setdefault(head, heads)
-        wrong = [(h, at) for h, at in read.items() if set(at) != {h // (n // count)}]
-        if len(read) == n and wrong:
-            head, heads = wrong[0]
-            words = (f"{x} of head {i}" for x, i in zip(names, heads, strict=True))
-            return f"value head {head} reads {', '.join(words)}"
-    return ""
+def of_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows where all heads take inputs or weights of one head."""
+    kind = shape.recurrence
+    if kind == "conv" or not 1 < shape.n_heads <= _MOST_HEADS:
+        return
+    shared = ("C", "B") if kind == "mamba2" else ("q", "k")
+    others = (*ROW_INPUTS[kind], *HEAD_WEIGHTS[kind])
+    for names in (*((x,) for x in others), shared, HEAD_WEIGHTS[kind]):
+        for head in range(len(rows[0][names[0]])):
+            at = slice(head, head + 1)
+            made = [row | {x: row[x][at].expand_as(row[x]) for x in names} for row in rows]
+            yield "head-mapping", f"{' and '.join(names)} of head {head}", made
 
 
-def parents_followed(
-    shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row], bound: float,
-    parents: Sequence[int],
-) -> str:  # fmt: skip
-    """Of a tree, a row whose output is right after another row than its parent, where all
-    outputs can be had from some row, or from the state before the pass (-1); else empty."""
-    states, words = [start], ""
-    for i, row in enumerate(tokens if parents else ()):
-        others = [p for p in range(-1, i) if p != parents[i]]
-        for parent in (parents[i], *others):
-            output, after = step(shape, states[parent + 1], row)
-            if same(seen[i], [output], bound):
-                break
-        else:
-            return ""
-        if parent != parents[i] and not words:
-            words = f"row {i} follows row {parent} and not row {parents[i]}"
+def row_by_row(
+    shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row],
+    parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row], str]],
+    folds: Callable[[Sequence[Row]], Iterable[tuple[str, str, torch.Tensor]]] | None, bound: float,
+) -> tuple[str, str] | None:  # fmt: skip
+    """Cause and sentence where each head of each row has the right output or that of some way
+    through the row, from what the rows before it left: of a tree, also after another row than its
+    parent; of a log, also from a wrong fold of it and of these rows."""
+    n = 1 if shape.recurrence == "conv" else shape.n_heads
+    states, wrong = [start], torch.zeros(len(tokens), n, dtype=torch.bool)
+    gives: dict[tuple[str, str], torch.Tensor] = {}
+    limit = 4 * bound * max(1.0, float(seen.abs().max()))
+
+    def fits(row: int, output: torch.Tensor) -> torch.Tensor:
+        return (output.reshape(n, -1) - seen[row].reshape(n, -1)).abs().amax(1) <= limit
+
+    for i, row in enumerate(tokens):
+        parent = parents[i] if parents else i - 1
+        before, words_of = states[parent + 1], f"row {i} follows row {{}} and not row {parent}"
+        output, after = step(shape, before, row)
+        left = wrong[i] = ~fits(i, output)
+        tree = range(-1, i if parents else -1)
+        of_parents = (("wrong-parent", words_of.format(p), states[p + 1], row, "") for p in tree)
+        inputs = ((cause, words, before, rows[i], of) for cause, words, rows, of in ways)
+        made_of = folds(tokens[:i]) if folds and i else ()
+        after_row = f", after row {i} of the pass"
+        of_folds = ((cause, words + after_row, state, row, "") for cause, words, state in made_of)
+        others = chain(of_parents, inputs, of_folds) if left.any() else ()
+        for cause, words, state, other, variant in others:
+            output, made = step(shape, state, other, variant)
+            fit = fits(i, output) & wrong[i]
+            if fit.any():
+                gives.setdefault((cause, words), torch.zeros_like(wrong))[i] = fit
+                now = (fit & left).view(-1, *[1] * (made.dim() - 1))
+                after, left = torch.where(now, made, after), left & ~fit
+        if left.any():
+            return None
         states.append(after)
-    return words
+    return fewest(gives, wrong, ("rows", "heads"))
+
+
+def fewest(
+    gives: dict[tuple[str, str], torch.Tensor], wrong: torch.Tensor, names: Sequence[str]
+) -> tuple[str, str] | None:
+    """The cause of the first, and the sentences with their places, of the fewest ways that
+    together give all that is wrong (True), each as much of what is left as can be."""
+    said, left = list[tuple[str, str]](), wrong
+    while left.any():
+        way = max(gives, key=lambda x: int((gives[x] & left).sum()), default=None)
+        if way is None or not (gives[way] & left).any():
+            return None
+        at = axes(names, gives[way] & wrong)
+        said.append((way[0], way[1] + (at and f", in {at}")))
+        left = left & ~gives[way]
+    return (said[0][0], "; ".join(words for _, words in said)) if said else None

@@ -22,36 +22,33 @@ class Pass:
     padding: tuple[int, ...] = ()  # rows of sequences that the engine adds to fill the batch
     reset: bool = False  # a step without drafts is committed by a count too, of one row
 
-    def only(self, sequence: int) -> Iterator[Pass]:
+    def only(self, sequence: int) -> Pass | None:
         """The pass of this sequence alone, if it is in it."""
-        for i in [i for i, s in enumerate(self.sequences) if s == sequence]:
-            at = slice(i, i + 1)
-            parts = self.sequences[at], self.lengths[at], self.accepted[at]
-            yield Pass(*parts, self.drafts, self.parents[at])
+        if sequence not in self.sequences:
+            return None
+        at = slice(i := self.sequences.index(sequence), i + 1)
+        parts = self.sequences[at], self.lengths[at], self.accepted[at]
+        return Pass(*parts, self.drafts, self.parents[at])
 
-    def full(self, t: int) -> Iterator[Pass]:
+    def full(self, t: int) -> Pass:
         """The pass with t rows of every sequence, where it has drafts."""
-        yield replace(self, lengths=(t,) * len(self.lengths)) if self.drafts else self
+        return replace(self, lengths=(t,) * len(self.lengths)) if self.drafts else self
 
-    def counted(self) -> Iterator[Pass]:
+    def counted(self) -> Pass:
         """The pass with its count set anew, where it has no drafts."""
-        yield replace(self, reset=not self.drafts)
+        return replace(self, reset=not self.drafts)
 
-    def chunked(self, size: int) -> Iterator[Pass]:
+    def chunked(self, size: int) -> Pass:
         """The prompts of the pass with whole chunks."""
         lengths = tuple(-(-n // size) * size for n in self.lengths)
-        yield replace(self, lengths=lengths, accepted=lengths)
+        return replace(self, lengths=lengths, accepted=lengths)
 
-    def same(self) -> Iterator[Pass]:
-        """The pass as it is."""
-        yield self
-
-    def whole(self, n: int) -> Iterator[Pass]:
+    def whole(self, n: int) -> Pass:
         """The pass with all of n sequences in their order; those added are like the first."""
         at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
         lengths, accepted = (tuple(x[i] for i in at) for x in (self.lengths, self.accepted))
         parents = tuple(self.parents[i] for i in at) if self.parents else ()
-        yield Pass(tuple(range(n)), lengths, accepted, self.drafts, parents)
+        return Pass(tuple(range(n)), lengths, accepted, self.drafts, parents)
 
 
 Script = Callable[[Shape, random.Random, Kernel], Iterator[Pass]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 
@@ -13,7 +13,8 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.causes import Situation
-from engine.conform.checks import VAGUE, Fault, Player, copied, errors_of
+from engine.conform.checks import VAGUE, Fault, Player, copied, errors_of, limited
+from engine.conform.fits import joined, place
 from engine.conform.packages import interpreted
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import ROW_INPUTS, terms, token
@@ -38,20 +39,18 @@ _INPUTS = {
     "wrong-term": ("v", "x", "B", "C", "D", "weight", "bias"),
 }
 _VALUES = (-4.0, 4.0, 0.5)
-_MOST_S = 30.0
+_MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
-Changed = Callable[[Pass], Iterator[Pass]]
+Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
 def placed(player: Player, fault: Fault) -> Fault:
     """The fault with what further plays tell: with zeros in place of NaN, of every number of
     accepted rows, and with other passes and shapes."""
-    try:
-        for further in (_filled, _seen, _by_count, elsewhere):
+    for further in (_filled, _seen, _by_count, elsewhere):
+        with limited(_MOST), suppress(Exception):  # of a play that the check had not
             fault = further(player, fault)
-    except Exception:  # of a play that the check had not; the fault remains
-        return fault
     return fault
 
 
@@ -111,20 +110,25 @@ def _seen(player: Player, fault: Fault) -> Fault:
     if not fault.row_errors or not vague or shape.recurrence == "conv" or shape.d_k > _MOST_SEEN:
         return fault
     m = shape.d_k + 8
+    until = 1 + next(i for i, error in enumerate(fault.row_errors) if error > player.bound)
     other = player.like(shape=replace(shape, n_sequences=m), copies=True)
     for empty in (False, True) if check == "prompts" else (False,):
         source, subject, reference = other.start(empty, check)
         passes = SCRIPTS[check](shape, random.Random(f"{check} {player.seed}"), player.kernel)
-        played = (p for one in islice(passes, fault.round + 1) for p in one.only(fault.sequence))
-        for one in played:
+        alone = (one.only(fault.sequence) for one in islice(passes, fault.round + 1))
+        for index, one in enumerate(filter(None, alone)):
+            if player.kernel.chunk and index == fault.round:  # what comes later is not seen
+                many = (min(until, *one.lengths),)
+                one = replace(one, lengths=many, accepted=many)
             before = list(reference.passes[0])
             kept = len(reference.tokens[0][-1]) if reference.tokens[0] else 0
             every, parents = range(m), one.parents * m
             rows = source.rows(every, one.lengths * m, parents)
-            outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
+            outputs = other.outputs(one, rows, subject)
             wanted, n = reference.verify(rows), one.lengths[0]
-            tokens = [terms(shape, token(rows, i)) for i in range(m * n)]
-            reads, skips = (torch.stack([t[x] for t in tokens]) for x in ("read", "skip"))
+            tokens = [token(rows, i) for i in range(n)]
+            each = [terms(shape, token(rows, i)) for i in range(m * n)]
+            reads, skips = (torch.stack([t[x] for t in each]) for x in ("read", "skip"))
             seen = (outputs.double().cpu() - skips).unflatten(0, (m, n)).permute(1, 2, 0, 3)
             read = reads.unflatten(0, (m, n)).permute(1, 2, 0, 3)
             states = torch.linalg.lstsq(read, seen, driver="gelsd").solution
@@ -134,17 +138,16 @@ def _seen(player: Player, fault: Fault) -> Fault:
             off = (states - torch.stack(reference.depths(0))).abs().flatten(1).amax(1)
             if off.max() > 4 * bound:
                 row, tree = int((off > 4 * bound).nonzero()[0]), parents[0] if parents else ()
-                here = Situation(
-                    player.kernel, reference, 0, tokens[:n], before, kept, tree, tokens[:n]
-                )
+                here = Situation(player.kernel, reference, 0, tokens, before, kept, tree)
                 cause, words = here.explain_state(states[row], row + 1, 4 * player.bound)
                 if cause in ("wrong-state", "drift"):
                     return fault
                 if cause == "wrong-gate" and 0 < player.kernel.chunk <= row:
                     cause = "wrong-chunk"  # first chunks are right, so is the formula
                 words = words.removesuffix(", in the state alone: outputs are right")
-                words = f"{words}: the state that the output of row {row} sees"
-                return replace(fault, cause=cause, detail=words)
+                where = place(shape, states[row], reference.depths(0)[row], 4 * player.bound)
+                of = f"in the state that the output of row {row} sees"
+                return replace(fault, cause=cause, detail=joined(words, of, where))
             if one.drafts or one.reset:
                 subject.accept(every, one.accepted * m)
             reference.accept(every, one.accepted * m)
@@ -153,13 +156,12 @@ def _seen(player: Player, fault: Fault) -> Fault:
 
 def _by_count(player: Player, fault: Fault) -> Fault:
     """Which state each number of accepted rows leaves, where one sequence alone shows it."""
-    if fault.cause not in _COUNTED or player.kernel.chunk or fault.check == "trees":
-        return fault
-    if fault.row_errors:  # of an output: no state of the pass is known
+    # of a wrong output, no state of the pass is known
+    known = fault.cause in _COUNTED and fault.check != "trees" and not fault.row_errors
+    if not known or player.kernel.chunk:
         return fault
     t = max(3, player.shape.n_tokens)
-    shape = replace(player.shape, n_tokens=t, n_sequences=1)
-    player = player.like(shape=shape)
+    player = player.like(shape=replace(player.shape, n_tokens=t, n_sequences=1))
     left: list[int | None] = []
     for count in range(1, t + 1):
         source, subject, reference = player.start()
@@ -197,62 +199,68 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     log = player.kernel.ring or player.kernel.log
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     one = fault.sequence
+    same: Changed = lambda p, _: p  # noqa: E731
     others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
     ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
         (
             ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
-            "all prompts have whole chunks", lambda p: p.chunked(c), shape,
+            "all prompts have whole chunks", lambda p, _: p.chunked(c), shape,
         ),
         (
             ("wrong-stride", not c and (stale or vague or fault.cause in of_length)),
-            f"every pass has {t} rows", lambda p: p.full(t), shape,
+            f"every pass has {t} rows", lambda p, _: p.full(t), shape,
         ),
         (
             ("lost-fold" if log else "stale-column", stale or vague),
-            "the count is set to 1 by a step without drafts", Pass.counted, shape,
+            "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape,
         ),
-        (others, "no other sequence is in its passes", lambda p: p.only(one), shape),
-        (others, "all sequences are in its passes", lambda p: p.whole(n), shape),
+        (others, "no other sequence is in its passes", lambda p, _: p.only(one), shape),
+        (others, "all sequences are in its passes", lambda p, _: p.whole(n), shape),
         (
             ("head-mapping", vague and shape.n_groups < shape.n_heads),
-            "no heads share a key", Pass.same, replace(shape, n_groups=shape.n_heads),
+            "no heads share a key", same, replace(shape, n_groups=shape.n_heads),
         ),
         (
             ("head-mapping", vague and shape.n_heads > 1),
-            "there is one head", Pass.same, replace(shape, n_heads=1, n_groups=1),
+            "there is one head", same, replace(shape, n_heads=1, n_groups=1),
         ),
         (
             ("wrong-tile", vague and replace(shape, **whole) != shape),
-            "the size of a head is a power of two", Pass.same, replace(shape, **whole),
+            "the size of a head is a power of two", same, replace(shape, **whole),
         ),
     )  # fmt: skip
     if (vague or fault.cause == "wrong-tile") and player.kernel.ring and fault.round:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
-    began = time.monotonic()
     for (cause, may_be), words, changed, other in ways:
-        if time.monotonic() - began > _MOST_S:
-            break
         if may_be and not _wrong_with(player, fault, changed, other):
+            if cause == "wrong-stride" and stale and fault.row_errors:
+                # the passes that stored the state have all rows, the one that reads it has not
+                stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
+                if _wrong_with(player, fault, stored, other, 1):
+                    cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = stale and fault.cause != "state-not-committed"
             if cause == "other-sequence" and kept and "all" not in words:
                 cause = fault.cause
-            words = f"{fault.detail}; right where {words}".lstrip("; ")
-            return replace(fault, cause=cause, detail=words)
+            return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
     return fault
 
 
-def _wrong_with(player: Player, fault: Fault, changed: Changed, shape: Shape) -> bool:
+def _wrong_with(
+    player: Player, fault: Fault, changed: Changed, shape: Shape, more: int = 3
+) -> bool:
     """Whether a check's passes, up to some after that of its fault, are wrong where they are
-    changed; of two seeds, as few values may be right by chance (of prompts, which take long, of
-    one)."""
-    for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else 2)):
+    changed; of two seeds, as few values may be right by chance (of fewer heads, which meet fewer
+    values, of eight; of prompts, which take long, of one)."""
+    seeds = 8 if shape.n_heads < player.shape.n_heads else 2
+    for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else seeds)):
         dice = random.Random(f"{fault.check} {player.seed}")
         other = player.like(shape=shape, seed=seed, named=False)
         for empty in (False, True) if fault.check == "prompts" else (False,):
             started = other.start(empty, fault.check)
             script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
-            played = (p for one in islice(script, fault.round + 3) for p in changed(one))
+            passes = enumerate(islice(script, fault.round + more))
+            played = filter(None, (changed(one, index) for index, one in passes))
             if any(other.play(fault.check, i, p, *started) for i, p in enumerate(played)):
                 return True
     return False

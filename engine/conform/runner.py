@@ -21,8 +21,9 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import CHECKS, VAGUE, Fault, Player, check, has_check
+from engine.conform.checks import CHECKS, OF_ROWS, VAGUE, Fault, Player, check, has_check, limited
 from engine.conform.cost import measure
+from engine.conform.fits import joined
 from engine.conform.packages import Package
 from engine.conform.replays import placed
 from engine.conform.subject import Kernel
@@ -32,7 +33,9 @@ COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
-_MOST_SHRINK_S, _MOST_START_S, _MOST_END_S = 20.0, 300.0, 10.0
+_MOST_SHRINK = 12000  # Player.work
+_ROWS = 6  # of a pass that tells which of its rows are wrong
+_MOST_START_S, _MOST_END_S = 300.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +325,7 @@ class _Child:
         detail = f"more than {self.limit_s:g} s" if late else (words[-1:] or [ended])[0][:300]
         if self._unnamed is not None:  # only its cause was lost
             unsought = f"its cause was not found: {detail}"
-            detail = "; ".join(filter(None, (self._unnamed.detail, unsought)))
-            fault = replace(self._unnamed, detail=detail)
+            fault = replace(self._unnamed, detail=joined(self._unnamed.detail, unsought))
         else:
             shape = Shape(self.recurrence, 1, 1, 16, 16, 1, 1)
             fault = Fault(
@@ -440,35 +442,43 @@ def _checked(
         tried.add(one)
     if faults:
         yield False, faults
-    began = time.monotonic()
 
     def again(smaller: Shape) -> list[Fault]:
         if recurrence != "conv":
             smaller = replace(smaller, d_k=kernel.d or max(smaller.d_k, kernel.least_d))
         if kernel.square or kernel.d:
             smaller = replace(smaller, d_v=smaller.d_k)
-        if smaller in tried or time.monotonic() - began > _MOST_SHRINK_S:
+        if smaller in tried:
             return []
         tried.add(smaller)
-        return check(kernel, package, smaller, name, seed, device, min(rounds, 20))
+        return check(kernel, package, smaller, name, seed, device, min(rounds, 20), named=False)
 
-    found = [smallest(f, again) if f.cause not in ("crash", "drift") else f for f in faults[:1]]
-    yield True, [placed(Player(kernel, package, f.shape, seed, device), f) for f in found]
+    for fault in faults[:1]:
+        with limited(_MOST_SHRINK):
+            small = smallest(fault, again)
+        # a small shape may tell more of what is vague, and more rows which of them are wrong
+        other = small.shape if fault.cause in VAGUE else fault.shape
+        if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
+            other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
+        if other != fault.shape:
+            more = check(kernel, package, other, name, seed, device, min(rounds, 20))
+            fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
+        fault = replace(small, cause=fault.cause, detail=fault.detail)
+        faults = [placed(Player(kernel, package, fault.shape, seed, device), fault)]
+    yield True, faults
 
 
 def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
-    """The fault at the smallest shape that still shows its cause, halving one size at a time."""
-    while True:
+    """The fault at the smallest shape that still shows the same, halving one size at a time."""
+    while fault.cause not in ("crash", "drift"):
         for shape in fault.shape.smaller():
-            found = again(shape)
-            same = [f for f in found if f.cause == fault.cause and f.detail]
-            if found and fault.cause in VAGUE and found[0].cause not in ("crash", "hang"):
-                same = found  # the first of which is named, if one of them is
+            same = [f for f in again(shape) if f.symptom == fault.symptom]
             if same:
                 fault = same[0]
                 break
         else:
-            return fault
+            break
+    return fault
 
 
 if __name__ == "__main__":

@@ -381,19 +381,6 @@ class CutsDigits(own._Slots):
         return super()._run(parts, read, write)
 
 
-class RoundsEach(own._Slots):
-    """The state passes through bfloat16 from row to row."""
-
-    def _run(self, parts, read, write):
-        outs = []
-        for t in range(len(parts[0].v)):
-            now = write[:, len(parts[0].v) - 1 - t : len(parts[0].v) - t]
-            outs.append(super()._run([p.row(t) for p in parts], read, now))
-            read = now[:, 0]
-            self.pool[read] = self.pool[read].bfloat16().float()
-        return torch.cat(outs, 1)
-
-
 class FirstBeta(own._Slots):
     """The first row's beta is applied to all."""
 
@@ -485,7 +472,6 @@ PLANTED = [
     (RoundsBefore, "gdn", "drift"),
     (RoundsStored, "kda", "drift"),
     (CutsDigits, "gdn", "drift"),
-    (RoundsEach, "gdn", "drift"),
 ]
 
 

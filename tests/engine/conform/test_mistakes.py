@@ -3,12 +3,14 @@ is named with its place."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import softplus
 
+from engine.conform import replays
 from engine.conform.adapters import own
 from engine.conform.cases import Shape, Source
 from engine.conform.checks import Fault, Player, check
@@ -451,6 +453,47 @@ class FirstDecay(own._Slots):
         return out
 
 
+class LowGates(Altered):
+    """Gates below -1 have exp for softplus."""
+
+    def change(self, p):
+        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
+        x = p.a + p.dt_bias
+        p.tensors["g"] = -rate * torch.where(x < -1, torch.exp(x), softplus(x))
+
+
+class OddGates(Altered):
+    """Rows of odd number have the decay of the row before."""
+
+    def change(self, p):
+        rows = torch.arange(len(p.g))
+        p.tensors["g"] = p.g[rows - rows % 2]
+
+
+class ExchangedBetas(Altered):
+    """States, and no outputs, have the betas of the first two heads exchanged."""
+
+    def _run(self, parts, read, write):
+        before = self.pool.clone()
+        out = own._Slots._run(self, parts, read, write)
+        self.pool.copy_(before)
+        super()._run(parts, read, write)
+        return out
+
+    def change(self, p):
+        p.tensors["beta"] = p.beta[:, [1, 0, 2, 3]]
+
+
+class Shifted(own._Slots):
+    """Outputs are too large by one, which no known mistake gives; what was played is counted."""
+
+    played = 0
+
+    def verify(self, rows):
+        Shifted.played += sum(rows.lengths) * self.shape.n_heads
+        return super().verify(rows) + 1
+
+
 def first(adapter, recurrence, name="depths", **kernel) -> Fault:
     kernel = Kernel("planted", (recurrence,), adapter, dtypes=("float32",), **kernel)
     shape = SHAPES[recurrence]
@@ -473,13 +516,10 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (Backwards, "conv", "wrong-term", "tap 0 takes weight 3, tap 1 takes weight 2"),
         (SameTap, "conv", "wrong-term", "tap 1 takes weight 2"),
         (MeanSquares, "gdn", "wrong-norm", "k is divided by its root mean square"),
-        (
-            OneHead,
-            "gdn",
-            "wrong-gate",
-            "applied twice, in a part alone: wrong are all of 3, 2 of 4",
-        ),
-        (LaterRows, "kda", "gate-order", "seen from row 1 on"),
+        (OneHead, "gdn", "wrong-gate", "applied twice; wrong in heads 2 of 4"),
+        (LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
+        (LowGates, "gdn", "wrong-gate", "exp is taken for softplus, in rows "),
+        (ExchangedBetas, "gdn", "head-mapping", "b of head 0, in heads 1 of 4; b of head 1, in"),
         (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of q, k and v, not 0"),
         (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
@@ -493,12 +533,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (FirstDecay, "kda", "other-sequence", "with the decay of the pass's first rows"),
         (LogOfNegative, "kda", "wrong-gate", "finite where a is -4"),
         (RootOfNegative, "gdn", "wrong-norm", "finite where k is"),
-        (
-            HalfDecayed,
-            "kda",
-            "gate-order",
-            "0 to 3 of 8, all of 8 of its dimensions: the state that",
-        ),
+        (HalfDecayed, "kda", "gate-order", "of row 0 sees; wrong in key channels 0 to 3 of 8"),
         (SomeRows, "gdn", "unused-memory", "no output is written for rows 2 of 3"),
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
@@ -521,6 +556,28 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
 def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):
     fault = first(adapter, "gdn", name)
     assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
+
+
+def test_a_mistake_of_some_rows_is_told_by_them():
+    kernel = Kernel("planted", ("kda",), OddGates, dtypes=("float32",))
+    shape = replace(SHAPES["kda"], n_tokens=5)
+    fault = check(kernel, PACKAGE, shape, "depths", 3, "cpu", 12)[0]
+    assert fault.cause == "gate-of-other-row"
+    assert "decay of the row before, in rows 1, 3 of 5" in fault.detail
+
+
+def test_a_search_ends_by_what_it_has_played(monkeypatch):
+    monkeypatch.setattr(replays, "_MOST", 60)
+    kernel = Kernel("planted", ("gdn",), Shifted, dtypes=("float32",))
+    (fault, *_) = check(kernel, PACKAGE, SHAPES["gdn"], "depths", 3, "cpu", 12)
+    assert fault.cause == "wrong-output"
+    before = Shifted.played
+    assert placed(Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu"), fault).cause == "wrong-output"
+    assert 0 < Shifted.played - before <= 60  # once in the last of the searches
+    before = Shifted.played
+    monkeypatch.setattr(replays, "_MOST", 4000)
+    placed(Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu"), fault)
+    assert Shifted.played - before > 60
 
 
 def test_a_count_of_another_sequence_is_told():
