@@ -131,9 +131,19 @@ class _ChunkedKda(_Chunked):
 
 
 _CHUNKS = (
-    "chunk", "chunk_delta_h", "chunk_fwd", "chunk_intra", "chunk_intra_token_parallel", "chunk_o",
-    "cumsum", "index", "kda", "l2norm", "utils", "wy_fast",
-)  # fmt: skip
+    "chunk",
+    "chunk_delta_h",
+    "chunk_fwd",
+    "chunk_intra",
+    "chunk_intra_token_parallel",
+    "chunk_o",
+    "cumsum",
+    "index",
+    "kda",
+    "l2norm",
+    "utils",
+    "wy_fast",
+)
 _F32 = ("float32",)
 ENGINE = Engine(
     package="sglang",
@@ -159,28 +169,46 @@ ENGINE = Engine(
     traced_ranges=(f"{LINEAR}.gdn_replayssm_spec_fold", f"{LINEAR}.kda_replayssm_spec_decode"),
     kernels=(
         Kernel(
-            "fused_sigmoid_gating_delta_rule_update", ("gdn", "kda"), Delta, trees=True,
+            "fused_sigmoid_gating_delta_rule_update",
+            ("gdn", "kda"),
+            Delta,
+            trees=True,
             padding=True,
         ),
         Kernel(
-            "fused_recurrent_gated_delta_rule_update", ("gdn",), DeltaUpdate, trees=True,
+            "fused_recurrent_gated_delta_rule_update",
+            ("gdn",),
+            DeltaUpdate,
+            trees=True,
             padding=True,
         ),
         Kernel(
-            "gdn_replayssm_spec_decode", ("gdn",), Replay, ring=Replay.ROWS, least_d=32,
+            "gdn_replayssm_spec_decode", ("gdn",), Replay, ring=Replay.ROWS, least_d=32, dtypes=_F32
+        ),
+        Kernel(
+            "gdn_replayssm_circular",
+            ("gdn",),
+            CompactReplay,
+            ring=Replay.ROWS,
+            least_d=32,
+            powers=True,
             dtypes=_F32,
-        ),
-        Kernel(
-            "gdn_replayssm_circular", ("gdn",), CompactReplay, ring=Replay.ROWS, least_d=32,
-            powers=True, dtypes=_F32,
         ),
         Kernel("replayssm_fold", ("gdn", "kda"), Fold, log=True, padding=True),
         Kernel(
-            "fused_recurrent_linear_replayssm", ("gdn", "kda"), Ring, ring=Ring.ROWS, least_d=32,
+            "fused_recurrent_linear_replayssm",
+            ("gdn", "kda"),
+            Ring,
+            ring=Ring.ROWS,
+            least_d=32,
             dtypes=_F32,
         ),
         Kernel(
-            "selective_state_update", ("mamba2",), Mamba2, equal_lengths=True, trees=True,
+            "selective_state_update",
+            ("mamba2",),
+            Mamba2,
+            equal_lengths=True,
+            trees=True,
             padding=True,
         ),
         Kernel(
@@ -188,8 +216,13 @@ ENGINE = Engine(
         ),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(
-            "chunk_kda", ("kda",), _ChunkedKda, grouped=False, dtypes=_F32, chunk=64,
+            "chunk_kda",
+            ("kda",),
+            _ChunkedKda,
+            grouped=False,
+            dtypes=_F32,
+            chunk=64,
             bf16_products=True,
         ),
     ),
-)  # fmt: skip
+)
