@@ -51,7 +51,9 @@ class ExportDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Export run" if runs else "Export trace")
         tables = (one for one in store.tables.items() if one[1])
-        rows = ", ".join(f"{name} ({len(table):,} rows)" for name, table in tables)
+        rows = ", ".join(
+            f"{name} ({len(rows):,} row{'s' * (len(rows) > 1)})" for name, rows in tables
+        )
         if runs:
             lanes = f" and the {len(runs) - 1} lanes next to it" if len(runs) > 1 else ""
             rows = f"those rows alone that belong to {run_name(runs[0])}{lanes}"
