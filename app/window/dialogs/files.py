@@ -50,7 +50,10 @@ class ExportDialog(QDialog):
         self._settings = settings
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Export run" if runs else "Export trace")
-        rows = ", ".join(f"{len(table):,} {name}" for name, table in store.tables.items() if table)
+        tables = (one for one in store.tables.items() if one[1])
+        rows = ", ".join(
+            f"{name} ({len(rows):,} row{'s' * (len(rows) > 1)})" for name, rows in tables
+        )
         if runs:
             lanes = f" and the {len(runs) - 1} lanes next to it" if len(runs) > 1 else ""
             rows = f"those rows alone that belong to {run_name(runs[0])}{lanes}"
@@ -67,7 +70,7 @@ class ExportDialog(QDialog):
         self.excel = made(QCheckBox, name, toolTip=_EXCEL_TIP, checked=settings.excel_safe)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         export = buttons.addButton("&Export", QDialogButtonBox.ButtonRole.AcceptRole)
-        self.folder.textChanged.connect(lambda text: export.setEnabled(os.path.isdir(text)))
+        self.folder.textChanged.connect(lambda text: export.setEnabled(_can_hold(text)))
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
         vbox(about, row, self.excel, buttons, of=self)
@@ -89,6 +92,13 @@ class ExportDialog(QDialog):
         )
         if name:
             self.folder.setText(name)
+
+
+def _can_hold(folder: str) -> bool:
+    """Whether it is a folder, or may be made in one."""
+    above = os.path.dirname(os.path.abspath(folder))
+    is_new = bool(folder.strip()) and not os.path.exists(folder) and os.path.isdir(above)
+    return is_new or os.path.isdir(folder)
 
 
 def new_folder(parent: Path, now: time.struct_time) -> Path:

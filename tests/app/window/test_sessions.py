@@ -200,9 +200,13 @@ def test_return_in_the_folder_exports(
     shown(window, qtbot, folder)
     window.actions_by_id["file.export"].trigger()
     (dialog,) = window.findChildren(ExportDialog)
-    dialog.folder.setText(str(tmp_path))
+    dialog.folder.setText(str(tmp_path / "none" / "new"))
+    with qtbot.assertNotEmitted(window.bridge.exported):
+        qtbot.keyClick(dialog.folder, Qt.Key.Key_Return)
+    dialog.folder.setText(str(tmp_path / "new"))
     with qtbot.waitSignal(window.bridge.exported):
         qtbot.keyClick(dialog.folder, Qt.Key.Key_Return)
+    assert list((tmp_path / "new").iterdir()), "a folder that is not there yet is made"
 
 
 # -- copy as issue -------------------------------------------------------------------------
