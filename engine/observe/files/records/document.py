@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -126,6 +127,8 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     if is_stream(text):
         return _events(text, name)
     try:
+        if (found := _objects(text)) is not None:
+            return found, ""
         return [("", _parse(text))], ""
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
@@ -135,6 +138,21 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
         if (plain := as_json(text)) != text:
             return read_documents(plain.encode("utf-8", "replace"), name)
         return _values(text, name, error)
+
+
+def _objects(text: str) -> list[tuple[str, Any]] | None:
+    """The objects of a text that has one in each line, read at once; None for any other."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
+    lines = [(number, line) for number, line in lines if line]
+    if len(lines) < 2 or not all(line[0] == "{" and line[-1] == "}" for _, line in lines):
+        return None
+    try:
+        found = _parse(f"[{','.join(line for _, line in lines)}]")
+    except JsonError:
+        return None
+    if len(found) != len(lines):
+        return None
+    return [(f"line {number}", one) for (number, _), one in zip(lines, found, strict=True)]
 
 
 def as_json(text: str) -> str:
@@ -315,7 +333,7 @@ def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
     )
 
 
-def nodes(file: str, documents: list[tuple[str, Any]], keys: Container[str]) -> list[Node]:
+def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -> list[Node]:
     """The objects of a file that have any of the keys, in the order written; an object before
     those inside of it."""
     found: list[Node] = []
@@ -324,7 +342,7 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: Container[str]) -> 
     around: list[Any] = []
 
     def visit(value: Any, start: str) -> None:
-        if isinstance(value, dict) and any(key in keys for key in value):
+        if isinstance(value, dict) and not keys.isdisjoint(value):
             found.append(Node(value, file, start, tuple(path), tuple(around), taken))
         around.append(value)
         for key, one in value.items() if isinstance(value, dict) else enumerate(value):
