@@ -127,8 +127,6 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     if is_stream(text):
         return _events(text, name)
     try:
-        if (found := _objects(text)) is not None:
-            return found, ""
         return [("", _parse(text))], ""
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
@@ -138,21 +136,6 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
         if (plain := as_json(text)) != text:
             return read_documents(plain.encode("utf-8", "replace"), name)
         return _values(text, name, error)
-
-
-def _objects(text: str) -> list[tuple[str, Any]] | None:
-    """The objects of a text that has one in each line, read at once; None for any other."""
-    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
-    lines = [(number, line) for number, line in lines if line]
-    if len(lines) < 2 or not all(line[0] == "{" and line[-1] == "}" for _, line in lines):
-        return None
-    try:
-        found = _parse(f"[{','.join(line for _, line in lines)}]")
-    except JsonError:
-        return None
-    if len(found) != len(lines):
-        return None
-    return [(f"line {number}", one) for (number, _), one in zip(lines, found, strict=True)]
 
 
 def as_json(text: str) -> str:
@@ -225,10 +208,12 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
 
 def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any]], str]:
     """Values one after another; `whole`: why the text is not one value."""
-    found: list[tuple[str, Any]] = []
+    found = _objects(text)
     left = LeftOut()
     members: dict[str, Any] = {}
-    at, number, room = 0, 1, 4 * len(text)
+    at, number, room = 0, 1 + len(found), 4 * len(text)
+    for _ in found:
+        at = text.find("\n", at) + 1 or len(text)
     while at < len(text):
         begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
         number += text.count("\n", at, begin)
@@ -278,6 +263,17 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
             raise TraceFileError(f"{name} is empty.", _REMEDY)
         raise _invalid(name, f"line {whole.line}", whole)
     return found, left.sentence
+
+
+def _objects(text: str) -> list[tuple[str, Any]]:
+    """Of a text that begins with an object in each line these, read at once: many are events."""
+    lines = [line.strip() for line in text.split("\n")]
+    n = next((i for i, line in enumerate(lines) if line[:1] + line[-1:] != "{}"), len(lines))
+    try:
+        found = _parse(f"[{','.join(lines[:n])}]")
+    except JsonError:
+        return []
+    return [(f"line {i}", one) for i, one in enumerate(found, start=1)] if len(found) == n else []
 
 
 def _is_balanced(line: str) -> bool:
