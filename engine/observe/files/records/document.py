@@ -240,12 +240,13 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
                 raise _invalid(name, f"line {whole.line}", whole)
             if key is None and line[0] in "{[" and line[-1] in "]}," and _is_balanced(line):
                 # damaged, and neither cut nor a level of a log
-                _parse_line(line, name, number)
-            left.add(number, line)
-            at = stop
-            continue
+                start, end = at, stop
+            else:
+                left.add(number, line)
+                at = stop
+                continue
         try:
-            value = _parse(text[start:end])
+            value = _parse(text[start:end].strip())
         except JsonError as error:
             raise _invalid(name, f"line {number + error.line - 1}", error) from error
         if key is None:
@@ -278,13 +279,6 @@ def _objects(text: str) -> list[tuple[str, Any]]:
 
 def _is_balanced(line: str) -> bool:
     return all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
-
-
-def _parse_line(line: str, name: str, number: int) -> Any:
-    try:
-        return _parse(line)
-    except JsonError as error:
-        raise _invalid(name, f"line {number}", error) from error
 
 
 class LeftOut:
