@@ -128,11 +128,6 @@ def _script(name: str) -> MemoryScript:
         bundled = folder / f"{name}.toml"
         if bundled.parent == folder and bundled.is_file():
             return read_script(bundled)
-    if Path(name).is_dir():
-        raise OptionError(
-            f"{name} is a folder, and --all plays the bundled scripts.",
-            f"Name the scripts in it: draftscope memory {name}/* MODEL.",
-        )
     return read_script(Path(name))
 
 

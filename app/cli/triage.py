@@ -93,11 +93,6 @@ def _sides(pair: TextPair) -> Iterator[str]:
             yield f"  {name} at position {pair.pos}: {_token(token)}"
 
 
-def _gap(gap: float) -> str:
-    """A difference of logits, no smaller than their own rounding."""
-    return "less than 0.0001" if 0 < gap < 1e-4 else f"{gap:.2g}"
-
-
 def _token(token: PartingToken) -> str:
     if token.token_id is None and not token.text:
         return "the end"
@@ -105,7 +100,10 @@ def _token(token: PartingToken) -> str:
     before = "no rollback before it"
     if token.after_round is not None:
         before = f"after the rollback of round {token.after_round}"
-    short = "" if token.short is None else f", {_gap(token.short)} below the best logit"
+    short = ""
+    if (gap := token.short) is not None:  # no smaller than the rounding of logits
+        said = "less than 0.0001" if 0 < gap < 1e-4 else f"{gap:.2g}"
+        short = f", {said} below the best logit"
     if token.round is None:
         return f"{shown}, round not observed{short}"
     return f"{shown}, round {token.round}, {before}{short}"

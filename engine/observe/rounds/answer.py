@@ -93,15 +93,7 @@ class RequestRun(Protocol):
     def ready(self, row: ReadyRow) -> None:
         """A row is settled."""
 
-    def find(
-        self,
-        rule: str,
-        message: str,
-        evidence: str = "",
-        *,
-        seq_id: int | None = None,
-        round: int | None = None,
-    ) -> None:
+    def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
         """Keep what was found while observing."""
 
 

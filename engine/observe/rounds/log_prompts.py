@@ -118,7 +118,7 @@ class PromptLog:
         """The prompt that comes to a slot."""
         held, before = self._released.get(slot, (self._empty, None))
         chosen = self._chosen.pop(slot, ("", None))
-        kept, gone = (list(one.get(slot, ())) for one in (self._kept, self._gone))
+        kept, gone = self._kept.get(slot, [])[:], self._gone.get(slot, [])[:]
         return LoggedPrompt(slot, *chosen, n_held=held, before=before, held=kept, gone=gone)
 
     def released(self, prompt: LoggedPrompt, n_tokens: int, *, is_whole: bool) -> None:

@@ -247,18 +247,10 @@ class ObservedRun:
             return None
         return self.plain.figures(records, self._moved)
 
-    def find(
-        self,
-        rule: str,
-        message: str,
-        evidence: str = "",
-        *,
-        seq_id: int | None = None,
-        round: int | None = None,
-    ) -> None:
+    def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
         """Keep what was found while observing; the rule of that name shows it."""
         found = {"rule": rule, "message": message, "evidence": evidence}
-        self._writer.facts.add_to("observed_findings", found | {"seq_id": seq_id, "round": round})
+        self._writer.facts.add_to("observed_findings", found | {"seq_id": seq_id, "round": None})
 
     def end(self, error: str | None = None) -> None:
         """Nothing more comes: settle what is open, end the run."""

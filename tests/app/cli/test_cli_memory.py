@@ -57,7 +57,7 @@ def test_list_needs_no_model(capsys):
     [
         (["-m", MODEL], "There is no script."),
         (["--all"], "No model is given."),
-        (["--all", "tests"], "tests is a folder, and --all plays the bundled scripts. Name the"),
+        (["--all", "tests"], "tests is not a regular file but a folder. Name a file in it."),
         (["nothing-here", "-m", MODEL], "nothing-here cannot be read: No such file"),
         (["--all", "-m", MODEL, "--rollback", "spiral"], "'spiral' is not one of planes, carry"),
     ],

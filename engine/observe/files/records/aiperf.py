@@ -40,14 +40,15 @@ _SUMMARY = re.compile(
 _CELLS = re.compile(r"^[│|]([^│|\n]{1,120})[│|] {0,20}([\d.,]{0,20}) {0,20}[│|]", re.MULTILINE)
 _SHARES = re.compile(r"Accepted drafts per step \(% of steps\):((?: {1,9}\d{1,3}: \d{1,3}%){1,9})")
 _PRINTED = {_MEAN: "Token-Weighted Acceptance Length", _RATE: "Overall Draft Acceptance Rate"}
-_OF_STEPS = "percent_of_steps"
+_OF_STEPS, _HEAD = "percent_of_steps", 1 << 10
 WARMUP = "warmup_metrics"
 """What a summary says of requests before the benchmark."""
 
 
 def is_summary_table(data: bytes) -> bool:
     """Whether bytes are a summary as CSV or as printed, with sums of speculative decoding."""
-    return _SUMMARY.search(data.decode("utf-8", "replace")) is not None
+    is_object = data[:_HEAD].lstrip().startswith(b"{")
+    return not is_object and _SUMMARY.search(data.decode("utf-8", "replace")) is not None
 
 
 def table_values(data: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -207,10 +208,12 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
 
 def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any]], str]:
     """Values one after another; `whole`: why the text is not one value."""
-    found: list[tuple[str, Any]] = []
+    found = _objects(text)
     left = LeftOut()
     members: dict[str, Any] = {}
-    at, number, room = 0, 1, 4 * len(text)
+    at, number, room = 0, 1 + len(found), 4 * len(text)
+    for _ in found:
+        at = text.find("\n", at) + 1 or len(text)
     while at < len(text):
         begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
         number += text.count("\n", at, begin)
@@ -237,12 +240,13 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
                 raise _invalid(name, f"line {whole.line}", whole)
             if key is None and line[0] in "{[" and line[-1] in "]}," and _is_balanced(line):
                 # damaged, and neither cut nor a level of a log
-                _parse_line(line, name, number)
-            left.add(number, line)
-            at = stop
-            continue
+                start, end = at, stop
+            else:
+                left.add(number, line)
+                at = stop
+                continue
         try:
-            value = _parse(text[start:end])
+            value = _parse(text[start:end].strip())
         except JsonError as error:
             raise _invalid(name, f"line {number + error.line - 1}", error) from error
         if key is None:
@@ -262,15 +266,19 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
     return found, left.sentence
 
 
+def _objects(text: str) -> list[tuple[str, Any]]:
+    """Of a text that begins with an object in each line these, read at once: many are events."""
+    lines = [line.strip() for line in text.split("\n")]
+    n = next((i for i, line in enumerate(lines) if line[:1] + line[-1:] != "{}"), len(lines))
+    try:
+        found = _parse(f"[{','.join(lines[:n])}]")
+    except JsonError:
+        return []
+    return [(f"line {i}", one) for i, one in enumerate(found, start=1)] if len(found) == n else []
+
+
 def _is_balanced(line: str) -> bool:
     return all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
-
-
-def _parse_line(line: str, name: str, number: int) -> Any:
-    try:
-        return _parse(line)
-    except JsonError as error:
-        raise _invalid(name, f"line {number}", error) from error
 
 
 class LeftOut:
@@ -315,7 +323,7 @@ def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
     )
 
 
-def nodes(file: str, documents: list[tuple[str, Any]], keys: Container[str]) -> list[Node]:
+def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -> list[Node]:
     """The objects of a file that have any of the keys, in the order written; an object before
     those inside of it."""
     found: list[Node] = []
@@ -324,7 +332,7 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: Container[str]) -> 
     around: list[Any] = []
 
     def visit(value: Any, start: str) -> None:
-        if isinstance(value, dict) and any(key in keys for key in value):
+        if isinstance(value, dict) and not keys.isdisjoint(value):
             found.append(Node(value, file, start, tuple(path), tuple(around), taken))
         around.append(value)
         for key, one in value.items() if isinstance(value, dict) else enumerate(value):

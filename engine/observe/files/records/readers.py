@@ -59,10 +59,12 @@ class RecordShape:
 
     def sign_of(self, values: dict[str, Any]) -> tuple[str, ...]:
         """The keys by which an object is such a record; empty if it is not."""
-        if any(key in values for key in self.without):
+        if not values.keys().isdisjoint(self.without):
             return ()
-        known = (sign for sign in self.signs if all(values.get(key) is not None for key in sign))
-        return next(known, ())
+        for sign in self.signs:  # of which a stream has many that it is not
+            if values.get(sign[0]) is not None and None not in map(values.get, sign):
+                return sign
+        return ()
 
     def may_be_in(self, data: bytes) -> bool:
         """Whether bytes, or their beginning, look like a file of such records."""
@@ -239,6 +241,8 @@ def _read_sglang(node: Node) -> RecordedRequest:
     accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
     names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
     found.check_ratio("spec_accept_rate", rate, accepted, drafted, *names)
+    if rate is not None and None in (accepted, drafted):
+        found.given["draft_acceptance_rate"] = rate
     emitted, steps = found.timings.get("predicted_n"), found.num_spec_steps
     names = "completion_tokens", "spec_verify_ct"
     found.check_ratio("spec_accept_length", length, emitted, steps, *names)
