@@ -16,7 +16,7 @@ try:
     import atexit
     import os
     import traceback
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from contextlib import suppress
     from importlib import import_module
     from importlib.abc import Loader, MetaPathFinder
@@ -41,10 +41,9 @@ def program() -> int:
     a tenth of a second once torch is there."""
     leaving: list[int] = []
     atexit.register(_leave, leaving)  # before any other, so that it is called after all of them
-    try:
+    status = EXIT_INTERRUPTED
+    with suppress(KeyboardInterrupt):  # before `main` heeds it, or after
         status = main()
-    except KeyboardInterrupt:  # before `main` heeds it, or after
-        status = EXIT_INTERRUPTED
     if "PySide6" not in sys.modules:  # Qt writes settings when its objects go
         leaving.append(status)
     return status
@@ -94,26 +93,22 @@ class _NoMetaKernels(MetaPathFinder, Loader):
     torch.compile and torch.export, which nothing here uses.
 
     And threads that wait for each other in GNU's OpenMP, which is loaded with torch, sleep after
-    half a millisecond instead of 15: beside other work they take its processor, and a start that
+    half a millisecond instead of 15: next to other work they take its time, and a start that
     is 3.5 seconds of it took 5.9. Programs that are started later do not inherit it."""
 
-    _waits: Mapping[str, str] = {}
+    _spins = ""
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name == "torch" and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-            self._waits = {"GOMP_SPINCOUNT": "10000"}
-            os.environ.update(self._waits)
+            os.environ["GOMP_SPINCOUNT"] = self._spins = "10000"
         return ModuleSpec(name, self) if name == "torch._meta_registrations" else None
 
     def exec_module(self, module: ModuleType) -> None:
-        for name in self._waits:
-            os.environ.pop(name, None)
+        if self._spins:
+            os.environ.pop("GOMP_SPINCOUNT", None)
         # it would import torch._prims.rng_prims, of which torch.Generator needs the metaclass
-        set_metaclass = getattr(sys.modules["torch._C"], "_set_generator_metaclass", None)
-        if set_metaclass is None:  # another version of torch
-            import_module("torch._prims.rng_prims")
-        else:
-            set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
+        set_metaclass = sys.modules["torch._C"]._set_generator_metaclass
+        set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
 
 
 _no_meta_kernels = _NoMetaKernels()
