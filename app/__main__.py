@@ -6,28 +6,32 @@ for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
 
 from __future__ import annotations
 
-import argparse
-import atexit
-import os
 import sys
-import traceback
-from collections.abc import Sequence
-from contextlib import suppress
-from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-from types import ModuleType
-
-from app.cli import output
-from app.cli.output import Interrupted, interrupt, on_signal
-from app.cli.parser import module_of, new_parser, split_command
-from engine.errors import DraftscopeError, OptionError
-from engine.garbage import collections_wait
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+try:
+    import argparse
+    import atexit
+    import os
+    import traceback
+    from collections.abc import Sequence
+    from contextlib import suppress
+    from importlib import import_module
+    from importlib.abc import Loader, MetaPathFinder
+    from importlib.machinery import ModuleSpec
+    from pathlib import Path
+    from types import ModuleType
+
+    from app.cli import output
+    from app.cli.output import Interrupted, interrupt, on_signal
+    from app.cli.parser import module_of, new_parser, split_command
+    from engine.errors import DraftscopeError, OptionError
+    from engine.garbage import collections_wait
+except KeyboardInterrupt:
+    sys.exit(EXIT_INTERRUPTED)
+
 _FILES = ("trace", "out", "json", "report", "capture")
 _REMEDY = "Check the path, its rights and the room on the disk."
 
@@ -37,7 +41,9 @@ def program() -> int:
     a tenth of a second once torch is there."""
     leaving: list[int] = []
     atexit.register(_leave, leaving)  # before any other, so that it is called after all of them
-    status = main()
+    status = EXIT_INTERRUPTED
+    with suppress(KeyboardInterrupt):  # before `main` heeds it, or after
+        status = main()
     if "PySide6" not in sys.modules:  # Qt writes settings when its objects go
         leaving.append(status)
     return status
@@ -84,18 +90,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 class _NoMetaKernels(MetaPathFinder, Loader):
     """Leaves a quarter of `import torch` out: the registration of what tells shapes of results to
-    torch.compile and torch.export, which nothing here uses."""
+    torch.compile and torch.export, which nothing here uses.
+
+    And threads that wait for each other in GNU's OpenMP, which is loaded with torch, sleep after
+    half a millisecond instead of 15: next to other work they take its time, and a start that
+    is 3.5 seconds of it took 5.9. Programs that are started later do not inherit it."""
+
+    _spins = ""
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name == "torch" and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+            os.environ["GOMP_SPINCOUNT"] = self._spins = "10000"
         return ModuleSpec(name, self) if name == "torch._meta_registrations" else None
 
     def exec_module(self, module: ModuleType) -> None:
+        if self._spins:
+            os.environ.pop("GOMP_SPINCOUNT", None)
         # it would import torch._prims.rng_prims, of which torch.Generator needs the metaclass
-        set_metaclass = getattr(sys.modules["torch._C"], "_set_generator_metaclass", None)
-        if set_metaclass is None:  # another version of torch
-            import_module("torch._prims.rng_prims")
-        else:
-            set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
+        set_metaclass = sys.modules["torch._C"]._set_generator_metaclass
+        set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
 
 
 _no_meta_kernels = _NoMetaKernels()

@@ -61,10 +61,10 @@ def chosen_by() -> str:
 
 
 @contextmanager
-def all_threads() -> Iterator[None]:
-    """Within the context all of them, as loading any model can use; then as many as before."""
+def temporary_threads(n_threads: int | None = None) -> Iterator[None]:
+    """Within the context this many, None: all, as loading any model can use; then as before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(ALL)
+    torch.set_num_threads(n_threads or ALL)
     try:
         yield
     finally:

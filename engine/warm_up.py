@@ -70,13 +70,6 @@ def warm_up(model: HybridModel, *, is_plain: bool = False) -> None:
         _decode(model, is_plain)
 
 
-def warm_up_drafter(drafter: LoadedDrafter) -> None:
-    """Draft once for each of WIDTHS, with a drafter that reads the target's rows."""
-    if isinstance(drafter.model, Eagle3):
-        with watched(_ignore) if uses_llvm() else nullcontext():
-            _decode_eagle3(drafter.model)
-
-
 def _ignore(launch: Launch) -> None:
     """The kernel is in memory; it is not started."""
 
@@ -195,8 +188,9 @@ def _load_beside(
 ) -> LoadedDrafter:
     """See load_drafter; next to a large target it is then ready to be measured."""
     drafter = load_drafter(file, target, progress=progress, cancelled=cancelled, mmap=mmap)
-    if not info.is_small:
-        warm_up_drafter(drafter)
+    if not info.is_small and isinstance(drafter.model, Eagle3):
+        with watched(_ignore) if uses_llvm() else nullcontext():
+            _decode_eagle3(drafter.model)
     return drafter
 
 

@@ -76,11 +76,11 @@ def open_engine(
     progress(0, 1, "starting torch")
 
     from engine.session import Session
-    from engine.threads import all_threads, choose_threads
+    from engine.threads import choose_threads, temporary_threads
 
     if first:
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
-    with all_threads():
+    with temporary_threads():
         session = Session.open(
             target,
             drafts,

@@ -24,7 +24,7 @@ from engine.experiments.bench.llama_programs import (
     started,
 )
 from engine.experiments.bench.request import Configuration, measure_request
-from engine.machine.host_memory import forget_peak, peak_resident
+from engine.machine.host_memory import forget_peak, give_back_memory, peak_resident
 from engine.memory.hybrid import HybridMemory
 from engine.options import Prompt, RunOptions, SamplerOptions
 
@@ -156,6 +156,7 @@ class Against:
                 self._pass_pair(number, work, own)
                 yield work.name
         del own
+        give_back_memory()  # of the passes, as llama-server has done none of them
         if self._speculative is not None:
             yield from self._speculative_pairs(self._speculative)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +24,9 @@ from engine.analysis.run_cost import sign_test
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bench.request import PLAIN, Configuration, TimedRun, timed_run
 from engine.options import ROLLBACK_POLICIES, SPLITS, Prompt, RunOptions
+from engine.threads import temporary_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from engine.session import Session
 
 
@@ -151,7 +149,7 @@ def search(
         split = trial.suggest_categorical("split", list(SPLITS))
         try:
             tried = replace(options, rollback=rollback, split=split)
-            with _threads(threads):
+            with temporary_threads(threads):
                 found = timed_run(session, prompts, tried).speed
         except DraftscopeError as error:
             report(f"trial {trial.number + 1}: {error.message}")
@@ -169,13 +167,3 @@ def search(
     study.optimize(measured, n_trials=n_trials)
     rows = [{**trial.params, "tokens_per_second": trial.value} for trial in study.trials]
     return sorted(rows, key=lambda row: -(row["tokens_per_second"] or 0.0))
-
-
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -34,9 +34,26 @@ def test_no_subcommand_imports_qt(python: Python) -> None:
         f"qt = [m for m in sys.modules if m.startswith(('PySide6', 'shiboken', 'pyqtgraph'))]\n"
         f"assert 'torch' in sys.modules\n"
         f"assert not hasattr(sys.modules['torch._meta_registrations'], 'register_meta')\n"
+        f"import os\n"
+        f"assert 'GOMP_SPINCOUNT' not in os.environ\n"
         f"assert not qt, qt"
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["pathlib", "app.cli.parser", "engine.garbage"])
+def test_ctrl_c_during_the_first_imports_is_quiet(python: Python, module: str) -> None:
+    done = python(
+        f"import sys\n"
+        f"class Pressed:\n"
+        f"    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        f"            raise KeyboardInterrupt\n"
+        f"sys.modules.pop({module!r}, None)\n"
+        f"sys.meta_path.insert(0, Pressed())\n"
+        f"import app.__main__"
+    )
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_quick_commands_import_neither_torch_nor_qt(python: Python) -> None:

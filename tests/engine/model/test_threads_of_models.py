@@ -9,7 +9,7 @@ from engine import threads
 from engine.gguf.file import GgufFile
 from engine.model import info
 from engine.model.info import describe
-from engine.threads import all_threads, threads_for, use_threads
+from engine.threads import temporary_threads, threads_for, use_threads
 
 NAME = "qwen35-a-f32"
 
@@ -34,6 +34,6 @@ def test_a_number_that_is_asked_for_counts(four, golden_path):
         model = describe(file)
     use_threads(2, model)
     assert torch.get_num_threads() == 2
-    with all_threads():
+    with temporary_threads():
         assert torch.get_num_threads() == 4
     assert torch.get_num_threads() == 2
