@@ -386,7 +386,7 @@ class Situation:
         found = closest(seen, ways, bound, right, last=True)
         if not found and self.shape.recurrence != "conv":
             each = (((cause, words), made[None]) for cause, words, made in again)
-            gives = {way: ~wrong_heads(seen[None], made, bound) for way, made in each}
+            gives = {way: ~wrong_heads(seen[None], made, bound / 8) for way, made in each}
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
