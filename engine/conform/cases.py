@@ -175,11 +175,11 @@ class Source:
     def _drawn(self, n: int, **sizes: tuple[int, ...]) -> dict[str, torch.Tensor]:
         """Inputs of n rows, which have these sizes."""
         drawn = {name: self._row(n, *size) for name, size in sizes.items()}
-        for name in drawn.keys() & {"a", "b", "dt"} if self.large else ():
+        for name in sorted(drawn.keys() & {"a", "b", "dt"}) if self.large else ():
             x = drawn[name]
             rare = torch.rand(x.shape, generator=self.random) < _RARE
             drawn[name] = torch.where(rare, _LARGE * x.sign(), x)
-        for name in drawn.keys() & {"q", "k"} if self.large else ():
+        for name in sorted(drawn.keys() & {"q", "k"}) if self.large else ():
             drawn[name][torch.rand(n, generator=self.random) < _RARE] = 0.0
         return self._filled(drawn)
 

@@ -311,8 +311,7 @@ class Situation:
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
             if cause in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
-                words = joined(f"from row {row} on, chunks have {chunk} rows", words)
-                return "wrong-chunk", words
+                return "wrong-chunk", joined(f"from row {row} on, chunks have {chunk} rows", words)
             return cause, words
         if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found
@@ -353,10 +352,15 @@ class Situation:
                 elif self.folds and rows < count:
                     cause = "lost-fold"
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
+            if self.folds:  # what rows wrote is computed again, or was stored
+                log = Log(self.shape, self.start, self.tokens[:count])
+                anew = self._played(state, log.rows)[1][-1]
+                stored = log.states[-1] + log.kept(state - self.start)
+                if same(seen, [anew], bound) or same(seen, [stored], bound):
+                    return "double-fold", f"{count} rows are folded into the state after {rows}"
         if same(seen, [self.start], bound):
             cause = "lost-fold" if self.folds else "state-not-committed"
-            if count < chunk:
-                cause = "wrong-chunk"
+            cause = "wrong-chunk" if count < chunk else cause
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
         if same(seen, [0 * self.start], bound):
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
@@ -385,8 +389,7 @@ class Situation:
         ways, again = tee(self._ways(self.start, count, 1, bound))
         found = closest(seen, ways, bound, right, last=True)
         if not found and self.shape.recurrence != "conv":
-            each = (((cause, words), made[None]) for cause, words, made in again)
-            gives = {way: ~wrong_heads(seen[None], made, bound) for way, made in each}
+            gives = {(c, w): ~wrong_heads(seen[None], x[None], bound / 8) for c, w, x in again}
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"

@@ -129,8 +129,7 @@ def closest(
     last: bool = False,
 ) -> tuple[str, str] | None:
     """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
-    gives all, of the one that gives all that is wrong. Values are taken apart
-    by head and column, which do not depend on each other, or (last: of a state) each alone."""
+    gives all, of the one that gives all wrong columns of heads or (last: of a state) values."""
     parts = _apart(right, last)
     limit = min(4 * bound, max(4 * bound, off(seen, right)) / 16)  # of nearly all of the error
     there = (_apart(seen, last) - parts).abs().amax(1) > bound

@@ -225,6 +225,15 @@ class ShortStride(own._Slots):
         return torch.cat(out)
 
 
+class FoldsDrafts(own._Log):
+    """All rows of a pass are in the state before those that were accepted are folded."""
+
+    def verify(self, rows):
+        out = super().verify(rows)
+        super().accept(rows.sequences, rows.lengths)
+        return out
+
+
 class FoldsUndecayed(own._Log):
     """Every third fold leaves out the last row's decay of what was there before."""
 
@@ -598,6 +607,12 @@ def test_passes_that_write_over_the_oldest_rows_of_a_log_wrap_wrongly():
 def test_rows_that_a_log_folds_twice_are_named():
     fault = first(Twice, "gdn", ring=16)
     assert fault.cause == "double-fold"
+
+
+def test_rows_that_a_fold_finds_in_the_state_are_named():
+    fault = first(FoldsDrafts, "gdn", log=True)
+    assert fault.cause == "double-fold"
+    assert "are folded into the state after 3" in fault.detail
 
 
 def test_a_fold_that_is_lost_between_two_rows_of_a_pass_is_named():

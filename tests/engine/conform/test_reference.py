@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -51,3 +55,19 @@ def test_a_convolution_is_the_naive_kernel():
     torch.testing.assert_close(outputs, wanted[0])
     for i, state in enumerate(states):
         torch.testing.assert_close(state, history[0, i + 1 : i + 4].T)
+
+
+def test_a_seed_draws_the_same_in_every_process():
+    # strings of a set come in another order under these two
+    code = (
+        "from engine.conform.cases import Shape, Source\n"
+        "rows = Source(Shape('gdn', 4, 2, 8, 8, 3, 3), 1, large=True).rows([0], [3])\n"
+        "print({name: t.tolist() for name, t in rows.tensors.items()})"
+    )
+    made = {
+        subprocess.check_output(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": x}
+        )
+        for x in "03"
+    }
+    assert len(made) == 1
