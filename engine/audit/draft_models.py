@@ -308,7 +308,8 @@ class BlockModel(DraftModel):
     mask: token of the rows that are to be filled, -1 for the newest token; masks: of some of them,
     by row. n_block: rows of a
     block. first: the row that the first drafted token is taken from. anchored: it begins with the
-    newest token. apart: positions from one row to the next. walks: a selector goes on from the
+    newest token. apart: positions from one row to the next; moved: of some rows, how many positions
+    on they are. walks: a selector goes on from the
     token that was chosen, not from its row's best candidate. sure: what a confidence head says of
     the latest block's tokens.
     """
@@ -317,6 +318,7 @@ class BlockModel(DraftModel):
     anchored, apart, walks = True, 1, True
     sure: Sequence[float] = ()
     masks: Mapping[int, int] = MappingProxyType({})
+    moved: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
@@ -364,7 +366,7 @@ class BlockModel(DraftModel):
         block = [last if self.anchored else mask, *[mask] * (m - 1)]
         for i, token in self.masks.items():
             block[i] = token if token >= 0 else last
-        places = [position + i * self.apart for i in range(m)]
+        places = [position + i * self.apart + self.moved.get(i, 0) for i in range(m)]
         out = model.block(_ubatch(places, block, seq), self._memory)
         self.sure = torch.sigmoid(out.confidence[0, self.first :]).tolist()
         if model.selector is None:

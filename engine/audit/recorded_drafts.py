@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -182,8 +182,8 @@ class Deviation:
     -1: the newest one put before it. best: a step goes on from the best token of the one before,
     whatever was drafted. late: what a round decoded is written one round later. early: the first
     token is taken from the row before the newest one, where a pass has several. only: of a memory
-    with states, the kept drafted entries stay in its "attention" or its "states" alone. after: it
-    happens only where the draft before ended so, one of OUTCOMES, empty = always. other: another
+    with states, the kept drafted entries stay in its "attention" or its "states" alone. places: it
+    happens only where the newest token has one of these positions, None = always. other: another
     text is "instead" of the beginning, "before" this one, "next to" it in the same positions,
     leaves a "gap", or "rows".
     """
@@ -219,7 +219,7 @@ class Deviation:
     late: bool = False
     early: bool = False
     only: str = ""
-    after: str = ""
+    places: Collection[int] | None = None
     other: str = ""
 
     @property
@@ -228,9 +228,9 @@ class Deviation:
         is_other = self.other == "rows" or self.own
         return bool(self.row_shift or self.batch or self.steady or is_other)
 
-    def follows(self, draft: RecordedDraft | None) -> bool:
-        """Whether it happens after this draft."""
-        return not self.after or (draft is not None and self.after in outcomes(draft))
+    def acts(self, pos0: int) -> bool:
+        """Whether it happens where the newest token has this position."""
+        return self.places is None or pos0 in self.places
 
 
 OUTCOMES = {
@@ -340,11 +340,9 @@ class DraftedText:
             rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
 
-    def in_batches(
-        self, model: DraftModel, which: str, *, with_prompt: bool = True, after: str = ""
-    ) -> DraftedText:
+    def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
         """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
-        in the first one. after: only in those whose draft ended so, one of OUTCOMES."""
+        in the first one."""
         assert self.table is not None
         of_batch = {
             "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
@@ -354,12 +352,7 @@ class DraftedText:
         }[which]
         before = model.newest_row(0) + 1
         bounds = [0, *self.starts, len(self.table) - before]
-        ended = {draft.pos0 for draft in self.drafts if after in outcomes(draft)}
-        places = [
-            p + before
-            for ends in pairwise(bounds)
-            for p in (of_batch(*ends) if not after or ends[0] in ended else range(*ends))
-        ]
+        places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
         if not with_prompt:
             n = before + self.starts[0]
             places[: n - before] = range(before, n)
@@ -383,7 +376,6 @@ class Redrafts:
         self._model, self._text, self._deviation = model, text, deviation
         self._other, self._offset = other, 0
         self._apart, self._left = distance or shares_apart, left or {}
-        self._last: RecordedDraft | None = None
         self._end = 0
 
     def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
@@ -391,7 +383,7 @@ class Redrafts:
         self._model.clear()
         at = self._text.drafts.index(drafts[0]) if self._deviation.late else 0
         self._end = self._text.drafts[at - 1].pos0 - self._model.ahead if at else 0
-        n_written, found, self._last = self._other_text(), {}, None
+        n_written, found = self._other_text(), dict[int, float]()
         for draft in drafts:
             found[draft.round], n_written = self._draft(draft, n_written)
             if sum(found.values()) > most:
@@ -401,8 +393,8 @@ class Redrafts:
     def _draft(self, draft: RecordedDraft, n_written: int) -> tuple[float, int]:
         """Distance of one draft, and positions below which entries count as written then."""
         model, deviation = self._model, self._deviation
-        how, then = (deviation if deviation.follows(d) else CLEAN for d in (self._last, draft))
-        self._last = draft
+        both = draft.pos0, draft.pos0 + draft.n_accepted + 1
+        how, then = (deviation if deviation.acts(at) else CLEAN for at in both)
         end, n_drafted = draft.pos0 - model.ahead - how.token_shift, len(draft.tokens)
         places = [*range(n_written, end), end]
         if how.again and n_written:

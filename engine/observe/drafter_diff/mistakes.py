@@ -4,8 +4,7 @@ working is changed, at some of the text's places or rounds, and all else is righ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -16,24 +15,17 @@ from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseM
 from engine.audit.recorded_drafts import (
     CLEAN,
     OF_ENGINES,
-    OUTCOMES,
     SHIFTED,
     Deviation,
     DraftedText,
     RecordedDraft,
-    outcomes,
 )
-from engine.observe.drafter_diff.candidate_mistakes import (
-    Change,
-    any_of_ten,
-    observed,
-    of_choice,
-    of_map,
-)
+from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
 from engine.observe.drafter_diff.module_mistakes import part_changes
-from engine.observe.drafter_diff.operations import PHASES, Changes, in_place
+from engine.observe.drafter_diff.operations import PHASES
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
+from engine.observe.drafter_diff.wrong_drafts import Guess
 from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
@@ -42,39 +34,6 @@ _GOES_ON = Deviation("", "", best=True)
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING, _MOST_LAYERS = 64, 3, 6, 5
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
-    candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
-    changes: what is in place of attributes of the model or its parts; during: the method of the
-    model that they are in force in, empty = always."""
-
-    stage: str
-    about: str
-    deviation: Deviation
-    text: DraftedText
-    model: DraftModel
-    change: Change | None = None
-    left: Mapping[int, Entries] = field(default_factory=dict)
-    changes: Changes = ()
-    during: str = ""
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """While it is replayed."""
-        changes = self.changes
-        if self.during:
-            own = getattr(self.model, self.during)
-
-            def within(*args: Any, **options: Any) -> Any:
-                with in_place(self.changes):
-                    return own(*args, **options)
-
-            changes = ((self.model, self.during, within),)
-        with in_place(changes):
-            yield
 
 
 class Mistakes:
@@ -95,22 +54,18 @@ class Mistakes:
 
     def all(self, window: _Drafts, wrong: _Drafts) -> Iterator[Guess]:
         """wrong: the first drafts that are."""
-        at = self._text.drafts.index(wrong[0])
-        ends = outcomes(self._text.drafts[at - 1]) if at else ()
         yield from self._of_candidates()
         yield from self._chosen_alone()
         yield from self._of_rows()
         yield from self._of_blocks(wrong)
-        yield from self._of_state("", wrong)
+        yield from self._of_state(wrong)
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
         yield from self._of_some_rows()
-        for after in ends:
-            yield from self._of_state(after, wrong)
 
-    def _of_state(self, after: str, wrong: _Drafts) -> Iterator[Guess]:
-        for deviation in (*OF_ENGINES, *(() if after else self._unseen(wrong))):
+    def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
+        for deviation in (*OF_ENGINES, *self._unseen(wrong)):
             which = deviation.batch
             model = self._model
             if deviation.is_of_rows and not model.reads_rows:
@@ -124,12 +79,11 @@ class Mistakes:
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
-            about = deviation.about + (f", only after {OUTCOMES[after]}" if after else "")
-            guess = self._guess(stage, about, deviation=replace(deviation, after=after))
+            guess = self._guess(stage, deviation.about, deviation=deviation)
             if which:
-                for whole in (False,) if after else (True, False):
-                    text = self._text.in_batches(model, which, with_prompt=whole, after=after)
-                    yield replace(guess, text=text, deviation=replace(guess.deviation, after=""))
+                for whole in (True, False):
+                    text = self._text.in_batches(model, which, with_prompt=whole)
+                    yield replace(guess, text=text)
             else:
                 yield guess
 
@@ -194,9 +148,6 @@ class Mistakes:
             "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
             "tokens that were not drafted": [draft.pos0 for draft in drafts],
         }
-        for end, after in OUTCOMES.items():
-            ended = [draft for draft in drafts if end in outcomes(draft)]
-            found[f"the newest token after {after}"] = [d.pos0 + d.n_accepted for d in ended]
         for size in _SIZES:
             if size < n:
                 found[f"the prompt but its last {size} tokens"] = range(n - size)
@@ -347,9 +298,18 @@ class Mistakes:
                 found[f"{about}, and blocks are a row longer"] = {"first": other, "n_block": n + 1}
         found["all rows of a block are in one position"] = {"apart": 0}
         found["rows of a block are two positions apart"] = {"apart": 2}
+        for row, by in product(range(n - 1, 0, -1), (-1, 1)):
+            which = "the last row" if row == n - 1 else f"row {row}"
+            found[f"{which} of a block is one position too {'early' if by < 0 else 'far'}"] = {
+                "moved": {row: by}
+            }
         for about, changed in found.items():
-            stage = POSITIONS if "apart" in changed else BLOCK
-            yield self._guess(stage, about, model=self._block(**changed))
+            stage = POSITIONS if {"apart", "moved"} & changed.keys() else BLOCK
+            if {"flipped", "windows"} & changed.keys():
+                yield self._guess(stage, about, model=model.like(self._n_ctx, **changed))
+            else:
+                changes = tuple((model, name, value) for name, value in changed.items())
+                yield self._guess(stage, about, changes=changes)
 
     def _masks(self, wrong: _Drafts) -> list[int]:
         """Tokens that give wrong drafts as masks, from a right state."""
@@ -406,13 +366,6 @@ class Mistakes:
         rows = self._model.draft(newest, first, draft.tokens, len(draft.tokens))
         best = [next(iter(row), -1) for row in rows]
         return best == draft.tokens[: len(best)]
-
-    def _block(self, flipped: bool = False, windows: Any = None, **changed: Any) -> BlockModel:
-        assert isinstance(self._model, BlockModel)
-        made = self._model.like(self._n_ctx, flipped=flipped, windows=windows)
-        for name, value in changed.items():
-            setattr(made, name, value)
-        return made
 
     def _of_candidates(self) -> Iterator[Guess]:
         ids = self._model.drafted_ids

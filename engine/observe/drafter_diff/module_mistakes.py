@@ -1,7 +1,7 @@
 """What a drafter's module may compute otherwise: one search over all that it computes. Each call of
 a kernel, found by letting the module run, is left out or scaled, reads other numbers, rows or
-weights; so is each part (projection, table, sublayer, layer, head); always, or only in what is
-written into memory, or while it drafts."""
+weights (operations.py); parts are exchanged, layers left out, ropes turned otherwise; always, or
+only in what is written into memory, or while it drafts."""
 
 from __future__ import annotations
 
@@ -13,29 +13,20 @@ from typing import Any
 import torch
 
 from engine.model.drafters.dflash import MarkovHead, Selector
-from engine.model.layers import ResidualBlock, RopeTables
+from engine.model.layers import RopeTables
 from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.operations import (
-    OF_ROWS,
     PHASES,
-    READS,
     PartChange,
     Site,
-    TensorChange,
-    halves,
     is_part,
     operations,
     sites,
 )
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
+from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS
 
 _BASES = (10.0, 0.1, 100.0, 0.01, 50.0, 0.02)
 _STRETCHES = (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
-_OPTIONAL = (
-    "_sinks _value_factors _out_scale _factors _embedding_factors _post_norms _convs _scale _ids"
-)
-_MOST_ALONE = 4
-"""Layers that are changed one by one, too."""
 
 
 def part_changes(
@@ -46,7 +37,7 @@ def part_changes(
     found = list(sites(core))
     yield from _ropes(found, places)
     yield from operations(found, look)
-    for kind in (_exchanged, _heads, _left_out, _layers, _calls):
+    for kind in (_exchanged, _heads, _layers):
         yield from kind(found)
 
 
@@ -83,78 +74,6 @@ def _turned(rope: RopeTables, **how: Any) -> RopeTables:
     return rope.turned(**how)
 
 
-def _some(owners: Sequence[Any]) -> Iterator[tuple[Sequence[Any], str]]:
-    """The owners of all layers, and those of one each."""
-    yield owners, ""
-    if 1 < len(owners) <= _MOST_ALONE:
-        yield from (([one], f" in layer {i}") for i, one in enumerate(owners))
-
-
-# -- what may be missing -----------------------------------------------------------------------
-
-
-def _left_out(found: Sequence[Site]) -> Iterator[PartChange]:
-    for site in found:
-        value, name = getattr(site.owners[0], site.name), site.name
-        for owners, whose in _some(site.owners):
-            none: Any = [None] * len(value) if isinstance(value, list) else None
-            if name in _OPTIONAL.split() and value is not None and none != value:
-                about, stage = f"its {site.words}{whose} is left out", BLOCK
-                if name == "_ids":
-                    about = f"ids are not mapped to the target's (d2t) in {site.words.split()[-1]}"
-                    stage = CANDIDATES
-                changes = tuple((owner, name, none) for owner in owners)
-                yield PartChange(stage, about, changes, ["", "draft"])
-            elif isinstance(site.owners[0], ResidualBlock) and name in ("_mixer", "_ffn"):
-                changes = tuple((owner, name, None) for owner in owners)
-                yield PartChange(BLOCK, f"its {site.words}{whose} adds nothing", changes)
-
-
-# -- what a part reads, and what it gives ------------------------------------------------------
-
-
-class _Altered:
-    """A part that is called in another way."""
-
-    def __init__(self, own: Any, read: TensorChange | None, given: TensorChange | None) -> None:
-        self._own, self._read, self._given = own, read, given
-
-    def __call__(self, x: Any, *more: Any, **options: Any) -> Any:
-        if self._read is not None and torch.is_tensor(x):
-            x = self._read(x)
-        y = self._own(x, *more, **options)
-        return y if self._given is None or not torch.is_tensor(y) else self._given(y)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
-
-
-def _calls(found: Sequence[Site]) -> Iterator[PartChange]:
-    """Parts that are called with rows or ids."""
-    for site in found:
-        value, name = getattr(site.owners[0], site.name), site.name
-        if not callable(value) or isinstance(value, MarkovHead | Selector | RopeTables):
-            continue
-        factors = [0.0, 2.0, 0.5]
-        if isinstance(value, Embedding):
-            factors += [value._width**0.5, value._width**-0.5]
-        reads = [(how, change, None) for how, change in READS.items()]
-        gives = [
-            (f"gives {factor:.3g} times what it should", None, partial(torch.mul, other=factor))
-            for factor in factors
-        ]
-        head = any(isinstance(owner, MarkovHead | Selector) for owner in site.owners)
-        for owners, whose in _some(site.owners):
-            for how, read, given in (*gives, *reads):
-                changes = tuple(
-                    (owner, name, _Altered(getattr(owner, name), read, given)) for owner in owners
-                )
-                stage = CANDIDATES if head else BLOCK
-                if any(part in name for part in OF_ROWS):
-                    stage = ROWS
-                yield PartChange(stage, f"its {site.words}{whose} {how}", changes, [*PHASES])
-
-
 # -- what is taken for another ----------------------------------------------------------------
 
 
@@ -179,31 +98,11 @@ def _exchanged(found: Sequence[Site]) -> Iterator[PartChange]:
             about = f"{one.name.strip('_')}` and `{other.name.strip('_')}` are exchanged"
             what = "norms" if "norm" in one.name else "parts"
             yield PartChange(BLOCK, f"its {what} `{about}", tuple(changes), [*PHASES])
-        pairs = [site for site in own if _is_pair(site)]
-        if pairs:
-            both = [
-                (owner, site.name, _swapped(getattr(owner, site.name)))
-                for site in own
-                for owner in site.owners
-                if site in pairs or isinstance(getattr(owner, site.name), Projection)
-            ]
-            about = f"the two {pairs[0].words} are exchanged, with what is made for each"
-            yield PartChange(BLOCK, about, tuple(both))
         for site in own:
             value = getattr(site.owners[0], site.name)
             if "norm" in site.name and isinstance(value, list) and len(value) == 2:
                 swapped = tuple((o, site.name, getattr(o, site.name)[::-1]) for o in site.owners)
                 yield PartChange(BLOCK, f"the two of {site.words} are exchanged", swapped)
-
-
-def _is_pair(site: Site) -> bool:
-    x = getattr(site.owners[0], site.name)
-    return torch.is_tensor(x) and x.dim() > 1 and len(x) == 2 and "norm" not in site.name
-
-
-def _swapped(x: Any) -> Any:
-    """Two tensors, or the halves of what a projection gives, in the other order."""
-    return x.flip(0) if torch.is_tensor(x) else _Altered(x, None, halves)
 
 
 def _shape(x: Any) -> tuple[Any, ...] | None:

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 from engine.model.drafters.dflash import MarkovHead, Selector
+from engine.model.weights import Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
 
 Changes = tuple[tuple[Any, str, Any], ...]
@@ -26,6 +27,7 @@ PHASES = {
 }
 """When a change is in force, by the method of a DraftModel, and how that is said."""
 _FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
+_MOST_HEADS = 8
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
@@ -116,13 +118,17 @@ def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
 
 class _Operation(NamedTuple):
     """A call of a kernel at one place of a module. module, name: where its name is. code, at:
-    the caller and the instruction. args, options, result: of one call. weights: by position or
-    name of an argument, how the weights are called."""
+    the caller and the instruction; owner: whose method that is, part: how it is called in what it
+    is a part of, layer: in which of several. args, options, result: of one call. weights: by
+    position or name of an argument, how the weights are called."""
 
     module: Any
     name: str
     code: CodeType
     at: int
+    owner: Any
+    part: str
+    layer: str
     args: tuple[Any, ...]
     options: dict[str, Any]
     result: Any
@@ -133,59 +139,76 @@ class _Operation(NamedTuple):
         """For sentences."""
         whose = " and ".join(f"`{name}`" for name in self.weights.values())
         by = f" by {whose}" if whose else ""
-        return f"its `{self.name}`{by} in {self.code.co_qualname}"
+        part = f" ({self.part})" if self.part else ""
+        return f"its `{self.name}`{by} in {self.code.co_qualname}{part}"
 
     @property
     def stage(self) -> str:
         """What is wrong where it is."""
-        names = (*self.weights.values(), self.code.co_name)
+        names = (*self.weights.values(), self.code.co_name, self.part)
         if "rope" in self.module.__dict__[self.name].__module__:
             return POSITIONS
         if any(part in name for name in names for part in OF_ROWS):
             return ROWS
-        return CANDIDATES if self.code.co_qualname.startswith(_CHOOSE) else BLOCK
+        is_of_choice = self.code.co_qualname.startswith(_CHOOSE) or self.part.endswith(_CHOOSE)
+        return CANDIDATES if is_of_choice else BLOCK
 
 
 _CHOOSE = (MarkovHead.__name__, Selector.__name__)
 
 
 def operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
-    """Each call of a kernel in another way."""
+    """Each call of a kernel in another way: in all layers, and in one of a few alone."""
+    places: dict[Any, list[_Operation]] = {}
     for one in _seen(found, look):
-        for about, change in _ways(one):
-            called = partial(_elsewhere, vars(one.module)[one.name], change, one.code, one.at)
+        places.setdefault((one.code, one.at, one.part), []).append(one)
+    for alike in places.values():
+        one, owners = alike[0], [each.owner for each in alike]
+        alone = [([each.owner], each.layer) for each in alike]
+        few = alone if 1 < len(alike) <= _MOST_ALONE else []
+        for (whose, layer), (about, change) in product([(owners, ""), *few], _ways(one)):
+            place = one.code, one.at, whose
+            called = partial(_elsewhere, vars(one.module)[one.name], change, place)
             changes = ((one.module, one.name, called),)
             phases = [*PHASES] if about in _AT_TIMES else [""]
-            yield PartChange(one.stage, f"{one.words} {about}", changes, phases)
+            yield PartChange(one.stage, f"{one.words}{layer} {about}", changes, phases)
 
 
 _AT_TIMES = ("is left out", "gives 0 times what it should")
+_MOST_ALONE = 4
 
 
 def _elsewhere(
     own: Callable[..., Any],
     change: Callable[..., Any],
-    code: CodeType,
-    at: int,
+    place: tuple[CodeType, int, Sequence[Any]],
     *args: Any,
     **options: Any,
 ) -> Any:
-    """A kernel that is called in another way at one place."""
-    frame = sys._getframe(1)
+    """A kernel that is called in another way at one place: a caller, an instruction, and whose
+    method that is."""
+    frame, (code, at, owners) = sys._getframe(1), place
     if frame.f_code is code and frame.f_lasti == at:
-        return change(own, *args, **options)
+        owner = frame.f_locals.get("self")
+        if any(owner is one for one in owners):
+            return change(own, *args, **options)
     return own(*args, **options)
 
 
 def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]:
     """The calls of kernels in the modules of all parts, in their order."""
-    names = dict[int, str]()
+    names, parts = dict[int, str](), dict[int, tuple[str, str]]()
     for site in found:
         for i, owner in enumerate(site.owners):
-            for x in _own_tensors(getattr(owner, site.name, None)):
-                layer = f" in layer {i}" if len(site.owners) > 1 else ""
-                names.setdefault(x.data_ptr(), f"{site.name.strip('_')}{layer}")
-    known = dict[tuple[CodeType, int], _Operation]()
+            layer = f" in layer {i}" if len(site.owners) > 1 else ""
+            parts[id(owner)] = parts.get(id(owner), ("", ""))[0], layer
+            value = getattr(owner, site.name, None)
+            for x in value if isinstance(value, list) else [value]:
+                if torch.is_tensor(x):
+                    names.setdefault(x.data_ptr(), site.name.strip("_"))
+                elif type(x).__module__.startswith("engine.model."):
+                    parts.setdefault(id(x), (site.words, layer))
+    known = dict[tuple[CodeType, int, int], _Operation]()
 
     def note(module: Any, name: str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
         frame, result = sys._getframe(1), own(*args, **options)
@@ -196,12 +219,15 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
                 for key, x in given.items()
                 if torch.is_tensor(x) and x.data_ptr() in names
             }
+            owner = frame.f_locals.get("self")
             place = frame.f_code, frame.f_lasti
-            one = _Operation(module, name, *place, args, options, result, weights)
-            known.setdefault(place, one)
+            whose = owner, *parts.get(id(owner), ("", ""))
+            one = _Operation(module, name, *place, *whose, args, options, result, weights)
+            known.setdefault((*place, id(owner)), one)
         return result
 
-    modules = dict.fromkeys(type(owner).__module__ for site in found for owner in site.owners)
+    owners = (owner for site in found for owner in site.owners)
+    modules = dict.fromkeys((*(type(owner).__module__ for owner in owners), Projection.__module__))
     changes = [
         (module, name, partial(note, module, name, value))
         for module in map(sys.modules.__getitem__, modules)
@@ -225,10 +251,6 @@ def _is_kernel(x: Any) -> bool:
     return callable(x) and not isinstance(x, type) and x.__module__.startswith("kernels.")
 
 
-def _own_tensors(x: Any) -> Iterator[torch.Tensor]:
-    yield from (one for one in (x if isinstance(x, list) else [x]) if torch.is_tensor(one))
-
-
 _Way = tuple[str, Callable[..., Any]]
 
 
@@ -243,10 +265,21 @@ def _ways(one: _Operation) -> Iterator[_Way]:
             if x.shape == one.result.shape:
                 which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
                 yield f"is left out{which}", partial(_given, key)
-        for factor in _FACTORS:
+        factors = [*_FACTORS]
+        if any(torch.is_tensor(x) and not x.is_floating_point() for x in given.values()):
+            factors += [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
+        for factor in factors:
             yield f"gives {factor:.3g} times what it should", partial(_times, factor)
+        for head in range(_n_heads(one)):
+            yield f"gives zeros in its head {head}", partial(_without_head, _n_heads(one), head)
+    elif torch.is_tensor(one.result):
+        for key, x in given.items():
+            if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
+                yield "is left out", partial(_given, key)
     for key, x in given.items():
         what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
+        if key in one.weights and key in one.options:
+            yield f"reads none for {what}", partial(_changed, {key: lambda _: None})
         for about, change in _other_values(x, key in one.weights):
             yield f"reads {what} {about}", partial(_changed, {key: change})
     for a, b in combinations(rows, 2):
@@ -279,6 +312,9 @@ def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
             yield about.replace("reads ", "as if it read "), change
         yield "with neighbours for what is half of it apart", _paired
         yield "with every second number for halves", _unpaired
+    elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
+        for about, change in [*READS.items()][:2]:
+            yield about.replace("reads ", "as if it read "), change
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
         for about, which in _SEEN.items():
             yield f"so that rows of a pass {about}", partial(_seeing, which)
@@ -294,6 +330,20 @@ def _given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) 
 
 def _times(factor: float, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return own(*args, **options) * factor
+
+
+def _n_heads(one: _Operation) -> int:
+    """Heads of what a kernel gives, 0 where it has none or many."""
+    (*_, n) = one.result.shape
+    known = (x.shape for x in (one.result, *one.args) if torch.is_tensor(x) and x.dim() == 4)
+    heads = next((shape[2] for shape in known if n in (shape[3], shape[2] * shape[3])), 0)
+    return heads if 1 < heads <= _MOST_HEADS else 0
+
+
+def _without_head(n: int, i: int, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    found = own(*args, **options).clone()
+    (found if found.dim() == 4 else found.unflatten(-1, (n, -1)))[..., i, :] = 0
+    return found
 
 
 def _changed(

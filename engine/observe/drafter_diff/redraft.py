@@ -34,9 +34,9 @@ from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
 from engine.model.families import FAMILIES
 from engine.model.tensors import DRAFT_MTP
-from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
+from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
 from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
-from engine.observe.drafter_diff.mistakes import Guess, Mistakes
+from engine.observe.drafter_diff.mistakes import Mistakes
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
     FEW,
@@ -55,6 +55,7 @@ from engine.observe.drafter_diff.wrong_drafts import (
     SHARES_EXACT,
     SHARES_TIE,
     TIE,
+    Guess,
     Ranks,
     as_drawn,
     first_step,
@@ -63,6 +64,7 @@ from engine.observe.drafter_diff.wrong_drafts import (
     logits_scale,
     ranked,
     same_logits,
+    scopes_of,
     shape_of,
     stage_of,
 )
@@ -323,18 +325,19 @@ class Redrafter:
             n_after >= FEW and n_after >= _SHARE_AFTER * len(after)
         )
 
-    def _apart(
-        self, change: Change | None
-    ) -> Callable[[RecordedDraft, Sequence[Candidates]], float]:
+    def _apart(self, guess: Guess | None) -> Callable[[RecordedDraft, Sequence[Candidates]], float]:
         """Tokens of a draft that are not those of its rows, up to one for each, and where shares
         are known by how much these differ."""
 
         def apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
             own = rows
-            if change is not None:
+            change = guess.change if guess and guess.deviation.acts(draft.pos0) else None
+            if guess is not None and change is not None:
                 known = [*self._side.text[max(0, draft.pos0 + 1 - N_BEFORE) : draft.pos0 + 1]]
                 rows = [
                     change(row, [*known, *draft.tokens[:i]][-N_BEFORE:])
+                    if guess.acts(draft.pos0, i)
+                    else row
                     for i, row in enumerate(rows)
                 ]
             found = 0.0
@@ -418,19 +421,26 @@ class Redrafter:
         at = self._drafts.index(window[0])
         more = self._drafts[at : at + _MOST_VERIFIED]
         vague_ones = self._mistakes.vague(window, self._best, self._above)
-        for guess, share in chain(
+        scopes = scopes_of(self._drafts[:_MOST_DRAFTS], wrong, self._ranks)
+        guesses = chain(
             zip(self._mistakes.all(more, wrong), repeat(_EXPLAINS)),
             zip(self._mistakes.of_parts(wrong=wrong), repeat(_EXPLAINS_PART)),
-            zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
+        )
+        everywhere = zip(vague_ones, repeat(_EXPLAINS_VAGUE), repeat(scopes[0]))
+        for whole, share, scope in chain(
+            ((*one, scope) for one in guesses for scope in scopes), everywhere
         ):
+            guess = whole.within(scope, self._text)
+            if guess is None or (scope is not scopes[0] and guess.model is not self._model):
+                continue
             check_cancelled(self._cancelled)
             if self._same and guess.stage != CANDIDATES:
                 continue  # all before the choice is right
             most = min(most, share * clean)
-            apart, what = self._apart(guess.change), (guess.model, guess.text, guess.deviation)
+            apart, what = self._apart(guess), (guess.model, guess.text, guess.deviation)
             replay = Redrafts(*what, distance=apart, left=guess.left)
             with guess.applied():
-                if share == _EXPLAINS_PART and (
+                if (share == _EXPLAINS_PART or scope is not scopes[0]) and (
                     most < _NEAR * clean
                     or any(sum(replay.of(some).values()) > _NEAR_FIRST * n for some, n in first)
                 ):
@@ -460,7 +470,7 @@ class Redrafter:
     ) -> tuple[dict[int, float], list[tuple[Candidates, int]]]:
         """What is left between, by round, and rows with the tokens that were drafted from them."""
         picks: list[tuple[Candidates, int]] = []
-        apart = self._apart(guess.change)
+        apart = self._apart(guess)
 
         def picked(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
             known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]

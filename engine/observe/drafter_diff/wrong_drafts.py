@@ -1,16 +1,24 @@
-"""Wrong drafts: how far their tokens are from right candidates, what they have in common, and the
-stage that this points to."""
+"""Wrong drafts: how far their tokens are from right candidates, what they have in common, the stage
+and the scope that this points to, and guesses of what was done otherwise there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count, groupby, pairwise
+from typing import Any
 
 import numpy as np
+import torch
 
-from engine.audit.draft_models import Candidates
-from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
+from engine.audit.draft_models import Candidates, DraftModel, Entries, StepwiseModel
+from engine.audit.recorded_drafts import OUTCOMES, Deviation, DraftedText, RecordedDraft, outcomes
 from engine.draft.model_drafter import N_CANDIDATES
+from engine.observe.drafter_diff.candidate_mistakes import Change
+from engine.observe.drafter_diff.operations import Changes, in_place
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE
 
 Ranks = dict[int, list[tuple[int, float]]]
@@ -104,12 +112,132 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
     return f"{n} of {len(ranks)} are the best ones, where {temp:g} makes {n_first} likely"
 
 
-def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
-    """When drafts are wrong, by counts over rounds: after which outcomes, from which drafted token
-    on, in which stretch of the text. Empty where they are so anywhere."""
-    found, rounds = "", {draft.round for draft in wrong}
+Scope = tuple[str, Collection[int] | None, Collection[int] | None]
+"""Where a mistake is made: in words after a sentence; at which positions of newest tokens, and in
+which drafted tokens from 0, None = all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
+    candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
+    changes: what is in place of attributes of the model or its parts; during: the method of the
+    model that they are in force in, empty = always. steps: the drafted tokens that it is seen in,
+    None = all; where in the text it is, the deviation says."""
+
+    stage: str
+    about: str
+    deviation: Deviation
+    text: DraftedText
+    model: DraftModel
+    change: Change | None = None
+    left: Mapping[int, Entries] = field(default_factory=dict)
+    changes: Changes = ()
+    during: str = ""
+    steps: Collection[int] | None = None
+
+    def within(self, scope: Scope, right: DraftedText) -> Guess | None:
+        """The same in a scope alone, None where it cannot be so. right: the text with its own rows,
+        which it has elsewhere."""
+        words, places, steps = scope
+        text, by_step = self.text, isinstance(self.model, StepwiseModel) and self.changes
+        if places is None and steps is None:
+            return self
+        if steps is not None and self.change is None and not (by_step and self.during == "draft"):
+            return None
+        if self.left or self.deviation.places is not None:
+            return None
+        if places is not None and text.table is not None and text.table is not right.table:
+            assert right.table is not None
+            first = self.model.newest_row(0)
+            inside = [at - first in places for at in range(len(right.table))]
+            table = torch.where(torch.tensor(inside)[:, None], text.table, right.table)
+            text = replace(text, table=table)
+        about, deviation = f"{self.about[:-1]}{words}.", replace(self.deviation, places=places)
+        return replace(self, about=about, text=text, deviation=deviation, steps=steps)
+
+    def acts(self, pos0: int, step: int = 0) -> bool:
+        """Whether it is made in a draft after pos0 tokens, at one of its steps."""
+        return self.deviation.acts(pos0) and (self.steps is None or step in self.steps)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """While it is replayed."""
+        model, changes = self.model, self.changes
+        if changes and (self.during or self.deviation.places is not None):
+            changes = tuple(
+                (model, name, partial(own, getattr(model, name)))
+                for name, own in (("write", self._write), ("draft", self._draft))
+                if self.during in ("", name)
+            )
+        with in_place(changes):
+            yield
+
+    def _write(self, own: Callable[[Entries], None], entries: Entries) -> None:
+        """DraftModel.write, with the changes where the mistake is."""
+        start, before = 0, self.model.newest_row(0)
+        acting = [self.deviation.acts(at - before) for at in entries.positions]
+        for acts, some in groupby(acting):
+            stop = start + len([*some])
+            with in_place(self.changes if acts else ()):
+                own(entries.part(start, stop))
+            start = stop
+
+    def _draft(self, own: Callable[..., Any], newest: Entries, *more: Any, **options: Any) -> Any:
+        """DraftModel.draft, likewise."""
+        changes, model = self.changes, self.model
+        if not self.deviation.acts(newest.positions[0] + model.ahead):
+            changes = ()
+        if self.steps is not None and changes:
+            n, step = count(), getattr(model, "_step")  # noqa: B009
+
+            def stepping(*args: Any) -> Any:
+                with in_place(self.changes if next(n) in (self.steps or ()) else ()):
+                    return step(*args)
+
+            changes = ((model, "_step", stepping),)
+        with in_place(changes):
+            return own(newest, *more, **options)
+
+
+_NO_END = 1 << 30
+
+
+def scopes_of(
+    drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks
+) -> list[Scope]:
+    """Where wrong drafts show that a mistake may be made, everywhere first: after one outcome, in
+    the newest row alone or in all rows of such a round; from or up to a position; and of each of
+    these, from a drafted token on or in one alone."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
-    shown = list[tuple[float, str]]()
+    found: list[Scope] = [("", None, None)]
+    if (end := _outcome(drafts, wrong)[0]) or (end := _first_after(drafts, first)):
+        after = [(one, two) for one, two in pairwise(drafts) if end in outcomes(one)]
+        words = f", only after {OUTCOMES[end]}"
+        found.append((words, {two.pos0 for _, two in after}, None))
+        found.append((words, {at for a, b in after for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
+    elif first >= _SHOWS:
+        for start in dict.fromkeys((wrong[0].pos0, drafts[first - 1].pos0 + 1)):
+            words = f", only from about position {start} on"
+            found.append((words, range(start, _NO_END), None))
+    elif len(drafts) - 1 - last >= max(_SHOWS, last + 1):
+        words = f", only up to position {wrong[-1].pos0}"
+        found.append((words, range(wrong[-1].pos0 + 1), None))
+    steps = {step for draft in wrong for step in _wrong_steps(ranks, draft)}
+    n_longer = sum(len(ranks[draft.round]) > max(steps, default=0) + 1 for draft in wrong)
+    if len(steps) == 1 and n_longer >= FEW:
+        (step,) = steps
+        which = f", drafted token {step} of a draft alone"
+        found += [(words + which, places, steps) for words, places, _ in found]
+    elif step := min(steps, default=0):
+        which = f", from drafted token {step} on"
+        found += [(words + which, places, range(step, _NO_END)) for words, places, _ in found]
+    return found
+
+
+def _outcome(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]) -> tuple[str, str]:
+    """The one of OUTCOMES that alone wrong drafts come after, and how many do; else empty."""
+    rounds, shown = {draft.round for draft in wrong}, list[tuple[float, str, str]]()
     for end, after in OUTCOMES.items():
         counts = [[0, 0], [0, 0]]
         for i, draft in enumerate(drafts):
@@ -119,20 +247,31 @@ def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ra
         (n_else, others), (n, inside_all) = counts
         if others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong)):
             but = f" but {n_else}" if n_else else ""
-            shown.append((n / inside_all, f", only after {after} ({n} of {inside_all}){but}"))
-    if shown:
-        found = max(shown, key=lambda pair: pair[0])[1]
+            about = f", only after {after} ({n} of {inside_all}){but}"
+            shown.append((n / inside_all, end, about))
+    return max(shown, key=lambda one: one[0], default=(0.0, "", ""))[1:]
+
+
+def _first_after(drafts: Sequence[RecordedDraft], first: int) -> str:
+    """The one of OUTCOMES that no draft came after before the first wrong one; else empty."""
+    before = [set(outcomes(draft)) for draft in drafts[:first]]
+    new = before[-1].difference(*before[:-1]) if first >= _SHOWS else ()
+    return next((end for end in OUTCOMES if end in new), "")
+
+
+def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
+    """When drafts are wrong, by counts over rounds: after which outcomes, from which drafted token
+    on, in which stretch of the text. Empty where they are so anywhere."""
+    first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
+    found = after = _outcome(drafts, wrong)[1]
     if step := first_step(wrong, ranks):
         found += f", only from drafted token {step} on"
-    if shown or first < _SHOWS:
-        n_after = len(drafts) - 1 - last
-        if not shown and n_after >= max(_SHOWS, last + 1):
+    if after or first < _SHOWS:
+        if not after and len(drafts) - 1 - last >= max(_SHOWS, last + 1):
             found += f", only up to position {wrong[-1].pos0}"
         return found
-    before = [set(outcomes(draft)) for draft in drafts[:first]]
-    new = before[-1].difference(*before[:-1])
-    if new and (after := next((OUTCOMES[end] for end in OUTCOMES if end in new), "")):
-        return f"{found}, only from the first one on that comes after {after}"
+    if end := _first_after(drafts, first):
+        return f"{found}, only from the first one on that comes after {OUTCOMES[end]}"
     return found or f", only from position {wrong[0].pos0} on"
 
 
