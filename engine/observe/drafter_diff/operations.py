@@ -220,9 +220,9 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
                 if torch.is_tensor(x) and x.data_ptr() in names
             }
             owner = frame.f_locals.get("self")
-            place = frame.f_code, frame.f_lasti
-            whose = owner, *parts.get(id(owner), ("", ""))
-            one = _Operation(module, name, *place, *whose, args, options, result, weights)
+            place, (part, layer) = (frame.f_code, frame.f_lasti), parts.get(id(owner), ("", ""))
+            of = args, options, result, weights
+            one = _Operation(module, name, *place, owner, part, layer, *of)
             known.setdefault((*place, id(owner)), one)
         return result
 
