@@ -1,20 +1,19 @@
 """What a drafter's module may compute otherwise: one search over all that it computes. Each call of
 a kernel, found by letting the module run, is left out or scaled, reads other numbers, rows or
-weights (operations.py); parts are exchanged, layers left out, ropes turned otherwise; always, or
+weights (operations.py); layers are left out, ropes turned otherwise; always, or
 only in what is written into memory, or while it drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations, count
+from operator import methodcaller
 from typing import Any
 
 import torch
 
 from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
-from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.operations import (
     PHASES,
     PartChange,
@@ -37,11 +36,8 @@ def part_changes(
     found = list(sites(core))
     yield from _ropes(found, places)
     yield from operations(found, look)
-    for kind in (_exchanged, _heads, _layers):
+    for kind in (_heads, _layers):
         yield from kind(found)
-
-
-# -- positions ---------------------------------------------------------------------------------
 
 
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
@@ -52,65 +48,22 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
         others: dict[str, Callable[[RopeTables], RopeTables]] = {}
         for base in _BASES:
             about = f"its rope has {base:g} times the frequency base, or about that"
-            others[about] = partial(_turned, base=base)
+            others[about] = methodcaller("turned", base=base)
         for stretch in _STRETCHES:
             about = f"its rope turns by {stretch:g} times the angles, as with another scaling"
-            others[about] = partial(_turned, stretch=stretch)
+            others[about] = methodcaller("turned", stretch=stretch)
         for share in (0.5, 0.25, 0.75):
             about = f"its rope turns the first {share:g} of its pairs alone (partial dimensions)"
-            others[about] = partial(_turned, share=share)
+            others[about] = methodcaller("turned", share=share)
         for at in places:
             about = f"positions from {at} on turn as {at} does"
-            others[about] = partial(_turned, place=partial(torch.clamp, max=at))
+            others[about] = methodcaller("turned", place=partial(torch.clamp, max=at))
             about = f"positions from {at} on turn as those from 0 on"
-            others[about] = partial(_turned, place=partial(torch.remainder, other=at))
+            others[about] = methodcaller("turned", place=partial(torch.remainder, other=at))
         for about, other in others.items():
             made = [(one, site.name, other(getattr(one, site.name))) for one in site.owners]
             phases = [*PHASES] if "by 0 times" in about else [""]
             yield PartChange(POSITIONS, about, tuple(made), phases)
-
-
-def _turned(rope: RopeTables, **how: Any) -> RopeTables:
-    return rope.turned(**how)
-
-
-# -- what is taken for another ----------------------------------------------------------------
-
-
-def _exchanged(found: Sequence[Site]) -> Iterator[PartChange]:
-    """Two parts of one kind and shape, each in the place of the other."""
-    by_class: dict[int, list[Site]] = {}
-    for site in found:
-        by_class.setdefault(id(site.owners), []).append(site)
-    for own in by_class.values():
-        for one, other in combinations(own, 2):
-            values = [_shape(getattr(site.owners[0], site.name)) for site in (one, other)]
-            if values[0] is None or values[0] != values[1]:
-                continue
-            changes = [
-                change
-                for owner in one.owners
-                for change in (
-                    (owner, one.name, getattr(owner, other.name)),
-                    (owner, other.name, getattr(owner, one.name)),
-                )
-            ]
-            about = f"{one.name.strip('_')}` and `{other.name.strip('_')}` are exchanged"
-            what = "norms" if "norm" in one.name else "parts"
-            yield PartChange(BLOCK, f"its {what} `{about}", tuple(changes), [*PHASES])
-        for site in own:
-            value = getattr(site.owners[0], site.name)
-            if "norm" in site.name and isinstance(value, list) and len(value) == 2:
-                swapped = tuple((o, site.name, getattr(o, site.name)[::-1]) for o in site.owners)
-                yield PartChange(BLOCK, f"the two of {site.words} are exchanged", swapped)
-
-
-def _shape(x: Any) -> tuple[Any, ...] | None:
-    if torch.is_tensor(x):
-        return ("tensor", *x.shape)
-    if isinstance(x, Embedding):
-        return ("table", *x.rows.data.shape)
-    return ("matrix", *x.packed.shape) if isinstance(x, Projection) else None
 
 
 def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
@@ -140,27 +93,8 @@ def _heads(found: Sequence[Site]) -> Iterator[PartChange]:
             for by, which in ((1, "before"), (-1, "after")):
                 about = f"its {name} reads the {what} of the row {which} the one that is drafted"
                 yield PartChange(CANDIDATES, about, ((*place, partial(_of_row, called, i, by)),))
-        if isinstance(value, MarkovHead):
-            for rows, where in ((range(1), "its first row"), (range(1, 1024), "all later rows")):
-                changed = ((owner, site.name, partial(_unbiased, value, rows)),)
-                about = f"the bias of its chain over a block is left out in {where}"
-                yield PartChange(CANDIDATES, about, changed)
 
 
 def _of_row(own: Callable[..., Any], which: int, by: int, *args: Any, **options: Any) -> Any:
     rows = [x.roll(by, 1).contiguous() if i == which else x for i, x in enumerate(args)]
     return own(*rows, **options)
-
-
-def _unbiased(own: MarkovHead, which: range, *args: Any, **options: Any) -> Any:
-    """A MarkovHead without its bias in some of the rows that it drafts."""
-    bias, calls = own._bias, count()
-
-    def changed(known: torch.Tensor, **more: Any) -> torch.Tensor:
-        return bias(known, **more) * (next(calls) not in which)
-
-    own._bias = changed  # type: ignore[assignment]
-    try:
-        return own(*args, **options)
-    finally:
-        own._bias = bias

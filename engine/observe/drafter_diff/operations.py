@@ -220,9 +220,8 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
                 if torch.is_tensor(x) and x.data_ptr() in names
             }
             owner = frame.f_locals.get("self")
-            place, (part, layer) = (frame.f_code, frame.f_lasti), parts.get(id(owner), ("", ""))
-            of = args, options, result, weights
-            one = _Operation(module, name, *place, owner, part, layer, *of)
+            place, its = (frame.f_code, frame.f_lasti), parts.get(id(owner), ("", ""))
+            one = _Operation(module, name, *place, owner, *its, args, options, result, weights)
             known.setdefault((*place, id(owner)), one)
         return result
 

@@ -51,7 +51,6 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     assert [a for a in said if "`attend_rows`" in a and "gives zeros in its head 1" in a]
     assert [a for a in said if "Projection.__call__ (`output` of Attention) gives 2 times" in a]
     assert [a for a in said if "`join` in Eagle3._layers reads argument 0 in reverse order" in a]
-    assert [a for a in said if "`token_norm` and `feature_norm` are exchanged" in a]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
 
