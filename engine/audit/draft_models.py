@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.options import RunOptions
     from engine.session import Session
 
-_CONTEXT, _DRAFT = 0, 1
+_CONTEXT, _DRAFT, _KEPT = 0, 1, 2
 _N_CANDIDATES = 64
 _MOST_PERMUTED = 4
 
@@ -120,6 +120,14 @@ class DraftModel(ABC):
     def clear(self) -> None:
         """Forget the text."""
         self._memory.clear(_CONTEXT)
+
+    def keep(self) -> None:
+        """Keep what is in memory now, for `go_back`."""
+        self._memory.seq_cp(_CONTEXT, _KEPT)
+
+    def go_back(self) -> None:
+        """Have in memory what was kept, and nothing else."""
+        self._memory.seq_cp(_KEPT, _CONTEXT)
 
     def draft(
         self,
@@ -337,7 +345,7 @@ class BlockModel(DraftModel):
         where this one's do not, and the other way round; windows: of its layers, None = its own."""
         ahead, config = self.config.causal == flipped, self.config
         config = config if windows is None else replace(config, windows=tuple(windows))
-        memory = HybridMemory.for_layers(config.cells(), 2, n_ctx, self.core.device, ahead=ahead)
+        memory = HybridMemory.for_layers(config.cells(), 3, n_ctx, self.core.device, ahead=ahead)
         return BlockModel(self.core, self._n_max, memory, self._n_ubatch)
 
     @property
@@ -401,7 +409,7 @@ class BlockModel(DraftModel):
 
 def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int) -> DraftModel:
     """The model of a drafter that has one, with a memory for n_ctx tokens."""
-    target, sizes = session.model, (2, n_ctx, session.model.device)
+    target, sizes = session.model, (3, n_ctx, session.model.device)
     n_ubatch = min(options.n_ubatch, options.n_batch)
     if drafter == "draft-mtp":
         assert target.head is not None

@@ -173,11 +173,12 @@ class Deviation:
     place. loses: the last but one is missing. again: the one before the first is written again.
     undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
     and the drafted entries, or only these, are this many positions on; stride: positions from one
-    of these to the next. newest: its token is that of this many positions on; takes_back: it is
-    noticed then. steady: all drafted tokens are paired with one row. drift: positions that entries
-    are moved by in each round; restarts: those of each begin at 0. unseen: entries of this many
-    first positions are missing; window: those further back than this, 0 = none. own: entries of
-    accepted tokens stay as drafting wrote them. forgets: memory is emptied before every draft;
+    of these to the next. newest: its token is that of this many positions on, token: this one;
+    takes_back: it is noticed then. steady: all drafted tokens are paired with one row. drift:
+    positions that entries are moved by in each round; restarts: those of each begin at 0. unseen:
+    entries of this many first positions are missing; window: those further back than this, 0 =
+    none. own: entries of accepted tokens stay as drafting wrote them. forgets: memory is emptied
+    before every draft;
     frozen: nothing is written after the prompt. drops: the first token of every draft is left out,
     -1: the newest one put before it. best: a step goes on from the best token of the one before,
     whatever was drafted. late: what a round decoded is written one round later. early: the first
@@ -204,6 +205,7 @@ class Deviation:
     place: int = 0
     step: int = 0
     newest: int = 0
+    token: int | None = None
     takes_back: bool = False
     steady: bool = False
     drift: int = 0
@@ -378,12 +380,15 @@ class Redrafts:
         self._apart, self._left = distance or shares_apart, left or {}
         self._end = 0
 
-    def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
-        """Distances by round, until their sum is more than `most`."""
-        self._model.clear()
+    def of(
+        self, drafts: Sequence[RecordedDraft], most: float = math.inf, n_kept: int = 0
+    ) -> dict[int, float]:
+        """Distances by round, until their sum is more than `most`. n_kept: positions below which
+        entries are those that the model keeps (DraftModel.keep), 0 = none is kept."""
+        (self._model.go_back if n_kept else self._model.clear)()
         at = self._text.drafts.index(drafts[0]) if self._deviation.late else 0
         self._end = self._text.drafts[at - 1].pos0 - self._model.ahead if at else 0
-        n_written, found = self._other_text(), dict[int, float]()
+        n_written, found = n_kept or self._other_text(), dict[int, float]()
         for draft in drafts:
             found[draft.round], n_written = self._draft(draft, n_written)
             if sum(found.values()) > most:
@@ -424,8 +429,9 @@ class Redrafts:
             model.write(written)
         newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
         newest = newest.moved(how.place)
-        if how.newest:
-            newest = newest._replace(tokens=[self._text.tokens[draft.pos0 + how.newest]])
+        if how.newest or how.token is not None:
+            own = self._text.tokens[draft.pos0 + how.newest]
+            newest = newest._replace(tokens=[own if how.token is None else how.token])
         if draft.round in self._left:
             model.write(self._left[draft.round])
         if how.window and model.can_cut:

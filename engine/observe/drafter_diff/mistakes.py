@@ -21,16 +21,15 @@ from engine.audit.recorded_drafts import (
     RecordedDraft,
 )
 from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
+from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.module_mistakes import part_changes
 from engine.observe.drafter_diff.operations import PHASES
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
-from engine.observe.drafter_diff.wrong_drafts import Guess
 from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
-_GOES_ON = Deviation("", "", best=True)
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING, _MOST_LAYERS = 64, 3, 6, 5
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -380,7 +379,7 @@ class Mistakes:
         if isinstance(self._model, StepwiseModel):
             for guess in self._of_candidates():
                 about = f"{guess.about.rstrip('.')}, and the next step goes on from the right one."
-                yield replace(guess, about=about, deviation=_GOES_ON)
+                yield replace(guess, about=about, deviation=GOES_ON)
 
     def vague(
         self, window: _Drafts, best: Mapping[int, Sequence[int]], above: Mapping[int, int]
@@ -393,7 +392,7 @@ class Mistakes:
     def drawn(self) -> Iterator[Guess]:
         """What many a mistake looks like, and which is left where no other does."""
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
-        for deviation in (CLEAN, _GOES_ON):
+        for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
 
 

@@ -11,7 +11,7 @@ which rounds, from which token on, and whether wrong tokens were as good as the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, repeat
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.audit.draft_models import Candidates, draft_model
+from engine.audit.draft_models import Candidates, StepwiseModel, draft_model
 from engine.audit.recorded_drafts import (
     CLEAN,
     DraftedText,
@@ -36,6 +36,7 @@ from engine.model.families import FAMILIES
 from engine.model.tensors import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
 from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
+from engine.observe.drafter_diff.guesses import EXPLAINS, ROUNDED, Guess, Trials, n_right
 from engine.observe.drafter_diff.mistakes import Mistakes
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
@@ -55,7 +56,6 @@ from engine.observe.drafter_diff.wrong_drafts import (
     SHARES_EXACT,
     SHARES_TIE,
     TIE,
-    Guess,
     Ranks,
     as_drawn,
     first_step,
@@ -78,17 +78,11 @@ _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
 """Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
 a rejection, and of all where no mistake, or one that gives a part of anything, explains them."""
 _EXACT = ("f32", "blocks")
-_ROUNDED = 0.05
-"""Share of the best tokens that rounding of another engine may move."""
-_EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE = 0.34, 0.3, 0.1
-"""Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
-to give most drafts; one of a module's many parts and one that gives a part of anything less."""
-_SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
-"""Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
-mistake leaves that is so near that no part is tried."""
+_EXPLAINS_PART, _EXPLAINS_VAGUE = 0.3, 0.1
+"""As EXPLAINS, of one of a module's many parts, and of what gives a part of anything."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
-_TINY, _NOTHING = 1e-30, 1e-9
+_TINY = 1e-30
 _SENT_AGAIN, _ONE_TOKEN = 0.6, 0.95
 _SHOWS_DRAWN = 8
 """Drafts that have to be among the ten best each: a few of another model may be by chance."""
@@ -233,10 +227,11 @@ class Redrafter:
         exact = self._tie is EXACT_TIE
         limit = SHARES_EXACT if exact else SHARES_TIE
         self._same = same_logits(wrong, self._rows, self._ranks, limit)
-        clean = Redrafts(self._model, self._text, CLEAN, distance=self._apart(None)).of(window)
+        own = self._going_on(sampled) if isinstance(self._model, StepwiseModel) else {}
+        self._trials = Trials(self._model, self._text, self._rows, own, self._apart)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
         is_sure = is_many or exact
-        n_wrong = sum(clean.values())
+        n_wrong = self._trials.clean(window)
         guess, left = None, dict[int, float]()
         if not any(rank for draft in wrong for rank, _ in self._ranks[draft.round]):
             return self._other_shares(sampled, wrong, limit)
@@ -259,7 +254,7 @@ class Redrafter:
                 about += f" Of llama.cpp, {family.peer_drafts}."
         else:
             stage, about = guess.stage, guess.about
-            size += f"; of {len(window)} made again so, {_n_right(left)} are equal"
+            size += f"; of {len(window)} made again so, {n_right(left)} are equal"
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended)
 
@@ -315,7 +310,7 @@ class Redrafter:
     def _window(self, wrong: _Drafts) -> _Drafts:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))
         start = max(0, first - 16)
-        return self._drafts[start : min(fifth + 13, start + _MOST_REPLAYED)]
+        return self._drafts[start : min(fifth + 13, start + _MOST_REPLAYED, _MOST_DRAFTS)]
 
     def _is_persistent(self, sampled: _Drafts, wrong: _Drafts) -> bool:
         rounds = {draft.round for draft in wrong}
@@ -357,7 +352,7 @@ class Redrafter:
             )
             if not acts and any(len(top) > 1 for top in draft.tops):
                 shares = [shares_apart(draft, one) for one in (own, rows) if all(one)]
-                found += max(0.0, min(shares, default=0.0) - _ROUNDED)
+                found += max(0.0, min(shares, default=0.0) - ROUNDED)
             return found
 
         return apart
@@ -378,6 +373,14 @@ class Redrafter:
             self._ranks[draft.round] = ranks
             for (row, _), (rank, _) in zip(pairs, ranks, strict=True):
                 self._above.update([*row][:rank])
+        return found
+
+    def _going_on(self, drafts: _Drafts) -> dict[int, list[Candidates]]:
+        """Candidates of right drafts by round, each step going on from the best of the last."""
+        self._model.clear()
+        n, found = 0, dict[int, list[Candidates]]()
+        for draft in drafts:
+            found[draft.round], n = self._right(draft, n, None, len(draft.tokens))
         return found
 
     def _right(
@@ -415,48 +418,16 @@ class Redrafter:
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between. vague: many
         drafts are wrong."""
-        most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        right = Redrafts(self._model, self._text, CLEAN, distance=self._apart(None))
-        first = [(wrong[:n], sum(right.of(wrong[:n]).values())) for n in _SHOWN_FIRST]
-        at = self._drafts.index(window[0])
-        more = self._drafts[at : at + _MOST_VERIFIED]
-        vague_ones = self._mistakes.vague(window, self._best, self._above)
-        scopes = scopes_of(self._drafts[:_MOST_DRAFTS], wrong, self._ranks)
-        guesses = chain(
-            zip(self._mistakes.all(more, wrong), repeat(_EXPLAINS)),
-            zip(self._mistakes.of_parts(wrong=wrong), repeat(_EXPLAINS_PART)),
+        sampled = self._drafts[:_MOST_DRAFTS]
+        at = sampled.index(window[0])
+        more = sampled[at : at + _MOST_VERIFIED]
+        scopes = scopes_of(sampled, wrong, self._ranks)[1:]
+        best, left = self._trials.best(
+            self._guesses(window, more, wrong), window, more, wrong, scopes
         )
-        everywhere = zip(vague_ones, repeat(_EXPLAINS_VAGUE), repeat(scopes[0]))
-        for whole, share, scope in chain(
-            ((*one, scope) for one in guesses for scope in scopes), everywhere
-        ):
-            guess = whole.within(scope, self._text)
-            if guess is None or (scope is not scopes[0] and guess.model is not self._model):
-                continue
-            check_cancelled(self._cancelled)
-            if self._same and guess.stage != CANDIDATES:
-                continue  # all before the choice is right
-            most = min(most, share * clean)
-            apart, what = self._apart(guess), (guess.model, guess.text, guess.deviation)
-            replay = Redrafts(*what, distance=apart, left=guess.left)
-            with guess.applied():
-                if (share == _EXPLAINS_PART or scope is not scopes[0]) and (
-                    most < _NEAR * clean
-                    or any(sum(replay.of(some).values()) > _NEAR_FIRST * n for some, n in first)
-                ):
-                    continue
-                found = replay.of(window, most)
-                total = sum(found.values())
-                if total <= _NOTHING and len(more) > len(window) == len(found):
-                    # several may give these few
-                    total = min(sum(replay.of(more).values()), most * _EXPLAINS)
-            if len(found) == len(window) < 2 * _n_right(found) and total < most:
-                best, left, most = guess, found, total * _EXPLAINS
-                if total <= _NOTHING:
-                    break
         # a draw leaves the candidates as they are, and shows everywhere
         is_drawn = self._same is not False and vague and len(window) >= _SHOWS_DRAWN
-        if best or not is_drawn or shape_of(self._drafts[:_MOST_DRAFTS], wrong, self._ranks):
+        if best or not is_drawn or shape_of(sampled, wrong, self._ranks):
             return best, left
         for drawn in self._mistakes.drawn():
             found, picks = self._picks(drawn, window)
@@ -464,6 +435,19 @@ class Redrafter:
             if is_near and (seen := as_drawn(picks)):
                 return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
         return None, left
+
+    def _guesses(
+        self, window: _Drafts, more: _Drafts, wrong: _Drafts
+    ) -> Iterator[tuple[Guess, float, bool]]:
+        """See Trials.best."""
+        for guess, share in chain(
+            zip(self._mistakes.all(more, wrong), repeat(EXPLAINS)),
+            zip(self._mistakes.of_parts(wrong=wrong), repeat(_EXPLAINS_PART)),
+            zip(self._mistakes.vague(window, self._best, self._above), repeat(_EXPLAINS_VAGUE)),
+        ):
+            check_cancelled(self._cancelled)
+            if not self._same or guess.stage == CANDIDATES:  # else all before the choice is right
+                yield guess, share, share == _EXPLAINS_PART
 
     def _picks(
         self, guess: Guess, window: _Drafts
@@ -479,10 +463,6 @@ class Redrafter:
             return apart(draft, rows)
 
         return Redrafts(guess.model, self._text, guess.deviation, distance=picked).of(window), picks
-
-
-def _n_right(left: Mapping[int, float]) -> int:
-    return sum(distance <= _ROUNDED for distance in left.values())
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:

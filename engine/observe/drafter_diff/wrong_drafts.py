@@ -1,24 +1,18 @@
-"""Wrong drafts: how far their tokens are from right candidates, what they have in common, the stage
-and the scope that this points to, and guesses of what was done otherwise there."""
+"""Wrong drafts: how far their tokens are from right candidates, what they have in common, and the
+stage and the scopes that this points to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count, groupby, pairwise
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
-import torch
 
-from engine.audit.draft_models import Candidates, DraftModel, Entries, StepwiseModel
-from engine.audit.recorded_drafts import OUTCOMES, Deviation, DraftedText, RecordedDraft, outcomes
+from engine.audit.draft_models import Candidates
+from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
 from engine.draft.model_drafter import N_CANDIDATES
-from engine.observe.drafter_diff.candidate_mistakes import Change
-from engine.observe.drafter_diff.operations import Changes, in_place
+from engine.observe.drafter_diff.guesses import Rows, Scope
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE
 
 Ranks = dict[int, list[tuple[int, float]]]
@@ -30,7 +24,6 @@ the second, of what it is where drafts are right; share of them that is among th
 _SHOWS, _STRAY, _SCALED = 5, 0.05, 0.05
 """Right drafts that show that a mistake needs something that they have not; share of them that may
 be wrong all the same; what a factor of logits has to be away from 1."""
-Rows = Mapping[int, Sequence[Candidates]]
 
 TIE, EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
 """How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
@@ -110,94 +103,6 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
         return ""
     n = int((ranks == 0).sum())
     return f"{n} of {len(ranks)} are the best ones, where {temp:g} makes {n_first} likely"
-
-
-Scope = tuple[str, Collection[int] | None, Collection[int] | None]
-"""Where a mistake is made: in words after a sentence; at which positions of newest tokens, and in
-which drafted tokens from 0, None = all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
-    candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
-    changes: what is in place of attributes of the model or its parts; during: the method of the
-    model that they are in force in, empty = always. steps: the drafted tokens that it is seen in,
-    None = all; where in the text it is, the deviation says."""
-
-    stage: str
-    about: str
-    deviation: Deviation
-    text: DraftedText
-    model: DraftModel
-    change: Change | None = None
-    left: Mapping[int, Entries] = field(default_factory=dict)
-    changes: Changes = ()
-    during: str = ""
-    steps: Collection[int] | None = None
-
-    def within(self, scope: Scope, right: DraftedText) -> Guess | None:
-        """The same in a scope alone, None where it cannot be so. right: the text with its own rows,
-        which it has elsewhere."""
-        words, places, steps = scope
-        text, by_step = self.text, isinstance(self.model, StepwiseModel) and self.changes
-        if places is None and steps is None:
-            return self
-        if steps is not None and self.change is None and not (by_step and self.during == "draft"):
-            return None
-        if self.left or self.deviation.places is not None:
-            return None
-        if places is not None and text.table is not None and text.table is not right.table:
-            assert right.table is not None
-            first = self.model.newest_row(0)
-            inside = [at - first in places for at in range(len(right.table))]
-            table = torch.where(torch.tensor(inside)[:, None], text.table, right.table)
-            text = replace(text, table=table)
-        about, deviation = f"{self.about[:-1]}{words}.", replace(self.deviation, places=places)
-        return replace(self, about=about, text=text, deviation=deviation, steps=steps)
-
-    def acts(self, pos0: int, step: int = 0) -> bool:
-        """Whether it is made in a draft after pos0 tokens, at one of its steps."""
-        return self.deviation.acts(pos0) and (self.steps is None or step in self.steps)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """While it is replayed."""
-        model, changes = self.model, self.changes
-        if changes and (self.during or self.deviation.places is not None):
-            changes = tuple(
-                (model, name, partial(own, getattr(model, name)))
-                for name, own in (("write", self._write), ("draft", self._draft))
-                if self.during in ("", name)
-            )
-        with in_place(changes):
-            yield
-
-    def _write(self, own: Callable[[Entries], None], entries: Entries) -> None:
-        """DraftModel.write, with the changes where the mistake is."""
-        start, before = 0, self.model.newest_row(0)
-        acting = [self.deviation.acts(at - before) for at in entries.positions]
-        for acts, some in groupby(acting):
-            stop = start + len([*some])
-            with in_place(self.changes if acts else ()):
-                own(entries.part(start, stop))
-            start = stop
-
-    def _draft(self, own: Callable[..., Any], newest: Entries, *more: Any, **options: Any) -> Any:
-        """DraftModel.draft, likewise."""
-        changes, model = self.changes, self.model
-        if not self.deviation.acts(newest.positions[0] + model.ahead):
-            changes = ()
-        if self.steps is not None and changes:
-            n, step = count(), getattr(model, "_step")  # noqa: B009
-
-            def stepping(*args: Any) -> Any:
-                with in_place(self.changes if next(n) in (self.steps or ()) else ()):
-                    return step(*args)
-
-            changes = ((model, "_step", stepping),)
-        with in_place(changes):
-            return own(newest, *more, **options)
 
 
 _NO_END = 1 << 30
