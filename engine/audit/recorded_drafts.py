@@ -178,8 +178,8 @@ class Deviation:
     positions that entries are moved by in each round; restarts: those of each begin at 0. unseen:
     entries of this many first positions are missing; window: those further back than this, 0 =
     none. own: entries of accepted tokens stay as drafting wrote them. forgets: memory is emptied
-    before every draft;
-    frozen: nothing is written after the prompt. drops: the first token of every draft is left out,
+    before every draft; frozen: nothing is written after the prompt. drops: the first token of every
+    draft is left out,
     -1: the newest one put before it. best: a step goes on from the best token of the one before,
     whatever was drafted. late: what a round decoded is written one round later. early: the first
     token is taken from the row before the newest one, where a pass has several. only: of a memory

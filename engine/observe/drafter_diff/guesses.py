@@ -72,16 +72,15 @@ class Guess:
         """The same in a scope alone, None where it cannot be so. right: the text with its own rows,
         which it has elsewhere."""
         words, places, steps = scope
-        text, by_step = self.text, isinstance(self.model, StepwiseModel) and self.changes
-        if places is None and steps is None:
-            return self
-        if steps is not None and self.change is None and not (by_step and self.during == "draft"):
+        text, model = self.text, self.model
+        by_step = isinstance(model, StepwiseModel) and model.reads_rows and self.during == "draft"
+        if steps is not None and self.change is None and not (by_step and self.changes):
             return None
-        if self.left:
+        if self.left or self.deviation.unseen:
             return None
         if places is not None and text.table is not None and text.table is not right.table:
             assert right.table is not None
-            first = self.model.newest_row(0)
+            first = model.newest_row(0)
             inside = [at - first in places for at in range(len(right.table))]
             table = torch.where(torch.tensor(inside)[:, None], text.table, right.table)
             text = replace(text, table=table)
