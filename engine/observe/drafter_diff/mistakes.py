@@ -49,7 +49,9 @@ class Mistakes:
         shown: Callable[[int], str],
     ) -> None:
         self._session, self._model, self._text, self._target = session, model, text, target
-        self._n_ctx, self._shown = n_ctx, shown
+        self._n_ctx, self._shown, tokenizer = n_ctx, shown, session.tokenizer
+        ids = (0, tokenizer.eos_id, tokenizer.bos_id, session.config.n_vocab - 1)
+        self._special = [token for token in dict.fromkeys(ids) if token is not None]
 
     def all(self, window: _Drafts, wrong: _Drafts) -> Iterator[Guess]:
         """wrong: the first drafts that are."""
@@ -93,6 +95,10 @@ class Mistakes:
             yield Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
         for size in self._windows(wrong):
             yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
+        for token in self._fitting(wrong, self._special, self._gives_token):
+            about = f"drafts go on from token {token}, not from the newest one"
+            for noticed in (False, True):
+                yield Deviation("", about, token=token, takes_back=noticed)
         for what, with_newest in (("drafted tokens are decoded", False), ("drafts are made", True)):
             moves = [-n, *(by for by in range(-_FARTHEST, _FARTHEST + 1) if abs(by) > 2)]
             for by in self._fitting(wrong, moves, partial(self._gives_moved, with_newest)):
@@ -270,16 +276,14 @@ class Mistakes:
             return
         n, first, mask = model.n_block, model.first, model.mask
         found: dict[str, dict[str, Any]] = {}
-        tokenizer, n_vocab = self._session.tokenizer, self._session.config.n_vocab
-        others = [0, tokenizer.eos_id, tokenizer.bos_id, mask + 1, mask - 1, n_vocab - 1]
+        others = [t for t in (*self._special, mask + 1, mask - 1) if 0 <= t != mask]
         for other in (*others, *self._masks(wrong)):
-            if other is not None and other != mask and 0 <= other < n_vocab:
+            if other < self._session.config.n_vocab:
                 found[f"masks are token {other}, not {mask}"] = {"mask": other}
         for row in range(1, n):
-            for other in dict.fromkeys((*others, -1)):
-                if other is not None and other != mask:
-                    what = f"token {other}" if other >= 0 else "the newest token"
-                    found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
+            for other in (*others, -1):
+                what = f"token {other}" if other >= 0 else "the newest token"
+                found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
         found["blocks begin with a mask, not with the newest token"] = {"anchored": False}
         found["masks are the newest token again"] = {"mask": -1}
         for length in (model.config.block_size, n + 1, n - 1):
@@ -337,6 +341,9 @@ class Mistakes:
             return size < draft.pos0 and self._gives(draft, newest)
 
         return self._fitting(wrong, range(_LONGEST_WINDOW, 0, -1), gives)
+
+    def _gives_token(self, draft: RecordedDraft, newest: Entries, token: int) -> bool:
+        return self._gives(draft, newest._replace(tokens=[token]))
 
     def _gives_moved(self, whole: bool, draft: RecordedDraft, newest: Entries, by: int) -> bool:
         first = newest.positions[0] + by

@@ -143,6 +143,12 @@ class _Operation(NamedTuple):
         return f"its `{self.name}`{by} in {self.code.co_qualname}{part}"
 
     @property
+    def weight(self) -> Any:
+        """The one weight that it reads, None where there is not one."""
+        given = _arguments(self.args, self.options)
+        return given[next(iter(self.weights))] if len(self.weights) == 1 else None
+
+    @property
     def stage(self) -> str:
         """What is wrong where it is."""
         names = (*self.weights.values(), self.code.co_name, self.part)
@@ -158,45 +164,75 @@ _CHOOSE = (MarkovHead.__name__, Selector.__name__)
 
 
 def operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
-    """Each call of a kernel in another way: in all layers, and in one of a few alone."""
+    """Each call of a kernel in another way: in all layers, and in one of a few alone; of a loop in
+    all of its rounds, the first, and the later ones. Calls of one kernel exchange weights."""
     places: dict[Any, list[_Operation]] = {}
-    for one in _seen(found, look):
+    loops = set[tuple[CodeType, int]]()
+    for one in _seen(found, look, loops):
         places.setdefault((one.code, one.at, one.part), []).append(one)
     for alike in places.values():
         one, owners = alike[0], [each.owner for each in alike]
-        alone = [([each.owner], each.layer) for each in alike]
+        alone = [([each.owner], each.layer, _ALWAYS) for each in alike]
         few = alone if 1 < len(alike) <= _MOST_ALONE else []
-        for (whose, layer), (about, change) in product([(owners, ""), *few], _ways(one)):
-            place = one.code, one.at, whose
-            called = partial(_elsewhere, vars(one.module)[one.name], change, place)
-            changes = ((one.module, one.name, called),)
+        looped = [(owners, *when) for when in _IN_LOOPS] if (one.code, one.at) in loops else []
+        scopes = [(owners, "", _ALWAYS), *few, *looped]
+        for (whose, where, rounds), (about, change) in product(scopes, _ways(one)):
+            changes = _elsewhere(one, [(one, whose, rounds, change)])
             phases = [*PHASES] if about in _AT_TIMES else [""]
-            yield PartChange(one.stage, f"{one.words}{layer} {about}", changes, phases)
+            yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
+    for alike in combinations(places.values(), 2):
+        one, other = (each[0] for each in alike)
+        shapes = [x.shape for x in (one.weight, other.weight) if x is not None]
+        if (one.name, len(alike[0])) == (other.name, len(alike[1])) and shapes[1:] == shapes[:1]:
+            both = [
+                (own, [own.owner], _ALWAYS, partial(_changed, {key: lambda _, x=its.weight: x}))
+                for pair in zip(*alike, strict=True)
+                for own, its in (pair, pair[::-1])
+                for key in own.weights
+            ]
+            about = f"{one.words} and {other.words} exchange their weights"
+            yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
 
 
 _AT_TIMES = ("is left out", "gives 0 times what it should")
 _MOST_ALONE = 4
+_ALWAYS = range(1 << 20)
+_IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
 
 def _elsewhere(
+    one: _Operation, ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]]
+) -> Changes:
+    """A kernel that is called in other ways at some places: callers and instructions, whose methods
+    these are, and in which rounds of a loop."""
+    # by a partial, as where it was found: a function's own call would have another f_lasti
+    called = partial(_called, vars(one.module)[one.name], ways, [None, 0])
+    return ((one.module, one.name, called),)
+
+
+def _called(
     own: Callable[..., Any],
-    change: Callable[..., Any],
-    place: tuple[CodeType, int, Sequence[Any]],
+    ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]],
+    latest: list[Any],
     *args: Any,
     **options: Any,
 ) -> Any:
-    """A kernel that is called in another way at one place: a caller, an instruction, and whose
-    method that is."""
-    frame, (code, at, owners) = sys._getframe(1), place
-    if frame.f_code is code and frame.f_lasti == at:
-        owner = frame.f_locals.get("self")
-        if any(owner is one for one in owners):
-            return change(own, *args, **options)
+    """latest: the caller, and how often it has come to a place."""
+    frame = sys._getframe(1)
+    for place, owners, rounds, change in ways:
+        if frame.f_code is place.code and frame.f_lasti == place.at:
+            latest[:] = frame, latest[1] + 1 if latest[0] is frame else 0
+            owner = frame.f_locals.get("self")
+            if latest[1] in rounds and any(owner is each for each in owners):
+                return change(own, *args, **options)
     return own(*args, **options)
 
 
-def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]:
-    """The calls of kernels in the modules of all parts, in their order."""
+def _seen(
+    found: Sequence[Site], look: Callable[[], object], loops: set[tuple[CodeType, int]]
+) -> list[_Operation]:
+    """The calls of kernels in the modules of all parts, in their order. loops: takes those that are
+    called more than once by one call of their function."""
     names, parts = dict[int, str](), dict[int, tuple[str, str]]()
     for site in found:
         for i, owner in enumerate(site.owners):
@@ -209,6 +245,7 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
                 elif type(x).__module__.startswith("engine.model."):
                     parts.setdefault(id(x), (site.words, layer))
     known = dict[tuple[CodeType, int, int], _Operation]()
+    latest = dict[tuple[CodeType, int], Any]()
 
     def note(module: Any, name: str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
         frame, result = sys._getframe(1), own(*args, **options)
@@ -223,6 +260,9 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
             place, its = (frame.f_code, frame.f_lasti), parts.get(id(owner), ("", ""))
             one = _Operation(module, name, *place, owner, *its, args, options, result, weights)
             known.setdefault((*place, id(owner)), one)
+            if latest.get(place) is frame:
+                loops.add(place)
+            latest[place] = frame
         return result
 
     owners = (owner for site in found for owner in site.owners)
