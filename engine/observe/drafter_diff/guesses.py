@@ -139,7 +139,7 @@ class Guess:
 class Trials:
     """Trials of guesses on the drafts of a text.
 
-    right: candidates of right drafts; own: the same where each step goes on from the best token of
+    rows: candidates of right drafts, and the same where each step goes on from the best token of
     the one before. apart: the distance of drafts with a guess's choice of candidates.
     """
 
@@ -147,11 +147,14 @@ class Trials:
         self,
         model: DraftModel,
         text: DraftedText,
-        right: Rows,
-        own: Rows,
+        rows: tuple[Rows, Rows],
         apart: Callable[[Guess | None], Distance],
     ) -> None:
-        self._model, self._text, self._rows, self._apart = model, text, (right, own), apart
+        self._model, self._text, self._rows, self._apart = model, text, rows, apart
+
+    def rows(self, guess: Guess) -> Rows:
+        """What a guess of the choice among candidates chooses from."""
+        return self._rows[guess.deviation.best]
 
     def clean(self, drafts: _Drafts) -> float:
         """The distance of right drafts."""
@@ -168,7 +171,7 @@ class Trials:
             how = guess.model, guess.text, guess.deviation
             with guess.applied():
                 return Redrafts(*how, distance=apart, left=guess.left).of(drafts, most, n_kept)
-        found, rows = dict[int, float](), self._rows[guess.deviation.best]
+        found, rows = dict[int, float](), self.rows(guess)
         for draft in drafts:
             found[draft.round] = apart(draft, rows[draft.round])
             if sum(found.values()) > most:

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.audit.draft_models import Candidates, StepwiseModel, draft_model
+from engine.audit.draft_models import Candidates, draft_model
 from engine.audit.recorded_drafts import (
     CLEAN,
     DraftedText,
     RecordedDraft,
     RecordedDrafts,
-    Redrafts,
     shares_apart,
 )
 from engine.draft.model_drafter import N_CANDIDATES
@@ -36,7 +35,7 @@ from engine.model.families import FAMILIES
 from engine.model.tensors import DRAFT_MTP
 from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
 from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
-from engine.observe.drafter_diff.guesses import EXPLAINS, ROUNDED, Guess, Trials, n_right
+from engine.observe.drafter_diff.guesses import EXPLAINS, ROUNDED, Guess, Rows, Trials, n_right
 from engine.observe.drafter_diff.mistakes import Mistakes
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
@@ -227,8 +226,8 @@ class Redrafter:
         exact = self._tie is EXACT_TIE
         limit = SHARES_EXACT if exact else SHARES_TIE
         self._same = same_logits(wrong, self._rows, self._ranks, limit)
-        own = self._going_on(sampled) if isinstance(self._model, StepwiseModel) else {}
-        self._trials = Trials(self._model, self._text, self._rows, own, self._apart)
+        rows = self._rows, self._going_on(sampled)
+        self._trials = Trials(self._model, self._text, rows, self._apart)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
         is_sure = is_many or exact
         n_wrong = self._trials.clean(window)
@@ -430,9 +429,9 @@ class Redrafter:
         if best or not is_drawn or shape_of(sampled, wrong, self._ranks):
             return best, left
         for drawn in self._mistakes.drawn():
-            found, picks = self._picks(drawn, window)
+            found = self._trials.left(drawn, window)
             is_near = sum(found.values()) < _EXPLAINS_VAGUE * clean
-            if is_near and (seen := as_drawn(picks)):
+            if is_near and (seen := as_drawn(self._picks(self._trials.rows(drawn), window))):
                 return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
         return None, left
 
@@ -449,20 +448,11 @@ class Redrafter:
             if not self._same or guess.stage == CANDIDATES:  # else all before the choice is right
                 yield guess, share, share == _EXPLAINS_PART
 
-    def _picks(
-        self, guess: Guess, window: _Drafts
-    ) -> tuple[dict[int, float], list[tuple[Candidates, int]]]:
-        """What is left between, by round, and rows with the tokens that were drafted from them."""
-        picks: list[tuple[Candidates, int]] = []
-        apart = self._apart(guess)
-
-        def picked(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
-            known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]
-            both = zip(rows, known, strict=False)
-            picks.extend(pair for pair in both if pair[1] in [*pair[0]][:N_CANDIDATES])
-            return apart(draft, rows)
-
-        return Redrafts(guess.model, self._text, guess.deviation, distance=picked).of(window), picks
+    def _picks(self, rows: Rows, window: _Drafts) -> list[tuple[Candidates, int]]:
+        """Rows with the tokens that were drafted from them, where these are among the best."""
+        known = {d.round: d.tokens[: len(d.tokens) - (d.round in self._stood_in)] for d in window}
+        pairs = [pair for n, own in known.items() for pair in zip(rows[n], own, strict=False)]
+        return [pair for pair in pairs if pair[1] in [*pair[0]][:N_CANDIDATES]]
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:

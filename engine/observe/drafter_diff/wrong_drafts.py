@@ -111,20 +111,27 @@ _NO_END = 1 << 30
 def scopes_of(
     drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks
 ) -> list[Scope]:
-    """Where wrong drafts show that a mistake may be made, everywhere first: after one outcome, in
-    the newest row alone or in all rows of such a round; from or up to a position; and of each of
-    these, from a drafted token on or in one alone."""
+    """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first,
+    the most that they show last: after one outcome, in the newest row alone or in all rows of such
+    a round; from or up to a position; and of each of these, from a drafted token on or in one
+    alone."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
     found: list[Scope] = [("", None, None)]
-    if (end := _outcome(drafts, wrong)[0]) or (end := _first_after(drafts, first)):
+    end, words = _outcome(drafts, wrong)
+    if not end and first >= _SHOWS:
+        before = [set(outcomes(draft)) for draft in drafts[:first]]
+        end = next((one for one in OUTCOMES if one in before[-1].difference(*before[:-1])), "")
+        words = f", only from the first one on that comes after {OUTCOMES[end]}" if end else ""
+    if end:
         after = [(one, two) for one, two in pairwise(drafts) if end in outcomes(one)]
-        words = f", only after {OUTCOMES[end]}"
-        found.append((words, {two.pos0 for _, two in after}, None))
         found.append((words, {at for a, b in after for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
+        found.append((words, {two.pos0 for _, two in after}, None))
     elif first >= _SHOWS:
-        for start in dict.fromkeys((wrong[0].pos0, drafts[first - 1].pos0 + 1)):
-            words = f", only from about position {start} on"
-            found.append((words, range(start, _NO_END), None))
+        for one in drafts[first - _SHOWS : first][::-1]:
+            words = f", only from about position {one.pos0 + 1} on"
+            found.append((words, range(one.pos0 + 1, _NO_END), None))
+        words = f", only from position {wrong[0].pos0} on"
+        found.append((words, range(wrong[0].pos0, _NO_END), None))
     elif len(drafts) - 1 - last >= max(_SHOWS, last + 1):
         words = f", only up to position {wrong[-1].pos0}"
         found.append((words, range(wrong[-1].pos0 + 1), None))
@@ -132,52 +139,33 @@ def scopes_of(
     n_longer = sum(len(ranks[draft.round]) > max(steps, default=0) + 1 for draft in wrong)
     if len(steps) == 1 and n_longer >= FEW:
         (step,) = steps
-        which = f", drafted token {step} of a draft alone"
+        which = f", only in drafted token {step}" if step else ", only in the first token of drafts"
         found += [(words + which, places, steps) for words, places, _ in found]
     elif step := min(steps, default=0):
-        which = f", from drafted token {step} on"
+        which = f", only from drafted token {step} on"
         found += [(words + which, places, range(step, _NO_END)) for words, places, _ in found]
     return found
 
 
 def _outcome(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]) -> tuple[str, str]:
     """The one of OUTCOMES that alone wrong drafts come after, and how many do; else empty."""
-    rounds, shown = {draft.round for draft in wrong}, list[tuple[float, str, str]]()
+    rounds, shown = {draft.round for draft in wrong}, [(0.0, "", "")]
     for end, after in OUTCOMES.items():
-        counts = [[0, 0], [0, 0]]
-        for i, draft in enumerate(drafts):
-            inside = i > 0 and end in outcomes(drafts[i - 1])
-            counts[inside][0] += draft.round in rounds
-            counts[inside][1] += 1
-        (n_else, others), (n, inside_all) = counts
+        is_wrong: tuple[list[bool], list[bool]] = ([drafts[0].round in rounds], [])
+        for one, two in pairwise(drafts):
+            is_wrong[end in outcomes(one)].append(two.round in rounds)
+        n_else, n = (own.count(True) for own in is_wrong)
+        others = len(is_wrong[0])
         if others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong)):
             but = f" but {n_else}" if n_else else ""
-            about = f", only after {after} ({n} of {inside_all}){but}"
-            shown.append((n / inside_all, end, about))
-    return max(shown, key=lambda one: one[0], default=(0.0, "", ""))[1:]
-
-
-def _first_after(drafts: Sequence[RecordedDraft], first: int) -> str:
-    """The one of OUTCOMES that no draft came after before the first wrong one; else empty."""
-    before = [set(outcomes(draft)) for draft in drafts[:first]]
-    new = before[-1].difference(*before[:-1]) if first >= _SHOWS else ()
-    return next((end for end in OUTCOMES if end in new), "")
+            about = f", only after {after} ({n} of {len(is_wrong[1])}){but}"
+            shown.append((n / len(is_wrong[1]), end, about))
+    return max(shown, key=lambda one: one[0])[1:]
 
 
 def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
-    """When drafts are wrong, by counts over rounds: after which outcomes, from which drafted token
-    on, in which stretch of the text. Empty where they are so anywhere."""
-    first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
-    found = after = _outcome(drafts, wrong)[1]
-    if step := first_step(wrong, ranks):
-        found += f", only from drafted token {step} on"
-    if after or first < _SHOWS:
-        if not after and len(drafts) - 1 - last >= max(_SHOWS, last + 1):
-            found += f", only up to position {wrong[-1].pos0}"
-        return found
-    if end := _first_after(drafts, first):
-        return f"{found}, only from the first one on that comes after {OUTCOMES[end]}"
-    return found or f", only from position {wrong[0].pos0} on"
+    """When drafts are wrong, in words; empty where they are so anywhere."""
+    return scopes_of(drafts, wrong, ranks)[-1][0]
 
 
 def same_logits(
