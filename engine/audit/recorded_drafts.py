@@ -342,6 +342,22 @@ class DraftedText:
             rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
 
+    def right(
+        self,
+        model: DraftModel,
+        draft: RecordedDraft,
+        n_written: int,
+        tokens: Sequence[int] | None,
+        n: int | None = None,
+    ) -> tuple[list[Candidates], int]:
+        """What a right state says in the place of a draft, and positions below which entries are in
+        memory then; n_written: the same before. tokens, n: see DraftModel.draft."""
+        end = draft.pos0 - model.ahead
+        model.write(self.entries(model, range(n_written, end), CLEAN, draft.pos0))
+        newest = self.entries(model, [end], CLEAN, draft.pos0)
+        n = len(draft.tokens) if n is None else n
+        return model.draft(newest, end + 1, tokens, n), max(n_written, end)
+
     def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
         """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
         in the first one."""

@@ -121,27 +121,25 @@ class Mistakes:
 
     def _of_some_rows(self) -> Iterator[Guess]:
         """Rows that are wrong in some places alone."""
-        rows, n = self._target.rows, len(self._text.tokens)
-        if (table := self._text.table) is None:
+        table, model = self._text.table, self._model
+        if table is None:
             return
         for size in (s for s in _SIZES if 1 < s < self._text.starts[0]):
             moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
             about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
             yield self._of_table(about, table[moved])
-        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-            "zeros": torch.zeros_like,
-            "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
-            "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
+        changes = {
+            "zeros": model.table(mapped(self._target.rows, torch.zeros_like)),
+            "those of the position before": torch.cat((table[:1], table[:-1])),
+            "those of the position after": torch.cat((table[1:], table[-1:])),
         }
-        for where, places in self._places().items():
-            mask = torch.zeros(n, dtype=torch.bool)
-            mask[[at for at in places if at < n]] = True
-            for what, change in changes.items():
-                some = mapped(rows, partial(_where, mask[:, None], change))
-                about = f"rows of {where} are {what}"
-                if what == "zeros" and where == "the prompt":
-                    about += ", as if they had not been handed over"
-                yield self._of_table(about, self._model.table(some))
+        for (where, places), (what, rows) in product(self._places().items(), changes.items()):
+            about = f"rows of {where} are {what}"
+            if what == "zeros" and where == "the prompt":
+                about += ", as if they had not been handed over"
+            scope = "", {place + 1 for place in places}, None
+            if (guess := self._of_table(about, rows).within(scope, self._text)) is not None:
+                yield guess
 
     def _places(self) -> dict[str, Collection[int]]:
         """Places of a text that its rows may be wrong in, by what they are."""
@@ -421,12 +419,6 @@ def _other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[in
 
 def _listed(windows: Sequence[int | None]) -> str:
     return ", ".join(str(size or "none") for size in windows)
-
-
-def _where(
-    mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
-) -> torch.Tensor:
-    return torch.where(mask, change(x), x)
 
 
 def _one_link(

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
 from engine.observe.drafter_diff.operations import (
     PHASES,
@@ -22,7 +21,7 @@ from engine.observe.drafter_diff.operations import (
     operations,
     sites,
 )
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS
+from engine.observe.drafter_diff.records import BLOCK, POSITIONS
 
 _BASES = (10.0, 0.1, 100.0, 0.01, 50.0, 0.02)
 _STRETCHES = (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
@@ -36,8 +35,7 @@ def part_changes(
     found = list(sites(core))
     yield from _ropes(found, places)
     yield from operations(found, look)
-    for kind in (_heads, _layers):
-        yield from kind(found)
+    yield from _layers(found)
 
 
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
@@ -78,23 +76,3 @@ def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
         orders["its layers are run in reverse order"] = value[::-1]
         for about, order in orders.items():
             yield PartChange(BLOCK, about, ((site.owners[0], site.name, order),), ["draft"])
-
-
-def _heads(found: Sequence[Site]) -> Iterator[PartChange]:
-    """What reads the rows of a block after it: logits and hidden rows."""
-    for site in found:
-        owner, value = site.owners[0], getattr(site.owners[0], site.name)
-        if not isinstance(value, Selector | MarkovHead):
-            continue
-        name = type(value).__name__
-        place = (value, "lattice") if isinstance(value, Selector) else (owner, site.name)
-        called = getattr(*place)
-        for i, what in enumerate(("logits", "hidden rows")):
-            for by, which in ((1, "before"), (-1, "after")):
-                about = f"its {name} reads the {what} of the row {which} the one that is drafted"
-                yield PartChange(CANDIDATES, about, ((*place, partial(_of_row, called, i, by)),))
-
-
-def _of_row(own: Callable[..., Any], which: int, by: int, *args: Any, **options: Any) -> Any:
-    rows = [x.roll(by, 1).contiguous() if i == which else x for i, x in enumerate(args)]
-    return own(*rows, **options)

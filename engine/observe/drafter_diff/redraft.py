@@ -20,13 +20,7 @@ import numpy as np
 import torch
 
 from engine.audit.draft_models import Candidates, draft_model
-from engine.audit.recorded_drafts import (
-    CLEAN,
-    DraftedText,
-    RecordedDraft,
-    RecordedDrafts,
-    shares_apart,
-)
+from engine.audit.recorded_drafts import DraftedText, RecordedDraft, RecordedDrafts, shares_apart
 from engine.draft.model_drafter import N_CANDIDATES
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
@@ -201,7 +195,7 @@ class Redrafter:
         self._model.clear()
         for draft in drafts:
             check_cancelled(self._cancelled)
-            rows, n = self._right(draft, n, None, n_max)
+            rows, n = self._text.right(self._model, draft, n, None, n_max)
             length = len(draft.tokens)
             if rows and draft.tokens == [next(iter(row)) for row in rows[:length]]:
                 width = min(map(len, rows))
@@ -362,7 +356,7 @@ class Redrafter:
         apart, n, found = self._apart(None), 0, {}
         for draft in drafts:
             check_cancelled(self._cancelled)
-            rows, n = self._right(draft, n, draft.tokens, len(draft.tokens))
+            rows, n = self._text.right(self._model, draft, n, draft.tokens)
             found[draft.round] = apart(draft, rows)
             self._rows[draft.round] = rows
             self._best[draft.round] = [next(iter(row)) for row in rows if row]
@@ -379,16 +373,8 @@ class Redrafter:
         self._model.clear()
         n, found = 0, dict[int, list[Candidates]]()
         for draft in drafts:
-            found[draft.round], n = self._right(draft, n, None, len(draft.tokens))
+            found[draft.round], n = self._text.right(self._model, draft, n, None)
         return found
-
-    def _right(
-        self, draft: RecordedDraft, n_written: int, tokens: Sequence[int] | None, n: int
-    ) -> tuple[list[Candidates], int]:
-        model, end = self._model, draft.pos0 - self._model.ahead
-        model.write(self._text.entries(model, range(n_written, end), CLEAN, draft.pos0))
-        newest = self._text.entries(model, [end], CLEAN, draft.pos0)
-        return model.draft(newest, end + 1, tokens, n), max(n_written, end)
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:
         """Accepted and drafted tokens over a stretch of text: recorded, and with right drafts of
@@ -403,7 +389,8 @@ class Redrafter:
         while at < min(stop, len(text) - 1):
             check_cancelled(self._cancelled)
             draft = stretch[0]._replace(pos0=at, tokens=[])
-            rows, n = self._right(draft, n, None, min(n_max, len(text) - at - 1))
+            limit = min(n_max, len(text) - at - 1)
+            rows, n = self._text.right(self._model, draft, n, None, limit)
             right = 0
             for row, token in zip(rows, text[at + 1 :], strict=False):
                 if next(iter(row)) != token:
