@@ -22,8 +22,7 @@ from engine.audit.recorded_drafts import (
 )
 from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
 from engine.observe.drafter_diff.guesses import GOES_ON, Guess
-from engine.observe.drafter_diff.module_mistakes import part_changes
-from engine.observe.drafter_diff.operations import PHASES
+from engine.observe.drafter_diff.operations import PHASES, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session

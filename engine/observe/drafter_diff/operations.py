@@ -1,5 +1,7 @@
-"""Operations of a drafter's module: each call of a kernel, found by letting the module run, and
-what it may do otherwise: it is left out or scaled, or reads other numbers, rows or weights."""
+"""Operations of a drafter's module, and what it may compute otherwise: each call of a kernel, found
+by letting the module run, is left out or scaled, or reads other numbers, rows or weights; layers
+are left out, ropes turned otherwise; always, or only in what is written into memory, or while it
+drafts."""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import combinations, product
+from operator import methodcaller
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 from engine.model.drafters.dflash import MarkovHead, Selector
+from engine.model.layers import RopeTables
 from engine.model.weights import Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
 
@@ -30,6 +34,8 @@ _FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _MOST_HEADS = 8
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
+_BASES = (10.0, 0.1, 100.0, 0.01, 50.0, 0.02)
+_STRETCHES = (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
 
@@ -113,6 +119,57 @@ def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
     return x.roll(by, axis).contiguous()
 
 
+def part_changes(
+    core: Any, look: Callable[[], object], places: Sequence[int] = ()
+) -> Iterator[PartChange]:
+    """Changes of a module's parts, the likely ones first. look: has the module compute what it
+    does in a draft. places: positions from which on a part may be wrong."""
+    found = list(sites(core))
+    yield from _ropes(found, places)
+    yield from _operations(found, look)
+    yield from _layers(found)
+
+
+def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
+    for site in found:
+        ropes = [getattr(owner, site.name) for owner in site.owners]
+        if not all(isinstance(rope, RopeTables) for rope in ropes):
+            continue
+        others: dict[str, Callable[[RopeTables], RopeTables]] = {}
+        for base in _BASES:
+            about = f"its rope has {base:g} times the frequency base, or about that"
+            others[about] = methodcaller("turned", base=base)
+        for stretch in _STRETCHES:
+            about = f"its rope turns by {stretch:g} times the angles, as with another scaling"
+            others[about] = methodcaller("turned", stretch=stretch)
+        for share in (0.5, 0.25, 0.75):
+            about = f"its rope turns the first {share:g} of its pairs alone (partial dimensions)"
+            others[about] = methodcaller("turned", share=share)
+        for at in places:
+            about = f"positions from {at} on turn as {at} does"
+            others[about] = methodcaller("turned", place=partial(torch.clamp, max=at))
+            about = f"positions from {at} on turn as those from 0 on"
+            others[about] = methodcaller("turned", place=partial(torch.remainder, other=at))
+        for about, other in others.items():
+            made = [(one, site.name, other(getattr(one, site.name))) for one in site.owners]
+            phases = [*PHASES] if "by 0 times" in about else [""]
+            yield PartChange(POSITIONS, about, tuple(made), phases)
+
+
+def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
+    for site in found:
+        value = getattr(site.owners[0], site.name)
+        is_list = isinstance(value, list) and len(value) > 1 and all(map(is_part, value))
+        if len(site.owners) > 1 or not is_list:
+            continue
+        orders = {
+            f"its layer {i} is left out": value[:i] + value[i + 1 :] for i in range(len(value))
+        }
+        orders["its layers are run in reverse order"] = value[::-1]
+        for about, order in orders.items():
+            yield PartChange(BLOCK, about, ((site.owners[0], site.name, order),), ["draft"])
+
+
 # -- operations --------------------------------------------------------------------------------
 
 
@@ -163,7 +220,7 @@ class _Operation(NamedTuple):
 _CHOOSE = (MarkovHead.__name__, Selector.__name__)
 
 
-def operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
+def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
     """Each call of a kernel in another way: in all layers, and in one of a few alone; of a loop in
     all of its rounds, the first, and the later ones. Calls of one kernel exchange weights."""
     places: dict[Any, list[_Operation]] = {}
@@ -280,10 +337,7 @@ def _seen(
 
 def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
     """By position, or by name."""
-    found: dict[int | str, Any] = {}
-    found.update(enumerate(args))
-    found.update((name, value) for name, value in options.items())
-    return found
+    return {**dict[int | str, Any](enumerate(args)), **options}
 
 
 def _is_kernel(x: Any) -> bool:
@@ -336,7 +390,10 @@ def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
         for i in range(len(x)):
             about = f"with its part {i} of zeros"
             yield about, partial(_with_part, i, torch.zeros_like)
-            yield f"with its part {i} of the row before", partial(_with_part, i, _before)
+            yield (
+                f"with its part {i} of the row before",
+                partial(_with_part, i, partial(rows_on, by=1)),
+            )
     elif _is_floats(x) and is_weight:
         root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
         yield "as ones", partial(torch.full_like, fill_value=root)
@@ -413,10 +470,6 @@ def _paired(x: torch.Tensor) -> torch.Tensor:
 
 def _unpaired(x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
-
-
-def _before(x: torch.Tensor) -> torch.Tensor:
-    return rows_on(x, 1)
 
 
 _SEEN = {

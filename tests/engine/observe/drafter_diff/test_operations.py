@@ -11,8 +11,7 @@ import torch
 from engine.batch import UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import RopeTables
-from engine.observe.drafter_diff.module_mistakes import part_changes
-from engine.observe.drafter_diff.operations import in_place, sites
+from engine.observe.drafter_diff.operations import in_place, part_changes, sites
 from engine.session import Session
 from kernels.norm import rms_norm
 from tests.support.drafter_diff_campaign import opened
