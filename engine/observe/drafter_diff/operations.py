@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import combinations, product
-from operator import methodcaller
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -135,25 +134,25 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
         ropes = [getattr(owner, site.name) for owner in site.owners]
         if not all(isinstance(rope, RopeTables) for rope in ropes):
             continue
-        others: dict[str, Callable[[RopeTables], RopeTables]] = {}
-        for base in _BASES:
-            about = f"its rope has {base:g} times the frequency base, or about that"
-            others[about] = methodcaller("turned", base=base)
-        for stretch in _STRETCHES:
-            about = f"its rope turns by {stretch:g} times the angles, as with another scaling"
-            others[about] = methodcaller("turned", stretch=stretch)
-        for share in (0.5, 0.25, 0.75):
-            about = f"its rope turns the first {share:g} of its pairs alone (partial dimensions)"
-            others[about] = methodcaller("turned", share=share)
+        ways = list[tuple[str, dict[str, Any]]]()
+        for x in _BASES:
+            ways.append((f"has {x:g} times the frequency base, or about that", {"base": x}))
+        for x in _STRETCHES:
+            about = f"turns by {x:g} times the angles, as with another scaling"
+            ways.append((about, {"stretch": x}))
+        for x in (0.5, 0.25, 0.75):
+            about = f"turns the first {x:g} of its pairs alone (partial dimensions)"
+            ways.append((about, {"share": x}))
         for at in places:
-            about = f"positions from {at} on turn as {at} does"
-            others[about] = methodcaller("turned", place=partial(torch.clamp, max=at))
-            about = f"positions from {at} on turn as those from 0 on"
-            others[about] = methodcaller("turned", place=partial(torch.remainder, other=at))
-        for about, other in others.items():
-            made = [(one, site.name, other(getattr(one, site.name))) for one in site.owners]
+            for how, change in (
+                (f"{at}", partial(torch.clamp, max=at)),
+                ("those from 0 on", partial(torch.remainder, other=at)),
+            ):
+                ways.append((f"turns positions from {at} on as {how}", {"place": change}))
+        for about, how in ways:
+            made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
             phases = [*PHASES] if "by 0 times" in about else [""]
-            yield PartChange(POSITIONS, about, tuple(made), phases)
+            yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
 
 
 def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
