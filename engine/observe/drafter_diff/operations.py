@@ -238,8 +238,8 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
     for alike in combinations(places.values(), 2):
         one, other = (each[0] for each in alike)
-        shapes = [x.shape for x in (one.weight, other.weight) if x is not None]
-        if (one.name, len(alike[0])) == (other.name, len(alike[1])) and shapes[1:] == shapes[:1]:
+        both_of = one.name, len(alike[0]), getattr(one.weight, "shape", 0)
+        if both_of == (other.name, len(alike[1]), getattr(other.weight, "shape", 1)):
             both = [
                 (own, [own.owner], _ALWAYS, partial(_changed, {key: lambda _, x=its.weight: x}))
                 for pair in zip(*alike, strict=True)
