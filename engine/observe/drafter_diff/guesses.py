@@ -197,7 +197,10 @@ class Trials:
         at, most = drafts.index(wrong[0]), clean
         first = [(wrong[:n], _NEAR_FIRST * self.clean(wrong[:n])) for n in _SHOWN_FIRST]
         lead, half = drafts[max(0, at - 1) : at + 1], first[0][1]
-        n_kept, groups = self._keep(lead[0]), _alike(scopes, lead)
+        n_kept, groups = (
+            self._keep(lead[0]),
+            [_alike(scopes, lead, which) for which in (False, True)],
+        )
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
@@ -222,13 +225,10 @@ class Trials:
             )
             if is_likely and is_exact(guess, share * clean):
                 return best, left
-            seen = set[object]()
-            for (inside, steps), alike in groups.items():
-                key = steps if alone else (inside, steps)
+            for alike in groups[alone]:
                 one = guess.within(alike[0], self._text) if guess.model is self._model else None
-                if one is None or key in seen or n_made >= _MOST_FIRST:
+                if one is None or n_made >= _MOST_FIRST:
                     continue
-                seen.add(key)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
                 total, n_made = self._total(one, lead, half, kept), n_made + len(lead)
                 if total <= half:
@@ -257,15 +257,17 @@ class Trials:
         return n
 
 
-def _alike(scopes: Sequence[Scope], lead: _Drafts) -> dict[tuple[object, str], list[Scope]]:
-    """Scopes by where they are from the first of these drafts to the last."""
-    found: dict[tuple[object, str], list[Scope]] = {}
+def _alike(scopes: Sequence[Scope], lead: _Drafts, drafts_alone: bool) -> list[list[Scope]]:
+    """Scopes that are one from the first of these drafts to the last, or, for what drafts alone, in
+    the last."""
+    found: dict[object, list[Scope]] = {}
+    start, stop = lead[0].pos0 + len(lead) - 1, lead[-1].pos0 + 1
     for scope in scopes:
         _, places, steps = scope
-        start, stop = lead[0].pos0 + len(lead) - 1, lead[-1].pos0 + 1
-        inside = tuple(at for at in range(start, stop) if places is None or at in places)
-        found.setdefault((inside, repr(steps)), []).append(scope)
-    return found
+        inside = [at for at in range(start, stop) if places is None or at in places]
+        key = drafts_alone or inside, steps
+        found.setdefault(repr(key), []).append(scope)
+    return [*found.values()]
 
 
 def n_right(left: Mapping[int, float]) -> int:

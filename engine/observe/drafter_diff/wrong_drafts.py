@@ -109,12 +109,12 @@ _NO_END = 1 << 30
 
 
 def scopes_of(
-    drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks
+    drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks, least: int = 1
 ) -> list[Scope]:
     """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first,
     the most that they show last: after one outcome, in the newest row alone or in all rows of such
-    a round; from or up to a position; and of each of these, from a drafted token on or in one
-    alone."""
+    a round; from a position, where `least` right drafts come before it, or up to one; and of each
+    of these, from a drafted token on or in one alone."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
     found: list[Scope] = [("", None, None)]
     end, words = _outcome(drafts, wrong)
@@ -126,15 +126,15 @@ def scopes_of(
         after = [(one, two) for one, two in pairwise(drafts) if end in outcomes(one)]
         found.append((words, {at for a, b in after for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
         found.append((words, {two.pos0 for _, two in after}, None))
-    elif first >= _SHOWS:
-        for one in drafts[first - _SHOWS : first][::-1]:
+    elif first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1):
+        words = f", only up to position {wrong[-1].pos0}"
+        found.append((words, range(wrong[-1].pos0 + 1), None))
+    elif first >= least:
+        for one in drafts[max(0, first - _SHOWS) : first][::-1]:
             words = f", only from about position {one.pos0 + 1} on"
             found.append((words, range(one.pos0 + 1, _NO_END), None))
         words = f", only from position {wrong[0].pos0} on"
         found.append((words, range(wrong[0].pos0, _NO_END), None))
-    elif len(drafts) - 1 - last >= max(_SHOWS, last + 1):
-        words = f", only up to position {wrong[-1].pos0}"
-        found.append((words, range(wrong[-1].pos0 + 1), None))
     steps = {step for draft in wrong for step in _wrong_steps(ranks, draft)}
     n_longer = sum(len(ranks[draft.round]) > max(steps, default=0) + 1 for draft in wrong)
     if len(steps) == 1 and n_longer >= FEW:
@@ -165,7 +165,7 @@ def _outcome(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]) ->
 
 def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
     """When drafts are wrong, in words; empty where they are so anywhere."""
-    return scopes_of(drafts, wrong, ranks)[-1][0]
+    return scopes_of(drafts, wrong, ranks, _SHOWS)[-1][0]
 
 
 def same_logits(
