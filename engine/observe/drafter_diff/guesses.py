@@ -230,7 +230,8 @@ class Trials:
                 if one is None or n_made >= _MOST_FIRST:
                     continue
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
-                total, n_made = self._total(one, lead, half, kept), n_made + len(lead)
+                some = lead[-1:] if guess.deviation is CLEAN else lead
+                total, n_made = self._total(one, some, half, kept), n_made + len(some)
                 if total <= half:
                     few.append((total, len(few), guess, alike, share * clean))
         pairs = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
