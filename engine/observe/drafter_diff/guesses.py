@@ -38,9 +38,8 @@ to give most drafts."""
 _SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
-_MOST_FIRST, _MOST_SCOPED = 1500, 2500
-"""Drafts that are made again at most to try mistakes in scopes: the first wrong one, and in all."""
-_MOST_SHOWN = 4
+_MOST_SCOPED, _MOST_SHOWN = 2000, 4
+"""Drafts that are made again at most to try mistakes in scopes, and wrong ones that show one."""
 _NOTHING = 1e-9
 
 
@@ -87,6 +86,11 @@ class Guess:
         about, deviation = f"{self.about[:-1]}{words}.", replace(self.deviation, places=places)
         return replace(self, about=about, text=text, deviation=deviation, steps=steps)
 
+    @property
+    def is_scoped(self) -> bool:
+        """Whether it is made in some places alone."""
+        return self.steps is not None or self.deviation.places is not None
+
     def drafts_alone(self, right: DraftedText) -> bool:
         """Whether all that is in memory is right, and drafts are made otherwise from it."""
         is_right = self.text is right and replace(self.deviation, places=None) in (CLEAN, GOES_ON)
@@ -100,7 +104,7 @@ class Guess:
     def applied(self) -> Iterator[None]:
         """While it is replayed."""
         model, changes = self.model, self.changes
-        if changes and (self.during or self.deviation.places is not None):
+        if changes and (self.during or self.is_scoped):
             changes = tuple(
                 (model, name, partial(own, getattr(model, name)))
                 for name, own in (("write", self._write), ("draft", self._draft))
@@ -191,16 +195,25 @@ class Trials:
         guesses: with what each may leave, and whether it is of one of many parts. more: the window
         and drafts after it. scopes: where wrong drafts show that it may be. Each guess is tried
         everywhere, and then in each scope on the first wrong draft alone, after right ones; those
-        that give it are tried on more, the nearest first, until _MOST_SCOPED are made again.
+        that give it are tried on more, until _MOST_SCOPED are made again.
         """
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
-        at, most = drafts.index(wrong[0]), clean
-        first = [(wrong[:n], _NEAR_FIRST * self.clean(wrong[:n])) for n in _SHOWN_FIRST]
-        lead, half = drafts[max(0, at - 1) : at + 1], first[0][1]
+        at, most, n_made = drafts.index(wrong[0]), clean, 0
+        near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
+        shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
+        lead = drafts[max(0, at - 1) : at + 1]
         n_kept, groups = (
             self._keep(lead[0]),
-            [_alike(scopes, lead, which) for which in (False, True)],
+            [_alike(scopes, lead, alone) for alone in (False, True)],
         )
+
+        def gives(guess: Guess, some: _Drafts, n_kept: int = 0) -> bool:
+            """Whether it gives most of some drafts."""
+            nonlocal n_made
+            limit = _NEAR_FIRST * self.clean(some)
+            found = self.left(guess, some, limit, n_kept)
+            n_made += len(found) if guess.is_scoped else 0
+            return sum(found.values()) <= limit
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
@@ -215,39 +228,26 @@ class Trials:
                 best, left, most = guess, found, total * EXPLAINS
             return best is guess and total <= _NOTHING
 
-        few, n_made = list[tuple[float, int, Guess, list[Scope], float]](), 0
         for guess, share, is_part in guesses:
             if is_part and most < _NEAR * clean:
                 continue
             alone = guess.drafts_alone(self._text) and guess.model is self._model
             is_likely = not is_part or all(
-                self._total(guess, some, limit, n_kept * alone) <= limit for some, limit in first
+                gives(guess, wrong[:n], n_kept * alone) for n in _SHOWN_FIRST
             )
             if is_likely and is_exact(guess, share * clean):
                 return best, left
-            for alike in groups[alone]:
-                one = guess.within(alike[0], self._text) if guess.model is self._model else None
-                if one is None or n_made >= _MOST_FIRST:
-                    continue
+            for alike in groups[alone] if guess.model is self._model else ():
+                one = guess.within(alike[0], self._text)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
                 some = lead[-1:] if guess.deviation is CLEAN else lead
-                total, n_made = self._total(one, some, half, kept), n_made + len(some)
-                if total <= half:
-                    few.append((total, len(few), guess, alike, share * clean))
-        pairs = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
-        shown = [drafts[i] for i in sorted({i - 1 for i in pairs if i} | pairs)]
-        limit = _NEAR_FIRST * self.clean(shown)
-        for _, _, guess, alike, most_left in sorted(few, key=lambda one: one[:2]):
-            for one in (guess.within(scope, self._text) for scope in alike):
-                n_made += len(shown)
-                if one is None or n_made > _MOST_SCOPED or self._total(one, shown, limit) > limit:
+                if one is None or n_made > _MOST_SCOPED or not gives(one, some, kept):
                     continue
-                if is_exact(one, most_left):
-                    return best, left
+                for scope in alike:
+                    one = guess.within(scope, self._text)
+                    if one and gives(one, shown) and is_exact(one, share * clean):
+                        return best, left
         return best, left
-
-    def _total(self, guess: Guess, drafts: _Drafts, most: float, n_kept: int = 0) -> float:
-        return sum(self.left(guess, drafts, most, n_kept).values())
 
     def _keep(self, draft: RecordedDraft) -> int:
         """Have the model keep what is to be in memory with a draft; positions below which it is."""
@@ -258,7 +258,7 @@ class Trials:
         return n
 
 
-def _alike(scopes: Sequence[Scope], lead: _Drafts, drafts_alone: bool) -> list[list[Scope]]:
+def _alike(scopes: Sequence[Scope], lead: _Drafts, alone: bool) -> list[list[Scope]]:
     """Scopes that are one from the first of these drafts to the last, or, for what drafts alone, in
     the last."""
     found: dict[object, list[Scope]] = {}
@@ -266,7 +266,7 @@ def _alike(scopes: Sequence[Scope], lead: _Drafts, drafts_alone: bool) -> list[l
     for scope in scopes:
         _, places, steps = scope
         inside = [at for at in range(start, stop) if places is None or at in places]
-        key = drafts_alone or inside, steps
+        key = alone or inside, steps
         found.setdefault(repr(key), []).append(scope)
     return [*found.values()]
 

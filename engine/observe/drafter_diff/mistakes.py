@@ -210,7 +210,7 @@ class Mistakes:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
             fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
-            yield self._guess(CANDIDATES, about, changes=fed)
+            yield self._guess(CANDIDATES, about, changes=fed, during="draft")
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
@@ -223,7 +223,8 @@ class Mistakes:
             changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            yield self._guess(STATE, about, changes=((self._model, "handed_on", change),))
+            changes_of = ((self._model, "handed_on", change),)
+            yield self._guess(STATE, about, changes=changes_of, during="draft")
 
     def _of_rejected(self, window: _Drafts) -> Iterator[Guess]:
         table = self._text.table
@@ -309,7 +310,7 @@ class Mistakes:
                 yield self._guess(stage, about, model=model.like(self._n_ctx, **changed))
             else:
                 changes = tuple((model, name, value) for name, value in changed.items())
-                yield self._guess(stage, about, changes=changes)
+                yield self._guess(stage, about, changes=changes, during="draft")
 
     def _masks(self, wrong: _Drafts) -> list[int]:
         """Tokens that give wrong drafts as masks, from a right state."""
