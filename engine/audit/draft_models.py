@@ -338,13 +338,9 @@ class BlockModel(DraftModel):
         self.orders = _orders(model.config.taps)
         self.config = model.config
 
-    def like(
-        self, n_ctx: int, *, flipped: bool = False, windows: Sequence[int | None] | None = None
-    ) -> BlockModel:
-        """Another one with a memory for n_ctx tokens; flipped: whose rows see those after them
-        where this one's do not, and the other way round; windows: of its layers, None = its own."""
-        ahead, config = self.config.causal == flipped, self.config
-        config = config if windows is None else replace(config, windows=tuple(windows))
+    def like(self, n_ctx: int, windows: Sequence[int | None]) -> BlockModel:
+        """Another one with a memory for n_ctx tokens. windows: of its layers."""
+        config, ahead = replace(self.config, windows=tuple(windows)), not self.config.causal
         memory = HybridMemory.for_layers(config.cells(), 3, n_ctx, self.core.device, ahead=ahead)
         return BlockModel(self.core, self._n_max, memory, self._n_ubatch)
 

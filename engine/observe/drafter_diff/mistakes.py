@@ -287,10 +287,8 @@ class Mistakes:
         for length in (model.config.block_size, n + 1, n - 1):
             if length != n and length > first:
                 found[f"blocks have {length} rows, not {n}"] = {"n_block": length}
-        sees = "rows do not see" if model.config.causal is False else "rows see"
-        found[f"block {sees} those after them"] = {"flipped": True}
         for about, windows in _other_windows(model.config.windows):
-            found[about] = {"windows": windows}
+            yield self._guess(BLOCK, about, model=model.like(self._n_ctx, windows))
         for other in (first + 1, first - 1):
             about = f"tokens are taken from row {other} of a block on, not {first}"
             if other >= 0:
@@ -306,11 +304,8 @@ class Mistakes:
             }
         for about, changed in found.items():
             stage = POSITIONS if {"apart", "moved"} & changed.keys() else BLOCK
-            if {"flipped", "windows"} & changed.keys():
-                yield self._guess(stage, about, model=model.like(self._n_ctx, **changed))
-            else:
-                changes = tuple((model, name, value) for name, value in changed.items())
-                yield self._guess(stage, about, changes=changes, during="draft")
+            changes = tuple((model, name, value) for name, value in changed.items())
+            yield self._guess(stage, about, changes=changes, during="draft")
 
     def _masks(self, wrong: _Drafts) -> list[int]:
         """Tokens that give wrong drafts as masks, from a right state."""

@@ -475,8 +475,8 @@ _SEEN = {
     "see nothing of each other": "alone",
     "see nothing of the context, each other alone": "block",
     "see the context and the first of them": "first",
-    "see all of each other": "all",
-    "see those before them in it, and the context": "causal",
+    "see those after them, too": "all",
+    "see none of those after them": "causal",
     "see all but the oldest": "newest",
 }
 
