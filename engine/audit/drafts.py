@@ -264,10 +264,7 @@ class _DrafterAudit:
         for draft in wrong:
             self._model.clear()
             rows, _ = text.right(self._model, draft, 0, None)
-            for row, token in zip(rows, text.tokens[draft.pos0 + 1 :], strict=False):
-                if next(iter(row)) != token:
-                    break
-                n_right += 1
+            n_right += text.n_confirmed(rows, draft.pos0)
         n_drafted = sum(len(draft.tokens) for draft in wrong)
         n_accepted = sum(draft.n_accepted for draft in wrong)
         return f"{n_accepted} of {n_drafted} tokens accepted, {n_right} with a right state"

@@ -358,6 +358,11 @@ class DraftedText:
         n = len(draft.tokens) if n is None else n
         return model.draft(newest, end + 1, tokens, n), max(n_written, end)
 
+    def n_confirmed(self, rows: Sequence[Candidates], pos0: int) -> int:
+        """Leading rows whose best tokens the text has after pos0 tokens and the next one."""
+        both = [*zip(rows, self.tokens[pos0 + 1 :], strict=False)]
+        return next((i for i, (row, t) in enumerate(both) if next(iter(row)) != t), len(both))
+
     def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
         """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
         in the first one."""

@@ -220,7 +220,7 @@ class Redrafter:
         exact = self._tie is EXACT_TIE
         limit = SHARES_EXACT if exact else SHARES_TIE
         self._same = same_logits(wrong, self._rows, self._ranks, limit)
-        rows = self._rows, self._going_on(sampled)
+        rows = self._rows, self._right(sampled, own=True)
         self._trials = Trials(self._model, self._text, rows, self._apart)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
         is_sure = is_many or exact
@@ -352,13 +352,11 @@ class Redrafter:
 
     def _from_the_text(self, drafts: _Drafts) -> dict[int, float]:
         """Distances by round of drafts made from a right state each."""
-        self._model.clear()
-        apart, n, found = self._apart(None), 0, {}
+        apart, found = self._apart(None), {}
+        self._rows = self._right(drafts, own=False)
         for draft in drafts:
-            check_cancelled(self._cancelled)
-            rows, n = self._text.right(self._model, draft, n, draft.tokens)
+            rows = self._rows[draft.round]
             found[draft.round] = apart(draft, rows)
-            self._rows[draft.round] = rows
             self._best[draft.round] = [next(iter(row)) for row in rows if row]
             known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]
             pairs = [pair for pair in zip(rows, known, strict=False) if pair[0]]
@@ -368,12 +366,14 @@ class Redrafter:
                 self._above.update([*row][:rank])
         return found
 
-    def _going_on(self, drafts: _Drafts) -> dict[int, list[Candidates]]:
-        """Candidates of right drafts by round, each step going on from the best of the last."""
+    def _right(self, drafts: _Drafts, *, own: bool) -> dict[int, list[Candidates]]:
+        """Candidates of right drafts by round. own: each step goes on from its best token."""
         self._model.clear()
         n, found = 0, dict[int, list[Candidates]]()
         for draft in drafts:
-            found[draft.round], n = self._text.right(self._model, draft, n, None)
+            check_cancelled(self._cancelled)
+            tokens = None if own else draft.tokens
+            found[draft.round], n = self._text.right(self._model, draft, n, tokens)
         return found
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:
@@ -391,11 +391,7 @@ class Redrafter:
             draft = stretch[0]._replace(pos0=at, tokens=[])
             limit = min(n_max, len(text) - at - 1)
             rows, n = self._text.right(self._model, draft, n, None, limit)
-            right = 0
-            for row, token in zip(rows, text[at + 1 :], strict=False):
-                if next(iter(row)) != token:
-                    break
-                right += 1
+            right = self._text.n_confirmed(rows, at)
             accepted, drafted, at = accepted + right, drafted + len(rows), at + right + 1
         return recorded, (accepted, drafted)
 
