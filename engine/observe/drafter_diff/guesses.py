@@ -32,9 +32,9 @@ GOES_ON = Deviation("", "", best=True)
 """A step goes on from the best token of the one before, whatever was drafted."""
 ROUNDED = 0.05
 """Share of the best tokens that rounding of another engine may move."""
-EXPLAINS = 0.34
+EXPLAINS, _EXPLAINS_SCOPED = 0.34, 0.1
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
-to give most drafts."""
+to give most drafts; of one that is made in a scope, less."""
 _SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
@@ -245,7 +245,7 @@ class Trials:
                     continue
                 for scope in alike:
                     one = guess.within(scope, self._text)
-                    if one and gives(one, shown) and is_exact(one, share * clean):
+                    if one and gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
                         return best, left
         return best, left
 

@@ -133,7 +133,7 @@ class Mistakes:
             "those of the position after": torch.cat((table[1:], table[-1:])),
         }
         for (where, places), (what, rows) in product(self._places().items(), changes.items()):
-            about = f"rows of {where} are {what}"
+            about = f"rows{where and ' of '}{where} are {what}"
             if what == "zeros" and where == "the prompt":
                 about += ", as if they had not been handed over"
             scope = "", {place + 1 for place in places}, None
@@ -144,6 +144,7 @@ class Mistakes:
         """Places of a text that its rows may be wrong in, by what they are."""
         n, drafts = self._text.starts[0], self._text.drafts
         found: dict[str, Collection[int]] = {
+            "": range(len(self._text.tokens)),
             "the prompt": range(n),
             "the prompt's last token": [n - 1],
             "decoded tokens": range(n, len(self._text.tokens)),

@@ -105,34 +105,38 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
     return f"{n} of {len(ranks)} are the best ones, where {temp:g} makes {n_first} likely"
 
 
-_NO_END = 1 << 30
+_NO_END, _NEWEST = 1 << 30, ", the newest one alone"
 
 
 def scopes_of(
     drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks, least: int = 1
 ) -> list[Scope]:
-    """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first,
-    the most that they show last: after one outcome, in the newest row alone or in all rows of such
-    a round; from a position, where `least` right drafts come before it, or up to one; and of each
-    of these, from a drafted token on or in one alone."""
+    """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first:
+    after one outcome, in all rows of such a round or in the newest alone; from a position, where
+    `least` right drafts come before it, or up to one; and of each of these, from a drafted token on
+    or in one alone. Where so few show it, outcomes of the round before the first wrong one, too."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
-    found: list[Scope] = [("", None, None)]
     end, words = _outcome(drafts, wrong)
     if not end and first >= _SHOWS:
         before = [set(outcomes(draft)) for draft in drafts[:first]]
         end = next((one for one in OUTCOMES if one in before[-1].difference(*before[:-1])), "")
-        words = f", only from the first one on that comes after {OUTCOMES[end]}" if end else ""
-    if end:
-        after = [(one, two) for one, two in pairwise(drafts) if end in outcomes(one)]
+        since = "from the first one on that comes " if least == _SHOWS else ""
+        words = f", only {since}after {OUTCOMES[end]}" if end else ""
+    ends = {end: words} if end else {}
+    if first and not end and least < _SHOWS:
+        ends = {one: f", only after {OUTCOMES[one]}" for one in outcomes(drafts[first - 1])[::-1]}
+    found: list[Scope] = [("", None, None)]
+    for one, words in ends.items():
+        after = [pair for pair in pairwise(drafts) if one in outcomes(pair[0])]
         found.append((words, {at for a, b in after for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
-        found.append((words, {two.pos0 for _, two in after}, None))
-    elif first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1):
+        found.append((f"{_NEWEST}{words}", {two.pos0 for _, two in after}, None))
+    if first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1) and not end:
         words = f", only up to position {wrong[-1].pos0}"
         found.append((words, range(wrong[-1].pos0 + 1), None))
-    elif first >= least:
-        for one in drafts[max(0, first - _SHOWS) : first][::-1]:
-            words = f", only from about position {one.pos0 + 1} on"
-            found.append((words, range(one.pos0 + 1, _NO_END), None))
+    elif first >= least and not end:
+        for draft in drafts[max(0, first - _SHOWS) : first][::-1]:
+            words = f", only from about position {draft.pos0 + 1} on"
+            found.append((words, range(draft.pos0 + 1, _NO_END), None))
         words = f", only from position {wrong[0].pos0} on"
         found.append((words, range(wrong[0].pos0, _NO_END), None))
     steps = {step for draft in wrong for step in _wrong_steps(ranks, draft)}
@@ -165,7 +169,8 @@ def _outcome(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]) ->
 
 def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
     """When drafts are wrong, in words; empty where they are so anywhere."""
-    return scopes_of(drafts, wrong, ranks, _SHOWS)[-1][0]
+    words = [one[0] for one in scopes_of(drafts, wrong, ranks, _SHOWS)]
+    return [one for one in words if _NEWEST not in one][-1]
 
 
 def same_logits(
