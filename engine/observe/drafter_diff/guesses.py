@@ -212,7 +212,7 @@ class Trials:
             nonlocal n_made
             limit = _NEAR_FIRST * self.clean(some)
             found = self.left(guess, some, limit, n_kept)
-            n_made += len(found) if guess.is_scoped else 0
+            n_made += len(found) if guess.is_scoped and guess.change is None else 0
             return sum(found.values()) <= limit
 
         def is_exact(guess: Guess, limit: float) -> bool:

@@ -57,12 +57,12 @@ class Mistakes:
         yield from self._of_candidates()
         yield from self._chosen_alone()
         yield from self._of_rows()
+        yield from self._of_some_rows()
         yield from self._of_blocks(wrong)
         yield from self._of_state(wrong)
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
-        yield from self._of_some_rows()
 
     def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
         for deviation in (*OF_ENGINES, *self._unseen(wrong)):
