@@ -33,8 +33,11 @@ _FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _MOST_HEADS = 8
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
-_BASES = (10.0, 0.1, 100.0, 0.01, 50.0, 0.02)
-_STRETCHES = (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0)
+_ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
+    ("base", (10.0, 0.1, 100.0, 0.01, 50.0, 0.02), "has {:g} times the frequency base, or so"),
+    ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
+    ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
+)
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
 
@@ -134,21 +137,13 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
         ropes = [getattr(owner, site.name) for owner in site.owners]
         if not all(isinstance(rope, RopeTables) for rope in ropes):
             continue
-        ways = list[tuple[str, dict[str, Any]]]()
-        for x in _BASES:
-            ways.append((f"has {x:g} times the frequency base, or about that", {"base": x}))
-        for x in _STRETCHES:
-            about = f"turns by {x:g} times the angles, as with another scaling"
-            ways.append((about, {"stretch": x}))
-        for x in (0.5, 0.25, 0.75):
-            about = f"turns the first {x:g} of its pairs alone (partial dimensions)"
-            ways.append((about, {"share": x}))
+        ways: list[tuple[str, dict[str, Any]]]
+        ways = [(about.format(x), {name: x}) for name, xs, about in _ROPES for x in xs]
         for at in places:
-            for how, change in (
-                (f"{at}", partial(torch.clamp, max=at)),
-                ("those from 0 on", partial(torch.remainder, other=at)),
-            ):
-                ways.append((f"turns positions from {at} on as {how}", {"place": change}))
+            about = f"turns positions from {at} on as"
+            ways.append((f"{about} {at}", {"place": partial(torch.clamp, max=at)}))
+            place = partial(torch.remainder, other=at)
+            ways.append((f"{about} those from 0 on", {"place": place}))
         for about, how in ways:
             made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
             phases = [*PHASES] if "by 0 times" in about else [""]
@@ -236,13 +231,18 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             changes = _elsewhere(one, [(one, whose, rounds, change)])
             phases = [*PHASES] if about in _AT_TIMES else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
-    for alike in combinations(places.values(), 2):
-        one, other = (each[0] for each in alike)
-        both_of = one.name, len(alike[0]), getattr(one.weight, "shape", 0)
-        if both_of == (other.name, len(alike[1]), getattr(other.weight, "shape", 1)):
+    for two in combinations(places.values(), 2):
+        one, other = (each[0] for each in two)
+        both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
+        if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
             both = [
-                (own, [own.owner], _ALWAYS, partial(_changed, {key: lambda _, x=its.weight: x}))
-                for pair in zip(*alike, strict=True)
+                (
+                    own,
+                    [own.owner],
+                    _ALWAYS,
+                    partial(_changed, {key: partial(getattr, its, "weight")}),
+                )
+                for pair in zip(*two, strict=True)
                 for own, its in (pair, pair[::-1])
                 for key in own.weights
             ]
@@ -336,7 +336,8 @@ def _seen(
 
 def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
     """By position, or by name."""
-    return {**dict[int | str, Any](enumerate(args)), **options}
+    found: dict[int | str, Any] = dict(enumerate(args))
+    return found | dict[int | str, Any](options)
 
 
 def _is_kernel(x: Any) -> bool:
