@@ -38,8 +38,9 @@ to give most drafts; of one that is made in a scope, less."""
 _SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
-_MOST_SCOPED, _MOST_SHOWN = 2000, 4
-"""Drafts that are made again at most to try mistakes in scopes, and wrong ones that show one."""
+_MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 2000, 4, 8
+"""Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
+and those of which the most wrong one is tried first."""
 _NOTHING = 1e-9
 
 
@@ -201,11 +202,12 @@ class Trials:
         at, most, n_made = drafts.index(wrong[0]), clean, 0
         near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
         shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
-        lead = drafts[max(0, at - 1) : at + 1]
-        n_kept, groups = (
-            self._keep(lead[0]),
-            [_alike(scopes, lead, alone) for alone in (False, True)],
+        # what drafts otherwise from right memory is seen best in the draft that is most wrong
+        leads = (
+            drafts[max(0, at - 1) : at + 1],
+            [max(wrong[:_MOST_PROBED], key=lambda one: self.clean([one]))],
         )
+        n_kept, groups = self._keep(leads[0][0]), [_alike(scopes, lead) for lead in leads]
 
         def gives(guess: Guess, some: _Drafts, n_kept: int = 0) -> bool:
             """Whether it gives most of some drafts."""
@@ -240,12 +242,18 @@ class Trials:
             for alike in groups[alone] if guess.model is self._model else ():
                 one = guess.within(alike[0], self._text)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
-                some = lead[-1:] if guess.deviation is CLEAN else lead
+                some = leads[alone][-1:] if guess.deviation is CLEAN else leads[alone]
                 if one is None or n_made > _MOST_SCOPED or not gives(one, some, kept):
                     continue
+                tried = set[str]()
                 for scope in alike:
-                    one = guess.within(scope, self._text)
-                    if one and gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
+                    one, places = guess.within(scope, self._text), scope[1]
+                    inside = [places is None or draft.pos0 in places for draft in window]
+                    key = repr(inside) if alone else scope[0]
+                    if one is None or key in tried or n_made > _MOST_SCOPED:
+                        continue
+                    tried.add(key)
+                    if gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
                         return best, left
         return best, left
 
@@ -258,16 +266,14 @@ class Trials:
         return n
 
 
-def _alike(scopes: Sequence[Scope], lead: _Drafts, alone: bool) -> list[list[Scope]]:
-    """Scopes that are one from the first of these drafts to the last, or, for what drafts alone, in
-    the last."""
-    found: dict[object, list[Scope]] = {}
+def _alike(scopes: Sequence[Scope], lead: _Drafts) -> list[list[Scope]]:
+    """Scopes that are one from the first of these drafts to the last."""
+    found: dict[str, list[Scope]] = {}
     start, stop = lead[0].pos0 + len(lead) - 1, lead[-1].pos0 + 1
     for scope in scopes:
         _, places, steps = scope
         inside = [at for at in range(start, stop) if places is None or at in places]
-        key = alone or inside, steps
-        found.setdefault(repr(key), []).append(scope)
+        found.setdefault(repr((inside, steps)), []).append(scope)
     return [*found.values()]
 
 
