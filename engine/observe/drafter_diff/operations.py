@@ -30,7 +30,7 @@ PHASES = {
 }
 """When a change is in force, by the method of a DraftModel, and how that is said."""
 _FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
-_MOST_HEADS = 8
+_MOST_HEADS, _MOST_ALONE = 8, 4
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
 _ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
@@ -140,9 +140,8 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
         ways: list[tuple[str, dict[str, Any]]]
         ways = [(about.format(x), {name: x}) for name, xs, about in _ROPES for x in xs]
         for at in places:
-            about = f"turns positions from {at} on as"
+            about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
             ways.append((f"{about} {at}", {"place": partial(torch.clamp, max=at)}))
-            place = partial(torch.remainder, other=at)
             ways.append((f"{about} those from 0 on", {"place": place}))
         for about, how in ways:
             made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
@@ -251,7 +250,6 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
 
 
 _AT_TIMES = ("is left out", "gives 0 times what it should")
-_MOST_ALONE = 4
 _ALWAYS = range(1 << 20)
 _IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 

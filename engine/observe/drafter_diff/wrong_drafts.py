@@ -145,9 +145,11 @@ def scopes_of(
         (step,) = steps
         which = f", only in drafted token {step}" if step else ", only in the first token of drafts"
         found += [(words + which, places, steps) for words, places, _ in found]
-    elif step := min(steps, default=0):
-        which = f", only from drafted token {step} on"
-        found += [(words + which, places, range(step, _NO_END)) for words, places, _ in found]
+    elif first_wrong := min(steps, default=0):
+        whole = [*found]
+        for step in sorted({1, first_wrong}):  # the second token may be right by chance
+            which = f", only from drafted token {step} on"
+            found += [(words + which, places, range(step, _NO_END)) for words, places, _ in whole]
     return found
 
 
