@@ -144,7 +144,6 @@ class Mistakes:
         """Places of a text that its rows may be wrong in, by what they are."""
         n, drafts = self._text.starts[0], self._text.drafts
         found: dict[str, Collection[int]] = {
-            "": range(len(self._text.tokens)),
             "the prompt": range(n),
             "the prompt's last token": [n - 1],
             "decoded tokens": range(n, len(self._text.tokens)),
@@ -154,6 +153,7 @@ class Mistakes:
         for size in _SIZES:
             if size < n:
                 found[f"the prompt but its last {size} tokens"] = range(n - size)
+        found[""] = range(len(self._text.tokens))
         return {where: places for where, places in found.items() if places}
 
     def _of_module(self) -> Iterator[Guess]:
