@@ -129,7 +129,7 @@ def test_scopes_are_of_the_rounds_and_tokens_that_are_wrong() -> None:
         and steps is not None
         and [i in steps for i in range(3)] == [False, True, True]
     )
-    # what goes on to be wrong may have begun after the outcome before it
+    # what goes on to be wrong may have started after the outcome before it
     later = [drafts[8], drafts[9]]
     said = [one[0] for one in scopes_of(drafts, later, ranks)]
     assert any("accepted in part" in one for one in said)
