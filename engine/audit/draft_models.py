@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.options import RunOptions
     from engine.session import Session
 
-_CONTEXT, _DRAFT = 0, 1
+_CONTEXT, _DRAFT, _KEPT = 0, 1, 2
 _N_CANDIDATES = 64
 _MOST_PERMUTED = 4
 
@@ -120,6 +120,14 @@ class DraftModel(ABC):
     def clear(self) -> None:
         """Forget the text."""
         self._memory.clear(_CONTEXT)
+
+    def keep(self) -> None:
+        """Keep what is in memory now, for `go_back`."""
+        self._memory.seq_cp(_CONTEXT, _KEPT)
+
+    def go_back(self) -> None:
+        """Have in memory what was kept, and nothing else."""
+        self._memory.seq_cp(_KEPT, _CONTEXT)
 
     def draft(
         self,
@@ -308,7 +316,8 @@ class BlockModel(DraftModel):
     mask: token of the rows that are to be filled, -1 for the newest token; masks: of some of them,
     by row. n_block: rows of a
     block. first: the row that the first drafted token is taken from. anchored: it begins with the
-    newest token. apart: positions from one row to the next. walks: a selector goes on from the
+    newest token. apart: positions from one row to the next; moved: of some rows, how many positions
+    on they are. walks: a selector goes on from the
     token that was chosen, not from its row's best candidate. sure: what a confidence head says of
     the latest block's tokens.
     """
@@ -317,6 +326,7 @@ class BlockModel(DraftModel):
     anchored, apart, walks = True, 1, True
     sure: Sequence[float] = ()
     masks: Mapping[int, int] = MappingProxyType({})
+    moved: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, model: DFlash, n_max: int, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
@@ -328,14 +338,10 @@ class BlockModel(DraftModel):
         self.orders = _orders(model.config.taps)
         self.config = model.config
 
-    def like(
-        self, n_ctx: int, *, flipped: bool = False, windows: Sequence[int | None] | None = None
-    ) -> BlockModel:
-        """Another one with a memory for n_ctx tokens; flipped: whose rows see those after them
-        where this one's do not, and the other way round; windows: of its layers, None = its own."""
-        ahead, config = self.config.causal == flipped, self.config
-        config = config if windows is None else replace(config, windows=tuple(windows))
-        memory = HybridMemory.for_layers(config.cells(), 2, n_ctx, self.core.device, ahead=ahead)
+    def like(self, n_ctx: int, windows: Sequence[int | None]) -> BlockModel:
+        """Another one with a memory for n_ctx tokens. windows: of its layers."""
+        config, ahead = replace(self.config, windows=tuple(windows)), not self.config.causal
+        memory = HybridMemory.for_layers(config.cells(), 3, n_ctx, self.core.device, ahead=ahead)
         return BlockModel(self.core, self._n_max, memory, self._n_ubatch)
 
     @property
@@ -364,7 +370,7 @@ class BlockModel(DraftModel):
         block = [last if self.anchored else mask, *[mask] * (m - 1)]
         for i, token in self.masks.items():
             block[i] = token if token >= 0 else last
-        places = [position + i * self.apart for i in range(m)]
+        places = [position + i * self.apart + self.moved.get(i, 0) for i in range(m)]
         out = model.block(_ubatch(places, block, seq), self._memory)
         self.sure = torch.sigmoid(out.confidence[0, self.first :]).tolist()
         if model.selector is None:
@@ -399,7 +405,7 @@ class BlockModel(DraftModel):
 
 def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int) -> DraftModel:
     """The model of a drafter that has one, with a memory for n_ctx tokens."""
-    target, sizes = session.model, (2, n_ctx, session.model.device)
+    target, sizes = session.model, (3, n_ctx, session.model.device)
     n_ubatch = min(options.n_ubatch, options.n_batch)
     if drafter == "draft-mtp":
         assert target.head is not None

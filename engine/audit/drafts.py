@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.audit.draft_models import Candidates, draft_model
+from engine.audit.draft_models import draft_model
 from engine.audit.lookups import audit_lookups
 from engine.audit.recorded_drafts import (
     CLEAN,
@@ -201,18 +201,9 @@ class _DrafterAudit:
         self._model.clear()
         n, found = 0, {}
         for draft in sampled:
-            rows = self._right(text, draft, n, draft.tokens)
-            found[draft.round], n = shares_apart(draft, rows), draft.pos0 - self._model.ahead
+            rows, n = text.right(self._model, draft, n, draft.tokens)
+            found[draft.round] = shares_apart(draft, rows)
         return found
-
-    def _right(
-        self, text: DraftedText, draft: RecordedDraft, n_written: int, tokens: Sequence[int] | None
-    ) -> list[Candidates]:
-        """What a right state says in the place of a draft. tokens: see DraftModel.draft."""
-        model, end = self._model, draft.pos0 - self._model.ahead
-        model.write(text.entries(model, range(n_written, end), CLEAN, draft.pos0))
-        newest = text.entries(model, [end], CLEAN, draft.pos0)
-        return model.draft(newest, end + 1, tokens, len(draft.tokens))
 
     def _cause(self, text: DraftedText, window: Sequence[RecordedDraft], clean: float) -> Deviation:
         """The hypothesis that gives the recorded drafts of a window, those that are right
@@ -272,11 +263,8 @@ class _DrafterAudit:
         n_right = 0
         for draft in wrong:
             self._model.clear()
-            rows = self._right(text, draft, 0, None)
-            for row, token in zip(rows, text.tokens[draft.pos0 + 1 :], strict=False):
-                if next(iter(row)) != token:
-                    break
-                n_right += 1
+            rows, _ = text.right(self._model, draft, 0, None)
+            n_right += text.n_confirmed(rows, draft.pos0)
         n_drafted = sum(len(draft.tokens) for draft in wrong)
         n_accepted = sum(draft.n_accepted for draft in wrong)
         return f"{n_accepted} of {n_drafted} tokens accepted, {n_right} with a right state"

@@ -54,9 +54,8 @@ _Asked = tuple[int, str, str, int]
 class Showing:
     """How drafters are shown a text. rejected: with the drafted tokens in place of the accepted
     ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends;
-    no_prompt: they do not see the prompt; deaf: they never learn what was
-    accepted; late: they see every round one later; until: position of the first round that they do
-    not see, 0 for none."""
+    no_prompt: they do not see the prompt; deaf: they never learn what was accepted; late: they see
+    every round one later."""
 
     what: str = ""
     about: str = ""
@@ -67,7 +66,6 @@ class Showing:
     no_prompt: bool = False
     deaf: bool = False
     late: bool = False
-    until: int = 0
 
 
 SHOWINGS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -173,17 +173,18 @@ class Deviation:
     place. loses: the last but one is missing. again: the one before the first is written again.
     undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
     and the drafted entries, or only these, are this many positions on; stride: positions from one
-    of these to the next. newest: its token is that of this many positions on; takes_back: it is
-    noticed then. steady: all drafted tokens are paired with one row. drift: positions that entries
-    are moved by in each round; restarts: those of each begin at 0. unseen: entries of this many
-    first positions are missing; window: those further back than this, 0 = none. own: entries of
-    accepted tokens stay as drafting wrote them. forgets: memory is emptied before every draft;
-    frozen: nothing is written after the prompt. drops: the first token of every draft is left out,
+    of these to the next. newest: its token is that of this many positions on, token: this one;
+    takes_back: it is noticed then. steady: all drafted tokens are paired with one row. drift:
+    positions that entries are moved by in each round; restarts: those of each begin at 0. unseen:
+    entries of this many first positions are missing; window: those further back than this, 0 =
+    none. own: entries of accepted tokens stay as drafting wrote them. forgets: memory is emptied
+    before every draft; frozen: nothing is written after the prompt. drops: the first token of every
+    draft is left out,
     -1: the newest one put before it. best: a step goes on from the best token of the one before,
     whatever was drafted. late: what a round decoded is written one round later. early: the first
     token is taken from the row before the newest one, where a pass has several. only: of a memory
-    with states, the kept drafted entries stay in its "attention" or its "states" alone. after: it
-    happens only where the draft before ended so, one of OUTCOMES, empty = always. other: another
+    with states, the kept drafted entries stay in its "attention" or its "states" alone. places: it
+    happens only where the newest token has one of these positions, None = always. other: another
     text is "instead" of the beginning, "before" this one, "next to" it in the same positions,
     leaves a "gap", or "rows".
     """
@@ -204,6 +205,7 @@ class Deviation:
     place: int = 0
     step: int = 0
     newest: int = 0
+    token: int | None = None
     takes_back: bool = False
     steady: bool = False
     drift: int = 0
@@ -219,7 +221,7 @@ class Deviation:
     late: bool = False
     early: bool = False
     only: str = ""
-    after: str = ""
+    places: Collection[int] | None = None
     other: str = ""
 
     @property
@@ -228,9 +230,9 @@ class Deviation:
         is_other = self.other == "rows" or self.own
         return bool(self.row_shift or self.batch or self.steady or is_other)
 
-    def follows(self, draft: RecordedDraft | None) -> bool:
-        """Whether it happens after this draft."""
-        return not self.after or (draft is not None and self.after in outcomes(draft))
+    def acts(self, pos0: int) -> bool:
+        """Whether it happens where the newest token has this position."""
+        return self.places is None or pos0 in self.places
 
 
 OUTCOMES = {
@@ -340,11 +342,30 @@ class DraftedText:
             rows = self.table[[min(max(0, p + deviation.row_shift), last) for p in places]]
         return Entries(places, tokens, rows)
 
-    def in_batches(
-        self, model: DraftModel, which: str, *, with_prompt: bool = True, after: str = ""
-    ) -> DraftedText:
+    def right(
+        self,
+        model: DraftModel,
+        draft: RecordedDraft,
+        n_written: int,
+        tokens: Sequence[int] | None,
+        n: int | None = None,
+    ) -> tuple[list[Candidates], int]:
+        """What a right state says in the place of a draft, and positions below which entries are in
+        memory then; n_written: the same before. tokens, n: see DraftModel.draft."""
+        end = draft.pos0 - model.ahead
+        model.write(self.entries(model, range(n_written, end), CLEAN, draft.pos0))
+        newest = self.entries(model, [end], CLEAN, draft.pos0)
+        n = len(draft.tokens) if n is None else n
+        return model.draft(newest, end + 1, tokens, n), max(n_written, end)
+
+    def n_confirmed(self, rows: Sequence[Candidates], pos0: int) -> int:
+        """Leading rows whose best tokens the text has after pos0 tokens and the next one."""
+        both = [*zip(rows, self.tokens[pos0 + 1 :], strict=False)]
+        return next((i for i, (row, t) in enumerate(both) if next(iter(row)) != t), len(both))
+
+    def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
         """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
-        in the first one. after: only in those whose draft ended so, one of OUTCOMES."""
+        in the first one."""
         assert self.table is not None
         of_batch = {
             "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
@@ -354,12 +375,7 @@ class DraftedText:
         }[which]
         before = model.newest_row(0) + 1
         bounds = [0, *self.starts, len(self.table) - before]
-        ended = {draft.pos0 for draft in self.drafts if after in outcomes(draft)}
-        places = [
-            p + before
-            for ends in pairwise(bounds)
-            for p in (of_batch(*ends) if not after or ends[0] in ended else range(*ends))
-        ]
+        places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
         if not with_prompt:
             n = before + self.starts[0]
             places[: n - before] = range(before, n)
@@ -383,15 +399,17 @@ class Redrafts:
         self._model, self._text, self._deviation = model, text, deviation
         self._other, self._offset = other, 0
         self._apart, self._left = distance or shares_apart, left or {}
-        self._last: RecordedDraft | None = None
         self._end = 0
 
-    def of(self, drafts: Sequence[RecordedDraft], most: float = math.inf) -> dict[int, float]:
-        """Distances by round, until their sum is more than `most`."""
-        self._model.clear()
+    def of(
+        self, drafts: Sequence[RecordedDraft], most: float = math.inf, n_kept: int = 0
+    ) -> dict[int, float]:
+        """Distances by round, until their sum is more than `most`. n_kept: positions below which
+        entries are those that the model keeps (DraftModel.keep), 0 = none is kept."""
+        (self._model.go_back if n_kept else self._model.clear)()
         at = self._text.drafts.index(drafts[0]) if self._deviation.late else 0
         self._end = self._text.drafts[at - 1].pos0 - self._model.ahead if at else 0
-        n_written, found, self._last = self._other_text(), {}, None
+        n_written, found = n_kept or self._other_text(), dict[int, float]()
         for draft in drafts:
             found[draft.round], n_written = self._draft(draft, n_written)
             if sum(found.values()) > most:
@@ -401,8 +419,8 @@ class Redrafts:
     def _draft(self, draft: RecordedDraft, n_written: int) -> tuple[float, int]:
         """Distance of one draft, and positions below which entries count as written then."""
         model, deviation = self._model, self._deviation
-        how, then = (deviation if deviation.follows(d) else CLEAN for d in (self._last, draft))
-        self._last = draft
+        both = draft.pos0, draft.pos0 + draft.n_accepted + 1
+        how, then = (deviation if deviation.acts(at) else CLEAN for at in both)
         end, n_drafted = draft.pos0 - model.ahead - how.token_shift, len(draft.tokens)
         places = [*range(n_written, end), end]
         if how.again and n_written:
@@ -432,8 +450,9 @@ class Redrafts:
             model.write(written)
         newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
         newest = newest.moved(how.place)
-        if how.newest:
-            newest = newest._replace(tokens=[self._text.tokens[draft.pos0 + how.newest]])
+        if how.newest or how.token is not None:
+            own = self._text.tokens[draft.pos0 + how.newest]
+            newest = newest._replace(tokens=[own if how.token is None else how.token])
         if draft.round in self._left:
             model.write(self._left[draft.round])
         if how.window and model.can_cut:

@@ -22,7 +22,7 @@ from engine.draft.registry import DRAFTERS
 from engine.observe.drafter_diff.diff import DrafterDiff, drafter_diff
 from engine.observe.drafter_diff.records import n_equal, same_contexts
 from engine.observe.drafter_diff.sides import sides_of
-from engine.options import Prompt, RunOptions, SpecOptions
+from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -104,7 +104,10 @@ def _prompt(kind: str, random: np.random.Generator) -> Prompt:
     return session.prompt(3 * f"{text} x\n" if kind in DRAFTERS else text)
 
 
-def _run(session: Session, prompt: Prompt, options: RunOptions, bug: Bug | None = None) -> RunRef:
+def _run(
+    session: Session, prompt: Prompt, options: RunOptions, bug: Bug | None = None, *more: Prompt
+) -> RunRef:
+    """more: prompts of other sequences."""
     store = TraceStore()
     with pytest.MonkeyPatch.context() as patch:
         if bug and bug.prompt:
@@ -113,7 +116,8 @@ def _run(session: Session, prompt: Prompt, options: RunOptions, bug: Bug | None 
             options = bug.options(options)
         if bug and bug.patch:
             bug.patch(patch, session)
-        run = session.start([prompt], options, store)
+        options = replace(options, parallel=1 + len(more))
+        run = session.start([prompt, *more], options, store)
         while run.step():
             pass
     ref = RunRef(store, run.run_id)
@@ -167,7 +171,7 @@ def play_planted(name: str, seed: int, *, blind: bool = False) -> Played:
 
 def play_clean(seed: int, *, blind: bool = False) -> Played:
     """Two runs of one drafter that differ in nothing that matters: rollback, compute mode, length,
-    what is recorded."""
+    what is recorded; of one sequence or two, at temperature 0 or above."""
     random = np.random.default_rng(seed)
     able = kinds()
     kind = able[int(random.integers(len(able)))]
@@ -175,14 +179,18 @@ def play_clean(seed: int, *, blind: bool = False) -> Played:
     compute = str(random.choice(["f32", "f32", "bf16", "q8"]))
     policy = str(random.choice(["planes", "ring", "checkpoint"]))
     other = replace(options, rollback=policy, n_predict=int(random.integers(32, 97)))
-    a, b = _run(opened(kind), prompt, options), _run(opened(kind, compute), prompt, other)
+    more = [_prompt(kind, random)] if random.random() < 0.3 else []
+    sampler = SamplerOptions(temp=float(random.choice([0.0, 0.0, 0.7])), seed=seed % 97)
+    a, b = (
+        _run(opened(kind, mode), prompt, replace(own, sampler=sampler), None, *more)
+        for mode, own in (("f32", options), (compute, other))
+    )
     if any((run.store.rounds.column("num_draft_tokens") <= 0).all() for run in (a, b)):
         return play_clean(seed + 7919, blind=blind)  # look-ups may find nothing
+    what = f"{compute}, {policy}, {1 + len(more)} sequences, temperature {sampler.temp:g}"
     if random.random() < 0.6:
         (without_rejected if random.random() < 0.5 else without_tops)(b)
-    return Played(
-        "", kind, f"{compute}, {policy}", drafter_diff(a, b, None if blind else opened(kind))
-    )
+    return Played("", kind, what, drafter_diff(a, b, None if blind else opened(kind)))
 
 
 def main() -> None:

@@ -84,12 +84,8 @@ class LookedUp:
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
         at = wrong[0][0].pos0
         ends = [start for start in self._side.starts if at - _MOST_LATE <= start <= at]
-        stops = (
-            Showing(BEHIND, f"it takes no more tokens from about position {end} on", until=end)
-            for end in ends
-        )
         tries = chain(
-            ((STATE, one.about, one, None, ()) for one in chain(_SHOWINGS, stops)),
+            ((STATE, one.about, one, None, ()) for one in _SHOWINGS),
             (
                 (*one[:2], Showing(), None, one[2])
                 for one in chain(self._workings(), self._stops(ends))
@@ -127,7 +123,7 @@ class LookedUp:
         for kind in (kind for kind in kinds if kind.__module__.startswith("engine.draft.")):
             for name, own in vars(kind).items():
                 keeps = getattr(own, "__annotations__", {}).get("return") == "None"
-                if not keeps or name.startswith("__") or hasattr(Drafter, name):
+                if not keeps or name.startswith("__"):
                     continue
                 for end in ends:
                     about = (
@@ -283,8 +279,7 @@ class LookedUp:
             kept = text[pos : max(pos, stop)]
             if how.rejected:
                 kept = [text[pos], *draft.tokens]
-            if not how.until or pos < how.until:
-                shown.append((pos - before, kept))
+            shown.append((pos - before, kept))
             if len(shown) > how.late:
                 drafter.observe(0, *shown.pop(0), _NO_ROWS)
         return found

@@ -4,8 +4,7 @@ working is changed, at some of the text's places or rounds, and all else is righ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -16,65 +15,23 @@ from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseM
 from engine.audit.recorded_drafts import (
     CLEAN,
     OF_ENGINES,
-    OUTCOMES,
     SHIFTED,
     Deviation,
     DraftedText,
     RecordedDraft,
-    outcomes,
 )
-from engine.observe.drafter_diff.candidate_mistakes import (
-    Change,
-    any_of_ten,
-    observed,
-    of_choice,
-    of_map,
-)
-from engine.observe.drafter_diff.module_mistakes import part_changes
-from engine.observe.drafter_diff.operations import PHASES, Changes, in_place
+from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
+from engine.observe.drafter_diff.guesses import GOES_ON, Guess
+from engine.observe.drafter_diff.operations import PHASES, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
-_GOES_ON = Deviation("", "", best=True)
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING, _MOST_LAYERS = 64, 3, 6, 5
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
-    candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
-    changes: what is in place of attributes of the model or its parts; during: the method of the
-    model that they are in force in, empty = always."""
-
-    stage: str
-    about: str
-    deviation: Deviation
-    text: DraftedText
-    model: DraftModel
-    change: Change | None = None
-    left: Mapping[int, Entries] = field(default_factory=dict)
-    changes: Changes = ()
-    during: str = ""
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """While it is replayed."""
-        changes = self.changes
-        if self.during:
-            own = getattr(self.model, self.during)
-
-            def within(*args: Any, **options: Any) -> Any:
-                with in_place(self.changes):
-                    return own(*args, **options)
-
-            changes = ((self.model, self.during, within),)
-        with in_place(changes):
-            yield
 
 
 class Mistakes:
@@ -91,26 +48,24 @@ class Mistakes:
         shown: Callable[[int], str],
     ) -> None:
         self._session, self._model, self._text, self._target = session, model, text, target
-        self._n_ctx, self._shown = n_ctx, shown
+        self._n_ctx, self._shown, tokenizer = n_ctx, shown, session.tokenizer
+        ids = (0, tokenizer.eos_id, tokenizer.bos_id, session.config.n_vocab - 1)
+        self._special = [token for token in dict.fromkeys(ids) if token is not None]
 
     def all(self, window: _Drafts, wrong: _Drafts) -> Iterator[Guess]:
         """wrong: the first drafts that are."""
-        at = self._text.drafts.index(wrong[0])
-        ends = outcomes(self._text.drafts[at - 1]) if at else ()
         yield from self._of_candidates()
         yield from self._chosen_alone()
         yield from self._of_rows()
+        yield from self._of_some_rows()
         yield from self._of_blocks(wrong)
-        yield from self._of_state("", wrong)
+        yield from self._of_state(wrong)
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
-        yield from self._of_some_rows()
-        for after in ends:
-            yield from self._of_state(after, wrong)
 
-    def _of_state(self, after: str, wrong: _Drafts) -> Iterator[Guess]:
-        for deviation in (*OF_ENGINES, *(() if after else self._unseen(wrong))):
+    def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
+        for deviation in (*OF_ENGINES, *self._unseen(wrong)):
             which = deviation.batch
             model = self._model
             if deviation.is_of_rows and not model.reads_rows:
@@ -124,12 +79,11 @@ class Mistakes:
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
-            about = deviation.about + (f", only after {OUTCOMES[after]}" if after else "")
-            guess = self._guess(stage, about, deviation=replace(deviation, after=after))
+            guess = self._guess(stage, deviation.about, deviation=deviation)
             if which:
-                for whole in (False,) if after else (True, False):
-                    text = self._text.in_batches(model, which, with_prompt=whole, after=after)
-                    yield replace(guess, text=text, deviation=replace(guess.deviation, after=""))
+                for whole in (True, False):
+                    text = self._text.in_batches(model, which, with_prompt=whole)
+                    yield replace(guess, text=text)
             else:
                 yield guess
 
@@ -140,6 +94,10 @@ class Mistakes:
             yield Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
         for size in self._windows(wrong):
             yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
+        for token in self._fitting(wrong, self._special, self._gives_token):
+            about = f"drafts go on from token {token}, not from the newest one"
+            for noticed in (False, True):
+                yield Deviation("", about, token=token, takes_back=noticed)
         for what, with_newest in (("drafted tokens are decoded", False), ("drafts are made", True)):
             moves = [-n, *(by for by in range(-_FARTHEST, _FARTHEST + 1) if abs(by) > 2)]
             for by in self._fitting(wrong, moves, partial(self._gives_moved, with_newest)):
@@ -162,27 +120,25 @@ class Mistakes:
 
     def _of_some_rows(self) -> Iterator[Guess]:
         """Rows that are wrong in some places alone."""
-        rows, n = self._target.rows, len(self._text.tokens)
-        if (table := self._text.table) is None:
+        table, model = self._text.table, self._model
+        if table is None:
             return
         for size in (s for s in _SIZES if 1 < s < self._text.starts[0]):
             moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
             about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
             yield self._of_table(about, table[moved])
-        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-            "zeros": torch.zeros_like,
-            "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
-            "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
+        changes = {
+            "zeros": model.table(mapped(self._target.rows, torch.zeros_like)),
+            "those of the position before": torch.cat((table[:1], table[:-1])),
+            "those of the position after": torch.cat((table[1:], table[-1:])),
         }
-        for where, places in self._places().items():
-            mask = torch.zeros(n, dtype=torch.bool)
-            mask[[at for at in places if at < n]] = True
-            for what, change in changes.items():
-                some = mapped(rows, partial(_where, mask[:, None], change))
-                about = f"rows of {where} are {what}"
-                if what == "zeros" and where == "the prompt":
-                    about += ", as if they had not been handed over"
-                yield self._of_table(about, self._model.table(some))
+        for (where, places), (what, rows) in product(self._places().items(), changes.items()):
+            about = f"rows{where and ' of '}{where} are {what}"
+            if what == "zeros" and where == "the prompt":
+                about += ", as if they had not been handed over"
+            scope = "", {place + 1 for place in places}, None
+            if (guess := self._of_table(about, rows).within(scope, self._text)) is not None:
+                yield guess
 
     def _places(self) -> dict[str, Collection[int]]:
         """Places of a text that its rows may be wrong in, by what they are."""
@@ -194,12 +150,10 @@ class Mistakes:
             "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
             "tokens that were not drafted": [draft.pos0 for draft in drafts],
         }
-        for end, after in OUTCOMES.items():
-            ended = [draft for draft in drafts if end in outcomes(draft)]
-            found[f"the newest token after {after}"] = [d.pos0 + d.n_accepted for d in ended]
         for size in _SIZES:
             if size < n:
                 found[f"the prompt but its last {size} tokens"] = range(n - size)
+        found[""] = range(len(self._text.tokens))
         return {where: places for where, places in found.items() if places}
 
     def _of_module(self) -> Iterator[Guess]:
@@ -257,7 +211,7 @@ class Mistakes:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
             fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
-            yield self._guess(CANDIDATES, about, changes=fed)
+            yield self._guess(CANDIDATES, about, changes=fed, during="draft")
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
@@ -270,7 +224,8 @@ class Mistakes:
             changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            yield self._guess(STATE, about, changes=((self._model, "handed_on", change),))
+            changes_of = ((self._model, "handed_on", change),)
+            yield self._guess(STATE, about, changes=changes_of, during="draft")
 
     def _of_rejected(self, window: _Drafts) -> Iterator[Guess]:
         table = self._text.table
@@ -320,25 +275,21 @@ class Mistakes:
             return
         n, first, mask = model.n_block, model.first, model.mask
         found: dict[str, dict[str, Any]] = {}
-        tokenizer, n_vocab = self._session.tokenizer, self._session.config.n_vocab
-        others = [0, tokenizer.eos_id, tokenizer.bos_id, mask + 1, mask - 1, n_vocab - 1]
+        others = [t for t in (*self._special, mask + 1, mask - 1) if 0 <= t != mask]
         for other in (*others, *self._masks(wrong)):
-            if other is not None and other != mask and 0 <= other < n_vocab:
+            if other < self._session.config.n_vocab:
                 found[f"masks are token {other}, not {mask}"] = {"mask": other}
         for row in range(1, n):
-            for other in dict.fromkeys((*others, -1)):
-                if other is not None and other != mask:
-                    what = f"token {other}" if other >= 0 else "the newest token"
-                    found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
+            for other in (*others, -1):
+                what = f"token {other}" if other >= 0 else "the newest token"
+                found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
         found["blocks begin with a mask, not with the newest token"] = {"anchored": False}
         found["masks are the newest token again"] = {"mask": -1}
         for length in (model.config.block_size, n + 1, n - 1):
             if length != n and length > first:
                 found[f"blocks have {length} rows, not {n}"] = {"n_block": length}
-        sees = "rows do not see" if model.config.causal is False else "rows see"
-        found[f"block {sees} those after them"] = {"flipped": True}
         for about, windows in _other_windows(model.config.windows):
-            found[about] = {"windows": windows}
+            yield self._guess(BLOCK, about, model=model.like(self._n_ctx, windows))
         for other in (first + 1, first - 1):
             about = f"tokens are taken from row {other} of a block on, not {first}"
             if other >= 0:
@@ -347,9 +298,15 @@ class Mistakes:
                 found[f"{about}, and blocks are a row longer"] = {"first": other, "n_block": n + 1}
         found["all rows of a block are in one position"] = {"apart": 0}
         found["rows of a block are two positions apart"] = {"apart": 2}
+        for row, by in product(range(n - 1, 0, -1), (-1, 1)):
+            which = "the last row" if row == n - 1 else f"row {row}"
+            found[f"{which} of a block is one position too {'early' if by < 0 else 'far'}"] = {
+                "moved": {row: by}
+            }
         for about, changed in found.items():
-            stage = POSITIONS if "apart" in changed else BLOCK
-            yield self._guess(stage, about, model=self._block(**changed))
+            stage = POSITIONS if {"apart", "moved"} & changed.keys() else BLOCK
+            changes = tuple((model, name, value) for name, value in changed.items())
+            yield self._guess(stage, about, changes=changes, during="draft")
 
     def _masks(self, wrong: _Drafts) -> list[int]:
         """Tokens that give wrong drafts as masks, from a right state."""
@@ -379,6 +336,9 @@ class Mistakes:
 
         return self._fitting(wrong, range(_LONGEST_WINDOW, 0, -1), gives)
 
+    def _gives_token(self, draft: RecordedDraft, newest: Entries, token: int) -> bool:
+        return self._gives(draft, newest._replace(tokens=[token]))
+
     def _gives_moved(self, whole: bool, draft: RecordedDraft, newest: Entries, by: int) -> bool:
         first = newest.positions[0] + by
         if (not self._model.has_newest and not whole) or first < 0:
@@ -407,13 +367,6 @@ class Mistakes:
         best = [next(iter(row), -1) for row in rows]
         return best == draft.tokens[: len(best)]
 
-    def _block(self, flipped: bool = False, windows: Any = None, **changed: Any) -> BlockModel:
-        assert isinstance(self._model, BlockModel)
-        made = self._model.like(self._n_ctx, flipped=flipped, windows=windows)
-        for name, value in changed.items():
-            setattr(made, name, value)
-        return made
-
     def _of_candidates(self) -> Iterator[Guess]:
         ids = self._model.drafted_ids
         if ids is not None:
@@ -427,7 +380,7 @@ class Mistakes:
         if isinstance(self._model, StepwiseModel):
             for guess in self._of_candidates():
                 about = f"{guess.about.rstrip('.')}, and the next step goes on from the right one."
-                yield replace(guess, about=about, deviation=_GOES_ON)
+                yield replace(guess, about=about, deviation=GOES_ON)
 
     def vague(
         self, window: _Drafts, best: Mapping[int, Sequence[int]], above: Mapping[int, int]
@@ -440,7 +393,7 @@ class Mistakes:
     def drawn(self) -> Iterator[Guess]:
         """What many a mistake looks like, and which is left where no other does."""
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
-        for deviation in (CLEAN, _GOES_ON):
+        for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
 
 
@@ -462,12 +415,6 @@ def _other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[in
 
 def _listed(windows: Sequence[int | None]) -> str:
     return ", ".join(str(size or "none") for size in windows)
-
-
-def _where(
-    mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
-) -> torch.Tensor:
-    return torch.where(mask, change(x), x)
 
 
 def _one_link(

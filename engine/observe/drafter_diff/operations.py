@@ -1,5 +1,7 @@
-"""Operations of a drafter's module: each call of a kernel, found by letting the module run, and
-what it may do otherwise: it is left out or scaled, or reads other numbers, rows or weights."""
+"""Operations of a drafter's module, and what it may compute otherwise: each call of a kernel, found
+by letting the module run, is left out or scaled, or reads other numbers, rows or weights; layers
+are left out, ropes turned otherwise; always, or only in what is written into memory, or while it
+drafts."""
 
 from __future__ import annotations
 
@@ -8,13 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 from engine.model.drafters.dflash import MarkovHead, Selector
+from engine.model.layers import RopeTables
+from engine.model.weights import Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
 
 Changes = tuple[tuple[Any, str, Any], ...]
@@ -26,8 +30,14 @@ PHASES = {
 }
 """When a change is in force, by the method of a DraftModel, and how that is said."""
 _FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
+_MOST_HEADS, _MOST_ALONE = 8, 4
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
+_ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
+    ("base", (10.0, 0.1, 100.0, 0.01, 50.0, 0.02), "has {:g} times the frequency base, or so"),
+    ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
+    ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
+)
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
 
@@ -111,18 +121,64 @@ def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
     return x.roll(by, axis).contiguous()
 
 
+def part_changes(
+    core: Any, look: Callable[[], object], places: Sequence[int] = ()
+) -> Iterator[PartChange]:
+    """Changes of a module's parts, the likely ones first. look: has the module compute what it
+    does in a draft. places: positions from which on a part may be wrong."""
+    found = list(sites(core))
+    yield from _ropes(found, places)
+    yield from _operations(found, look)
+    yield from _layers(found)
+
+
+def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
+    for site in found:
+        ropes = [getattr(owner, site.name) for owner in site.owners]
+        if not all(isinstance(rope, RopeTables) for rope in ropes):
+            continue
+        ways: list[tuple[str, dict[str, Any]]]
+        ways = [(about.format(x), {name: x}) for name, xs, about in _ROPES for x in xs]
+        for at in places:
+            about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
+            ways.append((f"{about} {at}", {"place": partial(torch.clamp, max=at)}))
+            ways.append((f"{about} those from 0 on", {"place": place}))
+        for about, how in ways:
+            made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
+            phases = [*PHASES] if "by 0 times" in about else [""]
+            yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
+
+
+def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
+    for site in found:
+        value = getattr(site.owners[0], site.name)
+        is_list = isinstance(value, list) and len(value) > 1 and all(map(is_part, value))
+        if len(site.owners) > 1 or not is_list:
+            continue
+        orders = {
+            f"its layer {i} is left out": value[:i] + value[i + 1 :] for i in range(len(value))
+        }
+        orders["its layers are run in reverse order"] = value[::-1]
+        for about, order in orders.items():
+            yield PartChange(BLOCK, about, ((site.owners[0], site.name, order),), ["draft"])
+
+
 # -- operations --------------------------------------------------------------------------------
 
 
 class _Operation(NamedTuple):
     """A call of a kernel at one place of a module. module, name: where its name is. code, at:
-    the caller and the instruction. args, options, result: of one call. weights: by position or
-    name of an argument, how the weights are called."""
+    the caller and the instruction; owner: whose method that is, part: how it is called in what it
+    is a part of, layer: in which of several. args, options, result: of one call. weights: by
+    position or name of an argument, how the weights are called."""
 
     module: Any
     name: str
     code: CodeType
     at: int
+    owner: Any
+    part: str
+    layer: str
     args: tuple[Any, ...]
     options: dict[str, Any]
     result: Any
@@ -133,59 +189,117 @@ class _Operation(NamedTuple):
         """For sentences."""
         whose = " and ".join(f"`{name}`" for name in self.weights.values())
         by = f" by {whose}" if whose else ""
-        return f"its `{self.name}`{by} in {self.code.co_qualname}"
+        part = f" ({self.part})" if self.part else ""
+        return f"its `{self.name}`{by} in {self.code.co_qualname}{part}"
+
+    @property
+    def weight(self) -> Any:
+        """The one weight that it reads, None where there is not one."""
+        given = _arguments(self.args, self.options)
+        return given[next(iter(self.weights))] if len(self.weights) == 1 else None
 
     @property
     def stage(self) -> str:
         """What is wrong where it is."""
-        names = (*self.weights.values(), self.code.co_name)
+        names = (*self.weights.values(), self.code.co_name, self.part)
         if "rope" in self.module.__dict__[self.name].__module__:
             return POSITIONS
         if any(part in name for name in names for part in OF_ROWS):
             return ROWS
-        return CANDIDATES if self.code.co_qualname.startswith(_CHOOSE) else BLOCK
+        is_of_choice = self.code.co_qualname.startswith(_CHOOSE) or self.part.endswith(_CHOOSE)
+        return CANDIDATES if is_of_choice else BLOCK
 
 
 _CHOOSE = (MarkovHead.__name__, Selector.__name__)
 
 
-def operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
-    """Each call of a kernel in another way."""
-    for one in _seen(found, look):
-        for about, change in _ways(one):
-            called = partial(_elsewhere, vars(one.module)[one.name], change, one.code, one.at)
-            changes = ((one.module, one.name, called),)
+def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
+    """Each call of a kernel in another way: in all layers, and in one of a few alone; of a loop in
+    all of its rounds, the first, and the later ones. Calls of one kernel exchange weights."""
+    places: dict[Any, list[_Operation]] = {}
+    loops = set[tuple[CodeType, int]]()
+    for one in _seen(found, look, loops):
+        places.setdefault((one.code, one.at, one.part), []).append(one)
+    for alike in places.values():
+        one, owners = alike[0], [each.owner for each in alike]
+        alone = [([each.owner], each.layer, _ALWAYS) for each in alike]
+        few = alone if 1 < len(alike) <= _MOST_ALONE else []
+        looped = [(owners, *when) for when in _IN_LOOPS] if (one.code, one.at) in loops else []
+        scopes = [(owners, "", _ALWAYS), *few, *looped]
+        for (whose, where, rounds), (about, change) in product(scopes, _ways(one)):
+            changes = _elsewhere(one, [(one, whose, rounds, change)])
             phases = [*PHASES] if about in _AT_TIMES else [""]
-            yield PartChange(one.stage, f"{one.words} {about}", changes, phases)
+            yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
+    for two in combinations(places.values(), 2):
+        one, other = (each[0] for each in two)
+        both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
+        if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
+            both = [
+                (
+                    own,
+                    [own.owner],
+                    _ALWAYS,
+                    partial(_changed, {key: partial(getattr, its, "weight")}),
+                )
+                for pair in zip(*two, strict=True)
+                for own, its in (pair, pair[::-1])
+                for key in own.weights
+            ]
+            about = f"{one.words} and {other.words} exchange their weights"
+            yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
 
 
 _AT_TIMES = ("is left out", "gives 0 times what it should")
+_ALWAYS = range(1 << 20)
+_IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
 
 def _elsewhere(
+    one: _Operation, ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]]
+) -> Changes:
+    """A kernel that is called in other ways at some places: callers and instructions, whose methods
+    these are, and in which rounds of a loop."""
+    # by a partial, as where it was found: a function's own call would have another f_lasti
+    called = partial(_called, vars(one.module)[one.name], ways, [None, 0])
+    return ((one.module, one.name, called),)
+
+
+def _called(
     own: Callable[..., Any],
-    change: Callable[..., Any],
-    code: CodeType,
-    at: int,
+    ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]],
+    latest: list[Any],
     *args: Any,
     **options: Any,
 ) -> Any:
-    """A kernel that is called in another way at one place."""
+    """latest: the caller, and how often it has come to a place."""
     frame = sys._getframe(1)
-    if frame.f_code is code and frame.f_lasti == at:
-        return change(own, *args, **options)
+    for place, owners, rounds, change in ways:
+        if frame.f_code is place.code and frame.f_lasti == place.at:
+            latest[:] = frame, latest[1] + 1 if latest[0] is frame else 0
+            owner = frame.f_locals.get("self")
+            if latest[1] in rounds and any(owner is each for each in owners):
+                return change(own, *args, **options)
     return own(*args, **options)
 
 
-def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]:
-    """The calls of kernels in the modules of all parts, in their order."""
-    names = dict[int, str]()
+def _seen(
+    found: Sequence[Site], look: Callable[[], object], loops: set[tuple[CodeType, int]]
+) -> list[_Operation]:
+    """The calls of kernels in the modules of all parts, in their order. loops: takes those that are
+    called more than once by one call of their function."""
+    names, parts = dict[int, str](), dict[int, tuple[str, str]]()
     for site in found:
         for i, owner in enumerate(site.owners):
-            for x in _own_tensors(getattr(owner, site.name, None)):
-                layer = f" in layer {i}" if len(site.owners) > 1 else ""
-                names.setdefault(x.data_ptr(), f"{site.name.strip('_')}{layer}")
-    known = dict[tuple[CodeType, int], _Operation]()
+            layer = f" in layer {i}" if len(site.owners) > 1 else ""
+            parts[id(owner)] = parts.get(id(owner), ("", ""))[0], layer
+            value = getattr(owner, site.name, None)
+            for x in value if isinstance(value, list) else [value]:
+                if torch.is_tensor(x):
+                    names.setdefault(x.data_ptr(), site.name.strip("_"))
+                elif type(x).__module__.startswith("engine.model."):
+                    parts.setdefault(id(x), (site.words, layer))
+    known = dict[tuple[CodeType, int, int], _Operation]()
+    latest = dict[tuple[CodeType, int], Any]()
 
     def note(module: Any, name: str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
         frame, result = sys._getframe(1), own(*args, **options)
@@ -196,12 +310,17 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
                 for key, x in given.items()
                 if torch.is_tensor(x) and x.data_ptr() in names
             }
-            place = frame.f_code, frame.f_lasti
-            one = _Operation(module, name, *place, args, options, result, weights)
-            known.setdefault(place, one)
+            owner = frame.f_locals.get("self")
+            place, its = (frame.f_code, frame.f_lasti), parts.get(id(owner), ("", ""))
+            one = _Operation(module, name, *place, owner, *its, args, options, result, weights)
+            known.setdefault((*place, id(owner)), one)
+            if latest.get(place) is frame:
+                loops.add(place)
+            latest[place] = frame
         return result
 
-    modules = dict.fromkeys(type(owner).__module__ for site in found for owner in site.owners)
+    owners = (owner for site in found for owner in site.owners)
+    modules = dict.fromkeys((*(type(owner).__module__ for owner in owners), Projection.__module__))
     changes = [
         (module, name, partial(note, module, name, value))
         for module in map(sys.modules.__getitem__, modules)
@@ -215,18 +334,12 @@ def _seen(found: Sequence[Site], look: Callable[[], object]) -> list[_Operation]
 
 def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
     """By position, or by name."""
-    found: dict[int | str, Any] = {}
-    found.update(enumerate(args))
-    found.update((name, value) for name, value in options.items())
-    return found
+    found: dict[int | str, Any] = dict(enumerate(args))
+    return found | dict[int | str, Any](options)
 
 
 def _is_kernel(x: Any) -> bool:
     return callable(x) and not isinstance(x, type) and x.__module__.startswith("kernels.")
-
-
-def _own_tensors(x: Any) -> Iterator[torch.Tensor]:
-    yield from (one for one in (x if isinstance(x, list) else [x]) if torch.is_tensor(one))
 
 
 _Way = tuple[str, Callable[..., Any]]
@@ -243,10 +356,21 @@ def _ways(one: _Operation) -> Iterator[_Way]:
             if x.shape == one.result.shape:
                 which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
                 yield f"is left out{which}", partial(_given, key)
-        for factor in _FACTORS:
+        factors = [*_FACTORS]
+        if any(torch.is_tensor(x) and not x.is_floating_point() for x in given.values()):
+            factors += [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
+        for factor in factors:
             yield f"gives {factor:.3g} times what it should", partial(_times, factor)
+        for head in range(_n_heads(one)):
+            yield f"gives zeros in its head {head}", partial(_without_head, _n_heads(one), head)
+    elif torch.is_tensor(one.result):
+        for key, x in given.items():
+            if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
+                yield "is left out", partial(_given, key)
     for key, x in given.items():
         what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
+        if key in one.weights and key in one.options:
+            yield f"reads none for {what}", partial(_changed, {key: lambda _: None})
         for about, change in _other_values(x, key in one.weights):
             yield f"reads {what} {about}", partial(_changed, {key: change})
     for a, b in combinations(rows, 2):
@@ -264,7 +388,10 @@ def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
         for i in range(len(x)):
             about = f"with its part {i} of zeros"
             yield about, partial(_with_part, i, torch.zeros_like)
-            yield f"with its part {i} of the row before", partial(_with_part, i, _before)
+            yield (
+                f"with its part {i} of the row before",
+                partial(_with_part, i, partial(rows_on, by=1)),
+            )
     elif _is_floats(x) and is_weight:
         root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
         yield "as ones", partial(torch.full_like, fill_value=root)
@@ -279,6 +406,9 @@ def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
             yield about.replace("reads ", "as if it read "), change
         yield "with neighbours for what is half of it apart", _paired
         yield "with every second number for halves", _unpaired
+    elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
+        for about, change in [*READS.items()][:2]:
+            yield about.replace("reads ", "as if it read "), change
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
         for about, which in _SEEN.items():
             yield f"so that rows of a pass {about}", partial(_seeing, which)
@@ -294,6 +424,20 @@ def _given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) 
 
 def _times(factor: float, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return own(*args, **options) * factor
+
+
+def _n_heads(one: _Operation) -> int:
+    """Heads of what a kernel gives, 0 where it has none or many."""
+    (*_, n) = one.result.shape
+    known = (x.shape for x in (one.result, *one.args) if torch.is_tensor(x) and x.dim() == 4)
+    heads = next((shape[2] for shape in known if n in (shape[3], shape[2] * shape[3])), 0)
+    return heads if 1 < heads <= _MOST_HEADS else 0
+
+
+def _without_head(n: int, i: int, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    found = own(*args, **options).clone()
+    (found if found.dim() == 4 else found.unflatten(-1, (n, -1)))[..., i, :] = 0
+    return found
 
 
 def _changed(
@@ -326,16 +470,12 @@ def _unpaired(x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
 
 
-def _before(x: torch.Tensor) -> torch.Tensor:
-    return rows_on(x, 1)
-
-
 _SEEN = {
     "see nothing of each other": "alone",
     "see nothing of the context, each other alone": "block",
     "see the context and the first of them": "first",
-    "see all of each other": "all",
-    "see those before them in it, and the context": "causal",
+    "see those after them, too": "all",
+    "see none of those after them": "causal",
     "see all but the oldest": "newest",
 }
 

@@ -11,7 +11,7 @@ which rounds, from which token on, and whether wrong tokens were as good as the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, repeat
 from typing import Any
@@ -20,23 +20,17 @@ import numpy as np
 import torch
 
 from engine.audit.draft_models import Candidates, draft_model
-from engine.audit.recorded_drafts import (
-    CLEAN,
-    DraftedText,
-    RecordedDraft,
-    RecordedDrafts,
-    Redrafts,
-    shares_apart,
-)
+from engine.audit.recorded_drafts import DraftedText, RecordedDraft, RecordedDrafts, shares_apart
 from engine.draft.model_drafter import N_CANDIDATES
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
 from engine.model.families import FAMILIES
 from engine.model.tensors import DRAFT_MTP
-from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, Change
+from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
 from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
-from engine.observe.drafter_diff.mistakes import Guess, Mistakes
+from engine.observe.drafter_diff.guesses import EXPLAINS, ROUNDED, Guess, Rows, Trials, n_right
+from engine.observe.drafter_diff.mistakes import Mistakes
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
     FEW,
@@ -63,6 +57,7 @@ from engine.observe.drafter_diff.wrong_drafts import (
     logits_scale,
     ranked,
     same_logits,
+    scopes_of,
     shape_of,
     stage_of,
 )
@@ -76,17 +71,11 @@ _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
 """Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
 a rejection, and of all where no mistake, or one that gives a part of anything, explains them."""
 _EXACT = ("f32", "blocks")
-_ROUNDED = 0.05
-"""Share of the best tokens that rounding of another engine may move."""
-_EXPLAINS, _EXPLAINS_PART, _EXPLAINS_VAGUE = 0.34, 0.3, 0.1
-"""Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
-to give most drafts; one of a module's many parts and one that gives a part of anything less."""
-_SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
-"""Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
-mistake leaves that is so near that no part is tried."""
+_EXPLAINS_PART, _EXPLAINS_VAGUE = 0.3, 0.1
+"""As EXPLAINS, of one of a module's many parts, and of what gives a part of anything."""
 _ROWS_APART = 0.1
 """Of a row's square, what rounding of another engine may turn."""
-_TINY, _NOTHING = 1e-30, 1e-9
+_TINY = 1e-30
 _SENT_AGAIN, _ONE_TOKEN = 0.6, 0.95
 _SHOWS_DRAWN = 8
 """Drafts that have to be among the ten best each: a few of another model may be by chance."""
@@ -206,7 +195,7 @@ class Redrafter:
         self._model.clear()
         for draft in drafts:
             check_cancelled(self._cancelled)
-            rows, n = self._right(draft, n, None, n_max)
+            rows, n = self._text.right(self._model, draft, n, None, n_max)
             length = len(draft.tokens)
             if rows and draft.tokens == [next(iter(row)) for row in rows[:length]]:
                 width = min(map(len, rows))
@@ -231,10 +220,11 @@ class Redrafter:
         exact = self._tie is EXACT_TIE
         limit = SHARES_EXACT if exact else SHARES_TIE
         self._same = same_logits(wrong, self._rows, self._ranks, limit)
-        clean = Redrafts(self._model, self._text, CLEAN, distance=self._apart(None)).of(window)
+        rows = self._rows, self._right(sampled, own=True)
+        self._trials = Trials(self._model, self._text, rows, self._apart)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
         is_sure = is_many or exact
-        n_wrong = sum(clean.values())
+        n_wrong = self._trials.clean(window)
         guess, left = None, dict[int, float]()
         if not any(rank for draft in wrong for rank, _ in self._ranks[draft.round]):
             return self._other_shares(sampled, wrong, limit)
@@ -257,7 +247,7 @@ class Redrafter:
                 about += f" Of llama.cpp, {family.peer_drafts}."
         else:
             stage, about = guess.stage, guess.about
-            size += f"; of {len(window)} made again so, {_n_right(left)} are equal"
+            size += f"; of {len(window)} made again so, {n_right(left)} are equal"
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended)
 
@@ -313,7 +303,7 @@ class Redrafter:
     def _window(self, wrong: _Drafts) -> _Drafts:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))
         start = max(0, first - 16)
-        return self._drafts[start : min(fifth + 13, start + _MOST_REPLAYED)]
+        return self._drafts[start : min(fifth + 13, start + _MOST_REPLAYED, _MOST_DRAFTS)]
 
     def _is_persistent(self, sampled: _Drafts, wrong: _Drafts) -> bool:
         rounds = {draft.round for draft in wrong}
@@ -323,18 +313,19 @@ class Redrafter:
             n_after >= FEW and n_after >= _SHARE_AFTER * len(after)
         )
 
-    def _apart(
-        self, change: Change | None
-    ) -> Callable[[RecordedDraft, Sequence[Candidates]], float]:
+    def _apart(self, guess: Guess | None) -> Callable[[RecordedDraft, Sequence[Candidates]], float]:
         """Tokens of a draft that are not those of its rows, up to one for each, and where shares
         are known by how much these differ."""
 
         def apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
             own = rows
-            if change is not None:
+            change = guess.change if guess and guess.deviation.acts(draft.pos0) else None
+            if guess is not None and change is not None:
                 known = [*self._side.text[max(0, draft.pos0 + 1 - N_BEFORE) : draft.pos0 + 1]]
                 rows = [
                     change(row, [*known, *draft.tokens[:i]][-N_BEFORE:])
+                    if guess.acts(draft.pos0, i)
+                    else row
                     for i, row in enumerate(rows)
                 ]
             found = 0.0
@@ -354,20 +345,18 @@ class Redrafter:
             )
             if not acts and any(len(top) > 1 for top in draft.tops):
                 shares = [shares_apart(draft, one) for one in (own, rows) if all(one)]
-                found += max(0.0, min(shares, default=0.0) - _ROUNDED)
+                found += max(0.0, min(shares, default=0.0) - ROUNDED)
             return found
 
         return apart
 
     def _from_the_text(self, drafts: _Drafts) -> dict[int, float]:
         """Distances by round of drafts made from a right state each."""
-        self._model.clear()
-        apart, n, found = self._apart(None), 0, {}
+        apart, found = self._apart(None), {}
+        self._rows = self._right(drafts, own=False)
         for draft in drafts:
-            check_cancelled(self._cancelled)
-            rows, n = self._right(draft, n, draft.tokens, len(draft.tokens))
+            rows = self._rows[draft.round]
             found[draft.round] = apart(draft, rows)
-            self._rows[draft.round] = rows
             self._best[draft.round] = [next(iter(row)) for row in rows if row]
             known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]
             pairs = [pair for pair in zip(rows, known, strict=False) if pair[0]]
@@ -377,13 +366,15 @@ class Redrafter:
                 self._above.update([*row][:rank])
         return found
 
-    def _right(
-        self, draft: RecordedDraft, n_written: int, tokens: Sequence[int] | None, n: int
-    ) -> tuple[list[Candidates], int]:
-        model, end = self._model, draft.pos0 - self._model.ahead
-        model.write(self._text.entries(model, range(n_written, end), CLEAN, draft.pos0))
-        newest = self._text.entries(model, [end], CLEAN, draft.pos0)
-        return model.draft(newest, end + 1, tokens, n), max(n_written, end)
+    def _right(self, drafts: _Drafts, *, own: bool) -> dict[int, list[Candidates]]:
+        """Candidates of right drafts by round. own: each step goes on from its best token."""
+        self._model.clear()
+        n, found = 0, dict[int, list[Candidates]]()
+        for draft in drafts:
+            check_cancelled(self._cancelled)
+            tokens = None if own else draft.tokens
+            found[draft.round], n = self._text.right(self._model, draft, n, tokens)
+        return found
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:
         """Accepted and drafted tokens over a stretch of text: recorded, and with right drafts of
@@ -398,12 +389,9 @@ class Redrafter:
         while at < min(stop, len(text) - 1):
             check_cancelled(self._cancelled)
             draft = stretch[0]._replace(pos0=at, tokens=[])
-            rows, n = self._right(draft, n, None, min(n_max, len(text) - at - 1))
-            right = 0
-            for row, token in zip(rows, text[at + 1 :], strict=False):
-                if next(iter(row)) != token:
-                    break
-                right += 1
+            limit = min(n_max, len(text) - at - 1)
+            rows, n = self._text.right(self._model, draft, n, None, limit)
+            right = self._text.n_confirmed(rows, at)
             accepted, drafted, at = accepted + right, drafted + len(rows), at + right + 1
         return recorded, (accepted, drafted)
 
@@ -412,67 +400,42 @@ class Redrafter:
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between. vague: many
         drafts are wrong."""
-        most, best, left = _EXPLAINS * clean, None, dict[int, float]()
-        right = Redrafts(self._model, self._text, CLEAN, distance=self._apart(None))
-        first = [(wrong[:n], sum(right.of(wrong[:n]).values())) for n in _SHOWN_FIRST]
-        at = self._drafts.index(window[0])
-        more = self._drafts[at : at + _MOST_VERIFIED]
-        vague_ones = self._mistakes.vague(window, self._best, self._above)
-        for guess, share in chain(
-            zip(self._mistakes.all(more, wrong), repeat(_EXPLAINS)),
-            zip(self._mistakes.of_parts(wrong=wrong), repeat(_EXPLAINS_PART)),
-            zip(vague_ones, repeat(_EXPLAINS_VAGUE)),
-        ):
-            check_cancelled(self._cancelled)
-            if self._same and guess.stage != CANDIDATES:
-                continue  # all before the choice is right
-            most = min(most, share * clean)
-            apart, what = self._apart(guess.change), (guess.model, guess.text, guess.deviation)
-            replay = Redrafts(*what, distance=apart, left=guess.left)
-            with guess.applied():
-                if share == _EXPLAINS_PART and (
-                    most < _NEAR * clean
-                    or any(sum(replay.of(some).values()) > _NEAR_FIRST * n for some, n in first)
-                ):
-                    continue
-                found = replay.of(window, most)
-                total = sum(found.values())
-                if total <= _NOTHING and len(more) > len(window) == len(found):
-                    # several may give these few
-                    total = min(sum(replay.of(more).values()), most * _EXPLAINS)
-            if len(found) == len(window) < 2 * _n_right(found) and total < most:
-                best, left, most = guess, found, total * _EXPLAINS
-                if total <= _NOTHING:
-                    break
+        sampled = self._drafts[:_MOST_DRAFTS]
+        at = sampled.index(window[0])
+        more = sampled[at : at + _MOST_VERIFIED]
+        scopes = scopes_of(sampled, wrong, self._ranks)[1:]
+        best, left = self._trials.best(
+            self._guesses(window, more, wrong), window, more, wrong, scopes
+        )
         # a draw leaves the candidates as they are, and shows everywhere
         is_drawn = self._same is not False and vague and len(window) >= _SHOWS_DRAWN
-        if best or not is_drawn or shape_of(self._drafts[:_MOST_DRAFTS], wrong, self._ranks):
+        if best or not is_drawn or shape_of(sampled, wrong, self._ranks):
             return best, left
         for drawn in self._mistakes.drawn():
-            found, picks = self._picks(drawn, window)
+            found = self._trials.left(drawn, window)
             is_near = sum(found.values()) < _EXPLAINS_VAGUE * clean
-            if is_near and (seen := as_drawn(picks)):
+            if is_near and (seen := as_drawn(self._picks(self._trials.rows(drawn), window))):
                 return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
         return None, left
 
-    def _picks(
-        self, guess: Guess, window: _Drafts
-    ) -> tuple[dict[int, float], list[tuple[Candidates, int]]]:
-        """What is left between, by round, and rows with the tokens that were drafted from them."""
-        picks: list[tuple[Candidates, int]] = []
-        apart = self._apart(guess.change)
+    def _guesses(
+        self, window: _Drafts, more: _Drafts, wrong: _Drafts
+    ) -> Iterator[tuple[Guess, float, bool]]:
+        """See Trials.best."""
+        for guess, share in chain(
+            zip(self._mistakes.all(more, wrong), repeat(EXPLAINS)),
+            zip(self._mistakes.of_parts(wrong=wrong), repeat(_EXPLAINS_PART)),
+            zip(self._mistakes.vague(window, self._best, self._above), repeat(_EXPLAINS_VAGUE)),
+        ):
+            check_cancelled(self._cancelled)
+            if not self._same or guess.stage == CANDIDATES:  # else all before the choice is right
+                yield guess, share, share == _EXPLAINS_PART
 
-        def picked(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
-            known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]
-            both = zip(rows, known, strict=False)
-            picks.extend(pair for pair in both if pair[1] in [*pair[0]][:N_CANDIDATES])
-            return apart(draft, rows)
-
-        return Redrafts(guess.model, self._text, guess.deviation, distance=picked).of(window), picks
-
-
-def _n_right(left: Mapping[int, float]) -> int:
-    return sum(distance <= _ROUNDED for distance in left.values())
+    def _picks(self, rows: Rows, window: _Drafts) -> list[tuple[Candidates, int]]:
+        """Rows with the tokens that were drafted from them, where these are among the best."""
+        known = {d.round: d.tokens[: len(d.tokens) - (d.round in self._stood_in)] for d in window}
+        pairs = [pair for n, own in known.items() for pair in zip(rows[n], own, strict=False)]
+        return [pair for pair in pairs if pair[1] in [*pair[0]][:N_CANDIDATES]]
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:

@@ -1,16 +1,18 @@
 """Wrong drafts: how far their tokens are from right candidates, what they have in common, and the
-stage that this points to."""
+stage and the scopes that this points to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
 from engine.draft.model_drafter import N_CANDIDATES
+from engine.observe.drafter_diff.guesses import Rows, Scope
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE
 
 Ranks = dict[int, list[tuple[int, float]]]
@@ -22,7 +24,6 @@ the second, of what it is where drafts are right; share of them that is among th
 _SHOWS, _STRAY, _SCALED = 5, 0.05, 0.05
 """Right drafts that show that a mistake needs something that they have not; share of them that may
 be wrong all the same; what a factor of logits has to be away from 1."""
-Rows = Mapping[int, Sequence[Candidates]]
 
 TIE, EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
 """How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
@@ -104,36 +105,74 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
     return f"{n} of {len(ranks)} are the best ones, where {temp:g} makes {n_first} likely"
 
 
-def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
-    """When drafts are wrong, by counts over rounds: after which outcomes, from which drafted token
-    on, in which stretch of the text. Empty where they are so anywhere."""
-    found, rounds = "", {draft.round for draft in wrong}
+_NO_END, _NEWEST = 1 << 30, ", the newest one alone"
+
+
+def scopes_of(
+    drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks, least: int = 1
+) -> list[Scope]:
+    """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first:
+    after one outcome, in all rows of such a round or in the newest alone; from a position, where
+    `least` right drafts come before it, or up to one; and of each of these, from a drafted token on
+    or in one alone. Where so few show it, outcomes of the round before the first wrong one, too."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
-    shown = list[tuple[float, str]]()
+    end, words = _outcome(drafts, wrong)
+    if not end and first >= _SHOWS:
+        before = [set(outcomes(draft)) for draft in drafts[:first]]
+        end = next((one for one in OUTCOMES if one in before[-1].difference(*before[:-1])), "")
+        since = "from the first one on that comes " if least == _SHOWS else ""
+        words = f", only {since}after {OUTCOMES[end]}" if end else ""
+    ends = {end: words} if end else {}
+    if first and not end and least < _SHOWS:
+        ends = {one: f", only after {OUTCOMES[one]}" for one in outcomes(drafts[first - 1])[::-1]}
+    found: list[Scope] = [("", None, None)]
+    for one, words in ends.items():
+        after = [pair for pair in pairwise(drafts) if one in outcomes(pair[0])]
+        found.append((words, {at for a, b in after for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
+        found.append((f"{_NEWEST}{words}", {two.pos0 for _, two in after}, None))
+    if first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1) and not end:
+        words = f", only up to position {wrong[-1].pos0}"
+        found.append((words, range(wrong[-1].pos0 + 1), None))
+    elif first >= least and not end:
+        for draft in drafts[max(0, first - _SHOWS) : first][::-1]:
+            words = f", only from about position {draft.pos0 + 1} on"
+            found.append((words, range(draft.pos0 + 1, _NO_END), None))
+        words = f", only from position {wrong[0].pos0} on"
+        found.append((words, range(wrong[0].pos0, _NO_END), None))
+    steps = {step for draft in wrong for step in _wrong_steps(ranks, draft)}
+    n_longer = sum(len(ranks[draft.round]) > max(steps, default=0) + 1 for draft in wrong)
+    if len(steps) == 1 and n_longer >= FEW:
+        (step,) = steps
+        which = f", only in drafted token {step}" if step else ", only in the first token of drafts"
+        found += [(words + which, places, steps) for words, places, _ in found]
+    elif first_wrong := min(steps, default=0):
+        whole = [*found]
+        for step in sorted({1, first_wrong}):  # the second token may be right by chance
+            which = f", only from drafted token {step} on"
+            found += [(words + which, places, range(step, _NO_END)) for words, places, _ in whole]
+    return found
+
+
+def _outcome(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]) -> tuple[str, str]:
+    """The one of OUTCOMES that alone wrong drafts come after, and how many do; else empty."""
+    rounds, shown = {draft.round for draft in wrong}, [(0.0, "", "")]
     for end, after in OUTCOMES.items():
-        counts = [[0, 0], [0, 0]]
-        for i, draft in enumerate(drafts):
-            inside = i > 0 and end in outcomes(drafts[i - 1])
-            counts[inside][0] += draft.round in rounds
-            counts[inside][1] += 1
-        (n_else, others), (n, inside_all) = counts
+        is_wrong: tuple[list[bool], list[bool]] = ([drafts[0].round in rounds], [])
+        for one, two in pairwise(drafts):
+            is_wrong[end in outcomes(one)].append(two.round in rounds)
+        n_else, n = (own.count(True) for own in is_wrong)
+        others = len(is_wrong[0])
         if others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong)):
             but = f" but {n_else}" if n_else else ""
-            shown.append((n / inside_all, f", only after {after} ({n} of {inside_all}){but}"))
-    if shown:
-        found = max(shown, key=lambda pair: pair[0])[1]
-    if step := first_step(wrong, ranks):
-        found += f", only from drafted token {step} on"
-    if shown or first < _SHOWS:
-        n_after = len(drafts) - 1 - last
-        if not shown and n_after >= max(_SHOWS, last + 1):
-            found += f", only up to position {wrong[-1].pos0}"
-        return found
-    before = [set(outcomes(draft)) for draft in drafts[:first]]
-    new = before[-1].difference(*before[:-1])
-    if new and (after := next((OUTCOMES[end] for end in OUTCOMES if end in new), "")):
-        return f"{found}, only from the first one on that comes after {after}"
-    return found or f", only from position {wrong[0].pos0} on"
+            about = f", only after {after} ({n} of {len(is_wrong[1])}){but}"
+            shown.append((n / len(is_wrong[1]), end, about))
+    return max(shown, key=lambda one: one[0])[1:]
+
+
+def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
+    """When drafts are wrong, in words; empty where they are so anywhere."""
+    words = [one[0] for one in scopes_of(drafts, wrong, ranks, _SHOWS)]
+    return [one for one in words if _NEWEST not in one][-1]
 
 
 def same_logits(

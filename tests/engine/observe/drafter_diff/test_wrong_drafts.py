@@ -14,6 +14,7 @@ from engine.observe.drafter_diff.wrong_drafts import (
     logits_scale,
     ranked,
     same_logits,
+    scopes_of,
     shape_of,
     stage_of,
 )
@@ -111,3 +112,24 @@ def test_recorded_shares_tell_whether_logits_are_right_and_by_what_they_are_scal
     assert logits_scale(drafts, cold, 0.003) == pytest.approx(2)
     assert same_logits(drafts[:2], rows, ranks, 0.003) is None
     assert stage_of(drafts, ranks, "", True, True, True)[0] == "candidates"
+
+
+def test_scopes_are_of_the_rounds_and_tokens_that_are_wrong() -> None:
+    drafts = _drafts([3, 3, 0, 3, 0, 3, 3, 1, 3, 3])
+    ranks: Ranks = {d.round: [(0, 0.5)] * 3 for d in drafts}
+    wrong = [drafts[3], drafts[5]]
+    assert scopes_of(drafts, wrong, ranks)[0] == ("", None, None)
+    for draft in wrong:
+        ranks[draft.round][1] = 2, 0.5
+    words, places, steps = scopes_of(drafts, wrong, ranks)[-1]
+    assert "nothing was accepted" in words and "drafted token 1" in words
+    # after rounds 2 and 4, which begin after 20 and 40 tokens
+    assert (
+        places == {30, 50}
+        and steps is not None
+        and [i in steps for i in range(3)] == [False, True, True]
+    )
+    # what goes on to be wrong may have started after the outcome before it
+    later = [drafts[8], drafts[9]]
+    said = [one[0] for one in scopes_of(drafts, later, ranks)]
+    assert any("accepted in part" in one for one in said)

@@ -11,8 +11,7 @@ import torch
 from engine.batch import UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import RopeTables
-from engine.observe.drafter_diff.module_mistakes import part_changes
-from engine.observe.drafter_diff.operations import in_place, sites
+from engine.observe.drafter_diff.operations import in_place, part_changes, sites
 from engine.session import Session
 from kernels.norm import rms_norm
 from tests.support.drafter_diff_campaign import opened
@@ -46,10 +45,11 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     said = [one.about for one, acts in zip(parts, acting, strict=True) if acts]
     # the head's own norm comes after these rows
     assert [a for a in said if "`rms_norm` by `ffn_norm` in Eagle3._layers is left out" in a]
-    assert [a for a in said if "`apply_rope` in Attention._turned is left out" in a]
+    assert [a for a in said if "in Attention._turned (`attention` of Eagle3) is left out" in a]
     assert [a for a in said if "`attend_rows`" in a and "argument 0 0.5 times" in a]
+    assert [a for a in said if "`attend_rows`" in a and "gives zeros in its head 1" in a]
+    assert [a for a in said if "Projection.__call__ (`output` of Attention) gives 2 times" in a]
     assert [a for a in said if "`join` in Eagle3._layers reads argument 0 in reverse order" in a]
-    assert [a for a in said if "`token_norm` and `feature_norm` are exchanged" in a]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
 

@@ -1,0 +1,282 @@
+"""Guesses of what was done otherwise in wrong drafts, tried by making these again: everywhere, and
+in the scopes that wrong drafts show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count, groupby
+from typing import Any
+
+import torch
+
+from engine.audit.draft_models import Candidates, DraftModel, Entries, StepwiseModel
+from engine.audit.recorded_drafts import (
+    CLEAN,
+    Deviation,
+    Distance,
+    DraftedText,
+    RecordedDraft,
+    Redrafts,
+)
+from engine.observe.drafter_diff.candidate_mistakes import Change
+from engine.observe.drafter_diff.operations import Changes, in_place
+
+_Drafts = Sequence[RecordedDraft]
+Rows = Mapping[int, Sequence[Candidates]]
+"""Candidates of drafts, by round."""
+GOES_ON = Deviation("", "", best=True)
+"""A step goes on from the best token of the one before, whatever was drafted."""
+ROUNDED = 0.05
+"""Share of the best tokens that rounding of another engine may move."""
+EXPLAINS, _EXPLAINS_SCOPED = 0.34, 0.1
+"""Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
+to give most drafts; of one that is made in a scope, less."""
+_SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
+"""Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
+mistake leaves that is so near that no part is tried."""
+_MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 1800, 4, 8
+"""Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
+and those of which the most wrong one is tried first."""
+_NOTHING = 1e-9
+
+
+Scope = tuple[str, Collection[int] | None, Collection[int] | None]
+"""Where a mistake is made: in words after a sentence; at which positions of newest tokens, and in
+which drafted tokens from 0, None = all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
+    candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
+    changes: what is in place of attributes of the model or its parts; during: the method of the
+    model that they are in force in, empty = always. steps: the drafted tokens that it is seen in,
+    None = all; where in the text it is, the deviation says."""
+
+    stage: str
+    about: str
+    deviation: Deviation
+    text: DraftedText
+    model: DraftModel
+    change: Change | None = None
+    left: Mapping[int, Entries] = field(default_factory=dict)
+    changes: Changes = ()
+    during: str = ""
+    steps: Collection[int] | None = None
+
+    def within(self, scope: Scope, right: DraftedText) -> Guess | None:
+        """The same in a scope alone, None where it cannot be so. right: the text with its own rows,
+        which it has elsewhere."""
+        words, places, steps = scope
+        text, model = self.text, self.model
+        by_step = isinstance(model, StepwiseModel) and model.reads_rows and self.during == "draft"
+        if steps is not None and self.change is None and not (by_step and self.changes):
+            return None
+        if self.left or self.deviation.unseen:
+            return None
+        if places is not None and text.table is not None and text.table is not right.table:
+            assert right.table is not None
+            first = model.newest_row(0)
+            inside = [at - first in places for at in range(len(right.table))]
+            table = torch.where(torch.tensor(inside)[:, None], text.table, right.table)
+            text = replace(text, table=table)
+        about, deviation = f"{self.about[:-1]}{words}.", replace(self.deviation, places=places)
+        return replace(self, about=about, text=text, deviation=deviation, steps=steps)
+
+    @property
+    def is_scoped(self) -> bool:
+        """Whether it is made in some places alone."""
+        return self.steps is not None or self.deviation.places is not None
+
+    def drafts_alone(self, right: DraftedText) -> bool:
+        """Whether all that is in memory is right, and drafts are made otherwise from it."""
+        is_right = self.text is right and replace(self.deviation, places=None) in (CLEAN, GOES_ON)
+        return is_right and not self.left and (self.during == "draft" or not self.changes)
+
+    def acts(self, pos0: int, step: int = 0) -> bool:
+        """Whether it is made in a draft after pos0 tokens, at one of its steps."""
+        return self.deviation.acts(pos0) and (self.steps is None or step in self.steps)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """While it is replayed."""
+        model, changes = self.model, self.changes
+        if changes and (self.during or self.is_scoped):
+            changes = tuple(
+                (model, name, partial(own, getattr(model, name)))
+                for name, own in (("write", self._write), ("draft", self._draft))
+                if self.during in ("", name)
+            )
+        with in_place(changes):
+            yield
+
+    def _write(self, own: Callable[[Entries], None], entries: Entries) -> None:
+        """DraftModel.write, with the changes where the mistake is."""
+        start, before = 0, self.model.newest_row(0)
+        acting = [self.deviation.acts(at - before) for at in entries.positions]
+        for acts, some in groupby(acting):
+            stop = start + len([*some])
+            with in_place(self.changes if acts else ()):
+                own(entries.part(start, stop))
+            start = stop
+
+    def _draft(self, own: Callable[..., Any], newest: Entries, *more: Any, **options: Any) -> Any:
+        """DraftModel.draft, likewise."""
+        changes, model = self.changes, self.model
+        if not self.deviation.acts(newest.positions[0] + model.ahead):
+            changes = ()
+        if self.steps is not None and changes:
+            n, step = count(), getattr(model, "_step")  # noqa: B009
+
+            def stepping(*args: Any) -> Any:
+                with in_place(self.changes if next(n) in (self.steps or ()) else ()):
+                    return step(*args)
+
+            changes = ((model, "_step", stepping),)
+        with in_place(changes):
+            return own(newest, *more, **options)
+
+
+class Trials:
+    """Trials of guesses on the drafts of a text.
+
+    rows: candidates of right drafts, and the same where each step goes on from the best token of
+    the one before. apart: the distance of drafts with a guess's choice of candidates.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        text: DraftedText,
+        rows: tuple[Rows, Rows],
+        apart: Callable[[Guess | None], Distance],
+    ) -> None:
+        self._model, self._text, self._rows, self._apart = model, text, rows, apart
+
+    def rows(self, guess: Guess) -> Rows:
+        """What a guess of the choice among candidates chooses from."""
+        return self._rows[guess.deviation.best]
+
+    def clean(self, drafts: _Drafts) -> float:
+        """The distance of right drafts."""
+        apart, rows = self._apart(None), self._rows[0]
+        return sum(apart(draft, rows[draft.round]) for draft in drafts)
+
+    def left(
+        self, guess: Guess, drafts: _Drafts, most: float = math.inf, n_kept: int = 0
+    ) -> dict[int, float]:
+        """What a guess leaves between, by round, until it is more than `most`. n_kept: see
+        Redrafts.of."""
+        apart = self._apart(guess)
+        if guess.change is None or guess.changes:
+            how = guess.model, guess.text, guess.deviation
+            with guess.applied():
+                return Redrafts(*how, distance=apart, left=guess.left).of(drafts, most, n_kept)
+        found, rows = dict[int, float](), self.rows(guess)
+        for draft in drafts:
+            found[draft.round] = apart(draft, rows[draft.round])
+            if sum(found.values()) > most:
+                break
+        return found
+
+    def best(
+        self,
+        guesses: Iterable[tuple[Guess, float, bool]],
+        window: _Drafts,
+        more: _Drafts,
+        wrong: _Drafts,
+        scopes: Sequence[Scope],
+    ) -> tuple[Guess | None, dict[int, float]]:
+        """The guess that gives most of a window of drafts, and what it leaves.
+
+        guesses: with what each may leave, and whether it is of one of many parts. more: the window
+        and drafts after it. scopes: where wrong drafts show that it may be. Each guess is tried
+        everywhere, and then in each scope on the first wrong draft alone, after right ones; those
+        that give it are tried on more, until _MOST_SCOPED are made again.
+        """
+        best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
+        at, most, n_made = drafts.index(wrong[0]), clean, 0
+        near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
+        shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
+        # what drafts otherwise from right memory is seen best in the draft that is most wrong
+        leads = (
+            drafts[max(0, at - 1) : at + 1],
+            [max(wrong[:_MOST_PROBED], key=lambda one: self.clean([one]))],
+        )
+        n_kept, groups = self._keep(leads[0][0]), [_alike(scopes, lead) for lead in leads]
+
+        def gives(guess: Guess, some: _Drafts, n_kept: int = 0) -> bool:
+            """Whether it gives most of some drafts."""
+            nonlocal n_made
+            limit = _NEAR_FIRST * self.clean(some)
+            found = self.left(guess, some, limit, n_kept)
+            n_made += len(found) if guess.is_scoped and guess.change is None else 0
+            return sum(found.values()) <= limit
+
+        def is_exact(guess: Guess, limit: float) -> bool:
+            """Whether nothing is left. It is the best one now if it leaves less than others."""
+            nonlocal best, left, most
+            limit = min(most, limit)
+            found = self.left(guess, window, limit)
+            total = sum(found.values())
+            if total <= _NOTHING and len(more) > len(window) == len(found):
+                # several may give these few
+                total = min(sum(self.left(guess, more).values()), limit * EXPLAINS)
+            if len(found) == len(window) < 2 * n_right(found) and total < limit:
+                best, left, most = guess, found, total * EXPLAINS
+            return best is guess and total <= _NOTHING
+
+        for guess, share, is_part in guesses:
+            if is_part and most < _NEAR * clean:
+                continue
+            alone = guess.drafts_alone(self._text) and guess.model is self._model
+            is_likely = not is_part or all(
+                gives(guess, wrong[:n], n_kept * alone) for n in _SHOWN_FIRST
+            )
+            if is_likely and is_exact(guess, share * clean):
+                return best, left
+            for alike in groups[alone] if guess.model is self._model else ():
+                one = guess.within(alike[0], self._text)
+                kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
+                some = leads[alone][-1:] if guess.deviation is CLEAN else leads[alone]
+                if one is None or n_made > _MOST_SCOPED or not gives(one, some, kept):
+                    continue
+                tried = set[str]()
+                for scope in alike:
+                    one, places = guess.within(scope, self._text), scope[1]
+                    inside = [places is None or draft.pos0 in places for draft in window]
+                    key = repr(inside) if alone else scope[0]
+                    if one is None or key in tried or n_made > _MOST_SCOPED:
+                        continue
+                    tried.add(key)
+                    if gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
+                        return best, left
+        return best, left
+
+    def _keep(self, draft: RecordedDraft) -> int:
+        """Have the model keep what is to be in memory with a draft; positions below which it is."""
+        model, n = self._model, max(0, draft.pos0 - self._model.ahead)
+        model.clear()
+        model.write(self._text.entries(model, range(n), CLEAN, draft.pos0))
+        model.keep()
+        return n
+
+
+def _alike(scopes: Sequence[Scope], lead: _Drafts) -> list[list[Scope]]:
+    """Scopes that are one from the first of these drafts to the last."""
+    found: dict[str, list[Scope]] = {}
+    start, stop = lead[0].pos0 + len(lead) - 1, lead[-1].pos0 + 1
+    for scope in scopes:
+        _, places, steps = scope
+        inside = [at for at in range(start, stop) if places is None or at in places]
+        found.setdefault(repr((inside, steps)), []).append(scope)
+    return [*found.values()]
+
+
+def n_right(left: Mapping[int, float]) -> int:
+    """Drafts of which nothing is left."""
+    return sum(distance <= ROUNDED for distance in left.values())
