@@ -206,7 +206,8 @@ class TimeRatio:
         """The lowest and the highest, in words."""
         of = "the rounds"
         if self.n_left_out:
-            of = f"{self.n_rounds:,} rounds, {self.n_left_out:,} unusually slow ones left out"
+            slow = f"{self.n_left_out:,} unusually slow one{'s' * (self.n_left_out > 1)}"
+            of = f"{self.n_rounds:,} rounds, {slow} left out"
         return f"{self.low:.2f} to {self.high:.2f} over {N_PARTS} parts of {of}"
 
 

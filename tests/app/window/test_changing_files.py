@@ -78,4 +78,5 @@ def test_copied_weights_go_on_and_the_file_that_changed_is_named(
     (facts,) = store.runs.values()
     assert "error" not in facts and facts["mmap"] is False
     assert [one.rule for one in recorded(store)].count("model-file-differs") == 1
-    assert facts["file_changes"][0]["round"] == 3
+    # files are looked at every so often, not in each round
+    assert facts["file_changes"][0]["round"] in range(3, 24)

@@ -107,7 +107,7 @@ def test_a_turn_of_another_program_is_no_cost_of_a_lane(store: TraceStore) -> No
     found = {cost.name: cost for cost in costs(store)}
     ratio = time_ratio(found["ring"], found["planes"])
     assert ratio is not None and 0.9 < ratio.low < ratio.high < 1.1
-    assert ratio.spread.endswith(f" parts of {N - 1} rounds, 1 that were held up left out")
+    assert ratio.spread.endswith(f" parts of {N - 1} rounds, 1 unusually slow one left out")
 
 
 def test_a_lane_that_does_the_work_of_several_has_no_time(store: TraceStore) -> None:
