@@ -68,6 +68,9 @@ def test_contents_and_addresses_stay() -> None:
     assert torch.equal(x, torch.arange(16 << 20, dtype=torch.int32))
     if not joins_pages():
         pytest.skip("this system does not join pages when asked, as Linux before 6.1")
+    for _ in range(3):  # it has none to give for a while where others take all
+        if huge_kib(address) < 60 << 10:
+            use_huge_pages()
     assert huge_kib(address) >= 60 << 10
 
 
