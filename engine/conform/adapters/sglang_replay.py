@@ -23,12 +23,14 @@ class Replay:
         self.shape, self.memory, self.package = shape, memory, package
         s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
         self.checkpoint = memory.empty(slots, s.n_heads, s.d_v, s.d_k)
-        self.d = memory.zeros(slots, s.n_heads, n, s.d_v)
-        self.k = memory.zeros(slots, s.n_groups, n, s.d_k)
-        self.g = memory.zeros(slots, s.n_heads, n)
-        self.raw_v = memory.zeros(slots, s.n_heads, n, s.d_v)
-        self.raw_k = memory.zeros(slots, s.n_groups, n, s.d_k)
-        self.beta = memory.zeros(slots, s.n_heads, n)
+        # the fold of CompactReplay reads rows that were never written
+        new = memory.empty if self.raw else memory.zeros
+        self.d = new(slots, s.n_heads, n, s.d_v)
+        self.k = new(slots, s.n_groups, n, s.d_k)
+        self.g = new(slots, s.n_heads, n)
+        self.raw_v = new(slots, s.n_heads, n, s.d_v)
+        self.raw_k = new(slots, s.n_groups, n, s.d_k)
+        self.beta = new(slots, s.n_heads, n)
         self.write, self.base = (memory.zeros(slots, dtype=torch.int32) for _ in range(2))
         self.flush = memory.zeros(slots, dtype=torch.int8)
 
