@@ -21,7 +21,7 @@ _HEADS = {
     "predicted_per_second_low": "slowest",
     "predicted_per_second_high": "fastest",
     "draft_acceptance_rate": "acceptance",
-    "mean_acceptance_length": "tok/step",
+    "mean_acceptance_length": "tok/round",
     "prompt_per_second": "prompt tok/s",
     "memory_bytes": "memory",
     "snapshot_bytes": "snapshot",

@@ -73,7 +73,7 @@ def compare_runs(first: RunRef, second: RunRef) -> list[FigurePair]:
 _COMPARED = (
     ("tokens/s", "", "Generated tokens per second, without the prompt"),
     ("acceptance", "", "Accepted of all drafted tokens"),
-    ("tokens/step", "", "Mean acceptance length: 1 + accepted / steps"),
+    ("tokens/round", "", "Mean acceptance length: 1 + accepted / rounds"),
     ("tokens", "count", "Generated, all sequences together"),
     ("rounds", "count", "Scheduler rounds, those of the prompt too"),
     ("rollbacks", "count", "Rounds of a sequence that undid tokens in memory, restores too"),
@@ -91,7 +91,7 @@ def _figures(run: RunRef) -> dict[str, Any]:
     return {
         "tokens/s": None if is_lane else known["predicted_per_second"] or None,
         "acceptance": known["draft_acceptance_rate"],
-        "tokens/step": known["mean_acceptance_length"],
+        "tokens/round": known["mean_acceptance_length"],
         "tokens": known["predicted_n"],
         "rounds": int(rounds[-1]) + 1 if len(rounds) else None,
         "rollbacks": undone,

@@ -17,7 +17,7 @@ from engine.size_text import size_text
 _CHIPS = {
     "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),
     "tokens_per_step": (
-        "tokens/step",
+        "tokens/round",
         "8.88",
         "Mean acceptance length: tokens from one verification, the target's own included",
     ),

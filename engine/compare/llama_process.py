@@ -8,6 +8,7 @@ the same commands (llama_wire).
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 import threading
@@ -45,6 +46,8 @@ _SILENT_S = 600.0
 _LONGEST = 300
 _TAIL = 4096
 """Bytes of the child's error output that are looked at when it has ended."""
+_ERROR_LINE = re.compile(r"[\d.]+ E (.+)")
+"""A line of llama-server's log that is marked as an error, without time and mark."""
 
 
 class GraphNode(NamedTuple):
@@ -424,14 +427,16 @@ def graph_nodes(table: bytes, values: bytes) -> list[GraphNode]:
 
 
 def last_words(stderr: IO[bytes]) -> str:
-    """The last line of an error output, without a full stop; a failed assertion if there is
-    one."""
+    """The last line of an error output, without a full stop; if there is one, a failed assertion,
+    or the first line that llama-server calls an error, which the others follow from."""
     stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _TAIL))
     lines = stderr.read().decode("utf-8", "replace").splitlines()
     said = [line.strip().rstrip(".") for line in lines if line.strip()]
     loud = [line for line in said if "ASSERT" in line or "what()" in line or "fatal" in line]
-    words = (loud or said or [""])[-1].rpartition("/")[2]  # without the folders of a source file
-    return words[:_LONGEST]
+    if loud:
+        return loud[-1].rpartition("/")[2][:_LONGEST]  # without the folders of a source file
+    errors = [found[1] for line in said if (found := _ERROR_LINE.match(line))]
+    return (errors[:1] or said[-1:] or [""])[0][:_LONGEST]
 
 
 def _integers(values: Sequence[Any], n: int) -> list[int]:

@@ -70,7 +70,7 @@ def run_end(run: RunRef) -> RunEnd | None:
         None if numbers.acceptance is None else f"acceptance {significant(numbers.acceptance)}",
         None
         if numbers.tokens_per_step is None or is_plain
-        else f"{significant(numbers.tokens_per_step)} tokens/step",
+        else f"{significant(numbers.tokens_per_step)} tokens/round",
         None if speed is None else f"{significant(speed)} tok/s",
     )
     return RunEnd(

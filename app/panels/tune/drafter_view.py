@@ -34,7 +34,7 @@ from engine.trace.timings import StepSums
 
 _TREE_HEADS = {
     "tree": "Leaves of the tree: the drafted chain and single candidates next to it",
-    "tok/step": "Tokens per step, 1 + accepted",
+    "tok/round": "Tokens per round, 1 + accepted",
     "pass": "Time of its verify pass over that of the chain, by what passes of this run took; "
     "–: none was as wide",
     "speed": "Tokens per second against the chain, where a pass as wide was timed",
@@ -74,7 +74,7 @@ class DrafterQuality(QWidget):
         self.reliability_part.say(_trust(quality))
         self.survival.set_survival(survival)
         drafts = f"{quality.n_steps:,} draft{'' if quality.n_steps == 1 else 's'}"
-        self.survival_part.say(f"{significant(quality.tokens_per_step)} tokens/step · {drafts}")
+        self.survival_part.say(f"{significant(quality.tokens_per_step)} tokens/round · {drafts}")
         self.ranks.set_counts(quality.by_rank)
         n = quality.n_rejections
         self.rank_part.say(f"{n:,} rejection{'' if n == 1 else 's'}" if n else "none recorded")

@@ -56,7 +56,7 @@ FIGURES: dict[str, str] = {
     "draft_n": "drafted tokens",
     "draft_n_accepted": "drafted tokens that were accepted",
     "draft_acceptance_rate": "accepted / drafted",
-    "mean_acceptance_length": "tokens per step, the target's own included",
+    "mean_acceptance_length": "tokens per round, the target's own included",
     "num_spec_steps": "rounds that verified a draft",
     "draft_ms": "drafting, milliseconds",
     "verify_ms": "forward passes of the target after the prompts, milliseconds",

@@ -162,8 +162,15 @@ class ServerTuned:
 
 
 def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: None) -> ServerTuned:
-    """Do all of it. Raises OptionError for a command that cannot be started, PeerLibraryError where
-    a server ends, ServerError where one does not answer."""
+    """Do all of it. Raises OptionError for a command that cannot be started and for fewer rates
+    than the longest draft has tokens, PeerLibraryError where a server ends, ServerError where one
+    does not answer."""
+    longest = max(plan.lengths, default=0)
+    if plan.rates and len(plan.rates) < longest:
+        raise OptionError(
+            f"--spec-synth-rates has {len(plan.rates)} values for drafts of {longest} tokens.",
+            "Give one for each token, or shorter --lengths.",
+        )
     return _Tuner(plan, report).tune()
 
 

@@ -214,19 +214,27 @@ def test_a_library_that_is_missing_next_to_it_is_named(tmp_path: Path) -> None:
         LlamaProcess(DEMO_TARGET, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("last", "named"),
+    [
+        ("src/a/b.cpp:7: GGML_ASSERT(x) failed", r"b\.cpp:7: GGML_ASSERT\(x\) failed\. "),
+        (
+            "0.01.916 E srv load_model: no values in a/b\n0.01.917 E srv exiting\n0.02 I bye",
+            "srv load_model: no values in a/b\\. ",
+        ),
+    ],
+)
 def test_a_process_that_ends_by_itself_leaves_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    last: str, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    says = "import sys; print('src/a/b.cpp:7: GGML_ASSERT(x) failed', file=sys.stderr); sys.exit(3)"
+    says = f"import sys; print({last!r}, file=sys.stderr); sys.exit(3)"
     touched(tmp_path / "libllama.so")
     popen = subprocess.Popen
     monkeypatch.setattr(
         "engine.compare.llama_process.subprocess.Popen",
         lambda words, **settings: popen([words[0], "-c", says], **settings),
     )
-    with pytest.raises(
-        PeerLibraryError, match=r"in open_model: b\.cpp:7: GGML_ASSERT\(x\) failed\. "
-    ):
+    with pytest.raises(PeerLibraryError, match=f"in open_model: {named}"):
         LlamaProcess(DEMO_TARGET, tmp_path)
 
 

@@ -150,6 +150,8 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
         tune_server(ServerPlan(["a"], "nowhere -m x", drafters=("draft-mtp",)))
     with pytest.raises(OptionError, match="quotation"):
         tune_server(ServerPlan(["a"], "python 'x", drafters=("draft-mtp",)))
+    with pytest.raises(OptionError, match="2 values for drafts of 3 tokens"):
+        tune_server(plan(lengths=(1, 3), rates=(0.8, 0.6)))
     with pytest.raises(PeerLibraryError, match="unrecognized arguments"):
         tune_server(plan("--unknown"))
     with pytest.raises(ServerError, match="did not answer"):
