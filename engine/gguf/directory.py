@@ -107,7 +107,7 @@ def read_directory(
 def _read_version(cursor: Cursor) -> int:
     magic = cursor.magic
     if magic != b"GGUF":
-        raise cursor.error(f"not a GGUF file, it begins with {magic!r}", NOT_GGUF)
+        raise cursor.error(f"not a GGUF file, it begins with {repr(magic)[1:]}", NOT_GGUF)
     cursor.pos = 4
     version = cursor.u32()
     cursor.pos -= 4

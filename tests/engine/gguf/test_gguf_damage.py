@@ -69,7 +69,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (b"", "byte 0", "the file is empty"),
         (b"G", "byte 0", "not a GGUF file"),
-        (b"Hello, I am a text file.\n", "byte 0", "not a GGUF file, it begins with b'Hell'"),
+        (b"Hello, I am a text file.\n", "byte 0", "not a GGUF file, it begins with 'Hell'"),
         (b"GGUF", "byte 4", "4 bytes are needed at byte 4, but 0 are left"),
         (b"GGUF\0\0\0\3" + bytes(40), "byte 4", "big-endian"),
         (build(version=1), "byte 4", "version 1"),
