@@ -11,7 +11,7 @@ from engine.model.parts import FeedForwardPart
 from engine.model.parts.feed_forward import Gating, LatentPart, MixturePart, Relu2Part, SwigluPart
 from engine.model.weights import Weights
 from kernels import pointwise
-from kernels.linear import PackedWeight, PreparedRows, Rows, operation_rows
+from kernels.linear import PackedWeight, PreparedRows, Residual, Rows, operation_rows
 from kernels.moe import (
     RELU2,
     SWIGLU,
@@ -61,7 +61,7 @@ class MixtureOfExperts:
         *,
         invariant: bool,
         tokens: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
     ) -> torch.Tensor:
         shape, flat = x.shape, x
         if isinstance(x, PreparedRows):
@@ -74,7 +74,7 @@ class MixtureOfExperts:
         weights, ids = self._route(logits, tokens)
         shared = None if self._shared is None else self._shared(flat, invariant=invariant)
         gate = shared_gate[0] if shared_gate else None
-        added: Added = shared, gate, None if residual is None else residual.flatten(0, 1)
+        added: Added = shared, gate, residual
         if self._latent is None:
             y = experts(flat, weights, ids, self._experts, invariant=invariant, added=added)
         else:
@@ -155,7 +155,7 @@ class Relu2:
         *,
         invariant: bool,
         tokens: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
     ) -> torch.Tensor:
         opened = operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
         return self._down(opened, invariant=invariant, residual=residual)
@@ -177,7 +177,7 @@ class Swiglu:
         *,
         invariant: bool,
         tokens: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
     ) -> torch.Tensor:
         opened = self._gate_up.gated(x, *self._open, self._down, invariant=invariant)
         return self._down(opened, invariant=invariant, residual=residual)

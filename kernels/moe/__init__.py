@@ -15,6 +15,7 @@ from kernels.linear import (
     MODES,
     PackedWeight,
     PreparedRows,
+    Residual,
     Rows,
     finish_rows,
     linear,
@@ -63,9 +64,9 @@ __all__ = [
     "swiglu_within",
 ]
 
-Added = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Added = tuple[torch.Tensor | None, torch.Tensor | None, Residual | None]
 """What a layer adds to the sums over experts: the shared expert's result f32 [n, d], its gate f32
-[n, 1], and a residual f32 [n, d]."""
+[n, 1], and a residual of n rows."""
 NOTHING: Added = (None, None, None)
 
 
@@ -194,7 +195,7 @@ def add_to_experts(y: torch.Tensor, added: Added, *, invariant: bool = False) ->
     if shared is not None and gate is not None:
         shared = output_gate(shared, gate, invariant=invariant)
     y = y if shared is None else add(y, shared)
-    return y if residual is None else add(residual, y)
+    return y if residual is None else add(residual.x.view(y.shape), y)
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,7 +358,9 @@ def combine(lines: torch.Tensor, weights: torch.Tensor, added: Added) -> torch.T
 
 def places_of(added: Added) -> tuple[torch.Tensor | int | None, ...]:
     """What is added, each with the distance of its rows, for `added_to`."""
-    rows = [None if x is None else as_rows(x) for x in added]
+    shared, gate, residual = added
+    given = shared, gate, residual and residual.x
+    rows = [None if x is None else as_rows(x) for x in given]
     return tuple(each for x in rows for each in (x, 0 if x is None else x.stride(0)))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels import moe
+from kernels.linear.block_parts import Residual
 from kernels.linear.dequant import dequantise
 from kernels.linear.integer_blocks import integer_linear_naive
 from kernels.linear.packed import BlockData
@@ -305,14 +306,16 @@ def test_experts_in_blocks(device, types, sizes, n_rows, activation):
     added = torch.randn(n_rows, d), torch.randn(n_rows, 1), torch.randn(n_rows, d)
     given = [x, weights, ids, *added]
     x_there, weights_there, ids_there, *added_there = (each.to(device) for each in given)
-    y = moe.experts(x_there, weights_there, ids_there, packed, added=tuple(added_there))
+    shared, gate, before = added_there
+    given = shared, gate, Residual(before)
+    y = moe.experts(x_there, weights_there, ids_there, packed, added=given)
     law = torch.zeros(n_rows, d)
     for i, chosen in enumerate(ids.tolist()):
         for weight, e in zip(weights[i], chosen, strict=True):
             *inner, last = ((part.bytes[e].cpu(), part.type) for part in parts)
             opened = torch.cat([integer_linear_naive(x[i : i + 1], *part) for part in inner], 1)
             law[i] += weight * integer_linear_naive(activation.reference(opened), *last)[0]
-    assert nmse(y.cpu(), add_to_experts(law, added)) < 1e-13
+    assert nmse(y.cpu(), add_to_experts(law, (*added[:2], Residual(added[2])))) < 1e-13
 
 
 @pytest.mark.parametrize("type_name", ["Q4_K"])
