@@ -60,6 +60,7 @@ __all__ = [
     "route",
     "route_biased",
     "route_given",
+    "route_product",
     "situ_activation",
     "swiglu_within",
 ]
@@ -107,6 +108,24 @@ def route_biased(
     order = torch.sort(sums, dim=-1, descending=True, stable=True).indices
     ids = order[:, : choice.n_used]
     return _weights(p, ids, choice), ids
+
+
+def route_product(
+    x: torch.Tensor,
+    packed: PackedWeight,
+    n_experts: int,
+    bias: torch.Tensor | None,
+    choice: Choice,
+    *,
+    invariant: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """In one launch, on a GPU and for few rows alone: linear(x, packed), and route_biased of the
+    first n_experts of each row of it. x: f32 [n, in]."""
+    if not runs_triton(x):
+        return None
+    from kernels.moe.with_triton import route_product as run
+
+    return run(x, packed, n_experts, bias, choice, invariant=invariant)
 
 
 @operation(llvm=_LLVM)

@@ -32,13 +32,13 @@ LAUNCHES = {
     "lfm2": {"ShortConv Swiglu": 6, "Attention Swiglu": 7},
     "kimi-linear": {
         "Kda Swiglu": 11,
-        "Kda MixtureOfExperts": 16,
-        "LatentAttention MixtureOfExperts": 17,
+        "Kda MixtureOfExperts": 14,
+        "LatentAttention MixtureOfExperts": 16,
     },
     "lfm2moe": {
         "ShortConv Swiglu": 6,
-        "ShortConv MixtureOfExperts": 9,
-        "Attention MixtureOfExperts": 10,
+        "ShortConv MixtureOfExperts": 7,
+        "Attention MixtureOfExperts": 8,
     },
     "granitehybrid": {"Mamba2Mixer Swiglu": 7, "Attention Swiglu": 7},
     "nemotron_h": {"Mamba2Mixer None": 5, "None Relu2": 3, "Attention None": 5},

@@ -282,7 +282,8 @@ def test_experts_in_blocks(compiled, types, monkeypatch):
     packed = pack_expert_blocks(parts(*types), "q8")
     for n in (1, 64):
         x, weights = torch.ones(n, 2048), torch.ones(n, 4)
-        experts(x, weights, weights.long(), packed, added=(x, weights[:, :1], Residual(x)))
+        residual = Residual(x, (x[0], 1e-6, packed.reads))
+        experts(x, weights, weights.long(), packed, added=(x, weights[:, :1], residual))
     names = [kernel.name for kernel in compiled if kernel.name != "_quantise"]
     assert names == ["_open", "_close_row", "_open", "_close", "_combine"]
     assert all(kernel.n_registers <= 128 for kernel in compiled)
@@ -290,6 +291,16 @@ def test_experts_in_blocks(compiled, types, monkeypatch):
     for n in (1, 512):
         x, weights = torch.ones(n, 2048), torch.ones(n, 4)
         experts(x, weights, weights.long(), exact)
+
+
+@in_turn("sizes", [(256, 4), (64, 1)])
+def test_a_router_that_chooses(compiled, sizes):
+    n_experts, n_rows = sizes
+    packed = PackedWeight("f32", (n_experts + 1, 2048), 0, torch.ones(n_experts + 1, 2048))
+    choice, bias = Choice(8, n_groups=4, n_groups_used=2), torch.ones(n_experts)
+    moe.route_product(torch.ones(n_rows, 2048), packed, n_experts, bias, choice, invariant=False)
+    (kernel,) = compiled
+    assert kernel.name == "_product" and kernel.n_registers <= 128
 
 
 @in_turn("n_vocab", [512, 248_320])

@@ -30,7 +30,7 @@ of them are a launch of its own, where each is a program, with the same bits."""
 
 _ROUND = tl.constexpr(1.5 * 2**23)
 """A number this large has no digits after the point: adding it rounds, ties to even."""
-_SUMMED, _HALVINGS = tl.constexpr(512), tl.constexpr(9)
+_SUMMED = tl.constexpr(512)
 """Sums of squares of a row side by side, which with one warp take no more registers than leave room
 for as many programs as a product has."""
 _MAGNITUDE = tl.constexpr(2**31 - 1)
@@ -93,6 +93,17 @@ def _store_kind(
 
 
 @jit
+def sum_in_pairs(values):
+    """The sum of up to 4096 numbers, neighbours first: a sum by Triton has an order that follows
+    the warps and the layout."""
+    for _ in tl.static_range(12):
+        if values.shape[0] > 1:
+            first, second = tl.split(tl.reshape(values, (values.shape[0] // 2, 2)))
+            values = first + second
+    return tl.sum(values, 0)
+
+
+@jit
 def norm_row(x, x_row, weight, y, kept, row, d, eps, KEPT: tl.constexpr, N: tl.constexpr):
     """The RMS norm of a row of d numbers of x, as numbers in y and, N at a time, as integers of
     each kind asked for. Squares are added up in one order, whatever N is and how many warps.
@@ -105,11 +116,7 @@ def norm_row(x, x_row, weight, y, kept, row, d, eps, KEPT: tl.constexpr, N: tl.c
         at = first + tl.arange(0, _SUMMED)
         values = tl.load(x + at, at < d, 0.0, cache_modifier=".cg")
         squares += values * values
-    # neighbours first: a sum by Triton would follow the layout
-    for _ in tl.static_range(_HALVINGS):
-        first, second = tl.split(tl.reshape(squares, (squares.shape[0] // 2, 2)))
-        squares = first + second
-    scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / d + eps)
+    scale = 1.0 / tl.sqrt(sum_in_pairs(squares) / d + eps)
     for first in range(0, d, N):
         at = first + tl.arange(0, N)
         values = tl.load(x + at, at < d, 0.0, cache_modifier=".cg") * scale
@@ -133,15 +140,21 @@ def is_last(counter, n_programs):
 
 
 @jit
-def norm_when_done(
-    y, then, counter, n_programs, first_row, last_row, d, KEPT: tl.constexpr
+def finish_when_done(
+    y, then, counter, n_programs, first_row, last_row, y_row,
+    FINISH: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """`norm_row` of rows of y in the last of the programs that store them. then: weight, normed
-    rows, what is kept, eps."""
-    weight, normed, kept, eps = then
+    """What becomes of rows of y in the last of the programs that store them: see `Finish`."""
     if is_last(counter, n_programs):
         for row in range(first_row, last_row):
-            norm_row(y, d, weight, normed, kept, row, d, eps, KEPT, _SUMMED)
+            FINISH(y, then, row, y_row, KEPT)
+
+
+@jit
+def _norm(y, then, row, d, KEPT: tl.constexpr):
+    """then: weight, normed rows, what is kept, eps."""
+    weight, normed, kept, eps = then
+    norm_row(y, d, weight, normed, kept, row, d, eps, KEPT, _SUMMED)
 
 
 @jit
@@ -206,19 +219,23 @@ def empty_integers(
     return made
 
 
-def norm_after(
-    residual: Residual | None, n_rows: int
-) -> tuple[tuple[object, ...] | None, tuple[tuple[int, int], ...]]:
-    """What `norm_when_done` needs to form the norm that a sum goes through, `then` and KEPT, if
-    there is one and not too many rows for one program; they are in the residual afterwards."""
-    if residual is None or residual.norm is None or n_rows > MOST_NORMED:
-        return None, ()
+Finish = tuple[object, tuple[object, ...], tuple[object, ...]]
+"""What the last program does to a row of results: a function of the results, tensors and numbers of
+its own, the row, the length of one, and constants; these tensors and numbers; the constants."""
+NO_FINISH = None, None, ()
+
+
+def norm_after(residual: Residual | None, n_rows: int, most: int = MOST_NORMED) -> Finish | None:
+    """The norm that a sum goes through, if there is one, and not too many rows; the residual has
+    what it makes of them."""
+    if residual is None or residual.norm is None or n_rows > most:
+        return None
     weight, eps, reads = residual.norm
     parts, d = parts_of(reads), weight.shape[0]
     made = empty_integers(n_rows, d, parts, weight.device)
     numbers = torch.empty(residual.x.shape, device=weight.device)
     residual.normed = PreparedRows(numbers, made) if made else numbers
-    return (weight, numbers, tuple(map(tuple, made.values())), eps), kinds_of(parts)
+    return _norm, (weight, numbers, tuple(map(tuple, made.values())), eps), kinds_of(parts)
 
 
 def integer_rows(x: torch.Tensor, parts: Sequence[int]) -> dict[int, IntegerRows]:

@@ -30,13 +30,15 @@ from kernels.linear.integer_blocks.digits_with_triton import (
     scales_of_long,
 )
 from kernels.linear.integer_blocks.rows_with_triton import (
+    NO_FINISH,
     WORDS_OF_GROUP,
+    Finish,
     empty_integers,
+    finish_when_done,
     integer_rows,
     is_last,
     kinds_of,
     norm_after,
-    norm_when_done,
     part_of,
     parts_of,
     store_row,
@@ -183,12 +185,12 @@ def _of_part(
 def _product(
     x, x_row, rows, parts, y, residual, residual_row, then, counters, n_rows, n_in, y_row,
     TYPES: tl.constexpr, LAYOUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    RESIDUAL: tl.constexpr, KEPT: tl.constexpr, BM: tl.constexpr,
+    RESIDUAL: tl.constexpr, FINISH: tl.constexpr, KEPT: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one of the matrices, for BM rows. parts: of each its weights, rows, bytes of
     one, first program and column of results; its type is in TYPES (LAYOUTS: `_layout`), the place
     of its integers among `rows` in ROWS, columns of a program in COLUMNS. The residual is added.
-    then: of the norm that rows go through (`norm_when_done`), or None."""
+    FINISH: what else becomes of rows, or None."""
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     in_rows, m = m < n_rows, m.to(tl.int64)
     for i in tl.static_range(len(TYPES)):
@@ -206,11 +208,11 @@ def _product(
             if RESIDUAL:
                 total = tl.load(residual + m[:, None] * residual_row + n[None], kept, 0.0) + total
             tl.store(y + m[:, None] * y_row + n[None], total, kept)
-    if then is not None:
+    if FINISH is not None:
         first_row = tl.program_id(1).to(tl.int64) * BM
-        norm_when_done(
+        finish_when_done(
             y, then, counters + tl.program_id(1), tl.num_programs(0), first_row,
-            tl.minimum(first_row + BM, n_rows), y_row, KEPT,
+            tl.minimum(first_row + BM, n_rows), y_row, FINISH, KEPT,
         )  # fmt: skip
 
 
@@ -333,9 +335,10 @@ def products(
     *,
     invariant: bool = False,
     residual: Residual | None = None,
+    finish: Finish | None = None,
 ) -> list[torch.Tensor] | None:
     """See kernels.linear.linear_each; None where the matrices or the rows are others than these
-    kernels take."""
+    kernels take. finish: of one matrix and few rows, in place of the residual's norm."""
     split = [_parts(each) for each in packed]
     every = [part for parts in split for part in parts or ()]
     numbers = x.numbers if isinstance(x, PreparedRows) else x
@@ -352,12 +355,12 @@ def products(
         column += part.n_out
     y = numbers.new_empty(*numbers.shape[:-1], column)
     added = launch.rows if residual is None else as_rows(residual.x)
-    then, kinds = norm_after(residual, launch.n_rows)
+    run, then, kept = finish or norm_after(residual, launch.n_rows) or NO_FINISH
     _product[(program, cdiv(launch.n_rows, launch.side))](
         launch.rows, launch.rows.stride(0), launch.integers or (launch.rows,), tuple(places), y,
-        added, added.stride(0), then, then and counters(y.device),
+        added, added.stride(0), then, run and counters(y.device),
         launch.n_rows, launch.n_in, column, **launch.places(every), COLUMNS=tuple(columns),
-        RESIDUAL=residual is not None, KEPT=kinds, BM=launch.side, num_warps=1,
+        RESIDUAL=residual is not None, FINISH=run, KEPT=kept, BM=launch.side, num_warps=1,
     )  # fmt: skip
     return list(y.split_with_sizes([each.shape[0] for each in packed], -1))
 
