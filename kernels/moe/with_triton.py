@@ -243,7 +243,7 @@ def route_biased(
     """See kernels.moe.route_biased. Groups whose sides are no powers of two are left to torch."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    routing = _routing(*logits.shape, bias, choice, logits.device)
+    routing = _routing(logits.shape[0], logits.shape[1], bias, choice, logits.device)
     if routing is None:
         return torch_version(moe.route_biased)(logits, bias, choice)
     _, (_, weights, ids, *_), kept = routing
