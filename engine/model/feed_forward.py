@@ -11,7 +11,7 @@ from engine.model.parts import FeedForwardPart
 from engine.model.parts.feed_forward import Gating, LatentPart, MixturePart, Relu2Part, SwigluPart
 from engine.model.weights import Weights
 from kernels import pointwise
-from kernels.linear import PackedWeight, PreparedRows, Rows, operation_rows
+from kernels.linear import PackedWeight, PreparedRows, Residual, Rows, operation_rows
 from kernels.moe import (
     RELU2,
     SWIGLU,
@@ -24,6 +24,7 @@ from kernels.moe import (
     route,
     route_biased,
     route_given,
+    route_product,
     situ_activation,
     swiglu_within,
 )
@@ -33,18 +34,9 @@ from kernels.rows import take_rows
 
 
 class MixtureOfExperts:
-    """Sum of the routed experts, plus the shared expert, perhaps times sigmoid(its gate).
-
-    Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
-    flips expert choices.
-    """
+    """Sum of the routed experts, plus the shared expert, perhaps times sigmoid(its gate)."""
 
     def __init__(self, part: MixturePart, weights: Weights, eps: float) -> None:
-        rows, self._router_sizes = ["ffn_gate_inp.weight"], [part.n_experts]
-        if part.shared and part.shared_gate:
-            rows.append("ffn_gate_inp_shexp.weight")
-            self._router_sizes.append(1)
-        self._router = weights.stack([weights.numbers(name) for name in rows], compute="f32")
         self._route = _Router(part, weights)
         self._latent = _Latent(part.latent, weights, eps) if part.latent else None
         self._experts = weights.experts(
@@ -61,7 +53,7 @@ class MixtureOfExperts:
         *,
         invariant: bool,
         tokens: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
     ) -> torch.Tensor:
         shape, flat = x.shape, x
         if isinstance(x, PreparedRows):
@@ -69,12 +61,9 @@ class MixtureOfExperts:
             flat = x._replace(numbers=rows)
         else:
             rows = flat = x.flatten(0, 1)
-        routing = self._router(rows, invariant=invariant)
-        logits, *shared_gate = routing.split(self._router_sizes, -1)
-        weights, ids = self._route(logits, tokens)
+        weights, ids, gate = self._route(rows, tokens, invariant=invariant)
         shared = None if self._shared is None else self._shared(flat, invariant=invariant)
-        gate = shared_gate[0] if shared_gate else None
-        added: Added = shared, gate, None if residual is None else residual.flatten(0, 1)
+        added: Added = shared, gate, residual
         if self._latent is None:
             y = experts(flat, weights, ids, self._experts, invariant=invariant, added=added)
         else:
@@ -86,11 +75,21 @@ class MixtureOfExperts:
 
 
 class _Router:
-    """Weights and ids of the experts that rows go to."""
+    """Weights and ids of the experts that rows go to.
+
+    Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
+    flips expert choices.
+    """
 
     def __init__(self, part: MixturePart, weights: Weights) -> None:
-        self._n_used, self._choice, self._bias = part.n_used, None, None
+        rows, self._sizes = ["ffn_gate_inp.weight"], [part.n_experts]
+        if part.shared and part.shared_gate:
+            rows.append("ffn_gate_inp_shexp.weight")
+            self._sizes.append(1)
+        self._matrix = weights.stack([weights.numbers(name) for name in rows], compute="f32")
+        self._choice, self._bias = Choice(part.n_used, "softmax"), None
         self._by_token: torch.Tensor | None = None
+        self._is_plain = part.router is None
         if part.router is not None:
             router = part.router
             self._choice = Choice(
@@ -106,16 +105,29 @@ class _Router:
                 self._by_token = weights.keep_ids("ffn_gate_tid2eid.weight", part.n_experts)
 
     def __call__(
-        self, logits: torch.Tensor, tokens: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits f32 [n, E], of tokens int64 [B, T], n together; see kernels.moe.route."""
-        if self._choice is None:
-            return route(logits, self._n_used)
-        if self._by_token is not None:
+        self, x: torch.Tensor, tokens: torch.Tensor | None, *, invariant: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """x f32 [n, n_embd], of tokens int64 [B, T], n together; see kernels.moe.route. The third
+        is the gate of the shared expert, f32 [n, 1], if it has one."""
+        found = None
+        if self._by_token is None:
+            matrix, n_experts = self._matrix.packed, self._sizes[0]
+            found = route_product(
+                x, matrix, n_experts, self._bias, self._choice, invariant=invariant
+            )
+        routing = self._matrix(x, invariant=invariant) if found is None else found[0]
+        logits, *gate = routing.split(self._sizes, -1)
+        if found is not None:
+            _, weights, ids = found
+        elif self._is_plain:
+            weights, ids = route(logits, self._choice.n_used)
+        elif self._by_token is not None:
             assert tokens is not None  # a trunk with such layers gives them
             ids = take_rows(self._by_token, tokens.flatten())
-            return route_given(logits, ids, self._choice), ids
-        return route_biased(logits, self._bias, self._choice)
+            weights = route_given(logits, ids, self._choice)
+        else:
+            weights, ids = route_biased(logits, self._bias, self._choice)
+        return weights, ids, gate[0] if gate else None
 
 
 class _Latent:
@@ -155,7 +167,7 @@ class Relu2:
         *,
         invariant: bool,
         tokens: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
     ) -> torch.Tensor:
         opened = operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
         return self._down(opened, invariant=invariant, residual=residual)
@@ -177,7 +189,7 @@ class Swiglu:
         *,
         invariant: bool,
         tokens: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
+        residual: Residual | None = None,
     ) -> torch.Tensor:
         opened = self._gate_up.gated(x, *self._open, self._down, invariant=invariant)
         return self._down(opened, invariant=invariant, residual=residual)

@@ -22,6 +22,7 @@ from engine.model.mixers import make_mixer
 from engine.model.parts import BlockParts
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
+from kernels.linear import Norm, Residual, Rows
 from kernels.norm import layer_norm, rms_norm, rms_norm_rows
 from kernels.pointwise import add, multiply
 from kernels.rope import rope_table
@@ -43,7 +44,8 @@ class StepOutput(NamedTuple):
 class ResidualBlock:
     """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x), what is added times `scale`.
 
-    Either of them may be missing. added_norms: of what the two add, where it is normed.
+    One of them may be missing. added_norms: of what the two add, where it is normed. norm: the
+    first of the block.
     """
 
     def __init__(
@@ -58,9 +60,13 @@ class ResidualBlock:
     ) -> None:
         self._mixer = mixer
         self._ffn = ffn
-        self._mixer_norm = mixer_norm
-        self._ffn_norm = ffn_norm
         self._eps = eps
+        self.norm: Norm
+        self._ffn_norm: Norm | None = None
+        if ffn is not None and ffn_norm is not None:
+            self.norm = self._ffn_norm = ffn_norm, eps, ffn.reads
+        if mixer is not None and mixer_norm is not None:
+            self.norm = mixer_norm, eps, mixer.reads
         self._added = added_norms
         norm = ffn_norm if mixer_norm is None else mixer_norm
         self._scale = None if norm is None or scale == 1.0 else norm.new_full(norm.shape, scale)
@@ -68,21 +74,40 @@ class ResidualBlock:
 
     def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
-        if self._mixer is not None and self._mixer_norm is not None:
-            normed = rms_norm_rows(x, self._mixer_norm, self._eps, self._mixer.reads)
-            y = self._mixer(normed, around, None if self._changes else x)
-            x = add(x, self._scaled(y, 0)) if self._changes else y
-        if self._ffn is not None and self._ffn_norm is not None:
-            normed = rms_norm_rows(x, self._ffn_norm, self._eps, self._ffn.reads)
-            residual = None if self._changes else x
-            y = self._ffn(normed, invariant=around.invariant, residual=residual)
-            x = add(x, self._scaled(y, 1)) if self._changes else y
-        return x
+        return self.advance(x, rms_norm_rows(x, *self.norm), around)[0]
 
-    def _scaled(self, y: torch.Tensor, half: int) -> torch.Tensor:
+    def advance(
+        self, x: torch.Tensor, normed: Rows, around: RopeAndMemory, then: Norm | None = None
+    ) -> tuple[torch.Tensor, Rows]:
+        """x [B, T, n_embd] and the same after the block's first norm, `self.norm` -> what the block
+        gives, and that after the norm that comes next."""
+        if self._mixer is not None:
+            residual = Residual(x, self._ffn_norm or then)
+            y = self._mixer(normed, around, None if self._changes else residual)
+            x = self._sum(x, y, 0)
+            normed = _after_norm(residual, x)
+        if self._ffn is not None:
+            residual = Residual(x, then)
+            given = None if self._changes else residual
+            y = self._ffn(normed, invariant=around.invariant, residual=given)
+            x = self._sum(x, y, 1)
+            normed = _after_norm(residual, x)
+        return x, normed
+
+    def _sum(self, x: torch.Tensor, y: torch.Tensor, half: int) -> torch.Tensor:
+        """x and what a half adds to it, which has it unless the block changes that first."""
         if self._added:
             y = rms_norm(y, self._added[half], self._eps)
-        return y if self._scale is None else multiply(y, self._scale)
+        if self._scale is not None:
+            y = multiply(y, self._scale)
+        return add(x, y) if self._changes else y
+
+
+def _after_norm(residual: Residual, x: torch.Tensor) -> Rows:
+    """The sum x after the norm; x itself if there is none."""
+    if residual.normed is not None:
+        return residual.normed
+    return x if residual.norm is None else rms_norm_rows(x, *residual.norm)
 
 
 def make_block(

@@ -12,7 +12,7 @@ import torch
 from engine.batch import GreedyTokens, UBatch, UBatchTensors
 from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, StateKey
-from kernels.linear import PackedWeight, Rows
+from kernels.linear import PackedWeight, Residual, Rows
 from kernels.rows.cells import CellPlaces
 
 
@@ -132,7 +132,7 @@ class Mixer:
     reads: tuple[PackedWeight, ...]
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one."""
         raise NotImplementedError

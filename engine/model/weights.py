@@ -14,6 +14,7 @@ from engine.machine.device import CPU
 from engine.model.parts import Shapes
 from kernels.linear import (
     PackedWeight,
+    Residual,
     Rows,
     as_llama_cpp,
     gated_linear,
@@ -94,13 +95,13 @@ class Projection:
         self.bias = bias
 
     def __call__(
-        self, x: Rows, *, invariant: bool = False, residual: torch.Tensor | None = None
+        self, x: Rows, *, invariant: bool = False, residual: Residual | None = None
     ) -> torch.Tensor:
         """x [..., in] f32 -> [..., out] f32; invariant, residual: see kernels.linear.linear."""
         if self.bias is None:
             return linear(x, self.packed, invariant=invariant, residual=residual)
         y = add(linear(x, self.packed, invariant=invariant), self.bias)
-        return y if residual is None else add(residual, y)
+        return y if residual is None else add(residual.x, y)
 
     def gated(
         self,

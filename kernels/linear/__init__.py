@@ -9,7 +9,7 @@ import torch
 
 from kernels.dispatch import pick, runs_triton
 from kernels.linear import naive, with_torch
-from kernels.linear.block_parts import PreparedRows, Rows, as_llama_cpp, round_rows
+from kernels.linear.block_parts import Norm, PreparedRows, Residual, Rows, as_llama_cpp, round_rows
 from kernels.linear.blocks import (
     linear_blocks,
     pack_blocks,
@@ -25,8 +25,10 @@ from kernels.rows import join
 
 __all__ = [
     "MODES",
+    "Norm",
     "PackedWeight",
     "PreparedRows",
+    "Residual",
     "Rows",
     "as_llama_cpp",
     "finish_rows",
@@ -72,12 +74,12 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
 
 
 def linear(
-    x: Rows, packed: PackedWeight, *, invariant: bool = False, residual: torch.Tensor | None = None
+    x: Rows, packed: PackedWeight, *, invariant: bool = False, residual: Residual | None = None
 ) -> torch.Tensor:
     """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out].
 
     invariant: a row of the result has the same bits whatever the other rows are, in any mode.
-    residual: f32 [..., out], to which it is added.
+    residual: to which it is added; a launch that can forms the norm after it, too.
     """
     return linear_each(x, (packed,), invariant=invariant, residual=residual)[0]
 
@@ -87,7 +89,7 @@ def linear_each(
     packed: Sequence[PackedWeight],
     *,
     invariant: bool = False,
-    residual: torch.Tensor | None = None,
+    residual: Residual | None = None,
 ) -> list[torch.Tensor]:
     """`linear` with several matrices, on a GPU one launch for few rows; a residual is for one."""
     if runs_triton(x):
@@ -98,7 +100,7 @@ def linear_each(
             return found
     numbers = x.numbers if isinstance(x, PreparedRows) else x
     results = [_linear_alone(numbers, each, invariant=invariant) for each in packed]
-    return results if residual is None else [add(residual, y) for y in results]
+    return results if residual is None else [add(residual.x, y) for y in results]
 
 
 def gated_linear(

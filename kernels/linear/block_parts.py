@@ -16,7 +16,7 @@ of a short block above 8.3e6 is an infinity, so results are infinite or NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -221,6 +221,23 @@ class PreparedRows(NamedTuple):
 
 
 Rows = Tensor | PreparedRows
+
+Norm = tuple[Tensor, float, Sequence[PackedWeight]]
+"""Of kernels.norm.rms_norm_rows: the weight, eps and `reads`."""
+
+
+class Residual:
+    """What the result of a product is added to, and the norm that the sum goes through next.
+
+    x: f32 [..., d]. normed: the sum after the norm, where a launch on a GPU that added formed it;
+    None where none has.
+    """
+
+    __slots__ = ("norm", "normed", "x")
+
+    def __init__(self, x: Tensor, norm: Norm | None = None) -> None:
+        self.x, self.norm = x, norm
+        self.normed: Rows | None = None
 
 
 def is_long(type: str) -> bool:

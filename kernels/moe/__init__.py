@@ -15,6 +15,7 @@ from kernels.linear import (
     MODES,
     PackedWeight,
     PreparedRows,
+    Residual,
     Rows,
     finish_rows,
     linear,
@@ -59,13 +60,14 @@ __all__ = [
     "route",
     "route_biased",
     "route_given",
+    "route_product",
     "situ_activation",
     "swiglu_within",
 ]
 
-Added = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Added = tuple[torch.Tensor | None, torch.Tensor | None, Residual | None]
 """What a layer adds to the sums over experts: the shared expert's result f32 [n, d], its gate f32
-[n, 1], and a residual f32 [n, d]."""
+[n, 1], and a residual of n rows."""
 NOTHING: Added = (None, None, None)
 
 
@@ -106,6 +108,24 @@ def route_biased(
     order = torch.sort(sums, dim=-1, descending=True, stable=True).indices
     ids = order[:, : choice.n_used]
     return _weights(p, ids, choice), ids
+
+
+def route_product(
+    x: torch.Tensor,
+    packed: PackedWeight,
+    n_experts: int,
+    bias: torch.Tensor | None,
+    choice: Choice,
+    *,
+    invariant: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """In one launch, on a GPU and for few rows alone: linear(x, packed), and route_biased of the
+    first n_experts of each row of it. x: f32 [n, in]."""
+    if not runs_triton(x):
+        return None
+    from kernels.moe.with_triton import route_product as run
+
+    return run(x, packed, n_experts, bias, choice, invariant=invariant)
 
 
 @operation(llvm=_LLVM)
@@ -194,7 +214,7 @@ def add_to_experts(y: torch.Tensor, added: Added, *, invariant: bool = False) ->
     if shared is not None and gate is not None:
         shared = output_gate(shared, gate, invariant=invariant)
     y = y if shared is None else add(y, shared)
-    return y if residual is None else add(residual, y)
+    return y if residual is None else add(residual.x.view(y.shape), y)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,16 @@ import torch
 import triton.language as tl
 
 from kernels.dispatch import COUNTERS, counters
+from kernels.linear.block_linear.with_triton import FEW_ROWS
 from kernels.linear.block_parts import LONG, PreparedRows, Rows
-from kernels.linear.integer_blocks.rows_with_triton import empty_integers, kinds_of, part_of
+from kernels.linear.integer_blocks.rows_with_triton import (
+    NO_FINISH,
+    empty_integers,
+    finish_when_done,
+    kinds_of,
+    norm_after,
+    part_of,
+)
 from kernels.linear.integer_blocks.with_triton import (
     MAX_ROWS,
     Part,
@@ -107,10 +115,12 @@ def _close(
 
 @jit
 def _close_row(
-    rows, weights, expert_bytes, row_bytes, ids, shares, y, added, n_used, width, n_out,
-    TYPES: tl.constexpr, LAYOUTS: tl.constexpr, BN: tl.constexpr,
+    rows, weights, expert_bytes, row_bytes, ids, shares, y, added, then, counters, n_used, width,
+    n_out, TYPES: tl.constexpr, LAYOUTS: tl.constexpr, FINISH: tl.constexpr, KEPT: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
-    """The sum over a row's choices of its share times down, and what is added."""
+    """The sum over a row's choices of its share times down, and what is added. FINISH: what else
+    becomes of rows, or None."""
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     in_columns = n < n_out
@@ -124,6 +134,10 @@ def _close_row(
         total += tl.load(shares + place) * line
     total = added_to(total, added, row, n[None], in_columns[None])
     tl.store(y + row * n_out + n[None], total, in_columns[None])
+    if FINISH is not None:
+        finish_when_done(
+            y, then, counters + row, tl.num_programs(0), row, row + 1, n_out, FINISH, KEPT
+        )
 
 
 def experts(
@@ -164,9 +178,10 @@ def experts(
     given = last.integers[0], down.bytes, down.bytes.stride(0), closing.row_bytes
     if not is_sorted:
         y, columns = hidden.new_empty(n_rows, n_out), columns_of(1, n_out * n_rows)
+        run, then, kept = norm_after(added[2], n_rows, FEW_ROWS) or NO_FINISH
         _close_row[(cdiv(n_out, columns), n_rows)](
-            *given, ids, weights, y, places_of(added), n_used, width, n_out,
-            **places, BN=columns, num_warps=1,
+            *given, ids, weights, y, places_of(added), then, run and counters(y.device),
+            n_used, width, n_out, **places, FINISH=run, KEPT=kept, BN=columns, num_warps=1,
         )  # fmt: skip
         return y
     lines = hidden.new_empty(n_choices, n_out)

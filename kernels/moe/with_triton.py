@@ -7,13 +7,17 @@ and each finds its expert and its rows from where the runs end.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton.language as tl
 
 from kernels import moe
 from kernels.dispatch import torch_version
 from kernels.linear.block_linear.with_triton import decode
-from kernels.linear.packed import BlockData
+from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED, sum_in_pairs
+from kernels.linear.integer_blocks.with_triton import products
+from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import NOTHING, Added, Choice
 from kernels.moe.packed import SWIGLU, Activation, Matrices, PackedExperts
 from kernels.pointwise.with_triton import EXPRESSIONS, softplus
@@ -28,26 +32,34 @@ _GATED = EXPRESSIONS["output_gate"]
 
 
 @jit
-def _route(
-    logits, bias, weights, ids, n_experts, stride, scale,
-    SCORES: tl.constexpr, BIASED: tl.constexpr, NORMALISED: tl.constexpr,
-    N_GROUPS: tl.constexpr, N_GROUPS_USED: tl.constexpr,
-    N_USED: tl.constexpr, BU: tl.constexpr, BE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+def _route(logits, then, stride, KEPT: tl.constexpr):
+    _route_row(logits, then, tl.program_id(0).to(tl.int64), stride, KEPT)
+
+
+@jit
+def _route_row(logits, then, row, stride, KEPT: tl.constexpr):
+    """A row of `_routing`; its logits may have been stored by other programs of the launch."""
+    bias, weights, ids, n_experts, scale = then
+    SCORES: tl.constexpr = KEPT[0]
+    NORMALISED: tl.constexpr = KEPT[1]
+    N_GROUPS: tl.constexpr = KEPT[2]
+    N_GROUPS_USED: tl.constexpr = KEPT[3]
+    N_USED: tl.constexpr = KEPT[4]
+    BU: tl.constexpr = KEPT[5]
+    BE: tl.constexpr = KEPT[6]
     e, used = tl.arange(0, BE), tl.arange(0, BU)
     known = e < n_experts
-    values = tl.load(logits + row * stride + e, known, float("-inf"))
+    values = tl.load(logits + row * stride + e, known, float("-inf"), cache_modifier=".cg")
     if SCORES == "softmax":
         p = tl.exp(values - tl.max(values, 0))
-        p = p / tl.sum(p, 0)
+        p = p / sum_in_pairs(p)
     elif SCORES == "sigmoid":
         p = tl.sigmoid(values)
     else:
         p = tl.sqrt(softplus(values))
     p = tl.where(known, p, 0.0)
     sums = p
-    if BIASED:
+    if bias is not None:
         sums += tl.load(bias + e, known, 0.0)
     sums = tl.where(known, sums, float("-inf"))
     if N_GROUPS > 1:
@@ -78,7 +90,7 @@ def _route(
         order = tl.where(used == i, index, order)
         taken = tl.where(e == index, 1, taken)
     if NORMALISED:
-        chosen = chosen / tl.maximum(tl.sum(chosen, 0), 0.00006103515625)
+        chosen = chosen / tl.maximum(sum_in_pairs(chosen), 0.00006103515625)
     # maxima leave NaN out, this does not
     chosen = chosen * scale + tl.sum(p, 0) * 0.0
     tl.store(weights + row * N_USED + used, chosen, used < N_USED)
@@ -231,22 +243,45 @@ def route_biased(
     """See kernels.moe.route_biased. Groups whose sides are no powers of two are left to torch."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    (n_rows, n_experts), n_used = logits.shape, choice.n_used
-    wide = power_of_2(n_experts)
-    if choice.n_groups > 1 and (
-        wide != n_experts or wide % choice.n_groups or wide == choice.n_groups
-    ):
+    routing = _routing(logits.shape[0], logits.shape[1], bias, choice, logits.device)
+    if routing is None:
         return torch_version(moe.route_biased)(logits, bias, choice)
-    weights = logits.new_empty(n_rows, n_used)
-    ids = torch.empty(n_rows, n_used, dtype=torch.int64, device=logits.device)
-    _route[(n_rows,)](
-        logits, logits if bias is None else bias, weights, ids, n_experts, logits.stride(0),
-        float(choice.scale),
-        SCORES=choice.scores, BIASED=bias is not None, NORMALISED=choice.normalised,
-        N_GROUPS=choice.n_groups, N_GROUPS_USED=choice.n_groups_used,
-        N_USED=n_used, BU=power_of_2(n_used), BE=wide, num_warps=4,
-    )  # fmt: skip
+    _, (_, weights, ids, *_), kept = routing
+    _route[(len(logits),)](logits, routing[1], logits.stride(0), KEPT=kept, num_warps=4)
     return weights, ids
+
+
+def route_product(
+    x: torch.Tensor,
+    packed: PackedWeight,
+    n_experts: int,
+    bias: torch.Tensor | None,
+    choice: Choice,
+    *,
+    invariant: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """See kernels.moe.route_product."""
+    routing = _routing(len(x), n_experts, bias, choice, x.device)
+    if routing is None or len(x) > MOST_NORMED:
+        return None
+    found = products(x, [packed], invariant=invariant, finish=routing)
+    _, (_, weights, ids, *_), _ = routing
+    return None if found is None else (found[0], weights, ids)
+
+
+def _routing(
+    n_rows: int, n_experts: int, bias: torch.Tensor | None, choice: Choice, device: torch.device
+) -> tuple[object, tuple[Any, ...], tuple[object, ...]] | None:
+    """What chooses the experts of a row (Finish): of the tensors the second and the third are the
+    weights and ids. None for groups whose sides are no powers of two."""
+    n_used, n_groups, wide = choice.n_used, choice.n_groups, power_of_2(n_experts)
+    if n_groups > 1 and (wide != n_experts or wide % n_groups or wide == n_groups):
+        return None
+    weights = torch.empty(n_rows, n_used, device=device)
+    ids = torch.empty(n_rows, n_used, dtype=torch.int64, device=device)
+    kept = choice.scores, choice.normalised, n_groups, choice.n_groups_used, n_used
+    then = bias, weights, ids, n_experts, float(choice.scale)
+    return _route_row, then, (*kept, power_of_2(n_used), wide)
 
 
 def in_order(ids: torch.Tensor, n_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -358,7 +393,9 @@ def combine(lines: torch.Tensor, weights: torch.Tensor, added: Added) -> torch.T
 
 def places_of(added: Added) -> tuple[torch.Tensor | int | None, ...]:
     """What is added, each with the distance of its rows, for `added_to`."""
-    rows = [None if x is None else as_rows(x) for x in added]
+    shared, gate, residual = added
+    given = shared, gate, None if residual is None else residual.x
+    rows = [None if x is None else as_rows(x) for x in given]
     return tuple(each for x in rows for each in (x, 0 if x is None else x.stride(0)))
 
 

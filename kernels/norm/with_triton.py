@@ -8,11 +8,12 @@ import torch
 import triton.language as tl
 
 from kernels.linear.block_linear.with_triton import FEW_ROWS
-from kernels.linear.block_parts import IntegerRows, PreparedRows, Rows
+from kernels.linear.block_parts import LONG, IntegerRows, PreparedRows, Rows
 from kernels.linear.integer_blocks.rows_with_triton import (
     empty_integers,
     integer_rows,
     kinds_of,
+    norm_row,
     parts_of,
     store_row,
 )
@@ -56,18 +57,36 @@ def _norm(
         )
 
 
+@jit
+def _norm_rows(x, x_row, weight, y, kept, d, eps, KEPT: tl.constexpr, N: tl.constexpr):
+    norm_row(x, x_row, weight, y, kept, tl.program_id(0).to(tl.int64), d, eps, KEPT, N)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.norm.rms_norm."""
-    return _run(as_rows(x).unsqueeze(1), eps, weight=weight)[0].view(x.shape)
+    return _run_rows(x, weight, eps, ())[0]
 
 
 def rms_norm_rows(
     x: torch.Tensor, weight: torch.Tensor, eps: float, reads: Iterable[PackedWeight]
 ) -> Rows:
     """See kernels.norm.rms_norm with `reads`."""
-    rows = as_rows(x)
-    y, integers = _run(rows.unsqueeze(1), eps, weight=weight, reads=reads)
-    return PreparedRows(y.view(x.shape), integers) if integers else y.view(x.shape)
+    y, integers = _run_rows(x, weight, eps, reads)
+    return PreparedRows(y, integers) if integers else y
+
+
+def _run_rows(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, reads: Iterable[PackedWeight]
+) -> tuple[torch.Tensor, dict[int, IntegerRows]]:
+    rows, y = as_rows(x), x.new_empty(x.shape)
+    n, d = rows.shape
+    parts = parts_of(reads) if n <= FEW_ROWS else ()
+    integers = empty_integers(n, d, parts, x.device)
+    _norm_rows[(n,)](
+        rows, rows.stride(0), weight.contiguous(), y, tuple(map(tuple, integers.values())), d, eps,
+        KEPT=kinds_of(parts), N=min(max(power_of_2(d), LONG), TILE), num_warps=4,
+    )  # fmt: skip
+    return y, integers
 
 
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:

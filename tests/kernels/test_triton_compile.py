@@ -23,10 +23,11 @@ from kernels.attention import with_triton as attention
 from kernels.linear import with_triton as heads
 from kernels.linear.block_linear import TYPES
 from kernels.linear.block_linear import with_triton as blocks_op
+from kernels.linear.block_parts import Residual
 from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
 from kernels.linear.integer_blocks import with_triton as integers_op
-from kernels.linear.integer_blocks.rows_with_triton import operation_rows
+from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED, operation_rows
 from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import (
     RELU2,
@@ -281,7 +282,8 @@ def test_experts_in_blocks(compiled, types, monkeypatch):
     packed = pack_expert_blocks(parts(*types), "q8")
     for n in (1, 64):
         x, weights = torch.ones(n, 2048), torch.ones(n, 4)
-        experts(x, weights, weights.long(), packed, added=(x, weights[:, :1], x))
+        residual = Residual(x, (x[0], 1e-6, packed.reads))
+        experts(x, weights, weights.long(), packed, added=(x, weights[:, :1], residual))
     names = [kernel.name for kernel in compiled if kernel.name != "_quantise"]
     assert names == ["_open", "_close_row", "_open", "_close", "_combine"]
     assert all(kernel.n_registers <= 128 for kernel in compiled)
@@ -289,6 +291,16 @@ def test_experts_in_blocks(compiled, types, monkeypatch):
     for n in (1, 512):
         x, weights = torch.ones(n, 2048), torch.ones(n, 4)
         experts(x, weights, weights.long(), exact)
+
+
+@in_turn("sizes", [(256, 4), (64, 1)])
+def test_a_router_that_chooses(compiled, sizes):
+    n_experts, n_rows = sizes
+    packed = PackedWeight("f32", (n_experts + 1, 2048), 0, torch.ones(n_experts + 1, 2048))
+    choice, bias = Choice(8, n_groups=4, n_groups_used=2), torch.ones(n_experts)
+    moe.route_product(torch.ones(n_rows, 2048), packed, n_experts, bias, choice, invariant=False)
+    (kernel,) = compiled
+    assert kernel.name == "_product" and kernel.n_registers <= 128
 
 
 @in_turn("n_vocab", [512, 248_320])
@@ -332,15 +344,23 @@ def test_products_with_what_is_done_to_their_rows(compiled, sizes):
     heads = torch.ones(1, n_rows, 32, 128)
     out = norm.gated_rms_norm_rows(heads, heads, torch.ones(128), 1e-6, False, [joined])
     assert out.integers
-    integers_op.products(normed, [packed("Q6_K", n_in)], residual=x)
+    integers_op.products(normed, [packed("Q6_K", n_in)], residual=Residual(x))
+    then = Residual(x, (torch.ones(n_in), 1e-6, [joined, gates]))
+    integers_op.products(normed, [packed("Q6_K", n_in)], residual=then)
     assert operation_rows("output_gate", (x, x), [joined])
     names = [kernel.name for kernel in compiled]
-    assert names == ["_norm", "_product", "_opened", "_norm", "_product", "_quantise"]
-    # what is counted comes after what was stored
-    before, after = compiled[2].ptx.split("atom.")
-    assert before.rstrip().count("bar.") >= 1 and after.split()[0].count("acq_rel")
+    closing = ["_product"] * (1 + (n_rows <= MOST_NORMED))
+    assert names == ["_norm_rows", "_product", "_opened", "_norm", *closing, "_quantise"]
+    for kernel in compiled:
+        if "atom." in kernel.ptx:
+            # what is counted comes after what was stored
+            before, after = kernel.ptx.split("atom.")
+            assert before.rstrip().count("bar.") >= 1 and after.split()[0].count("acq_rel")
+            assert "ld.global.cg" in after
     # room for 10 programs of one warp side by side in a multiprocessor at least
     assert all(kernel.n_registers <= 200 for kernel in compiled if kernel.name != "_norm")
+    # and for all of a product's, 16 at most, where the last one norms rows
+    assert compiled[len(names) - 2].n_registers <= 128
 
 
 @in_turn("type_name", [*TYPES[:4]])

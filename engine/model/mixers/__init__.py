@@ -44,7 +44,7 @@ from engine.model.parts.recurrent import (
 from engine.model.recurrence import ConvWindow, Recurrence, RecurrentLayout, StateKey, TokenWindow
 from engine.model.recurrent_states import DeltaState, ScanState, SsdState
 from engine.model.weights import Weights
-from kernels.linear import Rows
+from kernels.linear import Residual, Rows
 from kernels.pointwise import add
 
 _MAKE: Mapping[type, Callable[..., Mixer]] = {
@@ -79,12 +79,12 @@ class MixersSideBySide(Mixer):
         self.reads = tuple(packed for mixer in mixers for packed in mixer.reads)
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         first, *others = (mixer(x, around) for mixer in self._mixers)
         for other in others:
             first = add(first, other)
-        return first if residual is None else add(residual, first)
+        return first if residual is None else add(residual.x, first)
 
 
 def make_mixer(

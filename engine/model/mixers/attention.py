@@ -21,7 +21,7 @@ from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend, attend_rows
 from kernels.attention.block_choice import Indexer, choose_blocks, choose_pools
 from kernels.dispatch import runs_triton
-from kernels.linear import Rows
+from kernels.linear import Residual, Rows
 from kernels.linear.head_linear import head_linear
 from kernels.norm import head_norm, layer_norm, rms_norm
 from kernels.pointwise import add, multiply, output_gate
@@ -67,7 +67,7 @@ class Attention(Mixer):
             self._scale = torch.full((part.head_dim,), scale, device=weights.device)
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         """See engine.model.memory.Mixer; stores the tokens' keys and values."""
         (n_seqs, n_tokens, _), invariant = x.shape, around.invariant
@@ -250,7 +250,7 @@ class LatentAttention(Mixer):
         self._output = weights.project("attn_output.weight")
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         """See engine.model.memory.Mixer; stores the tokens' latents and keys."""
         part, invariant = self._part, around.invariant

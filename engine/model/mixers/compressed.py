@@ -15,7 +15,7 @@ from engine.model.recurrence import Recurrence, RowNumbers, StateKey
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
-from kernels.linear import Rows
+from kernels.linear import Residual, Rows
 from kernels.norm import head_norm, rms_norm
 from kernels.recurrence.compressor import (
     Compressor,
@@ -175,7 +175,7 @@ class CompressedAttention(Mixer):
         return rope_at_end(kv, turned.cos, turned.sin)
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         """See engine.model.memory.Mixer; stores the tokens' rows."""
         part, invariant = self._part, around.invariant

@@ -20,7 +20,7 @@ from engine.model.recurrence import ConvInputs, StateKey
 from engine.model.recurrent_states import DeltaInputs, ScanInputs, SsdInputs
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from kernels.dispatch import runs_triton
-from kernels.linear import Rows, operation_rows
+from kernels.linear import Residual, Rows, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
 
@@ -68,7 +68,7 @@ class _DeltaRule(_RecurrentMixer):
         a: torch.Tensor,
         beta: torch.Tensor,
         gate: torch.Tensor,
-        residual: torch.Tensor | None,
+        residual: Residual | None,
     ) -> torch.Tensor:
         """channels: raw queries, keys and values; decay: as DeltaInputs.g, with its factor `a`;
         beta and gate: raw. On a GPU the recurrence norms and gates."""
@@ -117,7 +117,7 @@ class DeltaNet(_DeltaRule):
         self._a = weights.keep("ssm_a")
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         joined, *gates = project_each(x, self._inputs, invariant=around.invariant)
         if gates:
@@ -187,7 +187,7 @@ class Kda(_DeltaRule):
         self._a = -a if part.positive_a else a
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         invariant = around.invariant
         joined, beta = project_each(x, self._inputs, invariant=invariant)
@@ -240,7 +240,7 @@ class Mamba(_RecurrentMixer):
         self._d = weights.keep("ssm_d")
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         memory, invariant = around.recurrent, around.invariant
         channels, z = self._input(x, invariant=invariant).split_with_sizes(self._halves, -1)
@@ -291,7 +291,7 @@ class Mamba2Mixer(_RecurrentMixer):
         self._norm = weights.keep("ssm_norm.weight") if part.normed else None
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         memory = around.recurrent
         shape, invariant = x.shape[:2], around.invariant
@@ -355,7 +355,7 @@ class LowRankMamba2(_RecurrentMixer):
         self._dt, self._a, self._d = (weights.keep(f"ssm_{one}") for one in ("dt.bias", "a", "d"))
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         memory, invariant = around.recurrent, around.invariant
         z, channels = self._input(x, invariant=invariant).chunk(2, -1)
@@ -385,7 +385,7 @@ class ShortConv(_RecurrentMixer):
         super().__init__(weights, config, layer, inputs, conv, "shortconv.out_proj.weight")
 
     def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: torch.Tensor | None = None
+        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         """See engine.model.memory.Mixer; advances the memory's window."""
         memory, invariant = around.recurrent, around.invariant

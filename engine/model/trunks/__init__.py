@@ -16,24 +16,26 @@ from engine.model.parts import BlockParts, MtpParts, TrunkPart
 from engine.model.parts.trunks import CrossLayerResidual, HyperConnections, SinkhornConnections
 from engine.model.trunks.hyper_connections import StreamBlock, make_streams
 from engine.model.weights import Weights
-from kernels.norm import rms_norm
+from kernels.norm import rms_norm, rms_norm_rows
 from kernels.norm.row_mixture import mix_rows
 from kernels.pointwise import add
 from kernels.rows import copy_rows
 
 
 class BlockAfterBlock:
-    """Each block takes what the one before it gives."""
+    """Each block takes what the one before it gives, which forms the norm of it, too."""
 
     def __init__(self, blocks: Sequence[ResidualBlock]) -> None:
         self._blocks = tuple(blocks)
+        self._next = *(block.norm for block in self._blocks[1:]), None
 
     def __call__(
         self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> torch.Tensor:
-        for i, block in enumerate(self._blocks):
+        normed = rms_norm_rows(x, *self._blocks[0].norm)
+        for i, (block, then) in enumerate(zip(self._blocks, self._next, strict=True)):
             taps.enters(i, x)
-            x = block(x, around)
+            x, normed = block.advance(x, normed, around, then)
         return x
 
 

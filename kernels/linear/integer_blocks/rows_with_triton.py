@@ -8,7 +8,15 @@ import torch
 import triton.language as tl
 
 from kernels.linear.block_linear.with_triton import FEW_ROWS
-from kernels.linear.block_parts import LONG, SHORT, IntegerRows, PreparedRows, Rows, is_long
+from kernels.linear.block_parts import (
+    LONG,
+    SHORT,
+    IntegerRows,
+    PreparedRows,
+    Residual,
+    Rows,
+    is_long,
+)
 from kernels.linear.packed import BlockData, PackedWeight
 from kernels.pointwise.with_triton import EXPRESSIONS
 from kernels.triton_setup import as_rows, cdiv, jit
@@ -16,8 +24,15 @@ from kernels.triton_setup import as_rows, cdiv, jit
 WORDS_OF_GROUP = {"Q4_K": 8, "Q5_K": 8, "IQ4_XS": 8}
 """Words that share a scale in long blocks; 4 in other types."""
 
+MOST_NORMED = 4
+"""Rows that the last program of a product norms, one after the other, with its single warp. More
+of them are a launch of its own, where each is a program, with the same bits."""
+
 _ROUND = tl.constexpr(1.5 * 2**23)
 """A number this large has no digits after the point: adding it rounds, ties to even."""
+_SUMMED = tl.constexpr(512)
+"""Sums of squares of a row side by side, which with one warp take no more registers than leave room
+for as many programs as a product has."""
 _MAGNITUDE = tl.constexpr(2**31 - 1)
 
 
@@ -75,6 +90,71 @@ def _store_kind(
         tl.reshape(values, (BLOCKS, SIDE)), integers, scales, sums, row, block, n_blocks,
         inside & (block < n_blocks), SIDE, BLOCKS, PART,
     )  # fmt: skip
+
+
+@jit
+def sum_in_pairs(values):
+    """The sum of up to 4096 numbers, neighbours first: a sum by Triton has an order that follows
+    the warps and the layout."""
+    for _ in tl.static_range(12):
+        if values.shape[0] > 1:
+            first, second = tl.split(tl.reshape(values, (values.shape[0] // 2, 2)))
+            values = first + second
+    return tl.sum(values, 0)
+
+
+@jit
+def norm_row(x, x_row, weight, y, kept, row, d, eps, KEPT: tl.constexpr, N: tl.constexpr):
+    """The RMS norm of a row of d numbers of x, as numbers in y and, N at a time, as integers of
+    each kind asked for. Squares are added up in one order, whatever N is and how many warps.
+
+    What other programs of a launch have stored is in the second cache, but not in the first one of
+    this multiprocessor, which may hold what was there before: hence .cg."""
+    x += row * x_row
+    squares = tl.zeros((_SUMMED,), tl.float32)
+    for first in range(0, d, _SUMMED):
+        at = first + tl.arange(0, _SUMMED)
+        values = tl.load(x + at, at < d, 0.0, cache_modifier=".cg")
+        squares += values * values
+    scale = 1.0 / tl.sqrt(sum_in_pairs(squares) / d + eps)
+    for first in range(0, d, N):
+        at = first + tl.arange(0, N)
+        values = tl.load(x + at, at < d, 0.0, cache_modifier=".cg") * scale
+        values *= tl.load(weight + at, at < d, 0.0)
+        tl.store(y + row * d + at, values, at < d)
+        store_row(values, kept, row, first, d, True, KEPT, N)
+
+
+@jit
+def is_last(counter, n_programs):
+    """Whether this is the last of n programs to come here, which sees what all have stored.
+    None waits, and the counter is zero again for the next launch, or replay, without a launch that
+    sets it."""
+    # what all threads stored is there for the one that sees the count (PTX: cumulativity)
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == n_programs - 1
+    if last:
+        tl.debug_barrier()
+        tl.store(counter, 0)
+    return last
+
+
+@jit
+def finish_when_done(
+    y, then, counter, n_programs, first_row, last_row, y_row,
+    FINISH: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """What becomes of rows of y in the last of the programs that store them: see `Finish`."""
+    if is_last(counter, n_programs):
+        for row in range(first_row, last_row):
+            FINISH(y, then, row, y_row, KEPT)
+
+
+@jit
+def _norm(y, then, row, d, KEPT: tl.constexpr):
+    """then: weight, normed rows, what is kept, eps."""
+    weight, normed, kept, eps = then
+    norm_row(y, d, weight, normed, kept, row, d, eps, KEPT, _SUMMED)
 
 
 @jit
@@ -137,6 +217,25 @@ def empty_integers(
         integers = torch.empty(n_rows, n_in, dtype=torch.int8, device=device)
         made[part] = IntegerRows(integers, scales, sums)
     return made
+
+
+Finish = tuple[object, tuple[object, ...], tuple[object, ...]]
+"""What the last program does to a row of results: a function of the results, tensors and numbers of
+its own, the row, the length of one, and constants; these tensors and numbers; the constants."""
+NO_FINISH = None, None, ()
+
+
+def norm_after(residual: Residual | None, n_rows: int, most: int = MOST_NORMED) -> Finish | None:
+    """The norm that a sum goes through, if there is one, and not too many rows; the residual has
+    what it makes of them."""
+    if residual is None or residual.norm is None or n_rows > most:
+        return None
+    weight, eps, reads = residual.norm
+    parts, d = parts_of(reads), weight.shape[0]
+    made = empty_integers(n_rows, d, parts, weight.device)
+    numbers = torch.empty(residual.x.shape, device=weight.device)
+    residual.normed = PreparedRows(numbers, made) if made else numbers
+    return _norm, (weight, numbers, tuple(map(tuple, made.values())), eps), kinds_of(parts)
 
 
 def integer_rows(x: torch.Tensor, parts: Sequence[int]) -> dict[int, IntegerRows]:

@@ -20,7 +20,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.dispatch import COUNTERS, counters
 from kernels.linear.block_linear.with_triton import FEW_ROWS, expanded_product
-from kernels.linear.block_parts import LONG, IntegerRows, PreparedRows, Rows, is_long
+from kernels.linear.block_parts import LONG, IntegerRows, PreparedRows, Residual, Rows, is_long
 from kernels.linear.integer_blocks.digits_with_triton import (
     digits_of_long,
     digits_of_short,
@@ -30,10 +30,15 @@ from kernels.linear.integer_blocks.digits_with_triton import (
     scales_of_long,
 )
 from kernels.linear.integer_blocks.rows_with_triton import (
+    NO_FINISH,
     WORDS_OF_GROUP,
+    Finish,
     empty_integers,
+    finish_when_done,
     integer_rows,
+    is_last,
     kinds_of,
+    norm_after,
     part_of,
     parts_of,
     store_row,
@@ -178,13 +183,14 @@ def _of_part(
 
 @jit
 def _product(
-    x, x_row, rows, parts, y, residual, residual_row, n_rows, n_in, y_row,
+    x, x_row, rows, parts, y, residual, residual_row, then, counters, n_rows, n_in, y_row,
     TYPES: tl.constexpr, LAYOUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    RESIDUAL: tl.constexpr, BM: tl.constexpr,
+    RESIDUAL: tl.constexpr, FINISH: tl.constexpr, KEPT: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one of the matrices, for BM rows. parts: of each its weights, rows, bytes of
     one, first program and column of results; its type is in TYPES (LAYOUTS: `_layout`), the place
-    of its integers among `rows` in ROWS, columns of a program in COLUMNS. The residual is added."""
+    of its integers among `rows` in ROWS, columns of a program in COLUMNS. The residual is added.
+    FINISH: what else becomes of rows, or None."""
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     in_rows, m = m < n_rows, m.to(tl.int64)
     for i in tl.static_range(len(TYPES)):
@@ -202,6 +208,12 @@ def _product(
             if RESIDUAL:
                 total = tl.load(residual + m[:, None] * residual_row + n[None], kept, 0.0) + total
             tl.store(y + m[:, None] * y_row + n[None], total, kept)
+    if FINISH is not None:
+        first_row = tl.program_id(1).to(tl.int64) * BM
+        finish_when_done(
+            y, then, counters + tl.program_id(1), tl.num_programs(0), first_row,
+            tl.minimum(first_row + BM, n_rows), y_row, FINISH, KEPT,
+        )  # fmt: skip
 
 
 @jit
@@ -243,18 +255,12 @@ def round_when_done(
     """Of every LONG columns of the rows of a tile, rounds all in the program that is the last to
     have stored BN of them, from `column` on."""
     first = column // 256 * 256
-    n_programs = tl.cdiv(tl.minimum(width - first, 256), BN)
     counter = counters + tile * tl.cdiv(width, 256) + first // 256
-    # what all threads stored is there for the one that sees the count (PTX: cumulativity)
-    tl.debug_barrier()
-    n_before = tl.atomic_add(counter, 1, sem="acq_rel")
-    if n_before == n_programs - 1:
-        tl.debug_barrier()
+    if is_last(counter, tl.cdiv(tl.minimum(width - first, 256), BN)):
         at = first + tl.arange(0, 256)
         for row in range(first_row, last_row):
             values = tl.load(y + row * width + at, at < width, 0.0, cache_modifier=".cg")
             store_row(values, kept, row, first, width, True, KEPT, 256)
-        tl.store(counter, 0)
 
 
 class Part(NamedTuple):
@@ -328,10 +334,11 @@ def products(
     packed: Sequence[PackedWeight],
     *,
     invariant: bool = False,
-    residual: torch.Tensor | None = None,
+    residual: Residual | None = None,
+    finish: Finish | None = None,
 ) -> list[torch.Tensor] | None:
     """See kernels.linear.linear_each; None where the matrices or the rows are others than these
-    kernels take."""
+    kernels take. finish: of one matrix and few rows, in place of the residual's norm."""
     split = [_parts(each) for each in packed]
     every = [part for parts in split for part in parts or ()]
     numbers = x.numbers if isinstance(x, PreparedRows) else x
@@ -347,12 +354,13 @@ def products(
         program += cdiv(part.n_out, together)
         column += part.n_out
     y = numbers.new_empty(*numbers.shape[:-1], column)
-    added = launch.rows if residual is None else as_rows(residual)
+    added = launch.rows if residual is None else as_rows(residual.x)
+    run, then, kept = finish or norm_after(residual, launch.n_rows) or NO_FINISH
     _product[(program, cdiv(launch.n_rows, launch.side))](
         launch.rows, launch.rows.stride(0), launch.integers or (launch.rows,), tuple(places), y,
-        added, added.stride(0), launch.n_rows, launch.n_in, column,
-        **launch.places(every), COLUMNS=tuple(columns),
-        RESIDUAL=residual is not None, BM=launch.side, num_warps=1,
+        added, added.stride(0), then, run and counters(y.device),
+        launch.n_rows, launch.n_in, column, **launch.places(every), COLUMNS=tuple(columns),
+        RESIDUAL=residual is not None, FINISH=run, KEPT=kept, BM=launch.side, num_warps=1,
     )  # fmt: skip
     return list(y.split_with_sizes([each.shape[0] for each in packed], -1))
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from kernels.dispatch import counters
-from kernels.linear.block_parts import PreparedRows, quantise
+from kernels.linear.block_parts import PreparedRows, Residual, quantise
 from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import with_triton
-from kernels.linear.integer_blocks.rows_with_triton import integer_rows, operation_rows
+from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED, integer_rows, operation_rows
 from kernels.linear.integer_blocks.with_triton import integer_linear, opened, products
 from kernels.linear.packed import PackedWeight
 from kernels.norm import with_triton as norm
@@ -47,7 +47,7 @@ def test_matrices_of_several_types_are_one_launch(device, n_rows):
     parts = [blocks(name, 5 + i, device) for i, name in enumerate(types)]
     plain = numbers(3, device)
     residual = torch.randn(n_rows, 40, device=device)[:, 2 : 2 + 38]
-    (y,) = products(x, [stack_weights([*parts, plain])], residual=residual)
+    (y,) = products(x, [stack_weights([*parts, plain])], residual=Residual(residual))
     apart = [integer_linear(x, one.data.bytes, one.data.type) for one in parts]
     wanted = residual + torch.cat([*apart, x @ plain.data.T], 1)
     assert y.shape == (n_rows, 38)
@@ -186,3 +186,44 @@ def test_the_last_of_a_group_of_programs_rounds_it(device, n_rows, width, types,
         assert torch.equal(y.numbers, wanted)
         assert_integers(y)
         assert not counters(x.device).any()
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "d", "closing", "types", "invariant"),
+    [
+        (1, 256, ["Q4_K"], READS[0], False),
+        (3, 256, ["Q6_K", "Q8_0"], READS[1], True),
+        (4, 96, ["Q4_0"], READS[2], False),
+        (1, 576, ["Q5_0"], READS[2], True),
+        (2, 72, ["IQ4_XS"], (), False),
+    ],
+    ids=str,
+)
+def test_the_last_program_norms_the_sum(device, n_rows, d, closing, types, invariant, monkeypatch):
+    """Also a second time: the counter is zero again."""
+    if device == "cpu":
+        monkeypatch.setattr(with_triton, "columns_of", lambda *_: 32)
+    x, before = rows(n_rows, device), torch.randn(1, n_rows, d, device=device)
+    packed = stack_weights([blocks(name, d // len(closing), device) for name in closing])
+    reads = [pack_blocks(random_blocks(name, 4, d).to(device), name, "q8") for name in types]
+    given = torch.randn(d, device=device), 1e-6, reads
+    (wanted,) = products(x, [packed], residual=Residual(before), invariant=invariant)
+    for _ in range(2):
+        residual = Residual(before, given)
+        (y,) = products(x, [packed], residual=residual, invariant=invariant)
+        assert torch.equal(y, wanted)
+        normed, alone = residual.normed, norm.rms_norm_rows(y, *given)
+        assert normed is not None and normed.shape == before.shape
+        assert isinstance(normed, PreparedRows) == isinstance(alone, PreparedRows) == bool(types)
+        if isinstance(normed, PreparedRows) and isinstance(alone, PreparedRows):
+            assert_integers(normed)
+            normed, alone = normed.numbers, alone.numbers
+        assert torch.equal(normed, alone.view(normed.shape))
+        assert not counters(x.device).any()
+
+
+def test_many_rows_are_normed_by_a_launch_of_their_own(device):
+    n_rows = MOST_NORMED + 1
+    residual = Residual(torch.randn(n_rows, 32, device=device), (torch.ones(32), 1e-6, ()))
+    products(rows(n_rows, device), [blocks("Q8_0", 32, device)], residual=residual)
+    assert residual.normed is None

@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from kernels import moe
+from kernels.dispatch import counters
+from kernels.linear.block_parts import Residual
 from kernels.linear.dequant import dequantise
 from kernels.linear.integer_blocks import integer_linear_naive
-from kernels.linear.packed import BlockData
+from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED
+from kernels.linear.integer_blocks.with_triton import products
+from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import (
     NOTHING,
     RELU2,
@@ -23,6 +27,7 @@ from kernels.moe import (
     swiglu_within,
     with_triton,
 )
+from kernels.norm import with_triton as norm
 from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.closeness import nmse
 from tests.support.implementations import Implementation
@@ -305,14 +310,21 @@ def test_experts_in_blocks(device, types, sizes, n_rows, activation):
     added = torch.randn(n_rows, d), torch.randn(n_rows, 1), torch.randn(n_rows, d)
     given = [x, weights, ids, *added]
     x_there, weights_there, ids_there, *added_there = (each.to(device) for each in given)
-    y = moe.experts(x_there, weights_there, ids_there, packed, added=tuple(added_there))
+    shared, gate, before = added_there
+    residual = Residual(before, (torch.ones(d, device=device), 1e-6, ()))
+    given = shared, gate, residual
+    y = moe.experts(x_there, weights_there, ids_there, packed, added=given)
+    if residual.normed is not None:
+        assert torch.equal(residual.normed, norm.rms_norm(y, torch.ones(d, device=device), 1e-6))
+    assert (residual.normed is None) == (n_rows * 2 > n_experts and n_rows > 1)
+    assert not counters(y.device).any()
     law = torch.zeros(n_rows, d)
     for i, chosen in enumerate(ids.tolist()):
         for weight, e in zip(weights[i], chosen, strict=True):
             *inner, last = ((part.bytes[e].cpu(), part.type) for part in parts)
             opened = torch.cat([integer_linear_naive(x[i : i + 1], *part) for part in inner], 1)
             law[i] += weight * integer_linear_naive(activation.reference(opened), *last)[0]
-    assert nmse(y.cpu(), add_to_experts(law, added)) < 1e-13
+    assert nmse(y.cpu(), add_to_experts(law, (*added[:2], Residual(added[2])))) < 1e-13
 
 
 @pytest.mark.parametrize("type_name", ["Q4_K"])
@@ -329,3 +341,30 @@ def test_experts_of_exact_weights(device, type_name):
     pairs = [(torch.cat(first), down) for *first, down in zip(*numbers, strict=True)]
     law = naive.experts(x, weights, ids, naive.pack(pairs[0][0], pairs, "f32"))
     assert nmse(y.cpu(), law) < F32
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_experts", "choice", "biased"),
+    [
+        (1, 8, Choice(2, "softmax"), False),
+        (3, 16, Choice(3, "sigmoid", scale=2.5, n_groups=4, n_groups_used=2), True),
+        (4, 5, Choice(2, "softplus", normalised=False), True),
+    ],
+    ids=["softmax", "groups", "softplus"],
+)
+@pytest.mark.parametrize("invariant", [False, True])
+def test_the_last_program_of_a_router_chooses(device, n_rows, n_experts, choice, biased, invariant):
+    """The bits of a product and of a choice one after the other; the gate of a shared expert is a
+    row of the matrix, too."""
+    x, matrix = torch.randn(n_rows, 40, device=device), torch.randn(n_experts + 1, 40).to(device)
+    packed = PackedWeight("f32", (n_experts + 1, 40), 0, matrix)
+    bias = torch.randn(n_experts, device=device) if biased else None
+    (wanted,) = products(x, [packed], invariant=invariant)
+    weights, ids = moe.route_biased(wanted[:, :n_experts], bias, choice)
+    for _ in range(2):
+        found = moe.route_product(x, packed, n_experts, bias, choice, invariant=invariant)
+        assert found is not None
+        assert all(map(torch.equal, found, (wanted, weights, ids)))
+        assert not counters(x.device).any()
+    many = torch.randn(MOST_NORMED + 1, 40, device=device)
+    assert moe.route_product(many, packed, n_experts, bias, choice, invariant=False) is None
