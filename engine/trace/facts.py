@@ -8,6 +8,7 @@ anyone: `problems` says what is wrong in a file, and what cannot be read neverth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
@@ -299,29 +300,49 @@ class FailureFacts(Struct, frozen=True):
     sequences: list[HeldFacts]
 
 
-class ChangedTokenFacts(Struct, frozen=True):
-    """engine.observe.rescoring.rescore.ChangedToken."""
+@dataclass(frozen=True, slots=True)
+class ChangedToken:
+    """A token that the request's sampler cannot have chosen by our logits, even with noise.
+
+    best_id: the most probable token there; best_p, p, rank: of it and of the one that was emitted.
+    gap: the best logit minus that of the emitted token; top2_gap: minus the second best. short: by
+    how much better tokens' logits would have to be smaller, infinite (in a file: None) for one that
+    was forbidden.
+    """
 
     round: Count
     pos: Count
     token_id: Count
+    kind: str
     rank: Count
-    best_id: Count
     p: float
+    best_id: Count
     best_p: float
     gap: float
     top2_gap: float
-    kind: str = ""
+    short: float | None = None
 
 
-class RescoredSequenceFacts(Struct, frozen=True):
-    """engine.observe.rescoring.rescore.RescoredSequence."""
+@dataclass(frozen=True, slots=True)
+class RescoredSequence:
+    """One sequence. n_tokens: emitted ones that were re-scored; n_first: those of rank 1.
+
+    greedy: whether it was sampled at temperature 0, None where its tokens could not be judged;
+    not_judged: why. n_near_ties: tokens that are not the sampler's choice by as little as noise
+    explains; n_lossy: by more, and a lossy rule may accept them; n_changed: the others, changed:
+    the first of them. gap: why not all tokens were re-scored, empty where all were.
+    """
 
     seq_id: Annotated[int, Meta(ge=0, lt=2**16)]
-    n_tokens: int | None = None
-    n_changed: int | None = None
+    n_tokens: int = 0
+    n_first: int = 0
     greedy: bool | None = None
-    changed: ChangedTokenFacts | None = None
+    not_judged: str = ""
+    n_near_ties: int = 0
+    n_lossy: int = 0
+    n_changed: int = 0
+    changed: ChangedToken | None = None
+    gap: str = ""
 
 
 class RescoredFacts(Struct, frozen=True):
@@ -330,7 +351,7 @@ class RescoredFacts(Struct, frozen=True):
     by: str = ""
     compute: str = ""
     noise: float | None = None
-    sequences: list[RescoredSequenceFacts] = []
+    sequences: list[RescoredSequence] = []
 
 
 class AuditFacts(Struct, frozen=True):
