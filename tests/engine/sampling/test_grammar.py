@@ -96,7 +96,7 @@ def test_logits_of_the_forbidden_are_minus_infinity():
     assert kept == [i for i in range(TOKENS.n_vocab) if is_allowed(allowed, i)]
     assert (found[kept] == logits[kept]).all()
     assert torch.isfinite(logits).all()
-    assert not allowed.holds(TOKENS.n_vocab + 100)
+    assert not is_allowed(allowed, TOKENS.n_vocab + 100)
 
 
 def test_tokens_without_text_fit_nowhere():
