@@ -31,8 +31,9 @@ from engine.option_fields import options_in
 
 if TYPE_CHECKING:
     from engine.analysis.acceptance.breakdown import TokenShare
-    from engine.observe.rescoring.rescore import Rescored, RescoredSequence
+    from engine.observe.rescoring.rescore import Rescored
     from engine.session import Session
+    from engine.trace.facts import RescoredSequence
     from engine.trace.store import TraceStore
 
 _SAME = 0.0005

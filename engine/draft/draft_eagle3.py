@@ -8,7 +8,6 @@ gives. The newest feature row waits for its token, which the next draft or the n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -23,17 +22,6 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.drafters.eagle3 import Eagle3
 from engine.model.drafters.loading import LoadedDrafter
 from engine.model.layers import StepOutput, TargetRows
-
-
-@dataclass(slots=True)
-class _Spoilt:
-    """What the fault eagle3-stale-row knows of a sequence. batch: tokens of the latest pass by
-    position. stale: a rejected token, by the position of the memory that it would stay at; kept:
-    those that have stayed."""
-
-    batch: dict[int, int] = field(default_factory=dict)
-    stale: dict[int, int] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
 
 
 class DraftEagle3(RowDrafter):
@@ -61,7 +49,11 @@ class DraftEagle3(RowDrafter):
         super().__init__(memory, self._model.config.n_embd, inputs)
         self._wrong_row = "eagle3-boundary" in inputs.faults
         self._keeps_rejected = "eagle3-stale-row" in inputs.faults
-        self._spoilt: dict[int, _Spoilt] = {}
+        # of the fault eagle3-stale-row, by sequence: tokens of the latest pass by position; a
+        # rejected token by the position of the memory that it would stay at; those that have
+        self._batch: dict[int, dict[int, int]] = {}
+        self._stale: dict[int, dict[int, int]] = {}
+        self._kept: dict[int, dict[int, int]] = {}
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -83,36 +75,36 @@ class DraftEagle3(RowDrafter):
             for seq, tokens, positions in zip(
                 ubatch.seq_ids, ubatch.tokens.tolist(), ubatch.positions.tolist(), strict=True
             ):
-                batch = dict(zip(positions, tokens, strict=True))
-                self._spoilt.setdefault(seq, _Spoilt()).batch = batch
+                self._batch[seq] = dict(zip(positions, tokens, strict=True))
 
     def resume(self, seq: int, n_tokens: int) -> None:
         super().resume(seq, n_tokens)
-        self._spoilt.pop(seq, None)
+        self._drop(seq)
 
     def forget(self, seq: int) -> None:
         super().forget(seq)
-        self._spoilt.pop(seq, None)
+        self._drop(seq)
+
+    def _drop(self, seq: int) -> None:
+        for known in (self._batch, self._stale, self._kept):
+            known.pop(seq, None)
 
     def _keep_rejected(self, seq: int, before: int, newest: int) -> bool:
         """Whether a rejected token stays in the pair at `before`, the newest one there when it was
         rejected. newest: the last accepted position of this batch."""
-        spoilt = self._spoilt.get(seq)
-        if spoilt is None:
-            return False
-        rejected = spoilt.stale.pop(before, None)
+        batch = self._batch.get(seq, {})
+        rejected = self._stale.get(seq, {}).get(before)
         stays = rejected is not None and before >= self._paired[seq].n_decoded
         if rejected is not None and stays:
-            spoilt.kept[before] = rejected
-        spoilt.stale = {newest: spoilt.batch[newest + 1]} if newest + 1 in spoilt.batch else {}
+            self._kept.setdefault(seq, {})[before] = rejected
+        self._stale[seq] = {newest: batch[newest + 1]} if newest + 1 in batch else {}
         return stays
 
     def _waiting(self, request: DraftRequest) -> list[int]:
-        tokens, spoilt = super()._waiting(request), self._spoilt.get(request.seq)
-        if spoilt:
-            start = self._paired[request.seq].n_decoded
-            for position in [p for p in spoilt.kept if p >= start]:
-                tokens[position - start] = spoilt.kept.pop(position)
+        tokens, kept = super()._waiting(request), self._kept.get(request.seq, {})
+        start = self._paired[request.seq].n_decoded
+        for position in [p for p in kept if p >= start]:
+            tokens[position - start] = kept.pop(position)
         return tokens
 
     def _taken(self, rows: TargetRows) -> torch.Tensor:

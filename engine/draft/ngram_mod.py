@@ -6,6 +6,7 @@ fail several times in a row.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -107,15 +108,6 @@ def entry_of(ngram: Sequence[int]) -> int:
     return at
 
 
-@dataclass(slots=True)
-class _SequenceUse:
-    """added_to: n-grams that start before it are in the pool. n_drafted: of the latest draft."""
-
-    added_to: int = 0
-    n_drafted: int = 0
-    n_low: int = 0
-
-
 class NgramMod(NgramDrafter):
     """Drafts as far as the pool knows the next token."""
 
@@ -125,49 +117,55 @@ class NgramMod(NgramDrafter):
         super().__init__()
         self._n, self._n_min, self.n_max = options.n_match, options.n_min, options.n_max
         self.pool = NgramPool(self._n)
-        self._progress: dict[int, _SequenceUse] = {}
+        self._added_to = Counter[int]()
+        """By sequence: n-grams that start before it are in the pool."""
+        self._n_drafted, self._n_low = Counter[int](), Counter[int]()
+        """By sequence: tokens of the latest draft, and bad drafts in a row."""
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """Put the prompt into the pool, which is emptied if that makes it too full."""
         super().begin(seq, prompt)
-        progress = self._progress[seq] = _SequenceUse()
+        self._drop(seq)
         if len(prompt) < self._n:
             return
         self.pool.add(prompt)
-        progress.added_to = len(prompt) - self._n
+        self._added_to[seq] = len(prompt) - self._n
         if self.pool.occupancy > MOST_OCCUPANCY:
             self.pool.reset()
 
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
         """Several bad drafts in a row empty the pool; this sequence is then added anew."""
-        if is_other or not (progress := self._progress[seq]).n_drafted:
+        if is_other or not self._n_drafted[seq]:
             return
-        if n_accepted / progress.n_drafted >= LOW_ACCEPTANCE:
-            progress.n_low = 0
+        if n_accepted / self._n_drafted[seq] >= LOW_ACCEPTANCE:
+            self._n_low[seq] = 0
             return
-        progress.n_low += 1
-        if progress.n_low >= LOW_STREAK:
+        self._n_low[seq] += 1
+        if self._n_low[seq] >= LOW_STREAK:
             self.pool.reset()
-            progress.n_low = progress.added_to = 0
+            self._n_low[seq] = self._added_to[seq] = 0
 
     def forget(self, seq: int) -> None:
         """Drop the sequence; the pool keeps what it taught."""
         super().forget(seq)
-        self._progress.pop(seq, None)
+        self._drop(seq)
+
+    def _drop(self, seq: int) -> None:
+        for numbers in (self._added_to, self._n_drafted, self._n_low):
+            numbers.pop(seq, None)
 
     def _look_up(self, seq: int, history: History, last: int) -> Draft:
-        progress, length = self._progress.setdefault(seq, _SequenceUse()), len(history)
-        progress.n_drafted = 0
+        length, self._n_drafted[seq] = len(history), 0
         if length < self._n:
             return nothing("too-short-history")
-        if length - progress.added_to > CHUNK:
-            self.pool.add(history.part(progress.added_to))
-            progress.added_to = length - self._n
+        if length - self._added_to[seq] > CHUNK:
+            self.pool.add(history.part(self._added_to[seq]))
+            self._added_to[seq] = length - self._n
         found = self.pool.follow([*history.part(length - self._n + 1), last], self.n_max)
         is_cut = len(found) < self.n_max
         if is_cut and len(found) < self._n_min:
             return nothing("n_min" if found else "pool-miss", n_raw=len(found))
-        progress.n_drafted = len(found)
+        self._n_drafted[seq] = len(found)
         return Draft(found, reason="pool-miss" if is_cut else "" if found else "n_max")
 
 

@@ -291,17 +291,6 @@ def _count(choice: tuple[int, _Place]) -> int:
     return choice[1][0].count
 
 
-@dataclass(slots=True)
-class _Request:
-    """A text in both trees: n_prompt tokens of a prompt, and its output. output: None where the
-    global tree does not hold it, or no more."""
-
-    tree: SuffixTree
-    text: StoredSequence
-    n_prompt: int
-    output: StoredSequence | None = None
-
-
 SuffixAnswer = tuple[SuffixDraft, SuffixTree, list[int]]
 """A draft, the tree that it is from, and what was looked up there."""
 
@@ -313,8 +302,10 @@ class SuffixTexts:
         """max_cached: outputs that are kept, negative = no limit."""
         self._depth, self._max_cached = depth, max_cached
         self._outputs = SuffixTree(depth)
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, tuple[SuffixTree, StoredSequence]] = {}
+        """By request its own tree, and its text there."""
         self._cached: dict[int, StoredSequence] = {}
+        """By request its output in the global tree, the oldest first."""
 
     @property
     def n_cached(self) -> int:
@@ -324,48 +315,44 @@ class SuffixTexts:
     def start(self, request: int, prompt: Sequence[int]) -> None:
         """A request begins. What one of the same number put out is forgotten."""
         self._evict(request)
-        found = _Request(SuffixTree(self._depth), StoredSequence(), len(prompt))
-        found.tree.append(found.text, prompt)
-        self._requests[request] = found
+        tree, text = self._requests[request] = SuffixTree(self._depth), StoredSequence()
+        tree.append(text, prompt)
         if not self._max_cached:
             return
         if 0 < self._max_cached <= len(self._cached):
             self._evict(next(iter(self._cached)))  # the oldest
-        found.output = self._cached[request] = StoredSequence()
+        self._cached[request] = StoredSequence()
 
     def add(self, request: int, tokens: Sequence[int]) -> None:
         """A request goes on."""
-        found = self._requests[request]
-        found.tree.append(found.text, tokens)
-        if found.output:
-            self._outputs.append(found.output, tokens)
+        tree, text = self._requests[request]
+        tree.append(text, tokens)
+        if output := self._cached.get(request):
+            self._outputs.append(output, tokens)
 
     def n_tokens(self, request: int) -> int:
         """Tokens of a request's text so far."""
-        return len(self._requests[request].text.tokens)
+        return len(self._requests[request][1].tokens)
 
     def stop(self, request: int) -> None:
         """A request ends; its output is kept."""
-        found = self._requests.pop(request)
-        if found.output:
-            found.output.open.clear()
+        del self._requests[request]
+        if output := self._cached.get(request):
+            output.open.clear()
 
     def draft(self, request: int, n_max: int, options: SuffixOptions) -> SuffixAnswer:
         """The draft of the higher score, the request's own of two equals."""
-        found = self._requests[request]
-        pattern = found.text.tokens[-self._depth :]
-        own, common = (tree.draft(pattern, n_max, options) for tree in (found.tree, self._outputs))
+        tree, text = self._requests[request]
+        pattern = text.tokens[-self._depth :]
+        own, common = (one.draft(pattern, n_max, options) for one in (tree, self._outputs))
         if common.score > own.score:
             return common, self._outputs, pattern
-        return own, found.tree, pattern
+        return own, tree, pattern
 
     def _evict(self, request: int) -> None:
         output = self._cached.pop(request, None)
-        if output is None:
-            return
-        self._outputs.remove(output)
-        if request in self._requests:
-            self._requests[request].output = None
+        if output is not None:
+            self._outputs.remove(output)
 
 
 class SuffixDrafter(Drafter):

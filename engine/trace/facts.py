@@ -8,6 +8,7 @@ anyone: `problems` says what is wrong in a file, and what cannot be read neverth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
@@ -26,11 +27,16 @@ Share = Annotated[float, Meta(ge=0)]
 # -- parts of the facts ------------------------------------------------------------------------
 
 
-class SourceFacts(Struct, frozen=True):
-    """What made a run. engine: early versions do not name their own."""
+class SourceFacts(Struct, frozen=True, omit_defaults=True):
+    """Where a run comes from, each fact its part of it. source: the engine that made it, which
+    early versions do not name where it is their own. record: the file that it was read from, and
+    whose records it has. server: the address of one that was observed."""
 
     engine: str | None = None
     version: str = ""
+    file: str = ""
+    shape: str = ""
+    address: str = ""
 
 
 class FidelityFacts(Struct, frozen=True):
@@ -96,13 +102,6 @@ Told = Annotated[dict[str, Any], Meta(extra={"form": ToldFigures})]
 Timings = Annotated[dict[str, Any], Meta(extra={"form": ToldTimings})]
 
 
-class RecordFacts(Struct, frozen=True):
-    """The file that a run was read from, and whose records it has."""
-
-    file: str = ""
-    shape: str = ""
-
-
 class RequestFacts(Struct, frozen=True):
     """A request to another engine: what was sent, and what came of it. settings: as sent,
     generation_settings: as the server took them. text: the reply's, where its tokens do not tell
@@ -120,12 +119,6 @@ class RequestFacts(Struct, frozen=True):
     settings: Lenient[dict[str, Any]] = {}
     generation_settings: Lenient[dict[str, Any]] = {}
     slot: Lenient[Count | None] = None
-
-
-class ServerAddress(Struct, frozen=True):
-    """A server that was observed."""
-
-    address: str = ""
 
 
 class TurnFacts(Struct, frozen=True):
@@ -264,14 +257,15 @@ class FileChangeFacts(Struct, frozen=True):
     after: int | None = None
 
 
-class ObservedFinding(Struct, frozen=True):
-    """What was found while another engine was observed."""
+class RuleFinding(Struct, frozen=True):
+    """What was found of a run, by the id of its rule: the first round and the sequence concerned
+    (None: all), a sentence, and the figures that show it."""
 
     rule: str
+    round: Count | None = None
+    seq_id: Count | None = None
     message: str = ""
     evidence: str = ""
-    seq_id: Count | None = None
-    round: Count | None = None
 
 
 class HeldFacts(Struct, frozen=True):
@@ -299,29 +293,49 @@ class FailureFacts(Struct, frozen=True):
     sequences: list[HeldFacts]
 
 
-class ChangedTokenFacts(Struct, frozen=True):
-    """engine.observe.rescoring.rescore.ChangedToken."""
+@dataclass(frozen=True, slots=True)
+class ChangedToken:
+    """A token that the request's sampler cannot have chosen by our logits, even with noise.
+
+    best_id: the most probable token there; best_p, p, rank: of it and of the one that was emitted.
+    gap: the best logit minus that of the emitted token; top2_gap: minus the second best. short: by
+    how much better tokens' logits would have to be smaller, infinite (in a file: None) for one that
+    was forbidden.
+    """
 
     round: Count
     pos: Count
     token_id: Count
+    kind: str
     rank: Count
-    best_id: Count
     p: float
+    best_id: Count
     best_p: float
     gap: float
     top2_gap: float
-    kind: str = ""
+    short: float | None = None
 
 
-class RescoredSequenceFacts(Struct, frozen=True):
-    """engine.observe.rescoring.rescore.RescoredSequence."""
+@dataclass(frozen=True, slots=True)
+class RescoredSequence:
+    """One sequence. n_tokens: emitted ones that were re-scored; n_first: those of rank 1.
+
+    greedy: whether it was sampled at temperature 0, None where its tokens could not be judged;
+    not_judged: why. n_near_ties: tokens that are not the sampler's choice by as little as noise
+    explains; n_lossy: by more, and a lossy rule may accept them; n_changed: the others, changed:
+    the first of them. gap: why not all tokens were re-scored, empty where all were.
+    """
 
     seq_id: Annotated[int, Meta(ge=0, lt=2**16)]
-    n_tokens: int | None = None
-    n_changed: int | None = None
+    n_tokens: int = 0
+    n_first: int = 0
     greedy: bool | None = None
-    changed: ChangedTokenFacts | None = None
+    not_judged: str = ""
+    n_near_ties: int = 0
+    n_lossy: int = 0
+    n_changed: int = 0
+    changed: ChangedToken | None = None
+    gap: str = ""
 
 
 class RescoredFacts(Struct, frozen=True):
@@ -330,7 +344,7 @@ class RescoredFacts(Struct, frozen=True):
     by: str = ""
     compute: str = ""
     noise: float | None = None
-    sequences: list[RescoredSequenceFacts] = []
+    sequences: list[RescoredSequence] = []
 
 
 class AuditFacts(Struct, frozen=True):
@@ -379,7 +393,7 @@ class RunFacts(dict[str, Any]):
     stops: list[str] | None
     told: Told | None
     told_timings: list[Timings | None] | None
-    record: RecordFacts | None
+    record: SourceFacts | None
     requests: list[RequestFacts] | None
     derived: list[str] | None
     speculative_types: list[str] | None
@@ -431,10 +445,10 @@ class RunFacts(dict[str, Any]):
     non_finite: Lenient[list[NonFiniteFacts] | None]
     grammar_errors: Lenient[list[GrammarErrorFacts] | None]
     file_changes: Lenient[list[FileChangeFacts] | None]
-    observed_findings: Lenient[list[ObservedFinding] | None]
+    observed_findings: Lenient[list[RuleFinding] | None]
     rescored: Lenient[RescoredFacts | None]
     attachment: Lenient[str | None]
-    server: Lenient[ServerAddress | None]
+    server: Lenient[SourceFacts | None]
     listens_at: Lenient[str | None]
     requests_left_out: Lenient[int | None]
     unknown_keys: Lenient[list[str] | None]

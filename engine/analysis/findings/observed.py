@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit, observed
-from engine.trace.facts import ChangedTokenFacts, RescoredSequenceFacts
+from engine.trace.facts import ChangedToken, RescoredSequence
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 
@@ -186,10 +186,7 @@ def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
 
 
 def _evidence(
-    run: ExaminedRun,
-    sequence: RescoredSequenceFacts,
-    changed: ChangedTokenFacts,
-    noise: float | None,
+    run: ExaminedRun, sequence: RescoredSequence, changed: ChangedToken, noise: float | None
 ) -> Iterator[str]:
     yield (
         f"{sequence.n_changed} of {sequence.n_tokens} tokens; the first, "

@@ -11,7 +11,8 @@ from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.observe.rescoring.texts import Asked, asked_of
+from engine.observe.rescoring.texts import asked_of
+from engine.trace.facts import RequestFacts
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_ref import RunRef, rows_by_sequence
 from engine.trace.writer import this_engine
@@ -46,7 +47,7 @@ class DraftSide:
     starts: Sequence[int]
     plain: Sequence[int]
     drafters: list[str]
-    asked: Asked
+    asked: RequestFacts
     counters: Mapping[str, Any]
     session: Session | None = None
 

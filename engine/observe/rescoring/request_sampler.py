@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,16 +50,8 @@ _MOST_BISECTED = 64
 """Tokens of a text that are looked at so closely; with more of them it is another model's."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSampling:
-    """What a sequence was sampled with; banned: token ids that were never chosen."""
-
-    options: SamplerOptions
-    banned: Collection[int] = ()
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.options.temp <= 0
+RequestSampling = tuple[SamplerOptions, Collection[int]]
+"""What a sequence was sampled with, and token ids that were never chosen."""
 
 
 class NotJudgedError(Exception):
@@ -100,7 +92,7 @@ def request_sampling(
     except (OptionError, OverflowError) as error:
         raise NotJudgedError(f"The settings of the request have no meaning: {error}") from None
     banned = end_tokens if settings.get("ignore_eos") is True else ()
-    return RequestSampling(options, banned)
+    return options, banned
 
 
 def _is_number(value: Any) -> bool:
@@ -129,9 +121,9 @@ class EmittedJudge:
     """Judges the tokens of one sequence, in order. history: the prompt, for penalties."""
 
     def __init__(self, sampling: RequestSampling, history: Sequence[int]) -> None:
-        options = sampling.options
-        self._is_greedy = sampling.is_greedy
-        self._bias = LogitBias(options.logit_bias, sampling.banned)
+        options, banned = sampling
+        self._is_greedy = options.temp <= 0
+        self._bias = LogitBias(options.logit_bias, banned)
         self._penalties = Penalties(options, history)
         chain = replace(
             options, logit_bias=(), repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0

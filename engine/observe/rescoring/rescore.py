@@ -32,6 +32,7 @@ from engine.observe.rescoring.texts import RescoredText, Teacher, TextReader, no
 from engine.progress import ReportProgress
 from engine.sampling.distribution import Distribution
 from engine.session import Session
+from engine.trace.facts import ChangedToken, RescoredSequence
 from engine.trace.records import MISSING, N_TOP, ColumnState
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
@@ -39,50 +40,6 @@ from engine.trace.writer import TraceWriter, this_engine
 
 _COLUMNS = ("target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p")
 """Of `tokens`, what is filled."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedToken:
-    """A token that the request's sampler cannot have chosen by our logits, even with noise.
-
-    best_id: the most probable token there; best_p, p, rank: of it and of the one that was emitted.
-    gap: the best logit minus that of the emitted token; top2_gap: minus the second best. short: by
-    how much better tokens' logits would have to be smaller, infinite for one that was forbidden.
-    """
-
-    round: int
-    pos: int
-    token_id: int
-    kind: str
-    rank: int
-    p: float
-    best_id: int
-    best_p: float
-    gap: float
-    top2_gap: float
-    short: float
-
-
-@dataclass(frozen=True, slots=True)
-class RescoredSequence:
-    """One sequence. n_tokens: emitted ones that were re-scored; n_first: those of rank 1.
-
-    greedy: whether it was sampled at temperature 0, None where its tokens could not be judged;
-    not_judged: why. n_near_ties: tokens that are not the sampler's choice by as little as noise
-    explains; n_lossy: by more, and a lossy rule may accept them; n_changed: the others, changed:
-    the first of them. gap: why not all tokens were re-scored, empty where all were.
-    """
-
-    seq_id: int
-    n_tokens: int = 0
-    n_first: int = 0
-    greedy: bool | None = None
-    not_judged: str = ""
-    n_near_ties: int = 0
-    n_lossy: int = 0
-    n_changed: int = 0
-    changed: ChangedToken | None = None
-    gap: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +313,7 @@ def _sequence(store: TraceStore, scores: _Scores, noise: float | None) -> Rescor
         scores.text.seq_id,
         len(ranks),
         sum(rank == 1 for rank in ranks),
-        scores.sampling.is_greedy if scores.sampling else None,
+        scores.sampling[0].temp <= 0 if scores.sampling else None,
         scores.why,
         n_near,
         len(doubtful) - len(changed) - n_near,

@@ -10,9 +10,8 @@ whose logit is within twice that of the best one is a near tie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -34,40 +33,28 @@ from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_ref import rows_by_sequence
 from engine.trace.store import TraceStore
 
-if TYPE_CHECKING:
-    from engine.session import Session
-
-
 _OURS = {"temp": "temperature"}
 """Names of our sampler's options that are others at llama-server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One sequence's request. prompt: its text, None where not known; messages: of a chat.
-    settings: of the sampler as llama-server names them."""
-
-    prompt: str | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def asked_of(facts: RunFacts, seq_id: int) -> Asked:
-    """The request of a sequence. facts: of its run, which may come from a file."""
+def asked_of(facts: RunFacts, seq_id: int) -> RequestFacts:
+    """The request of a sequence: its prompt or messages, and its settings as llama-server names
+    them. facts: of its run, which may come from a file."""
     if (options := facts.options) is not None:
         sampler = asdict(options.sampler)
         settings = {_OURS.get(name, name): value for name, value in sampler.items()}
-        return Asked(settings=settings | {"ignore_eos": options.ignore_eos})
+        return RequestFacts(settings=settings | {"ignore_eos": options.ignore_eos})
     requests = facts.requests or []
-    return _asked(requests[seq_id]) if seq_id < len(requests) else Asked()
+    return _asked(requests[seq_id]) if seq_id < len(requests) else RequestFacts()
 
 
-def _asked(request: RequestFacts) -> Asked:
+def _asked(request: RequestFacts) -> RequestFacts:
     """What was sent, and what the server said it took of it."""
     prompt, messages = request.prompt, request.messages
     if prompt is not None and request.path.endswith("/responses"):
         prompt, messages = None, [{"role": "user", "content": prompt}]
-    return Asked(prompt, messages, request.settings | request.generation_settings)
+    settings = request.settings | request.generation_settings
+    return RequestFacts(prompt=prompt, messages=messages, settings=settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +78,7 @@ class RescoredText:
     rejected_at: np.ndarray
     judged_rows: np.ndarray
     judged_at: np.ndarray
-    asked: Asked
+    asked: RequestFacts
     gap: str = ""
 
 
@@ -162,7 +149,7 @@ class TextReader:
         known: np.ndarray = (ids >= 0) & (ids < self._session.config.n_vocab)
         return known
 
-    def _prompt(self, seq_id: int, n: int, asked: Asked) -> tuple[tuple[int, ...], str]:
+    def _prompt(self, seq_id: int, n: int, asked: RequestFacts) -> tuple[tuple[int, ...], str]:
         """The n ids in front of the first token that was emitted, or why they are not known."""
         rows = self._prompts.get(seq_id, _NO_ROWS)
         ids, pos = self._column("token_id", rows), self._column("pos", rows)

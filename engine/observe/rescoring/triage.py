@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.observe.rescoring.request_sampler import NotJudgedError, request_sampling
-from engine.observe.rescoring.texts import Asked, asked_of
+from engine.observe.rescoring.texts import asked_of
 from engine.sampling.options import SamplerOptions
+from engine.trace.facts import RequestFacts
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef, rows_by_sequence, same_model
 
@@ -115,7 +116,7 @@ class _Side:
         """Of sequences without tokens."""
         self.seq_ids = [*self._emitted, *self._texts]
 
-    def asked(self, seq_id: int) -> Asked:
+    def asked(self, seq_id: int) -> RequestFacts:
         return asked_of(self._facts, seq_id)
 
     def rows(self, seq_id: int) -> list[dict[str, Any]]:
@@ -237,16 +238,16 @@ class _Side:
     def sampler(self, seq_id: int) -> SamplerOptions | None:
         """What a sequence was sampled with, None where not known."""
         try:
-            return request_sampling(self.asked(seq_id).settings, (), _MOST_TOKENS).options
+            return request_sampling(self.asked(seq_id).settings, (), _MOST_TOKENS)[0]
         except NotJudgedError:
             return None
 
 
-def _sampled(asked: Asked) -> tuple[Any, ...]:
+def _sampled(asked: RequestFacts) -> tuple[Any, ...]:
     return tuple(asked.settings.get(name) for name in ("temperature", "seed"))
 
 
-def _prompt_text(asked: Asked) -> str | None:
+def _prompt_text(asked: RequestFacts) -> str | None:
     if asked.prompt is not None or not asked.messages:
         return asked.prompt
     return json.dumps(asked.messages, sort_keys=True)

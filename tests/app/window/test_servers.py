@@ -23,8 +23,9 @@ from app.engine_thread.serving import ServerEngine
 from app.window.dialogs.runs import ConnectDialog
 from app.window.window import MainWindow
 from engine.errors import OptionError
-from engine.observe.rescoring.rescore import Rescored, RescoredSequence, SameModelUnknownError
+from engine.observe.rescoring.rescore import Rescored, SameModelUnknownError
 from engine.options import RunOptions
+from engine.trace.facts import RescoredSequence
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
