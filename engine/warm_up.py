@@ -55,6 +55,10 @@ WIDTHS = (25, 1, 2, 3, 4)
 """A prompt, of more rows than are multiplied without panels, and what plain decoding and drafts of
 up to three tokens take."""
 
+# bytes: of files whose model is opened at once, and what is worth giving back before that takes
+# longer
+_LARGE, _GROWTH = 256 << 20, 32 << 20
+
 # parts that do the same whatever the numbers are: not so, where experts are chosen
 _STEADY = (AttentionPart, DeltaNetPart, SwigluPart)
 
@@ -126,9 +130,11 @@ def open_models(
             )
             for path in (target, *paths)
         )
-        give_back_memory()
+        total = sum(one.n_bytes for one in (file, *others))
+        give_back = partial(give_back_memory, _GROWTH if total < _LARGE else 0)
+        give_back()
         tokenizer = Tokenizer.from_gguf(file, cancelled)
-        give_back_memory()
+        give_back()
         for other in others:
             check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
         mtp = next((one for one in others if is_mtp_file(one)), None)
@@ -138,7 +144,6 @@ def open_models(
             mode = resolve_compute(compute, info.n_params, there, types)
             figures, runs = dict(map(describe_draft, others)), options or RunOptions()
             check_room(estimate(info, figures, runs, runs.parallel or 1, mode).sizes, there)
-        total = sum(one.n_bytes for one in (file, *others))
         report = report_part(progress, 0, total) if others else progress
         load = partial(
             load_ready,
@@ -172,7 +177,7 @@ def open_models(
             ]
         )
         files = ModelFiles(part for one in (file, *others) for part in one.files)
-        give_back_memory()
+        give_back()
         mtp_path = mtp.path if mtp else None
         rest = drafts, file.path, content, files, mtp_path, mmap
         return (model, info, tokenizer, chat, identities[0], *rest)

@@ -14,6 +14,7 @@ import pytest
 from tests.support.package_index import PackageIndex, write_wheel
 
 ROOT = Path(__file__).parents[1]
+UNCOMPILED = ("PIP_NO_COMPILE", "PYTHONDONTWRITEBYTECODE")
 TOOLS = ("cat", "cmp", "cp", "dirname", "env", "grep", "id", "sh", "tr", "uname")
 PROJECT = """\
 [build-system]
@@ -48,7 +49,10 @@ Bootstrap = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def empty_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("environment") / ".venv"
-    subprocess.run([sys.executable, "-m", "venv", path], check=True, timeout=300)
+    # with pip compiled, which each copy would do otherwise
+    environment = {name: value for name, value in os.environ.items() if name not in UNCOMPILED}
+    command = [sys.executable, "-m", "venv", path]
+    subprocess.run(command, check=True, timeout=300, env=environment)
     return path
 
 

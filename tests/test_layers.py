@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,17 @@ def modules(package: str) -> list[Path]:
     return [path for path in found if package != "resources" or path.parent == ROOT / package]
 
 
+@cache
+def statements(path: Path) -> list[ast.Import | ast.ImportFrom | ast.ClassDef]:
+    """The imports and classes of a file, wherever in it."""
+    kinds = (ast.Import, ast.ImportFrom, ast.ClassDef)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Line and name of every module that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -77,7 +86,7 @@ def test_no_two_classes_share_a_name() -> None:
     """Private ones of the adapters aside: each of those files does the same for one library."""
     found: dict[str, set[str]] = {}
     for path in (path for package in ALLOWED for path in modules(package)):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(path):
             if isinstance(node, ast.ClassDef) and not (
                 node.name.startswith("_") and path.parent.name == "adapters"
             ):

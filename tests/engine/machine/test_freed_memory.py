@@ -55,3 +55,14 @@ def test_code_that_was_written_to_stays(tmp_path: Path) -> None:
     assert ctypes.CDLL(None).mprotect(place, mmap.PAGESIZE, access) == 0
     give_back_memory()
     assert mapped[7] == 0xCC
+
+
+def test_a_process_that_has_not_grown_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back_memory()
+    opened, read = [], Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self: opened.append(self.name) or read(self))
+    give_back_memory(64 << 20)
+    assert opened == ["status"]
+    held = torch.ones(80 << 20, dtype=torch.uint8)
+    give_back_memory(64 << 20)
+    assert "smaps" in opened and held.all()

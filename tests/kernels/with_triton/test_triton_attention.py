@@ -168,6 +168,7 @@ def test_sinks(device, small_splits, invariant):
 
 
 @pytest.mark.parametrize(("heads", "sizes"), [*SHAPES, ((2, 1, 300), (1, 17, 70))], ids=str)
+@pytest.mark.thinned(2)
 def test_each_query_by_itself(device, small_splits, heads, sizes):
     """Keys of latent attention and prompts too."""
     n_batch, n_tokens, n_cells = sizes

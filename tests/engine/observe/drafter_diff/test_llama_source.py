@@ -45,12 +45,12 @@ def use_double(
 
 
 def compared(
-    kind: str, library: Path | None = None, temp: float = 0.0
+    kind: str, library: Path | None = None, temp: float = 0.0, n: int = 48
 ) -> tuple[DrafterDiff, RunRef, np.ndarray | None]:
     """This engine's run of a text against the library's."""
     session = opened(kind)
     prompt = session.prompt("def quicksort(arr):")
-    options = replace(options_of(48, f"draft-{kind}"), sampler=SamplerOptions(temp=temp, seed=3))
+    options = replace(options_of(n, f"draft-{kind}"), sampler=SamplerOptions(temp=temp, seed=3))
     run = decode(session, [prompt], options)
     ours = RunRef(run.trace, run.run_id)
     run_b, handed = decode_with_llama(session, library, prompt, options, TraceStore(), FILES[kind])
@@ -92,7 +92,7 @@ def test_rows_of_the_target_that_are_wrong_are_named_first(
     monkeypatch: pytest.MonkeyPatch, handed: Rows, words: str
 ) -> None:
     use_double(monkeypatch, "mtp", handed)
-    first = compared("mtp")[0].first
+    first = compared("mtp", n=16)[0].first
     assert first is not None
     assert (first.stage, first.side) == ("target rows", "B")
     assert words in first.about
