@@ -40,7 +40,8 @@ _STAMP = re.compile(
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
-_KEY = re.compile(r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*')
+_KEY = re.compile(r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_]\w{0,60}) ?[:=] ?(?=\{)')
+"""The name of a member, or of a value that a program has printed."""
 _BETWEEN = re.compile(r"[\s,}\]\x1e]*")
 """What lies between values; braces and brackets there are those of what was cut away."""
 _ELIDED = re.compile(
@@ -253,10 +254,10 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
             members = {}
             found.append((f"line {number}", value))
         else:
-            if not members or key[1] in members:
+            if not members or (key[1] or key[2]) in members:
                 members = {}
                 found.append((f"line {number}", members))
-            members[key[1]] = value
+            members[key[1] or key[2]] = value
         number += text.count("\n", at, end)
         at = end
     if not found:
