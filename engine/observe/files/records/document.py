@@ -49,10 +49,15 @@ _ELIDED = re.compile(
 )
 """A value that a person has left out."""
 _LITERAL = re.compile(
-    r"(?m)^[\s\[{]{0,40}\{\s{0,200}(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
+    r"(?m)^(?:\w{1,60} ?[:=] ?)?[\s\[{]{0,40}\{\s{0,200}(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
     r"|^\s{0,40}[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
 )
 """How an object begins that JavaScript or Python has printed."""
+_MEMBER = re.compile(
+    r"(?m)^[ \t]{0,40}((?:cache|draft|predicted|prompt)_\w{1,30}) {0,40}[:=] {0,9}"
+    r"(?=[\d.]{1,20}\r?$)"
+)
+"""A member of timings by itself, as PowerShell shows it, or a file of YAML."""
 _PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
 _PRINTED = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|'
@@ -140,8 +145,9 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
 
 
 def as_json(text: str) -> str:
-    """Objects as JavaScript or Python print them or Markdown quotes them, as JSON; any other text
-    as it is."""
+    """Objects as JavaScript, Python or PowerShell print them or Markdown quotes them, as JSON; any
+    other text as it is."""
+    text = _MEMBER.sub(r'"\1": ', text)
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_plain, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
@@ -69,6 +69,7 @@ _SAYS_WHAT = re.compile(
 _DECIMAL_COMMA = re.compile(
     r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
 )
+_OTHER_WAY = str.maketrans(",.", ".,")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 
 
@@ -92,7 +93,10 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
             table, heads = [(number, list(cells)) for cells in columns], [0]
         for begin, end in pairwise([*heads, len(table)]):
             sides = _sides(_names(table[begin][1]), table[begin - 1][1] if begin else [])
-            has_comma = any(map(_DECIMAL_COMMA.fullmatch, chain(*(row for _, row in table))))
+            every = [one for _, row in table for one in row]
+            has_comma = any(map(_DECIMAL_COMMA.fullmatch, every)) and not any(
+                _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
+            )
             for number, cells in table[begin + 1 : end]:
                 plain = [_plain_number(one, has_comma) for one in cells]
                 for side, places, names in sides:
@@ -134,8 +138,9 @@ def _parts(name: str) -> tuple[str, str]:
 
 def _plain_number(cell: str, has_comma: bool) -> str:
     """A cell whose numbers have neither signs between thousands nor a comma for a point."""
-    if has_comma:
-        cell = cell.replace(".", "\0").replace(",", ".").replace("\0", ",")
+    if not cell.lstrip("~≈")[:1].isdigit():
+        return cell
+    cell = cell.translate(_OTHER_WAY) if has_comma else cell
     return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), cell)
 
 
