@@ -49,7 +49,8 @@ _ELIDED = re.compile(
 )
 """A value that a person has left out."""
 _LITERAL = re.compile(
-    r"(?m)^(?:\w{1,60} ?[:=] ?)?[\s\[{]{0,40}\{\s{0,200}(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
+    r"(?m)^(?:\w{1,60} ?[:=] ?)?[\s\[{]{0,40}\{\s{0,200}"
+    r"(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
     r"|^\s{0,40}[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
 )
 """How an object begins that JavaScript or Python has printed."""
