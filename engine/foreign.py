@@ -16,6 +16,7 @@ from collections import Counter
 from itertools import islice
 from typing import Annotated, Any, NoReturn, TypeGuard
 
+import msgspec
 from msgspec import Meta
 
 COUNT = 2**31 - 1
@@ -69,6 +70,9 @@ DEEPEST = 64
 MOST_OBJECTS = 4_000_000
 _MOST_DIGITS = 40
 _MOST_VALUES = 16_000_000
+_FEW_OBJECTS = 256
+"""Up to which there is no need for speed."""
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -97,6 +101,8 @@ def parse_json(
         raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
     if text.count(",") > _MOST_VALUES:
         raise JsonError(f"it has more than {_MOST_VALUES:,} values")
+    if n_inside > _FEW_OBJECTS and (plain := _plain(text, deepest)) is not None:
+        return plain
     objects = _UniqueKeys() if unique else None
     decoder = _DECODER if objects is None else json.JSONDecoder(object_pairs_hook=objects, **_HOOKS)
     try:
@@ -114,6 +120,21 @@ def parse_json(
     if n_inside > deepest and _is_deeper(value, deepest):
         raise JsonError(f"it is nested more than {deepest} times")
     return _whole(value) if whole_texts and _HALF.search(text) else value
+
+
+def _plain(text: str, deepest: int) -> Any:
+    """The value of a text with nothing that `parse_json` refuses or changes; None of another one,
+    or where that takes more to see. Written again it has fewer quotes if a key was there twice."""
+    try:
+        value = msgspec.json.decode(text)
+        data = msgspec.json.encode(value)
+        indented = msgspec.json.format(data, indent=1)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    is_deep = b"\n" + b" " * deepest in indented
+    is_long = b"0" * (_MOST_DIGITS + 1) in data.translate(_DIGITS)
+    is_whole = data.count(b'"') == text.count('"') and "\\u0022" not in text
+    return None if is_deep or is_long or not is_whole else value
 
 
 def value_end(text: str, at: int) -> tuple[int, bool]:

@@ -70,6 +70,13 @@ _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))
 _ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
 _BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/div|/li)>\n?")
 _TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
+_TYPED = {
+    **dict.fromkeys(map(ord, "“”„‟″"), '"'),
+    **dict.fromkeys(map(ord, "‘’‚"), "'"),
+    **dict.fromkeys(map(ord, "\u200b\u200c\u2060\ufeff\u00ad")),
+}
+"""Quotes as programs for chats and letters set them, and what has no width."""
+_QUOTES = re.compile(r"(?m)^(?:[ \t]{0,8}>){1,9} ?")
 
 
 def recognise(data: bytes) -> str | None:
@@ -80,16 +87,19 @@ def recognise(data: bytes) -> str | None:
 
 
 def as_written(data: bytes) -> bytes:
-    """A text without what a mail (quoted-printable) or a page (tags and entities of HTML) puts into
-    it, if more of it can be read then; the same otherwise: an answer may have such words."""
+    """A text without what a mail (quoted-printable), a page (tags and entities of HTML) or a chat
+    (other quotes) puts into it, if more of it can be read then; the same otherwise: an answer may
+    have such words."""
     has_signs = b"=3D" in data and data.lstrip()[:1] not in b"[{"
     is_mail = _PRINTABLE.search(data) is not None or _NOT_PRINTABLE.search(data) is None
     if is_mail and (has_signs or _BROKEN.search(data) is not None):
         data = quopri.decodestring(data)
     text = data.decode("utf-8", "surrogateescape")
-    if _ENTITY.search(text) is None and _BREAK.search(text) is None:
+    found = text.translate(_TYPED) if not text.isascii() else text
+    if _ENTITY.search(text) is not None or _BREAK.search(text) is not None:
+        found = html.unescape(_TAG.sub("", _BREAK.sub("\n", found))).replace("\xa0", " ")
+    if found == text:
         return data
-    found = html.unescape(_TAG.sub("", _BREAK.sub("\n", text))).replace("\xa0", " ")
     before, after = (len(_WHOLE.findall(one)) for one in (text, found))
     is_better = after > before if before else _kind(data[:_HEAD]) is None or after > 0
     return found.encode("utf-8", "surrogateescape") if is_better else data
@@ -98,7 +108,7 @@ def as_written(data: bytes) -> bytes:
 def _kind(head: bytes) -> str | None:
     record = records.recognise(head)
     text = "".join(texts_of([head])).lstrip()
-    if record in (METRICS, PRINTED):
+    if record == METRICS or (record == PRINTED and rejoined(text) == text):
         return record
     if text.startswith(("{", "[{", "data:")):  # a record may quote a log
         return LOG if is_log(_of_wrapped(text)) else record
@@ -116,7 +126,8 @@ def is_log(text: str) -> bool:
 def rejoined(text: str) -> str:
     """A text whose lines a terminal or a mail program has wrapped, with each of them whole again
     and blank ones for its rest; any other text as it is."""
-    lines = text.split("\n") if len(text) <= _LONGEST_WRAPPED else []
+    plain = _QUOTES.sub("", text) if len(text) <= _LONGEST_WRAPPED else ""
+    lines = plain.split("\n")
     lengths = Counter(n for one in lines if (n := len(one.rstrip("\r"))) >= _NARROWEST)
     if not lengths:
         return text

@@ -40,7 +40,8 @@ _STAMP = re.compile(
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
-_KEY = re.compile(r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*')
+_KEY = re.compile(r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_]\w{0,60}) ?[:=] ?(?=\{)')
+"""The name of a member, or of a value that a program has printed."""
 _BETWEEN = re.compile(r"[\s,}\]\x1e]*")
 """What lies between values; braces and brackets there are those of what was cut away."""
 _ELIDED = re.compile(
@@ -48,10 +49,16 @@ _ELIDED = re.compile(
 )
 """A value that a person has left out."""
 _LITERAL = re.compile(
-    r"(?m)^[\s\[{]{0,40}\{\s{0,200}(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
+    r"(?m)^(?:\w{1,60} ?[:=] ?)?[\s\[{]{0,40}\{\s{0,200}"
+    r"(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
     r"|^\s{0,40}[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
 )
 """How an object begins that JavaScript or Python has printed."""
+_MEMBER = re.compile(
+    r"(?m)^[ \t]{0,40}((?:cache|draft|predicted|prompt)_\w{1,30}) {0,40}[:=] {0,9}"
+    r"(?=[\d.]{1,20}\r?$)"
+)
+"""A member of timings by itself, as PowerShell shows it, or a file of YAML."""
 _PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
 _PRINTED = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|'
@@ -131,16 +138,19 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
             raise _invalid(name, f"line {error.line}", error) from error
-        if ("..." in text or "…" in text) and _ELIDED.search(text) is not None:
-            return read_documents(_ELIDED.sub(r"\1null", text).encode("utf-8", "replace"), name)
-        if (plain := as_json(text)) != text:
-            return read_documents(plain.encode("utf-8", "replace"), name)
-        return _values(text, name, error)
+        found, end = _objects(text)
+        rest = text[end:]
+        plain = _ELIDED.sub(r"\1null", rest) if "..." in rest or "…" in rest else rest
+        plain = as_json(rest) if plain == rest else plain
+        if plain != rest:
+            return read_documents((text[:end] + plain).encode("utf-8", "replace"), name)
+        return _values(text, name, error, found, end)
 
 
 def as_json(text: str) -> str:
-    """Objects as JavaScript or Python print them or Markdown quotes them, as JSON; any other text
-    as it is."""
+    """Objects as JavaScript, Python or PowerShell print them or Markdown quotes them, as JSON; any
+    other text as it is."""
+    text = _MEMBER.sub(r'"\1": ', text)
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_plain, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
 
@@ -169,6 +179,8 @@ def is_stream(text: str) -> bool:
 def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     """What the events hold, in one list. Engines write each into one line; one that is
     not complete ends the stream."""
+    if (whole := _plain_events(text)) is not None:
+        return [("", whole)], ""
     found: list[Any] = []
     left = LeftOut()
     held: list[str] = []
@@ -206,14 +218,29 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     return [("", found)], left.sentence
 
 
-def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any]], str]:
-    """Values one after another; `whole`: why the text is not one value."""
-    found = _objects(text)
+def _plain_events(text: str) -> list[Any] | None:
+    """The events of a stream that has nothing but a whole object in each line of data, read at
+    once; None of another one."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    data = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
+    others = len(lines) - len(data) - lines.count("") - lines.count("data: [DONE]")
+    if others or not data or "\r" in text.replace("\r\n", "\n"):
+        return None
+    try:
+        found = _parse(f"[{','.join(data)}]")
+    except JsonError:
+        return None
+    return found if len(found) == len(data) else None
+
+
+def _values(
+    text: str, name: str, whole: JsonError, found: list[tuple[str, Any]], at: int
+) -> tuple[list[tuple[str, Any]], str]:
+    """Values one after another. whole: why the text is not one value. found: those before `at`, one
+    in each line."""
     left = LeftOut()
     members: dict[str, Any] = {}
-    at, number, room = 0, 1 + len(found), 4 * len(text)
-    for _ in found:
-        at = text.find("\n", at) + 1 or len(text)
+    number, room = 1 + len(found), 4 * len(text)
     while at < len(text):
         begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
         number += text.count("\n", at, begin)
@@ -253,10 +280,10 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
             members = {}
             found.append((f"line {number}", value))
         else:
-            if not members or key[1] in members:
+            if not members or (key[1] or key[2]) in members:
                 members = {}
                 found.append((f"line {number}", members))
-            members[key[1]] = value
+            members[key[1] or key[2]] = value
         number += text.count("\n", at, end)
         at = end
     if not found:
@@ -266,15 +293,19 @@ def _values(text: str, name: str, whole: JsonError) -> tuple[list[tuple[str, Any
     return found, left.sentence
 
 
-def _objects(text: str) -> list[tuple[str, Any]]:
-    """Of a text that begins with an object in each line these, read at once: many are events."""
+def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
+    """Of a text that begins with an object in each line these, read at once: many are events; and
+    where their lines end."""
     lines = [line.strip() for line in text.split("\n")]
     n = next((i for i, line in enumerate(lines) if line[:1] + line[-1:] != "{}"), len(lines))
     try:
         found = _parse(f"[{','.join(lines[:n])}]")
     except JsonError:
-        return []
-    return [(f"line {i}", one) for i, one in enumerate(found, start=1)] if len(found) == n else []
+        return [], 0
+    if len(found) != n:
+        return [], 0
+    end = len(text) if n == len(lines) else sum(map(len, text.split("\n")[:n])) + n
+    return [(f"line {i}", one) for i, one in enumerate(found, start=1)], end
 
 
 def _is_balanced(line: str) -> bool:

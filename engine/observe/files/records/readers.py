@@ -467,13 +467,17 @@ _PREDICTED = "accepted_prediction_tokens", "rejected_prediction_tokens"
 _PROPOSED = "proposed_tokens", "accepted_tokens"
 _ATTEMPTS = "attempts", "accepted", "rejected"
 """Of vllm-mlx's /v1/status, which drafts one token at a time."""
+_PICKED = "draft_n", "draft_n_accepted"
+"""Of llama-server's timings, where no more is kept of them."""
+
+_COUNTED = (_PREDICTED, _PROPOSED, _ATTEMPTS, _PICKED)
 
 
 def _read_prediction(node: Node) -> RecordedRequest:
     """Counts inside of `usage`."""
     values, found = node.fields(), RecordedRequest("", node.place, record=dict(node.values))
     is_predicted = _PREDICTED[0] in node.values
-    names = next(two for two in (_PREDICTED, _PROPOSED, _ATTEMPTS) if two[0] in node.values)
+    names = next(two for two in _COUNTED if two[0] in node.values)
     one, other = map(values.count, names[:2])
     found.num_draft_tokens, found.num_accepted_draft_tokens = one, other
     if is_predicted:
@@ -485,7 +489,13 @@ def _read_prediction(node: Node) -> RecordedRequest:
     return found
 
 
-USAGE = RecordShape("usage", "the OpenAI API", (_PREDICTED, _PROPOSED, _ATTEMPTS), _read_prediction)
+USAGE = RecordShape(
+    "usage",
+    "the OpenAI API",
+    _COUNTED,
+    _read_prediction,
+    without=("predicted_n", "draft_rounds", "num_draft_tokens", "latency_s"),
+)
 
 READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, USAGE)
 """Of what replies say."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
@@ -19,7 +19,7 @@ _FEW = 2
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
-_COMMAS = re.compile(r",(?=[^\s,])")
+_COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _RULE = set(" -|:+=│┃─━┼╇╪┿")
@@ -37,9 +37,11 @@ _COLUMNS = (
     ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
     ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
-    ("drafted", r"drafted(?: tokens)?|draft tokens|draft n|#?gen tokens"),
+    ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
+    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft tokens|draft n|#?gen tokens"),
+    ("drafted", r"(?:entworfen|vorgeschlagen)(?:e token)?|propos[eé]s"),
     ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
-    ("tokens", r"(?:(?:generated|output|predicted) )?tokens|pred(?:icted)?(?: n)?"),
+    ("tokens", r"(?:(?:generated|output|predicted) )?tokens?|pred(?:icted)?(?: n)?"),
     ("seconds", r"time ?\(s\)"),
     ("stop", r"stop"),
     ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
@@ -52,8 +54,23 @@ _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})"
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
 _OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$")
 _ALL = re.compile(r"(?:.{0,60} )?(?:overall|total|average|avg|mean):?", re.IGNORECASE)
-_ENGINES = (("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"))
+_ENGINES = (
+    *(("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"), ("ik llama", "ik_llama.cpp")),
+    *(("vllm", "vllm"), ("sglang", "sglang"), ("llama.cpp", "llama-server")),
+    ("llama-server", "llama-server"),
+)
 """By parts of the names of columns."""
+_ABOUT = re.compile("acc|draft|接受|^al$|angenommen|akzept")
+_ACCEPTED = ("rate", "mean", "accepted")
+_SAYS_WHAT = re.compile(
+    r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
+)
+"""What is part of a figure's name, and not that of an engine or a setting."""
+_DECIMAL_COMMA = re.compile(
+    r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
+)
+_OTHER_WAY = str.maketrans(",.", ".,")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 
 
 def has_table(text: str) -> bool:
@@ -75,10 +92,56 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
             columns = zip(*(cells for _, cells in table), strict=True)
             table, heads = [(number, list(cells)) for cells in columns], [0]
         for begin, end in pairwise([*heads, len(table)]):
-            columns_ = _names(table[begin][1])
+            sides = _sides(_names(table[begin][1]), table[begin - 1][1] if begin else [])
+            every = [one for _, row in table for one in row]
+            has_comma = any(map(_DECIMAL_COMMA.fullmatch, every)) and not any(
+                _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
+            )
             for number, cells in table[begin + 1 : end]:
-                if (found := _row(columns_, cells, number)) is not None:
-                    yield found
+                plain = [_plain_number(one, has_comma) for one in cells]
+                for side, places, names in sides:
+                    mine = [plain[i] for i in places]
+                    if (found := _row(names, mine, number, side)) is not None:
+                        yield found
+
+
+def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], list[str]]]:
+    """The engines or settings whose figures stand side by side, by what their names add to those
+    of figures, or by what is above them: each with places and names of its columns and of those
+    in common."""
+    parts = [_parts(one) for one in names]
+    if not any(side for side, _ in parts):
+        above = list(accumulate(above or names, lambda last, one: one or last))
+        parts = [
+            (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
+        ]
+    found = dict.fromkeys(side for side, one in parts if side and _kind(one) in _ACCEPTED)
+    if len(found) < 2:
+        return [("", list(range(len(names))), names)]
+    several = []
+    for side in found:
+        places = [i for i, (one, _) in enumerate(parts) if one == side or one not in found]
+        mine = [parts[i][1] if parts[i][0] == side else names[i] for i in places]
+        several.append((side, places, mine))
+    return several
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Whose a figure is, empty if its name does not say so, and the name of the figure."""
+    words = name.replace("(", "").replace(")", "").split()
+    for at in range(len(words) - 1, 0, -1):
+        for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
+            if _kind(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
+                return " ".join(side), " ".join(rest)
+    return "", name
+
+
+def _plain_number(cell: str, has_comma: bool) -> str:
+    """A cell whose numbers have neither signs between thousands nor a comma for a point."""
+    if not cell.lstrip("~≈")[:1].isdigit():
+        return cell
+    cell = cell.translate(_OTHER_WAY) if has_comma else cell
+    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), cell)
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
@@ -92,8 +155,9 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         if len(table) == 1 and not line.strip():
             continue
         # gaps alone are in any text
+        cells = _cells(line) if len(line) <= _LONGEST else []
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
-        cells = _cells(line) if is_row and len(line) <= _LONGEST else []
+        cells = cells if is_row or (len(cells) > _FEW and _is_head(_names(cells))) else []
         named = _NAMED.findall(line) if len(line) <= _LONGEST else []
         if len(named) > _FEW:  # a row that names its cells
             names = ["", *(name for name, _ in named)]
@@ -117,7 +181,7 @@ def _cells(line: str) -> list[str]:
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
     else:
-        parts = (_COMMAS if _COMMAS.search(line) is not None else _GAPS).split(line)
+        parts = max((one.split(line) for one in (_SEMICOLONS, _COMMAS, _GAPS)), key=len)
     return [one.strip(" \t*`") for one in parts]
 
 
@@ -127,8 +191,8 @@ def _names(cells: list[str]) -> list[str]:
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
-    parts = [one for one in names if re.search("acc|draft|接受|^al$", one)]
-    kinds = [kind for one in parts if (kind := _kind(one)) in ("rate", "mean", "accepted")]
+    parts = [one for one in names if _ABOUT.search(one)]
+    kinds = [one for one in parts if _kind(one) in _ACCEPTED or _kind(_parts(one)[1]) in _ACCEPTED]
     return bool(kinds) and not any(map(_NUMBER.fullmatch, names))
 
 
@@ -137,8 +201,8 @@ def _kind(name: str) -> str:
     return next((kind for kind, known in _COLUMNS if re.fullmatch(known, name)), "")
 
 
-def _row(columns: list[str], cells: list[str], number: int) -> RecordedRequest | None:
-    """A row, None if it has none of the numbers."""
+def _row(columns: list[str], cells: list[str], number: int, side: str) -> RecordedRequest | None:
+    """A row, None if it has none of the numbers. side: whose figures they are."""
     values: dict[str, str] = {}
     words: list[str] = []
     for name, cell in zip(columns, cells, strict=True):
@@ -148,9 +212,9 @@ def _row(columns: list[str], cells: list[str], number: int) -> RecordedRequest |
             words += [shown] if not values and (not words or re.search(r"[^\W\d]", shown)) else []
         elif kind == "speed" or kind not in values:  # of several speeds the last is the newest
             values[kind] = cell
-    around = " ".join(columns)
+    around = " ".join([*columns, side])
     engine = next((engine for sign, engine in _ENGINES if sign in around), "")
-    place = " ".join(words)[:200] or f"line {number}"
+    place = ", ".join(filter(None, [" ".join(words), side]))[:200] or f"line {number}"
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
     numbers = {kind: one for kind, v in values.items() if (one := _NUMBER.match(v)) is not None}
