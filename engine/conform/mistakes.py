@@ -46,12 +46,18 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     gates: list[tuple[str, torch.Tensor]] = [
         ("softplus is left out", raw + bias),
         ("dt_bias is left out", softplus(raw)),
+        ("dt_bias is added twice", softplus(raw + 2 * bias)),
+        ("dt_bias is taken off", softplus(raw - bias)),
+        (f"{'dt' if mamba else 'a'} is left out", softplus(bias + 0 * raw)),
         ("dt_bias is added after softplus", softplus(raw) + bias),
         ("exp is taken for softplus", torch.exp(raw + bias)),
         ("sigmoid is taken for softplus", torch.sigmoid(raw + bias)),
         ("max(x, 0) is taken for softplus", (raw + bias).clamp(min=0)),
         ("softplus has 2 for e within", torch.log(1 + torch.exp2(raw + bias))),
         ("softplus has base 2", torch.log2(1 + torch.exp(raw + bias))),
+    ]
+    gates += [
+        (f"softplus is left out above {t}", softplus(raw + bias, threshold=t)) for t in (1, 2, 5)
     ]
 
     def decay(g: torch.Tensor) -> Row:
