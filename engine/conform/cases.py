@@ -106,6 +106,14 @@ class Rows:
         """q, k and v of each row side by side, as a projection leaves them: [tokens, channels]."""
         return torch.cat([t.flatten(1) for t in (self.q, self.k, self.v)], 1)
 
+    def beside(self, *names: str) -> list[torch.Tensor]:
+        """Inputs as views of one tensor that has them side by side, as engines split a projection:
+        the strides of rows are not the sizes of rows."""
+        each = [self.tensors[name] for name in names]
+        whole = torch.cat([t.flatten(1) for t in each], 1)
+        parts = whole.split([t[0].numel() for t in each], 1)
+        return [part.view(t.shape) for part, t in zip(parts, each, strict=True)]
+
     def slices(self) -> list[slice]:
         """The rows of each sequence."""
         ends = self.starts.tolist()

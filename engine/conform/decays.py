@@ -23,6 +23,7 @@ _VIEWS = {
     "outputs, corrections and states": (0, 1, 2),
 }
 _BLOCK = 16  # rows that chunked kernels take at once
+_MOST_ROWS = 8  # of which each may be wrong alone
 # Whether what row j wrote (-1: the state before the rows) is meant where row i sees it
 Side = Callable[[int, int], bool]
 _SIDES: dict[str, Side] = {
@@ -327,9 +328,16 @@ class Log:
     def formulas(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
         and of all that they do."""
+        few = 1 < len(self.rows) <= _MOST_ROWS
         for cause, words, rows in formulas(self.shape, self.rows):
             yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
-            state = self.states[0]
-            for row, write in zip(rows, self._writes(rows), strict=True):
+            state, writes = self.states[0], self._writes(rows)
+            for row, write in zip(rows, writes, strict=True):
                 state = row["decay"] * state + write
             yield cause, words, state
+            for i in range(len(rows)) if few else ():
+                alone = f"{words}, in row {i} alone"
+                after = [rows[i], *self.rows[i + 1 :]]
+                yield cause, alone, play(self.shape, self.states[i], after)[1][-1]
+                more = rows[i]["decay"] * self.states[i] + writes[i] - self.states[i + 1]
+                yield cause, alone, self.states[-1] + self.kept(more, i + 1)

@@ -71,7 +71,8 @@ def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:
 
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:
     """Which heads, or channels, of [rows, heads, …] have a wrong value; bool [heads]."""
-    off = (seen - wanted).abs() > bound * max(1.0, float(wanted.abs().max()))
+    # by what is seen, as what is wanted may have NaN or infinity, and is wrong there
+    off = ~((seen - wanted).abs() <= bound * max(1.0, float(seen.abs().max())))
     return off.transpose(0, 1).flatten(1).any(1)
 
 

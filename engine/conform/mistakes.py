@@ -14,6 +14,7 @@ from engine.conform.fits import axes
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, step, terms
 
 _MOST_ROWS, _MOST_HEADS = 8, 16
+_BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
 
 
 def formulas(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -46,12 +47,18 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     gates: list[tuple[str, torch.Tensor]] = [
         ("softplus is left out", raw + bias),
         ("dt_bias is left out", softplus(raw)),
+        ("dt_bias is added twice", softplus(raw + 2 * bias)),
+        ("dt_bias is taken off", softplus(raw - bias)),
+        (f"{'dt' if mamba else 'a'} is left out", softplus(bias + 0 * raw)),
         ("dt_bias is added after softplus", softplus(raw) + bias),
         ("exp is taken for softplus", torch.exp(raw + bias)),
         ("sigmoid is taken for softplus", torch.sigmoid(raw + bias)),
         ("max(x, 0) is taken for softplus", (raw + bias).clamp(min=0)),
         ("softplus has 2 for e within", torch.log(1 + torch.exp2(raw + bias))),
         ("softplus has base 2", torch.log2(1 + torch.exp(raw + bias))),
+    ]
+    gates += [
+        (f"softplus is left out above {t}", softplus(raw + bias, threshold=t)) for t in (1, 2, 5)
     ]
 
     def decay(g: torch.Tensor) -> Row:
@@ -148,17 +155,23 @@ def strides(
         repeated = 1 if name == key else each.get(name, 1)
         held = torch.stack([row[key][::repeated] for row in made])
         size = held[0].numel()
-        for s in sorted(sizes - {size}):
-            starts = [first * size + r * s for r in range(len(tokens))]
-            if starts[-1] + size > held.numel():
+        cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
+        layouts_of = [(cause, held.flatten(), 0, size)]
+        for names in _BESIDE if name == key else ():
+            if name in names:
+                parts = [torch.stack([row[x].flatten() for row in made]) for x in names]
+                whole, at = torch.cat(parts, 1), sum(p.shape[1] for p in parts[: names.index(name)])
+                layouts_of.append(("wrong-stride", whole.flatten(), at, whole.shape[1]))
+        for (cause, flat, at, right), s in product(layouts_of, sorted(sizes)):
+            starts = [at + first * right + r * s for r in range(len(tokens))]
+            if s == right or starts[-1] + size > len(flat):
                 continue
             rows = []
             for row, start in zip(tokens, starts, strict=True):
-                part = held.flatten()[start : start + size].view(held[0].shape)
+                part = flat[start : start + size].view(held[0].shape)
                 part = part.repeat_interleave(repeated, 0)
                 rows.append((row if name == key else terms(shape, row)) | {key: part})
-            cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
-            yield cause, f"{name} of row r is read {s} r values on, not {size} r", rows
+            yield cause, f"{name} of row r is read {s} r values on, not {right} r", rows
 
 
 def offsets(shape: Shape, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -238,11 +251,12 @@ def row_by_row(
 
     for i, row in enumerate(tokens):
         parent = parents[i] if parents else i - 1
-        before, words_of = states[parent + 1], f"row {i} follows row {{}} and not row {parent}"
+        before, words_of = states[parent + 1], f"row {i} follows {{}} and not row {parent}"
         output, after = step(shape, before, row)
         left = wrong[i] = ~fits(i, output)
-        tree = range(-1, i if parents else -1)
-        of_parents = (("wrong-parent", words_of.format(p), states[p + 1], row, "") for p in tree)
+        tree = [(f"row {p}", state) for p, state in enumerate(states, -1)] if parents else []
+        tree += [("no row that has a state", 0 * start)] if parents else []
+        of_parents = (("wrong-parent", words_of.format(p), state, row, "") for p, state in tree)
         inputs = ((cause, words, before, rows[i], of) for cause, words, rows, of in ways)
         made_of = folds(tokens[:i]) if folds and i else ()
         after_row = f", after row {i} of the pass"

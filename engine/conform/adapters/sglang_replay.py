@@ -44,7 +44,7 @@ class Replay:
         out = torch.zeros_like(rows.v)
         slots = self.memory.whole([1 + s for s in rows.sequences])
         module.gdn_replayssm_spec_decode(
-            *(rows.q, rows.k, rows.v, rows.a, rows.b, rows.A_log, rows.dt_bias),
+            *(*rows.beside("q", "k", "v"), *rows.beside("a", "b"), rows.A_log, rows.dt_bias),
             *(self.checkpoint, self.d, self.k, self.g),
             *((self.raw_v, self.raw_k, self.beta) if self.raw else (None,) * 3),
             *(out, rows.starts, slots, slots, self.write, self.base, self.flush),

@@ -109,16 +109,18 @@ class Delta(Snapshots):
         if not keep:
             return packed_decode(self.package, rows, self.pool, self.slots(rows.sequences))
         module = self.package.module(f"{LINEAR}.fused_sigmoid_gating_recurrent")
-        n, q = sum(rows.lengths), rows.q.unsqueeze(0)
+        n = sum(rows.lengths)
+        q, k, v = (t.unsqueeze(0) for t in rows.beside("q", "k", "v"))
+        a, b = rows.beside("a", "b")
         self.calls += 1
         o = module.fused_sigmoid_gating_delta_rule_update(
             A_log=rows.A_log,
             dt_bias=rows.dt_bias.reshape(-1),
             q=q.as_subclass(_OnDevice) if self.calls % 2 else q,
-            k=rows.k.unsqueeze(0),
-            v=rows.v.unsqueeze(0),
-            a=rows.a.reshape(n, -1),
-            b=rows.b,
+            k=k,
+            v=v,
+            a=a.view(n, -1),
+            b=b,
             initial_state_source=self.pool,
             initial_state_indices=self.slots(rows.sequences),
             cu_seqlens=rows.starts,
@@ -163,14 +165,15 @@ class Mamba2(Snapshots):
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         n, t, heads, d = len(rows.sequences), rows.lengths[0], *rows.x.shape[1:]
         out = torch.empty_like(rows.x, dtype=self.dtype).view(n, t, heads, d)
+        x, B, C = (m.view(n, t, *m.shape[1:]) for m in rows.beside("x", "B", "C"))
         slots = self.slots(rows.sequences)
         self.called(
             self.pool,
-            rows.x.view(n, t, heads, d).to(self.dtype),
+            x.to(self.dtype),
             rows.dt.view(n, t, heads, 1).expand(n, t, heads, d),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            rows.B.view(n, t, *rows.B.shape[1:]).to(self.dtype),
-            rows.C.view(n, t, *rows.C.shape[1:]).to(self.dtype),
+            B.to(self.dtype),
+            C.to(self.dtype),
             rows.D.view(heads, 1).expand(heads, d),
             dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,

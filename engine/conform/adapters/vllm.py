@@ -106,9 +106,7 @@ class _DeltaGates(_Delta):
             a=rows.a,
             b=rows.b,
             dt_bias=rows.dt_bias,
-            q=rows.q.unsqueeze(0),
-            k=rows.k.unsqueeze(0),
-            v=rows.v.unsqueeze(0),
+            **dict(zip("qkv", (t.unsqueeze(0) for t in rows.beside("q", "k", "v")), strict=True)),
             initial_state=self.pool,
             inplace_final_state=True,
             cu_seqlens=rows.starts,
@@ -158,7 +156,7 @@ class _Recovered(_K3Gates):
             return super().run(rows, table, accepted)
         self.rows = rows
         o = self.module.kda_recoverssm_verify(
-            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a, rows.b)),
+            *(t.unsqueeze(0) for t in (*rows.beside("q", "k", "v"), *rows.beside("a", "b"))),
             *(rows.A_log, rows.dt_bias, None, self.pool, self.records, rows.starts),
             *(table.flatten(), self.shape.n_tokens),
         )
@@ -191,13 +189,14 @@ class _Mamba2(Paged):
         module = self.package.module(f"{_MAMBA}.mamba_ssm")
         n, heads, d = rows.x.shape
         out = torch.empty_like(rows.x)
+        x, B, C = rows.beside("x", "B", "C")
         module.selective_state_update(
             self.pool,
-            rows.x,
+            x,
             rows.dt.unsqueeze(-1).expand(n, heads, d),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            rows.B,
-            rows.C,
+            B,
+            C,
             rows.D.view(heads, 1).expand(heads, d),
             rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,

@@ -43,9 +43,15 @@ class Altered(own._Slots):
 
 
 class NoBias(Altered):
+    times = 0
+
     def change(self, p):
         rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * softplus(p.a)
+        p.tensors["g"] = -rate * softplus(p.a + self.times * p.dt_bias)
+
+
+class TwiceBias(NoBias):
+    times = 2
 
 
 class BaseTwo(Altered):
@@ -515,7 +521,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
     ("adapter", "recurrence", "cause", "words"),
     [
         (NoBias, "gdn", "wrong-gate", "dt_bias is left out"),
-        (NoBias, "kda", "wrong-gate", "dt_bias is left out"),
+        (TwiceBias, "kda", "wrong-gate", "dt_bias is added twice"),
         (BaseTwo, "kda", "wrong-gate", "power of 2"),
         (RawBeta, "gdn", "wrong-gate", "sigmoid of beta is left out"),
         (RawKeys, "gdn", "wrong-norm", "k is not normalized"),
