@@ -116,7 +116,7 @@ class StringArray(Sequence[str]):
         starts = self._starts if starts is None else starts
         ends = self._ends if ends is None else ends
         # eight bytes at every place, also at the end
-        words = np.ndarray(len(self._data) + 1, "<u8", self._data + bytes(8), strides=(1,))
+        words = _words(self._data + bytes(8))
         n = ends - starts
         unused = (8 * (8 - np.minimum(n, 8))).astype(np.uint64)
         return n, words[starts] << unused >> unused, words[ends - 8] >> unused
@@ -146,6 +146,11 @@ class StringArray(Sequence[str]):
 
 ByteParts = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Of strings the number of bytes, int32 [n], and the first and the last eight, uint64 [n]."""
+
+
+def _words(data: bytes | bytearray) -> np.ndarray:
+    """The eight bytes from each place on as a number, uint64 [n - 7], in the same memory."""
+    return np.ndarray(max(len(data) - 7, 0), "<u8", data, strides=(1,))
 
 
 def joined(left: ByteParts, right: ByteParts) -> ByteParts:
@@ -262,7 +267,7 @@ class Cursor:
     def text(self) -> str:
         """A length-prefixed string; invalid UTF-8 becomes U+FFFD."""
         begin = self.pos
-        self._pass(1, begin, array("q"))
+        self._pass_each(1, begin, array("q"))
         return self._data[begin + _LENGTH.size : self.pos].decode("utf-8", "replace")
 
     def texts(self, count: int) -> StringArray:
@@ -275,8 +280,11 @@ class Cursor:
         return StringArray(bytes(memoryview(self._data)[begin : self.pos]), ends)
 
     def _pass(self, count: int, begin: int, ends: array[int]) -> None:
-        if not self._pass_short(count, begin, ends):
-            self._pass_each(count, begin, ends)
+        while not self._pass_short(count, begin, ends):
+            if len(self._data) - self.pos > count << 8 or len(self._data) == self._limit:
+                return self._pass_each(count, begin, ends)
+            self._fill(2 * len(self._data))
+        return None
 
     def _pass_short(self, count: int, begin: int, ends: array[int]) -> bool:
         """Pass strings if they are there and shorter than 256 bytes, in a fifth of the time."""
@@ -285,13 +293,10 @@ class Cursor:
             found = [pos := pos + data[pos] + _LENGTH.size for _ in range(count)]
         except IndexError:
             return False
-        if pos > len(data):
+        places = np.array([self.pos, *found])
+        if pos > len(data) or (_words(data)[places[:-1]] > 255).any():
             return False
-        places = np.array([self.pos, *found[:-1]])
-        lengths = np.ndarray(len(data) - 7, "<u8", data, strides=(1,))[places]
-        if lengths.max() > 255:
-            return False
-        ends.extend(end - begin for end in found)
+        ends.frombytes((places[1:] - begin).tobytes())
         self.pos = pos
         return True
 
