@@ -20,7 +20,7 @@ try:
     from contextlib import suppress
     from importlib import import_module
     from importlib.abc import Loader, MetaPathFinder
-    from importlib.machinery import ModuleSpec
+    from importlib.machinery import ModuleSpec, PathFinder
     from pathlib import Path
     from types import ModuleType
 
@@ -88,9 +88,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.end()
 
 
-class _NoMetaKernels(MetaPathFinder, Loader):
-    """Leaves a quarter of `import torch` out: the registration of what tells shapes of results to
-    torch.compile and torch.export, which nothing here uses.
+class _Postponed(ModuleType):
+    """A module that is read when something in it is asked for."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") and name != "__all__":  # who looks at all modules asks for these
+            raise AttributeError(name)
+        later = self.__spec__.loader if self.__spec__ else None
+        assert isinstance(later, _Later)
+        self.__class__ = ModuleType
+        later.loader.exec_module(self)
+        return getattr(self, name)
+
+
+class _Later(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Postponed
+
+
+_UNUSED = frozenset(
+    {
+        "_strobelight",
+        "ao",
+        "compiler",
+        "distributions",
+        "export",
+        "fx.passes",
+        "masked",
+        "onnx",
+        "optim",
+        "profiler",
+        "quantization",
+        "sparse",
+        "testing",
+        "utils.data",
+    }
+)
+"""What torch imports for others: a fifth of its modules. They are there once they are used."""
+
+
+class _ShorterTorch(MetaPathFinder, Loader):
+    """Leaves a third of `import torch` out: the registration of what tells shapes of results to
+    torch.compile and torch.export, which nothing here uses, and the modules of _UNUSED.
 
     And threads that wait for each other in GNU's OpenMP, which is loaded with torch, sleep after
     half a millisecond instead of 15: next to other work they take its time, and a start that
@@ -98,9 +140,16 @@ class _NoMetaKernels(MetaPathFinder, Loader):
 
     _spins = ""
 
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, _: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name == "torch" and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
             os.environ["GOMP_SPINCOUNT"] = self._spins = "10000"
+        if name.startswith("torch.") and name[6:] in _UNUSED:
+            spec = PathFinder.find_spec(name, path)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Later(spec.loader)
+            return spec
         return ModuleSpec(name, self) if name == "torch._meta_registrations" else None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -111,17 +160,17 @@ class _NoMetaKernels(MetaPathFinder, Loader):
         set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
 
 
-_no_meta_kernels = _NoMetaKernels()
+_shorter_torch = _ShorterTorch()
 
 
-def leave_out_meta_kernels() -> None:
+def shorten_torch() -> None:
     """Make the import of torch shorter; no effect once it is there."""
-    if "torch" not in sys.modules and _no_meta_kernels not in sys.meta_path:
-        sys.meta_path.insert(0, _no_meta_kernels)
+    if "torch" not in sys.modules and _shorter_torch not in sys.meta_path:
+        sys.meta_path.insert(0, _shorter_torch)
 
 
 def _dispatch(argv: list[str]) -> int:
-    leave_out_meta_kernels()
+    shorten_torch()
     name, words = split_command(argv)
     with collections_wait():
         module = import_module(module_of(name))

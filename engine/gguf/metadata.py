@@ -89,7 +89,7 @@ def _as_bool(value: Any) -> bool | None:
 
 def _as_ints(value: Any) -> list[int] | None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "iub":
-        return [int(item) for item in value.tolist()]
+        return (value.view(np.uint8) if value.dtype == np.bool_ else value).tolist()
     return [value] if type(value) is int else None
 
 

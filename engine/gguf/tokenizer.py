@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
-from tokenizers import Tokenizer as MergeTokenizer
-from tokenizers.models import BPE
+import numpy as np
 
 from engine.errors import ModelFileError, UnsupportedModelError
-from engine.gguf.binary import BLOCK, check_cancelled, never, shorten
+from engine.gguf.binary import StringArray, check_cancelled, never, shorten
+from engine.gguf.byte_pairs import BytePairs
 from engine.gguf.metadata import TypedMetadata
-from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of, pre_tokenizer
+from engine.gguf.pretokenise import BYTE_CHARACTERS, SPLITTINGS, bytes_of
 from engine.gguf.scored_pieces import BYTE_TOKENS, SCORED, bytes_of_scored
 
 MAX_TOKEN_LENGTH = 4096  # characters; real vocabularies stay below 300
@@ -69,7 +69,7 @@ class Tokenizer:
     def __init__(
         self,
         tokens: Sequence[str],
-        types: Sequence[int],
+        types: bytes,
         ids: dict[str, int],
         encode: Callable[[str], list[int]],
         *,
@@ -85,8 +85,9 @@ class Tokenizer:
     ) -> None:
         """Takes consistent parts; `from_gguf` is the way in that checks them.
 
-        ids: of every text in `tokens`. encode: cuts a text without special tokens. prefix: what
-        goes in front of a text at the beginning and after a special token.
+        ids: of the texts in `tokens` that may end a text, at least. encode: cuts a text without
+        special tokens. prefix: what goes in front of a text at the beginning and after a special
+        token.
         """
         self.model = model
         self.pre = pre
@@ -133,17 +134,7 @@ class Tokenizer:
             )
         tokens, ids = _read_tokens(file, BYTE_CHARACTERS, cancelled)
         types = _read_types(file, len(tokens))
-        if splitting.by_rank and "tokenizer.ggml.merges" not in file.metadata:
-            merges = _merges_by_rank(tokens, types, ids, cancelled)
-        else:
-            merges = _read_merges(file, ids, cancelled)
-        merger = MergeTokenizer(BPE(vocab=ids, merges=merges, ignore_merges=splitting.whole_words))
-        merger.pre_tokenizer = pre_tokenizer(splitting)
-
-        def encode(text: str) -> list[int]:
-            found: list[int] = merger.encode(text, add_special_tokens=False).ids
-            return found
-
+        encode = BytePairs(file, tokens, types, splitting, cancelled).encode
         kept = _kept(file, len(tokens), add_bos=splitting.add_bos)
         return cls(tokens, types, ids, encode, model=model, pre=pre, **kept)
 
@@ -156,7 +147,7 @@ class Tokenizer:
         make_encoder, begins = SCORED[model]
         kept = _kept(file, len(tokens), bos=1, eos=2, add_bos=begins)
         spaced = file.bool_("tokenizer.ggml.add_space_prefix", begins) and begins
-        encode = make_encoder(tokens, ids, scores, types)
+        encode = make_encoder(tokens, {text: i for i, text in enumerate(tokens)}, scores, types)
         prefix = " " if spaced else ""
         return cls(tokens, types, ids, encode, model=model, pre=pre, prefix=prefix, **kept)
 
@@ -235,9 +226,10 @@ class StreamDecoder:
         return rest
 
 
-def _longest_first(tokens: Sequence[str], types: Sequence[int]) -> list[tuple[str, int]]:
+def _longest_first(tokens: Sequence[str], types: bytes) -> list[tuple[str, int]]:
     """Texts and ids of the tokens that are cut out of a text, most UTF-8 bytes first."""
-    wanted = [(tokens[i], i) for i, kind in enumerate(types) if kind in _CUT_OUT and tokens[i]]
+    places = np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), list(_CUT_OUT)))
+    wanted = [(tokens[i], i) for i in places.tolist() if tokens[i]]
     return sorted(wanted, key=lambda entry: len(entry[0].encode()), reverse=True)
 
 
@@ -269,30 +261,19 @@ def _cut(text: str, specials: list[tuple[str, int]]) -> list[str | int]:
     return [part for part in parts if part != ""]
 
 
-def _blocks(
-    items: Sequence[str], cancelled: Callable[[], bool]
-) -> Iterator[tuple[int, Sequence[str]]]:
-    """The items some at a time, with the index of the first; raises Cancelled in between."""
-    for start in range(0, len(items), BLOCK):
-        check_cancelled(cancelled)
-        yield start, items[start : start + BLOCK]
-
-
 def _read_tokens(
     file: TypedMetadata, of_bytes: Sequence[str], cancelled: Callable[[], bool]
-) -> tuple[Sequence[str], dict[str, int]]:
-    """All tokens, and the id of each text; of a text that is there twice, the last. of_bytes: the
-    tokens of single bytes, all of which are needed."""
+) -> tuple[StringArray, dict[str, int]]:
+    """All tokens, and the ids of those that are asked for by name; of a text that is there twice,
+    the last. of_bytes: the tokens of single bytes, all of which are needed."""
     key = "tokenizer.ggml.tokens"
-    tokens = file.strs(key)
-    ids: dict[str, int] = {}
-    longest = 0
-    for start, block in _blocks(tokens, cancelled):
-        longest = max(longest, *map(len, block))
-        ids.update(zip(block, range(start, start + len(block)), strict=True))
-    if longest > MAX_TOKEN_LENGTH:
+    tokens = StringArray.of(file.strs(key))
+    check_cancelled(cancelled)
+    longest = tokens.longest
+    if longest > MAX_TOKEN_LENGTH and (longest := max(map(len, tokens))) > MAX_TOKEN_LENGTH:
         what = f"a token of {longest:,} characters, more than {MAX_TOKEN_LENGTH:,}"
         raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
+    ids = {tokens[i]: i for i in tokens.places({*of_bytes, *_END_TEXTS})}
     missing = [byte for byte, text in enumerate(of_bytes) if text not in ids]
     if missing:
         what = f"no token for byte 0x{missing[0]:02X} among {len(tokens):,}"
@@ -300,18 +281,16 @@ def _read_tokens(
     return tokens, ids
 
 
-def _read_types(file: TypedMetadata, n_vocab: int) -> list[int]:
+def _read_types(file: TypedMetadata, n_vocab: int) -> bytes:
     key = "tokenizer.ggml.token_type"
-    types = file.ints(key, [int(TokenType.NORMAL)] * n_vocab)
+    types = np.array(file.ints(key, [int(TokenType.NORMAL)] * n_vocab))
     if len(types) != n_vocab:
         what = f"{len(types):,} types for {n_vocab:,} tokens"
         raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
-    unknown = set(types).difference(TokenType)
-    if unknown:
-        raise ModelFileError(
-            file.path, f"key {key}", f"{min(unknown)} is not a token type", _REMEDY
-        )
-    return types
+    if (unknown := types[(types < min(TokenType)) | (types > max(TokenType))]).size:
+        what = f"{unknown.min()} is not a token type"
+        raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
+    return types.astype(np.uint8).tobytes()
 
 
 def _read_scores(file: TypedMetadata, n_vocab: int) -> list[float]:
@@ -340,40 +319,6 @@ def _kept(
         "add_bos": file.bool_("tokenizer.ggml.add_bos_token", add_bos),
         "add_eos": file.bool_("tokenizer.ggml.add_eos_token", False),
     }
-
-
-def _read_merges(
-    file: TypedMetadata, ids: dict[str, int], cancelled: Callable[[], bool]
-) -> list[tuple[str, str]]:
-    """Pairs in rank order; of a pair that is listed twice the first counts."""
-    key = "tokenizer.ggml.merges"
-    own = [""] * (max(ids.values()) + 1)  # one object for all merges that name a token
-    for text, token_id in ids.items():
-        own[token_id] = text
-    pairs: dict[tuple[str, str], None] = {}
-    for start, block in _blocks(file.strs(key), cancelled):
-        for rank, merge in enumerate(block, start):
-            left, _, right = merge.partition(" ")
-            if not (left and right and left in ids and right in ids and left + right in ids):
-                what = f"merge {rank} ({shorten(merge)}) names a token not in the vocabulary"
-                raise ModelFileError(file.path, f"key {key}", what, _REMEDY)
-            pairs.setdefault((own[ids[left]], own[ids[right]]))
-    check_cancelled(cancelled)  # the library that takes them cannot be interrupted
-    return list(pairs)
-
-
-def _merges_by_rank(
-    tokens: Sequence[str], types: list[int], ids: dict[str, int], cancelled: Callable[[], bool]
-) -> list[tuple[str, str]]:
-    """The merges of a vocabulary whose tokens are in the order of their ranks: whatever two tokens
-    make a third one are merged, the first made first (as tiktoken does)."""
-    merges = []
-    for start, block in _blocks(tokens, cancelled):
-        for token_id, token in enumerate(block, start):
-            if types[token_id] == TokenType.NORMAL and ids[token] == token_id:
-                cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
-                merges += [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
-    return merges
 
 
 def _read_id(

@@ -25,8 +25,8 @@ def test_no_subcommand_imports_qt(python: Python) -> None:
     modules = [module_of(name) for name in SUBCOMMANDS]
     done = python(
         f"import sys, importlib\n"
-        f"from app.__main__ import leave_out_meta_kernels\n"
-        f"leave_out_meta_kernels()\n"
+        f"from app.__main__ import shorten_torch\n"
+        f"shorten_torch()\n"
         f"for name in {modules!r} + ['engine.session']:\n"
         f"    importlib.import_module(name)\n"
         f"from app.__main__ import main\n"
@@ -34,6 +34,12 @@ def test_no_subcommand_imports_qt(python: Python) -> None:
         f"qt = [m for m in sys.modules if m.startswith(('PySide6', 'shiboken', 'pyqtgraph'))]\n"
         f"assert 'torch' in sys.modules\n"
         f"assert not hasattr(sys.modules['torch._meta_registrations'], 'register_meta')\n"
+        f"import torch\n"
+        f"from app.__main__ import _UNUSED\n"
+        f"for name in _UNUSED:\n"
+        f"    assert '__builtins__' not in vars(sys.modules['torch.' + name]), name\n"
+        f"assert torch.distributions.Normal(0.0, 1.0).sample().shape == ()\n"
+        f"assert torch.optim.SGD([torch.zeros(1)], lr=1.0)\n"
         f"import os\n"
         f"assert 'GOMP_SPINCOUNT' not in os.environ\n"
         f"assert not qt, qt"

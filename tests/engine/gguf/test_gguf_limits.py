@@ -122,19 +122,19 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_large_vocabulary_looks_often_whether_it_goes_on(large: Path) -> None:
-    """Once per block of its texts, when they are read and when they are used."""
+    """Once per block of its texts, when they are read, and between steps over all of them."""
     opening, using = Watch(), Watch()
     with GgufFile.open(large, opening) as file:
         tokenizer = Tokenizer.from_gguf(file, using)
     assert tokenizer.n_vocab == 250_000
     assert opening.n > 500_000 // BLOCK
-    assert using.n > 500_000 // BLOCK
+    assert using.n > 3
 
 
 def test_opening_and_the_tokenizer_end_when_cancelled(large: Path) -> None:
-    for looks in (0, 1, 20):
+    for looks in (0, 1, 3):
         with pytest.raises(Cancelled):
-            GgufFile.open(large, Watch(looks))
+            GgufFile.open(large, Watch(20 * looks))
         with GgufFile.open(large) as file, pytest.raises(Cancelled):
             Tokenizer.from_gguf(file, Watch(looks))
 
