@@ -30,6 +30,7 @@ from kernels.linear.integer_blocks.digits_with_triton import (
     scales_of_long,
 )
 from kernels.linear.integer_blocks.rows_with_triton import (
+    MOST_NORMED,
     NO_FINISH,
     WORDS_OF_GROUP,
     Finish,
@@ -355,7 +356,8 @@ def products(
         column += part.n_out
     y = numbers.new_empty(*numbers.shape[:-1], column)
     added = launch.rows if residual is None else as_rows(residual.x)
-    run, then, kept = finish or norm_after(residual, launch.n_rows) or NO_FINISH
+    most = max(1, MOST_NORMED // column)
+    run, then, kept = finish or norm_after(residual, launch.n_rows, most) or NO_FINISH
     _product[(program, cdiv(launch.n_rows, launch.side))](
         launch.rows, launch.rows.stride(0), launch.integers or (launch.rows,), tuple(places), y,
         added, added.stride(0), then, run and counters(y.device),

@@ -10,7 +10,12 @@ from kernels.dispatch import counters
 from kernels.linear.block_parts import PreparedRows, Residual, quantise
 from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import with_triton
-from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED, integer_rows, operation_rows
+from kernels.linear.integer_blocks.rows_with_triton import (
+    MOST_NORMED,
+    integer_rows,
+    norm_after,
+    operation_rows,
+)
 from kernels.linear.integer_blocks.with_triton import integer_linear, opened, products
 from kernels.linear.packed import PackedWeight
 from kernels.norm import with_triton as norm
@@ -223,7 +228,8 @@ def test_the_last_program_norms_the_sum(device, n_rows, d, closing, types, invar
 
 
 def test_many_rows_are_normed_by_a_launch_of_their_own(device):
-    n_rows = MOST_NORMED + 1
-    residual = Residual(torch.randn(n_rows, 32, device=device), (torch.ones(32), 1e-6, ()))
-    products(rows(n_rows, device), [blocks("Q8_0", 32, device)], residual=residual)
-    assert residual.normed is None
+    then = torch.ones(MOST_NORMED // 3, device=device), 1e-6, ()
+    for n_rows, is_alone in ((3, False), (4, True)):
+        residual = Residual(torch.empty(n_rows, len(then[0]), device="meta"), then)
+        found = norm_after(residual, n_rows, MOST_NORMED // len(then[0]))
+        assert (found is None) == (residual.normed is None) == is_alone
