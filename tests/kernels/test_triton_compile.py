@@ -303,6 +303,18 @@ def test_a_router_that_chooses(compiled, sizes):
     assert kernel.name == "_product" and kernel.n_registers <= 128
 
 
+@in_turn("types", [("Q8_0", "Q4_0"), ("Q5_K", "Q5_K")])
+def test_products_of_columns(compiled, types):
+    def packed(type_name, n_out, n_in):
+        return pack_blocks(random_blocks(type_name, n_out, n_in), type_name, "q8")
+
+    columns = [(256 * i, packed(type_name, 64, 256)) for i, type_name in enumerate(types)]
+    first = packed("Q4_K", 512, 2048)
+    assert integers_op.products_of_columns(torch.ones(1, 2048), [first], columns)
+    assert [kernel.name for kernel in compiled] == ["_quantise", "_product", "_product"]
+    assert all(kernel.n_registers <= 128 for kernel in compiled)
+
+
 @in_turn("n_vocab", [512, 248_320])
 def test_records_of_rows(compiled, n_vocab):
     logits = torch.ones(1, n_vocab).expand(4, n_vocab)

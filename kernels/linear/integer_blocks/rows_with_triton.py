@@ -75,13 +75,13 @@ def store_row(values, kept, row, first, n_in, inside, KEPT: tl.constexpr, N: tl.
     each kind asked for. kept: integers, scales and sums of each; KEPT: its SIDE and PART."""
     for i in tl.static_range(len(KEPT)):
         integers, scales, sums = kept[i]
-        _store_kind(
+        store_kind(
             values, integers, scales, sums, row, first, n_in, inside, KEPT[i][0], KEPT[i][1], N
         )
 
 
 @jit
-def _store_kind(
+def store_kind(
     values, integers, scales, sums, row, first, n_in, inside,
     SIDE: tl.constexpr, PART: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
