@@ -75,13 +75,13 @@ def store_row(values, kept, row, first, n_in, inside, KEPT: tl.constexpr, N: tl.
     each kind asked for. kept: integers, scales and sums of each; KEPT: its SIDE and PART."""
     for i in tl.static_range(len(KEPT)):
         integers, scales, sums = kept[i]
-        store_kind(
+        _store_kind(
             values, integers, scales, sums, row, first, n_in, inside, KEPT[i][0], KEPT[i][1], N
         )
 
 
 @jit
-def store_kind(
+def _store_kind(
     values, integers, scales, sums, row, first, n_in, inside,
     SIDE: tl.constexpr, PART: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -161,6 +161,28 @@ def _norm(y, then, row, d, KEPT: tl.constexpr):
     """then: weight, normed rows, what is kept, eps."""
     weight, normed, kept, eps = then
     norm_row(y, d, weight, normed, kept, row, d, eps, KEPT, _SUMMED)
+
+
+@jit
+def round_columns(y, then, row, y_row, KEPT: tl.constexpr):
+    """Rows for further products out of a row of results. then: of each the first column, and of one
+    kind integers, scales and sums; KEPT: its length, SIDE and PART."""
+    for i in tl.static_range(len(KEPT)):
+        column, integers, scales, sums = then[i]
+        _round_some(
+            y + row * y_row + column, integers, scales, sums, row,
+            KEPT[i][0], KEPT[i][1], KEPT[i][2],
+        )  # fmt: skip
+
+
+@jit
+def _round_some(
+    x, integers, scales, sums, row, WIDTH: tl.constexpr, SIDE: tl.constexpr, PART: tl.constexpr
+):  # fmt: skip
+    for first in range(0, WIDTH, 256):
+        at = first + tl.arange(0, 256)
+        values = tl.load(x + at, at < WIDTH, 0.0, cache_modifier=".cg")
+        _store_kind(values, integers, scales, sums, row, first, WIDTH, True, SIDE, PART, 256)
 
 
 @jit

@@ -42,7 +42,7 @@ from kernels.linear.integer_blocks.rows_with_triton import (
     norm_after,
     part_of,
     parts_of,
-    store_kind,
+    round_columns,
     store_row,
 )
 from kernels.linear.packed import BlockData, PackedWeight
@@ -385,28 +385,6 @@ def _launched(
     return y
 
 
-@jit
-def _round_columns(y, then, row, y_row, KEPT: tl.constexpr):
-    """Rows for further products out of a row of results. then: of each the first column, and of one
-    kind integers, scales and sums; KEPT: its length, SIDE and PART."""
-    for i in tl.static_range(len(KEPT)):
-        column, integers, scales, sums = then[i]
-        _round_some(
-            y + row * y_row + column, integers, scales, sums, row,
-            KEPT[i][0], KEPT[i][1], KEPT[i][2],
-        )  # fmt: skip
-
-
-@jit
-def _round_some(
-    x, integers, scales, sums, row, WIDTH: tl.constexpr, SIDE: tl.constexpr, PART: tl.constexpr
-):  # fmt: skip
-    for first in range(0, WIDTH, 256):
-        at = first + tl.arange(0, 256)
-        values = tl.load(x + at, at < WIDTH, 0.0, cache_modifier=".cg")
-        store_kind(values, integers, scales, sums, row, first, WIDTH, True, SIDE, PART, 256)
-
-
 def products_of_columns(
     x: torch.Tensor | PreparedRows,
     packed: Sequence[PackedWeight],
@@ -430,7 +408,7 @@ def products_of_columns(
         (at, *one) for (at, _), rows in zip(columns, made, strict=True) for one in rows.values()
     )
     constants = tuple((width, *kind) for parts in kinds for kind in kinds_of(parts))
-    found = products(x, packed, invariant=invariant, finish=(_round_columns, then, constants))
+    found = products(x, packed, invariant=invariant, finish=(round_columns, then, constants))
     if found is None:
         return None
     rows = found[0][..., columns[0][0] : columns[0][0] + width]
