@@ -35,6 +35,7 @@ __all__ = [
     "gated_linear",
     "linear",
     "linear_each",
+    "linear_of_columns",
     "multiply_rows",
     "operation_rows",
     "pack",
@@ -101,6 +102,28 @@ def linear_each(
     numbers = x.numbers if isinstance(x, PreparedRows) else x
     results = [_linear_alone(numbers, each, invariant=invariant) for each in packed]
     return results if residual is None else [add(residual.x, y) for y in results]
+
+
+def linear_of_columns(
+    x: Rows,
+    packed: Sequence[PackedWeight],
+    columns: Sequence[tuple[int, PackedWeight]],
+    *,
+    invariant: bool = False,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """`linear_each`, and `linear` of further matrices with columns of its first result, from such a
+    column on; on a GPU two launches for few rows."""
+    if columns and runs_triton(x):
+        from kernels.linear.integer_blocks.with_triton import products_of_columns
+
+        found = products_of_columns(x, packed, columns, invariant=invariant)
+        if found is not None:
+            return found
+    first = linear_each(x, packed, invariant=invariant)
+    return first, [
+        linear(first[0][..., at : at + matrix.shape[1]], matrix, invariant=invariant)
+        for at, matrix in columns
+    ]
 
 
 def gated_linear(

@@ -15,7 +15,7 @@ import triton.language as tl
 from kernels import moe
 from kernels.dispatch import torch_version
 from kernels.linear.block_linear.with_triton import decode
-from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED, sum_in_pairs
+from kernels.linear.integer_blocks.rows_with_triton import sum_in_pairs
 from kernels.linear.integer_blocks.with_triton import products
 from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import NOTHING, Added, Choice
@@ -28,6 +28,9 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 MIN_ROWS = 16
 FEW_CHOICES = 128
 """Choices of experts that one program sorts."""
+MOST_ROUTED = 2
+"""Rows whose experts the last program of a router's product chooses, one after the other; of more,
+each is a program (not measured: kernels.linear.integer_blocks.rows_with_triton, MOST_NORMED)."""
 _GATED = EXPRESSIONS["output_gate"]
 
 
@@ -262,7 +265,7 @@ def route_product(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """See kernels.moe.route_product."""
     routing = _routing(len(x), n_experts, bias, choice, x.device)
-    if routing is None or len(x) > MOST_NORMED:
+    if routing is None or len(x) > MOST_ROUTED:
         return None
     found = products(x, [packed], invariant=invariant, finish=routing)
     _, (_, weights, ids, *_), _ = routing

@@ -31,8 +31,8 @@ LAUNCHES = {
     "qwen35": {"DeltaNet Swiglu": 7, "Attention Swiglu": 7},
     "lfm2": {"ShortConv Swiglu": 6, "Attention Swiglu": 7},
     "kimi-linear": {
-        "Kda Swiglu": 11,
-        "Kda MixtureOfExperts": 14,
+        "Kda Swiglu": 8,
+        "Kda MixtureOfExperts": 11,
         "LatentAttention MixtureOfExperts": 16,
     },
     "lfm2moe": {

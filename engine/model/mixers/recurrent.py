@@ -20,7 +20,7 @@ from engine.model.recurrence import ConvInputs, StateKey
 from engine.model.recurrent_states import DeltaInputs, ScanInputs, SsdInputs
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from kernels.dispatch import runs_triton
-from kernels.linear import Residual, Rows, operation_rows
+from kernels.linear import Residual, Rows, linear_of_columns, operation_rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
 
@@ -181,8 +181,12 @@ class Kda(_DeltaRule):
         )
         self._sizes = [3 * width, n_decay, n_gate]
         self._qkv_sizes = [2 * width, width]
-        self._decay = _second(weights, part.decay)
-        self._gate = _second(weights, part.gate)
+        self._names = part.decay, part.gate
+        self._second = [
+            (at, weights.project(names[1]).packed)
+            for at, names in zip((3 * width, 3 * width + n_decay), self._names, strict=True)
+            if len(names) == 2
+        ]
         a = weights.keep("ssm_a").flatten().repeat_interleave(part.head_dim)
         self._a = -a if part.positive_a else a
 
@@ -190,12 +194,14 @@ class Kda(_DeltaRule):
         self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
     ) -> torch.Tensor:
         invariant = around.invariant
-        joined, beta = project_each(x, self._inputs, invariant=invariant)
-        channels, decay, gate = joined.split_with_sizes(self._sizes, -1)
-        if self._decay:
-            decay = self._decay(decay, invariant=invariant)
-        if self._gate:
-            gate = self._gate(gate, invariant=invariant)
+        (joined, beta), second = linear_of_columns(x, self.reads, self._second, invariant=invariant)
+        channels, *first = joined.split_with_sizes(self._sizes, -1)
+        # what comes of one matrix, or of two
+        found = iter(second)
+        decay, gate = (
+            next(found) if len(names) == 2 else one
+            for one, names in zip(first, self._names, strict=True)
+        )
         decay = decay.view(*gate.shape[:2], -1, self._norm.shape[0])
         return self._advance(around, channels, decay, self._a, beta, gate, residual)
 
@@ -205,11 +211,6 @@ def _qkv(weights: Weights) -> list[MatrixRows]:
     if "attn_qkv.weight" in weights:
         return [weights.rows("attn_qkv.weight")]
     return [weights.rows(f"attn_{one}.weight") for one in "qkv"]
-
-
-def _second(weights: Weights, names: tuple[str, ...]) -> Projection | None:
-    """The second of two matrices."""
-    return weights.project(names[1]) if len(names) == 2 else None
 
 
 class Mamba(_RecurrentMixer):

@@ -24,9 +24,11 @@ from kernels.triton_setup import as_rows, cdiv, jit
 WORDS_OF_GROUP = {"Q4_K": 8, "Q5_K": 8, "IQ4_XS": 8}
 """Words that share a scale in long blocks; 4 in other types."""
 
-MOST_NORMED = 4
-"""Rows that the last program of a product norms, one after the other, with its single warp. More
-of them are a launch of its own, where each is a program, with the same bits."""
+MOST_NORMED = 4096
+"""Numbers of rows that the last program of a product norms with its single warp, one row after the
+other, or one row of any length. More are a launch of its own, where each row is a program of four
+warps, with the same bits. Not measured: small launches took 3 us each on an H100, and this is what
+one warp is thought to do in about that time."""
 
 _ROUND = tl.constexpr(1.5 * 2**23)
 """A number this large has no digits after the point: adding it rounds, ties to even."""
@@ -117,9 +119,13 @@ def norm_row(x, x_row, weight, y, kept, row, d, eps, KEPT: tl.constexpr, N: tl.c
         values = tl.load(x + at, at < d, 0.0, cache_modifier=".cg")
         squares += values * values
     scale = 1.0 / tl.sqrt(sum_in_pairs(squares) / d + eps)
+    at = tl.arange(0, N)
+    later = tl.load(x + at, at < d, 0.0, cache_modifier=".cg")
     for first in range(0, d, N):
+        # the next numbers are on their way while these are rounded
+        values, at = later * scale, first + N + tl.arange(0, N)
+        later = tl.load(x + at, at < d, 0.0, cache_modifier=".cg")
         at = first + tl.arange(0, N)
-        values = tl.load(x + at, at < d, 0.0, cache_modifier=".cg") * scale
         values *= tl.load(weight + at, at < d, 0.0)
         tl.store(y + row * d + at, values, at < d)
         store_row(values, kept, row, first, d, True, KEPT, N)
@@ -155,6 +161,28 @@ def _norm(y, then, row, d, KEPT: tl.constexpr):
     """then: weight, normed rows, what is kept, eps."""
     weight, normed, kept, eps = then
     norm_row(y, d, weight, normed, kept, row, d, eps, KEPT, _SUMMED)
+
+
+@jit
+def round_columns(y, then, row, y_row, KEPT: tl.constexpr):
+    """Rows for further products out of a row of results. then: of each the first column, and of one
+    kind integers, scales and sums; KEPT: its length, SIDE and PART."""
+    for i in tl.static_range(len(KEPT)):
+        column, integers, scales, sums = then[i]
+        _round_some(
+            y + row * y_row + column, integers, scales, sums, row,
+            KEPT[i][0], KEPT[i][1], KEPT[i][2],
+        )  # fmt: skip
+
+
+@jit
+def _round_some(
+    x, integers, scales, sums, row, WIDTH: tl.constexpr, SIDE: tl.constexpr, PART: tl.constexpr
+):  # fmt: skip
+    for first in range(0, WIDTH, 256):
+        at = first + tl.arange(0, 256)
+        values = tl.load(x + at, at < WIDTH, 0.0, cache_modifier=".cg")
+        _store_kind(values, integers, scales, sums, row, first, WIDTH, True, SIDE, PART, 256)
 
 
 @jit
@@ -225,9 +253,9 @@ its own, the row, the length of one, and constants; these tensors and numbers; t
 NO_FINISH = None, None, ()
 
 
-def norm_after(residual: Residual | None, n_rows: int, most: int = MOST_NORMED) -> Finish | None:
-    """The norm that a sum goes through, if there is one, and not too many rows; the residual has
-    what it makes of them."""
+def norm_after(residual: Residual | None, n_rows: int, most: int) -> Finish | None:
+    """The norm that a sum goes through, if there is one, and no more than `most` rows; the residual
+    has what it makes of them."""
     if residual is None or residual.norm is None or n_rows > most:
         return None
     weight, eps, reads = residual.norm

@@ -30,6 +30,7 @@ from kernels.linear.integer_blocks.digits_with_triton import (
     scales_of_long,
 )
 from kernels.linear.integer_blocks.rows_with_triton import (
+    MOST_NORMED,
     NO_FINISH,
     WORDS_OF_GROUP,
     Finish,
@@ -41,6 +42,7 @@ from kernels.linear.integer_blocks.rows_with_triton import (
     norm_after,
     part_of,
     parts_of,
+    round_columns,
     store_row,
 )
 from kernels.linear.packed import BlockData, PackedWeight
@@ -319,12 +321,16 @@ class ProductLaunch:
         fixed = invariant and any(part.type == "F32" for part in parts)
         self.side = MAX_ROWS if fixed else min(power_of_2(self.n_rows), MAX_ROWS)
 
-    def places(self, parts: Sequence[Part]) -> dict[str, tuple[object, ...]]:
-        """Of the parts TYPES, LAYOUTS and ROWS."""
-        places = [0 if p.type == "F32" else self.wanted.index(part_of(p.type)) for p in parts]
+    def places(
+        self, parts: Sequence[Part], rows: Sequence[int] | None = None
+    ) -> dict[str, tuple[object, ...]]:
+        """Of the parts TYPES, LAYOUTS and ROWS. rows: the last, where parts have rows of their
+        own."""
+        if rows is None:
+            rows = [0 if p.type == "F32" else self.wanted.index(part_of(p.type)) for p in parts]
         return {
             "TYPES": tuple(part.type for part in parts),
-            "ROWS": tuple(places),
+            "ROWS": tuple(rows),
             "LAYOUTS": tuple(number for part in parts for number in _layout(part.type)),
         }
 
@@ -347,22 +353,73 @@ def products(
     if numbers.shape[:-1].numel() > FEW_ROWS and not invariant:
         return None
     launch = ProductLaunch(x, every, invariant)
+    y = _launched(launch, every, launch.places(every), numbers.shape, residual, finish)
+    return list(y.split_with_sizes([each.shape[0] for each in packed], -1))
+
+
+def _launched(
+    launch: ProductLaunch,
+    every: Sequence[Part],
+    constants: dict[str, tuple[object, ...]],
+    shape: torch.Size,
+    residual: Residual | None = None,
+    finish: Finish | None = None,
+) -> torch.Tensor:
+    """Results side by side. constants: as ProductLaunch.places. shape: of the rows."""
     columns = [columns_of(launch.side, part.n_out) for part in every]
     places, program, column = [], 0, 0
     for part, together in zip(every, columns, strict=True):
         places.append((part.data, part.n_out, part.row_bytes, program, column))
         program += cdiv(part.n_out, together)
         column += part.n_out
-    y = numbers.new_empty(*numbers.shape[:-1], column)
+    y = launch.rows.new_empty(*shape[:-1], column)
     added = launch.rows if residual is None else as_rows(residual.x)
-    run, then, kept = finish or norm_after(residual, launch.n_rows) or NO_FINISH
+    most = max(1, MOST_NORMED // column)
+    run, then, kept = finish or norm_after(residual, launch.n_rows, most) or NO_FINISH
     _product[(program, cdiv(launch.n_rows, launch.side))](
         launch.rows, launch.rows.stride(0), launch.integers or (launch.rows,), tuple(places), y,
         added, added.stride(0), then, run and counters(y.device),
-        launch.n_rows, launch.n_in, column, **launch.places(every), COLUMNS=tuple(columns),
+        launch.n_rows, launch.n_in, column, **constants, COLUMNS=tuple(columns),
         RESIDUAL=residual is not None, FINISH=run, KEPT=kept, BM=launch.side, num_warps=1,
     )  # fmt: skip
-    return list(y.split_with_sizes([each.shape[0] for each in packed], -1))
+    return y
+
+
+def products_of_columns(
+    x: torch.Tensor | PreparedRows,
+    packed: Sequence[PackedWeight],
+    columns: Sequence[tuple[int, PackedWeight]],
+    *,
+    invariant: bool = False,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+    """See kernels.linear.linear_of_columns; None as in `products`, for many rows, and for rows of
+    several lengths."""
+    n_rows, matrices = x.shape[:-1].numel(), [matrix for _, matrix in columns]
+    split, widths = [_parts(each) for each in matrices], {each.shape[1] for each in matrices}
+    every = [part for parts in split for part in parts or ()]
+    if None in split or len(widths) > 1 or any(part.type == "F32" for part in every):
+        return None
+    (width,) = widths
+    if n_rows * width * len(columns) > MOST_NORMED:
+        return None
+    kinds = [parts_of([matrix]) for matrix in matrices]
+    made = [empty_integers(n_rows, width, parts, every[0].data.device) for parts in kinds]
+    then = tuple(
+        (at, *one) for (at, _), rows in zip(columns, made, strict=True) for one in rows.values()
+    )
+    constants = tuple((width, *kind) for parts in kinds for kind in kinds_of(parts))
+    found = products(x, packed, invariant=invariant, finish=(round_columns, then, constants))
+    if found is None:
+        return None
+    rows = found[0][..., columns[0][0] : columns[0][0] + width]
+    launch = ProductLaunch(PreparedRows(rows, made[0]), split[0] or (), invariant)
+    launch.integers = tuple(tuple(one) for _, *one in then)
+    places, n_before = list[int](), 0
+    for parts, of_rows in zip(split, kinds, strict=True):
+        places += [n_before + of_rows.index(part_of(part.type)) for part in parts or ()]
+        n_before += len(of_rows)
+    y = _launched(launch, every, launch.places(every, places), rows.shape)
+    return found, list(y.split_with_sizes([each.shape[0] for each in matrices], -1))
 
 
 def all_small(parts: Sequence[Part]) -> bool:

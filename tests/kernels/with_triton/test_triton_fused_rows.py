@@ -10,8 +10,18 @@ from kernels.dispatch import counters
 from kernels.linear.block_parts import PreparedRows, Residual, quantise
 from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import with_triton
-from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED, integer_rows, operation_rows
-from kernels.linear.integer_blocks.with_triton import integer_linear, opened, products
+from kernels.linear.integer_blocks.rows_with_triton import (
+    MOST_NORMED,
+    integer_rows,
+    norm_after,
+    operation_rows,
+)
+from kernels.linear.integer_blocks.with_triton import (
+    integer_linear,
+    opened,
+    products,
+    products_of_columns,
+)
 from kernels.linear.packed import PackedWeight
 from kernels.norm import with_triton as norm
 from kernels.pointwise import naive as pointwise_law
@@ -225,7 +235,47 @@ def test_the_last_program_norms_the_sum(device, n_rows, d, closing, types, invar
 
 
 def test_many_rows_are_normed_by_a_launch_of_their_own(device):
-    n_rows = MOST_NORMED + 1
-    residual = Residual(torch.randn(n_rows, 32, device=device), (torch.ones(32), 1e-6, ()))
-    products(rows(n_rows, device), [blocks("Q8_0", 32, device)], residual=residual)
-    assert residual.normed is None
+    then = torch.ones(MOST_NORMED // 3, device=device), 1e-6, ()
+    for n_rows, is_alone in ((3, False), (4, True)):
+        residual = Residual(torch.empty(n_rows, len(then[0]), device="meta"), then)
+        found = norm_after(residual, n_rows, MOST_NORMED // len(then[0]))
+        assert (found is None) == (residual.normed is None) == is_alone
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "width", "types"),
+    [(1, 64, ("Q4_0", "Q8_0")), (3, 96, ("Q5_1",)), (2, 256, ("Q4_K", "Q2_K"))],
+    ids=str,
+)
+def test_columns_of_results_are_rounded_where_they_are_made(
+    device, n_rows, width, types, monkeypatch
+):
+    """The bits of products one after the other, of two types side by side, whose rows lie apart."""
+    if device == "cpu":
+        monkeypatch.setattr(with_triton, "columns_of", lambda *_: 32)
+    x, first = rows(n_rows, device), blocks("Q8_0", 3 * width + 5, device)
+    more = [pack_blocks(random_blocks(name, 6, width).to(device), name, "q8") for name in types]
+    columns = [(5 + i * (width + width // 2), matrix) for i, matrix in enumerate(more)]
+    gates = numbers(3, device)
+    wanted = products(x, [first, gates])
+    apart = [
+        integer_linear(wanted[0][:, at : at + width], one.data.bytes, one.data.type)
+        for at, one in columns
+    ]
+    for _ in range(2):
+        found = products_of_columns(x, [first, gates], columns)
+        assert found is not None
+        assert all(map(torch.equal, found[0], wanted))
+        assert all(map(torch.equal, found[1], apart))
+        assert not counters(x.device).any()
+
+
+def test_columns_that_have_no_place_in_the_launch_are_left(device):
+    x, first = rows(1, device), blocks("Q8_0", 96, device)
+    wide, narrow = (
+        pack_blocks(random_blocks("Q8_0", 4, n).to(device), "Q8_0", "q8") for n in (64, 32)
+    )
+    assert products_of_columns(x, [first], [(0, wide), (64, narrow)]) is None
+    assert products_of_columns(rows(65, device), [first], [(0, wide)]) is None
+    plain = PackedWeight("f32", (4, 64), 0, torch.ones(4, 64, device=device))
+    assert products_of_columns(x, [first], [(0, plain)]) is None
