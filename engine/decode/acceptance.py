@@ -21,7 +21,7 @@ from engine.decode.sequences import SlotAssignment
 from engine.draft.drafter import Draft
 from engine.options import RunOptions
 from engine.sampling.distribution import Distribution
-from engine.sampling.grammar import GrammarState
+from engine.sampling.grammar import GrammarState, is_allowed
 from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.facts import RunFacts
 
@@ -298,11 +298,11 @@ def cut_at_forbidden(draft: Draft, grammar: GrammarState) -> None:
     at = grammar.clone()
     for i, token in enumerate(draft.tokens):
         allowed = at.allowed()
-        if at.error or not allowed.holds(token):
+        if at.error or not is_allowed(allowed, token):
             draft.cut(i, REASON)
             return
         q = draft.q[i]
-        kept = allowed.among(q.ids)
+        kept = np.array([is_allowed(allowed, one) for one in q.ids.tolist()], bool)
         draft.q[i] = Distribution.of_weights(q.ids[kept], q.probs[kept])
         at.accept(token)
 

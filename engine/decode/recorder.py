@@ -17,6 +17,7 @@ import torch
 from engine.gguf.part_file import ModelFiles
 from engine.machine.clock import run_clock
 from engine.machine.device import read, upload
+from engine.sampling.grammar import is_allowed
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, N_TOP, PHASES
 from engine.trace.store import LOOK_S, TraceStore
@@ -480,4 +481,4 @@ def _of_target(round_: Round, i: int, logits_row: int, top_ids: TopIds) -> tuple
 def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
     """1 for each token that the grammar forbids there; None without a grammar."""
     allowed = round_.allowed.get(logits_row)
-    return None if allowed is None else [int(not allowed.holds(int(token))) for token in ids]
+    return None if allowed is None else [int(not is_allowed(allowed, int(token))) for token in ids]

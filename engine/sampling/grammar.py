@@ -66,28 +66,23 @@ class GrammarTokens:
         return self._encode(text, parse_special=False)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AllowedTokens:
-    """Tokens that may come next. bits: uint8, token i is bit i % 8 of entry i // 8."""
+AllowedTokens = np.ndarray
+"""Tokens that may come next: uint8, token i is bit i % 8 of entry i // 8."""
 
-    bits: np.ndarray
 
-    def holds(self, token: int) -> bool:
-        """Whether a token may come."""
-        entry = token >> 3
-        return entry < len(self.bits) and bool(self.bits[entry] >> (token & 7) & 1)
+def is_allowed(tokens: AllowedTokens, token: int) -> bool:
+    """Whether a token may come."""
+    entry = token >> 3
+    return entry < len(tokens) and bool(tokens[entry] >> (token & 7) & 1)
 
-    def among(self, ids: np.ndarray) -> np.ndarray:
-        """Which of these tokens [k] may come: bool [k]."""
-        return np.array([self.holds(token) for token in ids.tolist()], bool)
 
-    def mask(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [n_vocab] with -inf for all others; those given are not changed."""
-        allowed = np.unpackbits(self.bits, bitorder="little").astype(bool)[: len(logits)]
-        missing = len(logits) - len(allowed)
-        if missing:
-            allowed = np.pad(allowed, (0, missing))
-        return logits.masked_fill(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
+def masked(tokens: AllowedTokens, logits: torch.Tensor) -> torch.Tensor:
+    """Logits [n_vocab] with -inf for all other tokens; those given are not changed."""
+    allowed = np.unpackbits(tokens, bitorder="little").astype(bool)[: len(logits)]
+    missing = len(logits) - len(allowed)
+    if missing:
+        allowed = np.pad(allowed, (0, missing))
+    return logits.masked_fill(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
 
 
 class GrammarState:
@@ -133,11 +128,11 @@ class GrammarState:
             elif not found.any():
                 self.fail(STUCK)
             else:
-                return AllowedTokens(found)
+                return found
         bits = np.zeros((self._tokens.n_vocab + 7) // 8, np.uint8)
         for token in self._tokens.end_tokens:
             bits[token >> 3] |= 1 << (token & 7)
-        return AllowedTokens(bits)
+        return bits
 
     def accept(self, token: int) -> None:
         """A token was chosen. After an end or an error nothing changes any more."""
@@ -166,7 +161,7 @@ class GrammarState:
         if (self._ended, self.error, self.n_good) != (other._ended, other.error, other.n_good):
             return False
         mine, theirs = self.clone().allowed(), other.clone().allowed()
-        return bool(np.array_equal(mine.bits, theirs.bits))
+        return bool(np.array_equal(mine, theirs))
 
     def n_fitting(self, tokens: Sequence[int]) -> int:
         """How many of these tokens, from the first, may come one after the other."""

@@ -20,7 +20,7 @@ import torch
 
 from engine.machine.device import read, upload
 from engine.sampling.distribution import Distribution, softmax
-from engine.sampling.grammar import BANNED, AllowedTokens, GrammarState
+from engine.sampling.grammar import BANNED, AllowedTokens, GrammarState, masked
 from engine.sampling.options import SamplerOptions
 from kernels.rows.record import on_host
 from kernels.rows.reductions import top_k
@@ -184,7 +184,7 @@ class Sampler:
         of_row = logits[row]
         if self._penalties.active:
             of_row = self._penalties.apply(of_row)
-        ids, values = self._largest(allowed.mask(of_row))
+        ids, values = self._largest(masked(allowed, of_row))
         if values[0] == -math.inf:
             grammar.fail(BANNED)
             return Distribution.certain(grammar.end_token)

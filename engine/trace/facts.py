@@ -27,11 +27,16 @@ Share = Annotated[float, Meta(ge=0)]
 # -- parts of the facts ------------------------------------------------------------------------
 
 
-class SourceFacts(Struct, frozen=True):
-    """What made a run. engine: early versions do not name their own."""
+class SourceFacts(Struct, frozen=True, omit_defaults=True):
+    """Where a run comes from, each fact its part of it. source: the engine that made it, which
+    early versions do not name where it is their own. record: the file that it was read from, and
+    whose records it has. server: the address of one that was observed."""
 
     engine: str | None = None
     version: str = ""
+    file: str = ""
+    shape: str = ""
+    address: str = ""
 
 
 class FidelityFacts(Struct, frozen=True):
@@ -97,13 +102,6 @@ Told = Annotated[dict[str, Any], Meta(extra={"form": ToldFigures})]
 Timings = Annotated[dict[str, Any], Meta(extra={"form": ToldTimings})]
 
 
-class RecordFacts(Struct, frozen=True):
-    """The file that a run was read from, and whose records it has."""
-
-    file: str = ""
-    shape: str = ""
-
-
 class RequestFacts(Struct, frozen=True):
     """A request to another engine: what was sent, and what came of it. settings: as sent,
     generation_settings: as the server took them. text: the reply's, where its tokens do not tell
@@ -121,12 +119,6 @@ class RequestFacts(Struct, frozen=True):
     settings: Lenient[dict[str, Any]] = {}
     generation_settings: Lenient[dict[str, Any]] = {}
     slot: Lenient[Count | None] = None
-
-
-class ServerAddress(Struct, frozen=True):
-    """A server that was observed."""
-
-    address: str = ""
 
 
 class TurnFacts(Struct, frozen=True):
@@ -265,14 +257,15 @@ class FileChangeFacts(Struct, frozen=True):
     after: int | None = None
 
 
-class ObservedFinding(Struct, frozen=True):
-    """What was found while another engine was observed."""
+class RuleFinding(Struct, frozen=True):
+    """What was found of a run, by the id of its rule: the first round and the sequence concerned
+    (None: all), a sentence, and the figures that show it."""
 
     rule: str
+    round: Count | None = None
+    seq_id: Count | None = None
     message: str = ""
     evidence: str = ""
-    seq_id: Count | None = None
-    round: Count | None = None
 
 
 class HeldFacts(Struct, frozen=True):
@@ -400,7 +393,7 @@ class RunFacts(dict[str, Any]):
     stops: list[str] | None
     told: Told | None
     told_timings: list[Timings | None] | None
-    record: RecordFacts | None
+    record: SourceFacts | None
     requests: list[RequestFacts] | None
     derived: list[str] | None
     speculative_types: list[str] | None
@@ -452,10 +445,10 @@ class RunFacts(dict[str, Any]):
     non_finite: Lenient[list[NonFiniteFacts] | None]
     grammar_errors: Lenient[list[GrammarErrorFacts] | None]
     file_changes: Lenient[list[FileChangeFacts] | None]
-    observed_findings: Lenient[list[ObservedFinding] | None]
+    observed_findings: Lenient[list[RuleFinding] | None]
     rescored: Lenient[RescoredFacts | None]
     attachment: Lenient[str | None]
-    server: Lenient[ServerAddress | None]
+    server: Lenient[SourceFacts | None]
     listens_at: Lenient[str | None]
     requests_left_out: Lenient[int | None]
     unknown_keys: Lenient[list[str] | None]

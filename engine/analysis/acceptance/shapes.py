@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from engine.analysis.acceptance.counts import (
     fitted,
     wilson,
 )
+from engine.trace.facts import RuleFinding
 from engine.trace.records import MISSING
 
 ZERO, ONE_SLOT, ZERO_FROM, AFTER_PARTIAL, WITH_DEPTH, FIRST_ONLY, CLIFF, ALWAYS = (
@@ -49,18 +49,7 @@ _MOST_SLOPES = 64
 """Sequences of a run that are looked at for one, the longest."""
 
 
-class AcceptanceShape(NamedTuple):
-    """What was found: the rule's id, the first round and the sequence concerned (None: all), a
-    sentence, and the counts after it."""
-
-    rule: str
-    round: int | None
-    seq_id: int | None
-    message: str
-    evidence: str
-
-
-def shapes(counts: DraftCounts) -> Iterator[AcceptanceShape]:
+def shapes(counts: DraftCounts) -> Iterator[RuleFinding]:
     """What the drafts of one drafter show, the likeliest explanation of each part of them."""
     if counts.looks_up:
         yield from _zero(counts)
@@ -91,11 +80,11 @@ def shapes(counts: DraftCounts) -> Iterator[AcceptanceShape]:
 # -- the whole ---------------------------------------------------------------------------------
 
 
-def _zero(counts: DraftCounts) -> Iterator[AcceptanceShape]:
+def _zero(counts: DraftCounts) -> Iterator[RuleFinding]:
     n, k = int(counts.n.sum()), int(counts.first.sum())
     if n < LEAST or not _is_zero(n, k) or (counts.looks_up and (k or n < _LEAST_LOOKUPS)):
         return
-    yield AcceptanceShape(
+    yield RuleFinding(
         ZERO,
         None,
         None,
@@ -112,7 +101,7 @@ def _is_zero(n: int, k: int, level: float = _LEVEL) -> bool:
 # -- slots and sequences -----------------------------------------------------------------------
 
 
-def _one_slot(counts: DraftCounts) -> Iterator[tuple[AcceptanceShape, int]]:
+def _one_slot(counts: DraftCounts) -> Iterator[tuple[RuleFinding, int]]:
     """Slots that are at chance while the others are not, each with its number."""
     slots, at = np.unique(counts.slot, return_inverse=True)
     if len(slots) < 2 or len(np.unique(counts.setting)) > 1:
@@ -139,7 +128,7 @@ def _one_slot(counts: DraftCounts) -> Iterator[tuple[AcceptanceShape, int]]:
         seqs = np.unique(counts.seq[mine])
         is_one = len(seqs) == 1 and np.array_equal(seqs, slots[i : i + 1])
         what = f"sequence {slots[i]}" if is_one else f"slot {slots[i]}"
-        shape = AcceptanceShape(
+        shape = RuleFinding(
             ONE_SLOT,
             int(counts.at[mine][0]) if counts.is_by_round else None,
             int(seqs[0]) if len(seqs) == 1 else None,
@@ -153,7 +142,7 @@ def _one_slot(counts: DraftCounts) -> Iterator[tuple[AcceptanceShape, int]]:
 # -- along the run -----------------------------------------------------------------------------
 
 
-def _zero_from(counts: DraftCounts) -> Iterator[AcceptanceShape]:
+def _zero_from(counts: DraftCounts) -> Iterator[RuleFinding]:
     """At chance from a round or position on: of all sequences together, else of single ones."""
     by_time = np.arange(len(counts.n))
     places = {"round": (by_time, _change(counts, by_time))}
@@ -225,7 +214,7 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
 
 def _zero_from_shape(
     counts: DraftCounts, order: np.ndarray, start: int, kind: str, seq: int | None
-) -> AcceptanceShape:
+) -> RuleFinding:
     row = order[start]
     later = np.zeros(len(order), bool)
     later[order[start:]] = True
@@ -237,7 +226,7 @@ def _zero_from_shape(
     elif kind == "round" and pos != MISSING and len(np.unique(counts.seq)) == 1:
         where += f" (position {pos:,})"
     of = "" if seq is None else f"In sequence {seq}, from"
-    return AcceptanceShape(
+    return RuleFinding(
         ZERO_FROM,
         at if counts.is_by_round else None,
         seq,
@@ -247,7 +236,7 @@ def _zero_from_shape(
     )
 
 
-def _after_partial(counts: DraftCounts) -> Iterator[AcceptanceShape]:
+def _after_partial(counts: DraftCounts) -> Iterator[RuleFinding]:
     """Near chance in the round after a partial acceptance, or after any rejection."""
     if not counts.is_by_round:
         return
@@ -284,7 +273,7 @@ def _after_partial(counts: DraftCounts) -> Iterator[AcceptanceShape]:
         ):
             continue
         rows = order[low]
-        yield AcceptanceShape(
+        yield RuleFinding(
             AFTER_PARTIAL,
             int(counts.at[rows].min()),
             None,
@@ -302,7 +291,7 @@ def _mask(rows: np.ndarray, n: int) -> np.ndarray:
     return found
 
 
-def _with_depth(counts: DraftCounts) -> Iterator[AcceptanceShape]:
+def _with_depth(counts: DraftCounts) -> Iterator[RuleFinding]:
     """Steadily worse with the position: a slope that explains more than a few steps do, as easy
     and hard text would make them."""
     if (counts.pos == MISSING).any():
@@ -325,7 +314,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[AcceptanceShape]:
     order = np.argsort(mine.pos, kind="stable")
     parts = [mine.only(_mask(part, len(order))) for part in np.array_split(order, 4)]
     several = len(sequences) > 1
-    yield AcceptanceShape(
+    yield RuleFinding(
         WITH_DEPTH,
         int(mine.at[0]) if counts.is_by_round else None,
         steepest if several else None,
@@ -394,7 +383,7 @@ def _log_likelihood(n: np.ndarray, k: np.ndarray) -> np.ndarray:
 # -- along the draft ---------------------------------------------------------------------------
 
 
-def _cliff(counts: DraftCounts) -> Iterator[AcceptanceShape]:
+def _cliff(counts: DraftCounts) -> Iterator[RuleFinding]:
     """The first index of a draft from which on acceptance falls far more than from any before."""
     reached, passed = counts.survival.judged, counts.survival.accepted
     shares = [k / n if n else math.nan for n, k in zip(reached, passed, strict=True)]
@@ -421,9 +410,9 @@ def _cliff(counts: DraftCounts) -> Iterator[AcceptanceShape]:
         if i == 1 and k <= 0.05 * n:
             what = f"Only the first token of drafts{_by(counts)} is ever accepted"
             said = f"{_share(k_before, n_before)} times, the second {_share(k, n)} times"
-            yield AcceptanceShape(FIRST_ONLY, None, None, f"{what}: {said}.", evidence)
+            yield RuleFinding(FIRST_ONLY, None, None, f"{what}: {said}.", evidence)
         else:
-            yield AcceptanceShape(
+            yield RuleFinding(
                 CLIFF,
                 None,
                 None,
@@ -435,10 +424,10 @@ def _cliff(counts: DraftCounts) -> Iterator[AcceptanceShape]:
         return
 
 
-def _always(counts: DraftCounts) -> Iterator[AcceptanceShape]:
+def _always(counts: DraftCounts) -> Iterator[RuleFinding]:
     drafted, accepted = int(counts.drafted.sum()), int(counts.accepted.sum())
     if accepted == drafted >= _LEAST_ALWAYS:
-        yield AcceptanceShape(
+        yield RuleFinding(
             ALWAYS,
             None,
             None,

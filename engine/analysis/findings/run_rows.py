@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from engine.analysis.acceptance.counts import draft_counts
-from engine.analysis.acceptance.shapes import AcceptanceShape, shapes
+from engine.analysis.acceptance.shapes import shapes
 from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, is_beyond, noise_bound, types_text
-from engine.trace.facts import AuditFacts, RunFacts, StateOriginFacts
+from engine.trace.facts import AuditFacts, RuleFinding, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
@@ -150,7 +150,7 @@ class ExaminedRun:
         return [name for name in types if name != "none"]
 
     @cached_property
-    def acceptance_shapes(self) -> list[AcceptanceShape]:
+    def acceptance_shapes(self) -> list[RuleFinding]:
         """What is conspicuous in the acceptance of its drafts, unless it was scripted."""
         is_given = self.facts.synthetic or self.facts.draft_accept is not None
         if is_given or (self.lane and not self.drafts):

@@ -13,7 +13,7 @@ from engine.decode.acceptance import cut_at_forbidden, reject
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
 from engine.sampling.distribution import Distribution
-from engine.sampling.grammar import Grammar, GrammarState, GrammarTokens
+from engine.sampling.grammar import Grammar, GrammarState, GrammarTokens, is_allowed, masked
 from engine.sampling.sampler import Sampler
 from tests.support.chi_square import chi_square
 from tests.support.golden_runs import MTP_MODELS, session
@@ -40,7 +40,7 @@ def ids(text: str) -> list[int]:
 
 def allowed_characters(state: GrammarState) -> set[str]:
     found = state.allowed()
-    return {c for c in "0123456789+()x" if found.holds(ids(c)[0])}
+    return {c for c in "0123456789+()x" if is_allowed(found, ids(c)[0])}
 
 
 DIGITS = set("0123456789")
@@ -49,11 +49,11 @@ DIGITS = set("0123456789")
 def test_what_may_come_next():
     state = sums().start()
     assert allowed_characters(state) == DIGITS | {"("}
-    assert not state.allowed().holds(state.end_token)
+    assert not is_allowed(state.allowed(), state.end_token)
     for token in ids("12"):
         state.accept(token)
     assert allowed_characters(state) == DIGITS | {"+"}
-    assert state.allowed().holds(state.end_token)
+    assert is_allowed(state.allowed(), state.end_token)
     state.accept(ids("3")[0])
     assert allowed_characters(state) == {"+"}
     state.accept(state.end_token)
@@ -85,18 +85,18 @@ def test_back_and_copies_are_as_a_fresh_start(acts):
         for token in tokens_of_it:
             fresh.accept(token)
         assert one.n_good == len(tokens_of_it)
-        assert (one.allowed().bits == fresh.allowed().bits).all()
+        assert (one.allowed() == fresh.allowed()).all()
 
 
 def test_logits_of_the_forbidden_are_minus_infinity():
     allowed = sums().start().allowed()
     logits = torch.arange(TOKENS.n_vocab + 5.0)  # a model may have more rows than tokens
-    masked = allowed.mask(logits)
-    kept = torch.isfinite(masked).nonzero()[:, 0].tolist()
-    assert kept == [i for i in range(TOKENS.n_vocab) if allowed.holds(i)]
-    assert (masked[kept] == logits[kept]).all()
+    found = masked(allowed, logits)
+    kept = torch.isfinite(found).nonzero()[:, 0].tolist()
+    assert kept == [i for i in range(TOKENS.n_vocab) if is_allowed(allowed, i)]
+    assert (found[kept] == logits[kept]).all()
     assert torch.isfinite(logits).all()
-    assert not allowed.holds(TOKENS.n_vocab + 100)
+    assert not is_allowed(allowed, TOKENS.n_vocab + 100)
 
 
 def test_tokens_without_text_fit_nowhere():
@@ -104,7 +104,7 @@ def test_tokens_without_text_fit_nowhere():
     allowed = state.allowed()
     for token in range(TOKENS.n_vocab):
         if not TOKENIZER.piece(token, special=False):
-            assert not allowed.holds(token)
+            assert not is_allowed(allowed, token)
 
 
 def test_a_limit_is_an_error_and_leaves_an_end():
@@ -113,7 +113,7 @@ def test_a_limit_is_an_error_and_leaves_an_end():
     state = GrammarState.start(sums(nested).text, TOKENS, limits)
     allowed = state.allowed()
     assert "Too many items" in state.error
-    assert [i for i in range(TOKENS.n_vocab) if allowed.holds(i)] == TOKENS.end_tokens
+    assert [i for i in range(TOKENS.n_vocab) if is_allowed(allowed, i)] == TOKENS.end_tokens
     assert state.clone().error == state.error
 
 
@@ -137,7 +137,7 @@ def test_a_draft_ends_before_what_is_forbidden(text, kept, end, drawn):
         assert one.probs.sum() == pytest.approx(1.0)
     if drawn and kept:
         allowed = state.allowed()
-        assert all(allowed.holds(token) for token in draft.q[0].ids.tolist())
+        assert all(is_allowed(allowed, token) for token in draft.q[0].ids.tolist())
 
 
 @pytest.mark.parametrize("q", [(0.1, 0.2, 0.7), (0.5, 0.4, 0.1), (0.0, 0.9, 0.1)], ids=str)
