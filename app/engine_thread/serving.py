@@ -48,7 +48,7 @@ class ServerEngine:
         """
         from engine.observe.server.address import server_address
         from engine.observe.server.client import ServerClient
-        from engine.observe.server.limits import TimeLimits
+        from engine.observe.server.reply import TimeLimits
 
         address = server_address(request.address)
         progress(0, 0, f"connecting to {address}")
