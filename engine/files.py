@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.errors import DraftscopeError, OptionError
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 _MOST_LINKS = 40
 _LONGEST_SUFFIX = 16

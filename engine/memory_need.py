@@ -11,7 +11,7 @@ from engine.draft.registry import DRAFTERS
 from engine.memory.options import CacheOptions
 from engine.memory.policies import POLICIES, PolicySpec, memory_sizes
 from engine.options import RunOptions
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 if TYPE_CHECKING:
     from engine.model.drafters.config import DrafterInfo

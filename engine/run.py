@@ -18,7 +18,7 @@ from engine.errors import DeviceLostError, NonFiniteError, OptionError, OutOfMem
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.machine.device import free_unused, meaning_of
-from engine.memory.reuse import LentMemories
+from engine.memory.hybrid import LentMemories
 from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.timings import acceptance, summary, timings
 from engine.trace.writer import TraceWriter

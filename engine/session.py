@@ -30,9 +30,8 @@ from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.machine.device import CPU, check_room, meaning_of, read
 from engine.machine.graphs import graphs_are_on
-from engine.memory.hybrid import HybridMemory
+from engine.memory.hybrid import HybridMemory, LentMemories, MemoryShelf
 from engine.memory.policies import memory_sizes
-from engine.memory.reuse import LentMemories, MemoryShelf
 from engine.model.config import ModelConfig
 from engine.model.drafters.loading import LoadedDrafter
 from engine.model.hybrid import HybridModel

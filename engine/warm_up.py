@@ -31,8 +31,7 @@ from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.machine.device import check_room, resolve_device
 from engine.machine.host_memory import give_back_memory
-from engine.memory.hybrid import HybridMemory
-from engine.memory.reuse import LentMemories
+from engine.memory.hybrid import HybridMemory, LentMemories
 from engine.memory_need import estimate
 from engine.model.drafters.config import DRAFT_SIMPLE, describe_draft
 from engine.model.drafters.eagle3 import Eagle3

@@ -19,9 +19,9 @@ from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.model.info import describe
 from engine.options import RunOptions
+from engine.plain_text import size_text
 from engine.report.parts import ReportTable
 from engine.report.text import table_lines
-from engine.size_text import size_text
 from resources import SUITES
 
 _N_PAIRS = 5

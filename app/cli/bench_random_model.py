@@ -11,7 +11,7 @@ from engine.experiments.random_models.quant_mixes import QUANTS
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
 from engine.experiments.random_models.random_file import RANDOM_DRAFTERS
 from engine.experiments.random_models.random_model import write_random_drafter, write_random_model
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

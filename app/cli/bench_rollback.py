@@ -14,7 +14,7 @@ from app.cli.run_arguments import add_options
 from engine.errors import OptionError
 from engine.option_fields import options_in
 from engine.options import ROLLBACK_POLICIES, RunOptions
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 _MOST_STATES = 64
 _MOST = {"heads": 1024, "dim": 1024, "layers": 1024, "conv_dim": 1 << 18}

@@ -18,15 +18,15 @@ from engine.errors import ApiKeyError, OptionError
 from engine.files import check_writable, decoded, unreadable, user_text
 from engine.garbage import collections_wait
 from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO, copies_blocks
+from engine.plain_text import size_text
 from engine.progress import ReportProgress
-from engine.size_text import size_text
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 if TYPE_CHECKING:
     from engine.gguf.file import GgufFile
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.server.client import ServerClient
-    from engine.observe.server.limits import TimeLimits
+    from engine.observe.server.reply import TimeLimits
     from engine.options import RunOptions
     from engine.session import Session
 

@@ -16,7 +16,7 @@ from app.cli.output import print_report
 from app.cli.recorded import record
 from app.cli.run_arguments import add_options, options_from
 from engine.errors import OptionError
-from engine.observe.server.limits import TimeLimits
+from engine.observe.server.reply import TimeLimits
 from engine.option_fields import options_in
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.trace.run_ref import RunRef

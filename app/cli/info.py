@@ -39,7 +39,7 @@ from engine.model.loaded_size import is_expanded
 from engine.model.tensors import DRAFT_MTP
 from engine.option_fields import options_in
 from engine.options import COMPUTE_MODES, RunOptions, SpecOptions
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 _SHOWN = 60  # characters of a metadata value
 _SERVER = "llama-server"

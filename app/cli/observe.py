@@ -39,7 +39,7 @@ from app.cli.recorded import (
 from app.cli.rescore import lines
 from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
-from engine.observe.server.limits import TimeLimits
+from engine.observe.server.reply import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import options_in
 from engine.options import RunOptions

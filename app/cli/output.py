@@ -3,7 +3,7 @@
 Names, texts and messages come from files, servers and logs of anyone, and a terminal obeys some
 characters. So all of it is filtered here, and colours are added afterwards:
 
-- a line (`print_line`, `tell`, `note`): one line, see engine.terminal_text;
+- a line (`print_line`, `tell`, `note`): one line, see engine.plain_text;
 - the text of a run, prompt included (`print_text`): as it is where standard output is no
   terminal; on a terminal filtered too, its lines, tabs and joiners kept;
 - JSON (`print_json`): with \\uXXXX for the same characters, so that parsing gives equal values;
@@ -32,7 +32,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
 from engine.files import write_text
-from engine.terminal_text import TEXT, terminal_text
+from engine.plain_text import TEXT, terminal_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

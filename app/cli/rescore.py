@@ -26,7 +26,7 @@ from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
 from engine.analysis.findings.check import recorded
 from engine.analysis.findings.observed import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
-from engine.observe.server.limits import TimeLimits
+from engine.observe.server.reply import TimeLimits
 from engine.option_fields import options_in
 
 if TYPE_CHECKING:

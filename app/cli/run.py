@@ -50,8 +50,8 @@ from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import StreamDecoder
 from engine.model.tensors import has_mtp_block
 from engine.options import Prompt, RunOptions
+from engine.plain_text import size_text
 from engine.report.run import figure_lines
-from engine.size_text import size_text
 from engine.trace.prompt_reuse import processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS, GHOST_KINDS
 from engine.trace.run_ref import RunRef

@@ -146,20 +146,6 @@ class OpenRequest:
 
 
 @dataclass(frozen=True)
-class ServerRunRequest:
-    """A server to talk to, and the way out. key: empty for the one that was kept, if any.
-    log: the file that the server writes, to be joined with what it says. timeout: of its replies,
-    seconds; None for the default. model: which of its models, empty where it need not be said."""
-
-    address: str
-    key: str = field(default="", repr=False)
-    log: Path | None = None
-    timeout: float | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    model: str = ""
-
-
-@dataclass(frozen=True)
 class RunRequest:
     """The prompts and options of a run: one sequence for each text. fork: where it goes on from
     another run, whose prompts are meant then. of: the run whose prompts are meant else, None = the

@@ -9,13 +9,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from app.engine_thread.events import Decoding, RunRequest, ServerRunRequest, ServerSeen, TurnRequest
+from app.engine_thread.events import Decoding, RunRequest, ServerSeen, TurnRequest
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
 from engine.observe.server.address import store_key, stored_key
 from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engine.observe.rounds.counters import Counters
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.server.client import ServerClient
@@ -35,33 +37,43 @@ class ServerEngine:
 
     def connect(
         self,
-        request: ServerRunRequest,
+        address: str,
         progress: ReportProgress,
         see: Callable[[ServerSeen], None],
         wait: Callable[[str], None],
+        cancelled: threading.Event,
+        *,
+        key: str = "",
+        log: Path | None = None,
+        timeout: float | None = None,
+        model: str = "",
     ) -> ServedSession:
-        """Wait until the server serves; raises Cancelled once `request.cancelled` is set. The key
-        that was given is kept once the server has taken it.
+        """Wait until the server serves; raises Cancelled once `cancelled` is set. The key that was
+        given is kept once the server has taken it.
+
+        key: empty for the one that was kept, if any. log: the file that the server writes, to be
+        joined with what it says. timeout: of its replies, seconds; None for the default. model:
+        which of its models, empty where it need not be said.
 
         see: is called with how the server is, on any thread, until the session is closed. wait:
         with a sentence on what a run waits for at the server, empty once it no longer does.
         """
         from engine.observe.server.address import server_address
         from engine.observe.server.client import ServerClient
-        from engine.observe.server.limits import TimeLimits
+        from engine.observe.server.reply import TimeLimits
 
-        address = server_address(request.address)
+        address = server_address(address)
         progress(0, 0, f"connecting to {address}")
-        key = request.key or self._keys.get(address) or stored_key(address)
-        limits = TimeLimits() if request.timeout is None else TimeLimits(timeout=request.timeout)
-        client = ServerClient(address, key or None, limits, model=request.model)
+        known = key or self._keys.get(address) or stored_key(address)
+        limits = TimeLimits() if timeout is None else TimeLimits(timeout=timeout)
+        client = ServerClient(address, known or None, limits, model=model)
         try:
-            facts = client.facts(lambda sentence: progress(0, 0, sentence), request.cancelled)
+            facts = client.facts(lambda sentence: progress(0, 0, sentence), cancelled)
         except BaseException:
             client.close()
             raise
-        kept = self._keep(address, key, is_new=bool(request.key)) if key else ""
-        return ServedSession(client, facts, kept, request, see, wait, self._look_s)
+        kept = self._keep(address, known, is_new=bool(key)) if known else ""
+        return ServedSession(client, facts, kept, log, see, wait, self._look_s)
 
     def _keep(self, address: str, key: str, *, is_new: bool) -> str:
 
@@ -86,13 +98,13 @@ class ServedSession:
         client: ServerClient,
         facts: ServerFacts,
         key_kept: str,
-        request: ServerRunRequest,
+        log: Path | None,
         see: Callable[[ServerSeen], None],
         wait: Callable[[str], None],
         look_s: float,
     ) -> None:
         self._client, self.facts, self.key_kept = client, facts, key_kept
-        self._log, self._wait = request.log, wait
+        self._log, self._wait = log, wait
         self._lookout = _Lookout(client, see, look_s)
 
     def start(self, request: RunRequest, trace: TraceStore) -> Decoding:

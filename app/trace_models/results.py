@@ -13,7 +13,7 @@ import numpy as np
 from app.trace_models.shown_text import NOT_OBSERVED, significant
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import FIGURES, SUITE, TUNE, ExperimentResults, setting_text
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 SPEED, MEMORY = "predicted_per_second", "memory_bytes"
 _HEADS = {

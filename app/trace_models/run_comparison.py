@@ -10,7 +10,7 @@ import numpy as np
 from app.trace_models.run_facts import run_names
 from app.trace_models.shown_text import NOT_OBSERVED, significant
 from engine.analysis.run_cost import RunCost
-from engine.size_text import size_text
+from engine.plain_text import size_text
 from engine.trace.records import EMITTED_KINDS, PHASES
 from engine.trace.run_ref import RunColumns, RunRef, rows_by_sequence
 from engine.trace.timings import summary

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 if TYPE_CHECKING:
     from engine.observe.rounds.observed_run import ServerFacts

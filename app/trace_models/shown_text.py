@@ -11,8 +11,8 @@ from PySide6.QtGui import Qt
 
 from engine.option_fields import options_in
 from engine.options import RunOptions
+from engine.plain_text import size_text
 from engine.report.text import visible
-from engine.size_text import size_text
 
 NOT_OBSERVED = "–"
 EXACT = "exact"

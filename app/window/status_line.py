@@ -12,7 +12,7 @@ from app.trace_models.run_rows import RunOverlay
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
 from app.widgets.build import made
 from engine.analysis.run_cost import PlainRatio
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 _CHIPS = {
     "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.plain_text import size_text
 from engine.sampling.options import SamplerOptions
-from engine.size_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES, POLICY
 from engine.trace.run_ref import RunColumns, RunRef, same_model

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -235,13 +235,9 @@ _MOST_TEXTS = 3
 ONE_BATCH, SHORT_BATCHES = "one batch", "short batches"
 
 
-@dataclass(slots=True)
-class _LeaderText:
-    """Tokens of a sequence, and the leader's logits [n_vocab] after some of them, by position."""
-
-    tokens: list[int] = field(default_factory=list)
-    rows: dict[int, torch.Tensor] = field(default_factory=dict)
-    n_seen: int = 0
+_LeaderText = tuple[list[int], dict[int, torch.Tensor]]
+"""Tokens of a sequence, and the leader's logits [n_vocab] after some of them, by position; first
+those after the prompt."""
 
 
 class NoiseCheck:
@@ -270,15 +266,13 @@ class NoiseCheck:
         if part.seq_id not in self._texts:
             if not part.is_prompt or len(self._texts) + self._n_checked >= _MOST_TEXTS:
                 return
-            self._texts[part.seq_id] = _LeaderText()
-        text = self._texts[part.seq_id]
-        text.tokens += part.decoded
+            self._texts[part.seq_id] = [], {}
+        tokens, rows = self._texts[part.seq_id]
+        tokens += part.decoded
         for pos, row in enumerate(part.rows, part.pos_next - 1):
-            if len(text.rows) < _MOST_ROWS and (
-                text.n_seen < _ALL_OF_FIRST or text.n_seen % _EVERY == 0
-            ):
-                text.rows[pos] = row.clone()
-            text.n_seen += 1
+            n_seen = pos - next(iter(rows), pos)
+            if len(rows) < _MOST_ROWS and (n_seen < _ALL_OF_FIRST or n_seen % _EVERY == 0):
+                rows[pos] = row.clone()
 
     @torch.inference_mode()
     def finish(self, seq_id: int) -> None:
@@ -287,15 +281,16 @@ class NoiseCheck:
         if text is None:
             return
         self._n_checked += 1
-        wanted = torch.stack(list(text.rows.values()))
-        first = list(text.rows)[:_ALL_OF_FIRST]
+        tokens, rows = text
+        wanted = torch.stack(list(rows.values()))
+        first = list(rows)[:_ALL_OF_FIRST]
         n_prompt = first[0] + 1
         ways = {
-            ONE_BATCH: [(0, len(text.tokens))],
+            ONE_BATCH: [(0, len(tokens))],
             SHORT_BATCHES: [(0, n_prompt), *_short(n_prompt, first[-1] + 1)],
         }
         for name, batches in ways.items():
-            positions = [pos for pos in text.rows if pos < batches[-1][1]]
+            positions = [pos for pos in rows if pos < batches[-1][1]]
             n = len(positions)
             reference = ReferenceLogits(wanted[:n], wanted[:n].argmax(1).tolist())
             nmse = np.array(reference.difference(self._decode(text, batches)).nmse)
@@ -304,13 +299,13 @@ class NoiseCheck:
     def _decode(self, text: _LeaderText, batches: list[tuple[int, int]]) -> torch.Tensor:
         """Logits [n, n_vocab] after the wanted positions; short batches are decoded next to the
         same text from its second token on, so that rows of another sequence would show."""
-        tokens, model, n_seqs = text.tokens, self._model, min(len(batches), 2)
+        (tokens, rows), model, n_seqs = text, self._model, min(len(batches), 2)
         other = [*tokens[1:], tokens[0]]
         memory = self._session.make_memory(self._options, n_seqs, len(tokens), 0, model.device)
         n_ubatch = min(self._options.n_ubatch, self._options.n_batch)
         found: list[torch.Tensor] = []
         for start, stop in batches:
-            outputs = [pos - start for pos in text.rows if start <= pos < stop]
+            outputs = [pos - start for pos in rows if start <= pos < stop]
             spans = [Span(0, start, tokens[start:stop], outputs)]
             spans += [Span(1, start, other[start:stop], [])] * (n_seqs - 1)
             ubatches = memory.split(spans, n_ubatch, "equal")

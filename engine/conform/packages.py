@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from engine.errors import KernelPackageError
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 ARCHIVES = (".whl", ".tar.gz")
 _MOST_UNPACKED = 256 * 2**20

@@ -11,7 +11,7 @@ import engine
 from engine.conform.checks import Fault
 from engine.files import written_whole
 
-_FILES = ("__init__.py", "errors.py", "size_text.py")
+_FILES = ("__init__.py", "errors.py", "plain_text.py")
 _LEFT_OUT = ("own", "report", "repeat_script")
 _MAIN = '''"""Plays one check of a kernel again and prints what differs: {kernel}, {check}: {cause}.
 

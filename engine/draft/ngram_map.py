@@ -1,8 +1,10 @@
-"""ngram-map-k and ngram-map-k4v: n-grams with a memory of how drafts after them fared.
+"""ngram-simple, ngram-map-k and ngram-map-k4v: what followed the last n tokens earlier in the text;
+the maps with a memory of how drafts after an n-gram fared.
 
-k drafts what followed the match. k4v counts up to four continuations of the key and drafts only
-where one of them dominates. Either way a key's draft becomes as short as its last draft was
-accepted, so that one draft without an accepted token mutes it.
+ngram-simple copies what followed the latest earlier occurrence. k drafts what followed the match.
+k4v counts up to four continuations of the key and drafts only where one of them dominates. Either
+way a key's draft becomes as short as its last draft was accepted, so that one draft without an
+accepted token mutes it.
 """
 
 from __future__ import annotations
@@ -233,5 +235,51 @@ KEYS_AND_VALUES = DrafterSpec(
         **_MATCHING,
         "min-hits": "the key was looked up too few times",
         "ambiguous": "no continuation of the key dominates",
+    },
+)
+
+
+class NgramSimple(NgramDrafter):
+    """Copies up to size_m tokens after the match, but not fewer than size_n. tree: of a tree, what
+    followed earlier matches too, the latest first."""
+
+    name = "ngram-simple"
+    find = staticmethod(History.find_last)
+
+    def __init__(self, sizes: NgramSizes, tree: Sequence[int] = ()) -> None:
+        super().__init__()
+        self._n, self.n_max, self._tree = sizes.size_n, sizes.size_m, tree
+
+    def _look_up(self, seq: int, history: History, last: int) -> Draft:
+        n, m, length = self._n, self.n_max, len(history)
+        if length <= n + m + 1:
+            return nothing("too-short-history")
+        pattern = [*history.part(length - n + 1), last]
+        match = self.find(history, pattern, 1, length - n - 1)  # position 0 means no match
+        if match < 0:
+            return nothing("no-match")
+        copied = history.part(match + n, match + n + m)
+        if len(copied) < n:
+            return nothing("copy<n", match_pos=match, n_raw=len(copied))
+        reason = "history-end" if len(copied) < m else ""
+        if not self._tree:
+            return Draft(copied, match_pos=match, reason=reason)
+        starts = [*history.find_all(pattern, 1, match)][::-1]
+        draft = tree_of([history.part(start + n, start + n + m) for start in starts], self._tree)
+        draft.match_pos, draft.reason = match, reason
+        return draft
+
+
+SIMPLE = DrafterSpec(
+    NgramSimple.name,
+    "what followed the latest occurrence of the last n tokens",
+    lambda inputs: NgramSimple(inputs.options, inputs.tree),
+    NgramSizes,
+    lambda sizes: sizes.size_m,
+    field="ngram_simple",
+    branches=True,
+    reasons={
+        "copy<n": "fewer tokens follow the match than the n-gram has",
+        "history-end": "the history ends before a whole draft",
     },
 )

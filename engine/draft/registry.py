@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.draft import ngram_cache, ngram_map, ngram_mod, ngram_simple, suffix
+from engine.draft import ngram_cache, ngram_map, ngram_mod, suffix
 from engine.draft.drafter import Drafter
 from engine.draft.spec import (
     COMMON_REASONS,
@@ -63,7 +63,7 @@ def _simple_bytes(
 
 
 _SPECS = (
-    ngram_simple.SPEC,
+    ngram_map.SIMPLE,
     ngram_map.KEYS,
     ngram_map.KEYS_AND_VALUES,
     ngram_mod.SPEC,

@@ -16,8 +16,7 @@ from engine.sampling.distribution import Distribution, softmax
 
 if TYPE_CHECKING:
     from engine.draft.drafter import Drafter
-    from engine.memory.hybrid import HybridMemory
-    from engine.memory.reuse import LentMemories
+    from engine.memory.hybrid import HybridMemory, LentMemories
     from engine.model.hybrid import HybridModel
 
 _STREAM = 1

@@ -14,7 +14,7 @@ import torch
 
 from engine.errors import DeviceLostError, DraftscopeError, OptionError, OutOfMemoryError
 from engine.machine.host_memory import available_memory, resident_memory
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 CPU = torch.device("cpu")
 _LOST = ("CUDA error", "Triton Error [CUDA]")

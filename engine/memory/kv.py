@@ -23,7 +23,7 @@ from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, Stri
 from engine.model.memory import AttentionView
 from engine.model.parts import CellKey, CellSize, StateKey
 from kernels.rows.cells import CellPlaces, write_cells, write_keys_and_values
-from kernels.rows.next_token import TokenPlace
+from kernels.rows.record import TokenPlace
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ read was initialised, and keys can be rotated to other positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,13 +49,9 @@ RowSize = tuple[int, int]
 """Heads and columns of one tensor's rows in a cell."""
 
 
-class StridedView(NamedTuple):
-    """A view of every tensor with rows of one size, as `torch.Tensor.as_strided` takes it: one
-    call, no copy."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+StridedView = tuple[tuple[int, ...], tuple[int, ...], int]
+"""A view of every tensor with rows of one size: size, strides and offset, as
+`torch.Tensor.as_strided` takes them; one call, no copy."""
 
 
 class KVStorage:
@@ -163,7 +158,7 @@ class KVStorage:
         down = _step(starts)
         if others or along is None or down is None:
             return None
-        return StridedView((*cells.shape, *row), (down, along * dim, per_head, 1), starts[0])
+        return (*cells.shape, *row), (down, along * dim, per_head, 1), starts[0]
 
     def view(self, row: RowSize, streams: slice, n_seqs: int, n: int) -> StridedView:
         """The first n cells of these streams as [n_seqs, n_heads, n, dim], in tensors of this row
@@ -175,7 +170,7 @@ class KVStorage:
         single = streams.stop == streams.start + 1
         down = 0 if single else per_stream * (streams.step or 1)
         size = (n_seqs, row[0], n, dim)
-        return StridedView(size, (down, per_head, dim, 1), streams.start * per_stream)
+        return size, (down, per_head, dim, 1), streams.start * per_stream
 
     def place(self, streams: Sequence[int], cells: np.ndarray) -> tuple[CellIndex, CellIndex]:
         """Index into `by_cell` tensors (stream, cell) of cells [len(streams), n], flattened."""

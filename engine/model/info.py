@@ -15,7 +15,7 @@ from engine.model.loaded_size import draft_head_bytes, loaded_bytes
 from engine.model.parts import CellSize
 from engine.model.parts.attention import CompressedAttentionPart
 from engine.model.tensors import check_tensors, unused_blocks
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 SMALL_MODEL = 64_000_000
 """Parameters below which the fixed cost of an operation, not its arithmetic, decides the speed."""

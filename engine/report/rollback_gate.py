@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from engine.compare.rollback_check import CheckedLane
 from engine.compare.rollback_outcomes import BAD, is_new
-from engine.terminal_text import terminal_text
+from engine.plain_text import terminal_text
 
 _MOST_NAMED = 3
 _LONGEST = 300

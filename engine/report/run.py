@@ -15,6 +15,7 @@ from engine.analysis.findings.audit import audit_text
 from engine.analysis.findings.check import recorded
 from engine.analysis.run_cost import COST_HEADS, COST_NOTE, RunCost, cost_cells, cost_notes
 from engine.analysis.verdict import IDLE_FAULT, LaneVerdict, judge_lanes
+from engine.plain_text import size_text
 from engine.report.common import (
     GeneratedText,
     changed,
@@ -31,7 +32,6 @@ from engine.report.common import (
     shown_texts,
 )
 from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
-from engine.size_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunColumns, RunRef

@@ -161,7 +161,7 @@ class GrammarState:
         if (self._ended, self.error, self.n_good) != (other._ended, other.error, other.n_good):
             return False
         mine, theirs = self.clone().allowed(), other.clone().allowed()
-        return bool(np.array_equal(mine.bits, theirs.bits))
+        return bool(np.array_equal(mine, theirs))
 
     def n_fitting(self, tokens: Sequence[int]) -> int:
         """How many of these tokens, from the first, may come one after the other."""

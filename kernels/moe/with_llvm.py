@@ -1,5 +1,6 @@
-"""Mixture of experts on a CPU: of few rows every (row, expert) pair in programs that read the
-choices from memory, of more rows each expert on all of its own."""
+"""Mixture of experts on a CPU. The router chooses for a row in one pass of code. Of few rows every
+(row, expert) pair is computed in programs that read the choices from memory, of more rows each
+expert on all of its own."""
 
 from __future__ import annotations
 
@@ -11,14 +12,225 @@ import torch
 from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
 from kernels.linear.integer_blocks.row_products_with_llvm import layout_for
-from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
-from kernels.llvm.functions import addresses, run, vectors
-from kernels.llvm.values import I64
-from kernels.moe import apply_each
+from kernels.llvm import F32, F32X16, Code, Program, Value, kernel, vector
+from kernels.llvm.functions import (
+    LANES,
+    addresses,
+    exp,
+    rows,
+    run,
+    sigmoid,
+    softplus,
+    start,
+    vectors,
+)
+from kernels.llvm.values import I32, I64
+from kernels.moe import MIN_SUM, Choice, apply_each
 from kernels.moe.packed import ExpertPlaces, PackedExperts
-from kernels.moe.route_with_llvm import route, route_biased, route_given
 
-__all__ = ["experts", "route", "route_biased", "route_given"]
+_I32X16 = vector(I32, LANES)
+# less than any probability: what is chosen already, and what fills up the last vector
+GONE = -1.0
+_NOWHERE = -(2**31)
+
+
+def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.moe.route."""
+    n_rows, n_experts = logits.shape
+    weights = torch.empty(n_rows, n_used)
+    ids = torch.empty(n_rows, n_used, dtype=torch.int64)
+    logits, places = rows(logits)
+    given = *places, n_used, *addresses(weights, ids)
+    run(_program(n_experts), n_rows, n_experts * n_used, *given)
+    return weights, ids
+
+
+@kernel(7)
+def _program(code: Code, args: Sequence[Value], row: Value, n: int) -> None:
+    """Arguments: logits in RowPlaces, how many are chosen, weights, ids."""
+    n_used, weights, ids = args[4:]
+    whole = -(-n // LANES) * LANES
+    p = code.stack(4 * whole)
+    softmax(code, n, start(args[:4], row), p)
+    total = code.variable(code.constant(F32, 0.0))
+    with code.loop(0, n_used) as i:
+        largest, index = largest_of(code, whole, p, GONE)
+        at = row * n_used + i
+        code.store(largest, weights + at * 4)
+        code.store(index, ids + at * 8)
+        code.store(code.constant(F32, GONE), p + index * 4)
+        total.set(total.value + largest)
+    divisor = code.choose(total.value.less(MIN_SUM), code.constant(F32, MIN_SUM), total.value)
+    with code.loop(0, n_used) as i:
+        at = weights + (row * n_used + i) * 4
+        code.store(code.load(at, F32) / divisor, at)
+
+
+def softmax(code: Code, n: int, logits: Value, p: Value) -> None:
+    """The probabilities of a row of n logits, filled up to whole vectors."""
+    largest = code.variable(code.constant(F32X16, float("-inf")))
+    for at, count in vectors(code, n):
+        values = filled(code, code.load_first(logits + at, F32X16, count), count, float("-inf"))
+        largest.set(code.larger(values, largest.value))
+    shift = code.splat(code.maximum(largest.value))
+    total = code.variable(code.constant(F32X16, 0.0))
+    for at, count in vectors(code, n):
+        powers = exp(code, code.load_first(logits + at, F32X16, count) - shift)
+        code.store(powers, p + at)
+        total.set(total.value + filled(code, powers, count, 0.0))
+    whole = code.splat(code.sum(total.value))
+    for at, count in vectors(code, n):
+        code.store(filled(code, code.load(p + at, F32X16) / whole, count, GONE), p + at)
+
+
+def largest_of(code: Code, n: int, p: Value, least: float) -> tuple[Value, Value]:
+    """The largest of n numbers, none below `least`, and the lowest place it is at; among NaN
+    the first place."""
+    best = code.variable(code.constant(F32X16, least))
+    for at, _ in vectors(code, n):
+        best.set(code.larger(best.value, code.load(p + at, F32X16)))
+    largest = code.maximum(best.value)
+    everywhere, back = code.splat(largest), code.constants(_I32X16, range(0, -LANES, -1))
+    lowest = code.variable(code.constant(_I32X16, _NOWHERE))
+    for at, _ in vectors(code, n):
+        here = back - code.splat((at // 4).resize(I32))
+        is_less = code.load(p + at, F32X16).less(everywhere)
+        nowhere = code.constant(_I32X16, _NOWHERE)
+        lowest.set(code.larger(lowest.value, code.choose(is_less, nowhere, here)))
+    return largest, code.integer(0) - code.maximum(lowest.value).extended(I64)
+
+
+def filled(code: Code, values: Value, count: int, filling: float) -> Value:
+    """A vector whose first `count` elements stay."""
+    if count == LANES:
+        return values
+    inside = code.constants(_I32X16, range(LANES)).less(count)
+    return code.choose(inside, values, code.constant(F32X16, filling))
+
+
+# less than any sum: what is chosen already, what may not be, and what fills up the last vector
+_GONE = float("-inf")
+
+
+def route_biased(
+    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.moe.route_biased."""
+    n_rows, n_experts = logits.shape
+    weights = torch.empty(n_rows, choice.n_used)
+    ids = torch.empty(n_rows, choice.n_used, dtype=torch.int64)
+    logits, places = rows(logits)
+    bias = None if bias is None else bias.contiguous()
+    run(
+        _biased_program(n_experts, bias is not None, choice),
+        n_rows,
+        n_experts * choice.n_used,
+        *places,
+        0 if bias is None else bias.data_ptr(),
+        *addresses(weights, ids),
+    )
+    return weights, ids
+
+
+def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """See kernels.moe.route_given."""
+    n_rows, n_experts = logits.shape
+    weights, ids = torch.empty(n_rows, choice.n_used), ids.contiguous()
+    logits, places = rows(logits)
+    run(_given_program(n_experts, choice), n_rows, n_experts, *places, *addresses(ids, weights))
+    return weights
+
+
+@kernel(6)
+def _given_program(code: Code, args: Sequence[Value], row: Value, n: int, choice: Choice) -> None:
+    """Arguments: logits in RowPlaces, ids, weights."""
+    ids, weights = args[4:]
+    scores = code.stack(4 * (-(-n // LANES) * LANES))
+    _score(code, n, choice, start(args[:4], row), scores)
+    total = code.variable(code.constant(F32, 0.0))
+    with code.loop(0, code.integer(choice.n_used)) as i:
+        at = row * choice.n_used + i
+        score = code.load(scores + code.load(ids + at * 8, I64) * 4, F32)
+        code.store(score, weights + at * 4)
+        total.set(total.value + score)
+    _weigh(code, choice, total.value, weights + row * (4 * choice.n_used))
+
+
+def _score(code: Code, n: int, choice: Choice, logits: Value, scores: Value) -> None:
+    """The scores of a row, filled up to whole vectors."""
+    if choice.scores == "softmax":
+        return softmax(code, n, logits, scores)
+    for at, count in vectors(code, n):
+        x = code.load_first(logits + at, F32X16, count)
+        if choice.scores == "softplus":
+            code.store(code.sqrt(softplus(code, x)), scores + at)
+        else:
+            code.store(sigmoid(code, x), scores + at)
+
+
+def _weigh(code: Code, choice: Choice, total: Value, weights: Value) -> None:
+    """Scores of chosen experts, whose sum is `total`, become their weights."""
+    least = code.constant(F32, MIN_SUM)
+    divisor = code.choose(total.less(least), least, total)
+    with code.loop(0, code.integer(choice.n_used)) as i:
+        weight = code.load(weights + i * 4, F32)
+        if choice.normalised:
+            weight = weight / divisor
+        code.store(weight * choice.scale, weights + i * 4)
+
+
+@kernel(7)
+def _biased_program(
+    code: Code, args: Sequence[Value], row: Value, n: int, biased: bool, choice: Choice
+) -> None:
+    """Arguments: logits in RowPlaces, the bias if there is one, weights, ids."""
+    bias, weights, ids = args[4:]
+    whole = -(-n // LANES) * LANES
+    scores, sums = code.stack(4 * whole), code.stack(4 * whole)
+    _score(code, n, choice, start(args[:4], row), scores)
+    for at, count in vectors(code, n):
+        total = code.load(scores + at, F32X16)
+        if biased:
+            total += code.load_first(bias + at, F32X16, count)
+        code.store(filled(code, total, count, _GONE), sums + at)
+    if choice.n_groups > 1:
+        _leave_groups_out(code, n // choice.n_groups, choice, sums)
+    all_ = code.variable(code.constant(F32, 0.0))
+    with code.loop(0, code.integer(choice.n_used)) as i:
+        _, index = largest_of(code, whole, sums, _GONE)
+        code.store(code.constant(F32, _GONE), sums + index * 4)
+        score, at = code.load(scores + index * 4, F32), row * choice.n_used + i
+        code.store(score, weights + at * 4)
+        code.store(index, ids + at * 8)
+        all_.set(all_.value + score)
+    _weigh(code, choice, all_.value, weights + row * (4 * choice.n_used))
+
+
+def _leave_groups_out(code: Code, size: int, choice: Choice, sums: Value) -> None:
+    """The sums of all groups but those with the largest two become less than any."""
+    gone, n_groups = code.constant(F32, _GONE), code.integer(choice.n_groups)
+    padded = -(-choice.n_groups // LANES) * LANES
+    best_two = code.stack(4 * padded)
+    for at in range(0, 4 * padded, 4 * LANES):
+        code.store(code.constant(F32X16, _GONE), best_two + at)
+    with code.loop(0, n_groups) as group:
+        best, second = code.variable(gone), code.variable(gone)
+        with code.loop(0, code.integer(size)) as i:
+            value = code.load(sums + (group * size + i) * 4, F32)
+            second.set(code.larger(second.value, code.smaller(value, best.value)))
+            best.set(code.larger(best.value, value))
+        # of one expert the second is none
+        both = best.value + second.value if size > 1 else best.value
+        code.store(both, best_two + group * 4)
+    # those that stay are taken out, the others are left
+    with code.loop(0, code.integer(choice.n_groups_used)):
+        _, index = largest_of(code, padded, best_two, _GONE)
+        code.store(gone, best_two + index * 4)
+    with code.loop(0, n_groups) as group:
+        is_left = gone.less(code.load(best_two + group * 4, F32))
+        with code.when(is_left), code.loop(0, code.integer(size)) as i:
+            code.store(gone, sums + (group * size + i) * 4)
+
 
 FEW = 16
 """More rows than this many share experts."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.memory.reuse import MemoryShelf
+from engine.memory.hybrid import MemoryShelf
 from engine.options import Prompt
 from tests.support.device_form import device_form, host_form
 from tests.support.golden_runs import MTP_MODELS, decode, options_of, prompt_of, session

@@ -10,8 +10,7 @@ import torch
 import engine.machine.graphs as on_processor
 from engine.batch import Span
 from engine.machine.graphs import MOST_GRAPHS, VARIABLE, PassInputs, StepGraphs, graphs_for
-from engine.memory.hybrid import HybridMemory
-from engine.memory.reuse import MemoryShelf
+from engine.memory.hybrid import HybridMemory, MemoryShelf
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.run import Run
 from engine.session import Session

@@ -14,10 +14,9 @@ import torch
 import engine.machine.graphs as on_processor
 from engine.errors import DraftscopeError
 from engine.machine.graphs import VARIABLE
+from engine.memory import hybrid as shelf
 from engine.memory import kv_storage
-from engine.memory import reuse as shelf
-from engine.memory.hybrid import HybridMemory
-from engine.memory.reuse import LentMemories
+from engine.memory.hybrid import HybridMemory, LentMemories
 from engine.model.parts import CellSize
 from engine.options import Prompt, RunOptions
 from engine.session import Session

@@ -25,7 +25,7 @@ from engine.decode.acceptance import Judge
 from engine.draft.drafter import Draft, DraftRequest, branch_of, branches, tree_of, width_at
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.ngram_drafter import NgramSizes
-from engine.draft.ngram_simple import NgramSimple
+from engine.draft.ngram_map import NgramSimple
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
 from engine.options import (

@@ -14,8 +14,7 @@ import torch
 from engine.batch import Span
 from engine.decode.held_sequences import CachedRun, PromptCache
 from engine.decode.scheduler import Scheduler
-from engine.memory.hybrid import HybridMemory
-from engine.memory.reuse import MemoryShelf
+from engine.memory.hybrid import HybridMemory, MemoryShelf
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
 from engine.run import Run

@@ -17,9 +17,9 @@ from engine.draft.draft_eagle3 import DraftEagle3
 from engine.draft.draft_mtp import DraftMtp
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.ngram_drafter import History, NgramDrafter
-from engine.draft.ngram_simple import NgramSimple
+from engine.draft.ngram_map import NgramSimple
 from engine.draft.row_drafter import RowDrafter
-from engine.memory.reuse import LentMemories
+from engine.memory.hybrid import LentMemories
 from engine.model import mtp
 from engine.model.layers import TargetRows
 from engine.options import Prompt, RunOptions

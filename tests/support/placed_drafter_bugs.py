@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.draft import draft_simple, ngram_simple
+from engine.draft import draft_simple, ngram_map
 from engine.draft.block_drafter import BlockDrafter
 from engine.draft.draft_eagle3 import DraftEagle3
 from engine.draft.draft_simple import DraftSimple
@@ -98,7 +98,7 @@ def _earliest(patch: Patch, session: Session) -> None:
         def find_last(self, ngram: Any, low: int, high: int) -> int:
             return next(iter(self.find_all(ngram, low, high)), -1)
 
-    patch.setattr(ngram_simple.NgramSimple, "find", staticmethod(Other.find_last))
+    patch.setattr(ngram_map.NgramSimple, "find", staticmethod(Other.find_last))
 
 
 def _judged(run: RunRef) -> None:

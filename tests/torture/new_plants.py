@@ -33,11 +33,11 @@ def new_plants(around: Around) -> dict[str, tuple[str, Plant]]:
         ),
         "a terminal gets lines as they are": (
             "terminal",
-            around("engine.terminal_text:terminal_text", _as_it_is),
+            around("engine.plain_text:terminal_text", _as_it_is),
         ),
         "lines of findings have C1 characters as they are": (
             "terminal",
-            around("engine.terminal_text:terminal_text", _but_c1),
+            around("engine.plain_text:terminal_text", _but_c1),
         ),
         "JSON has control characters as they are": (
             "terminal",

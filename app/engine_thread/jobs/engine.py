@@ -14,7 +14,6 @@ from app.engine_thread.events import (
     OpenRequest,
     RunRequest,
     ServerConnected,
-    ServerRunRequest,
     ServerSeen,
     State,
     TurnRequest,
@@ -86,8 +85,8 @@ class OpenModel(EngineJob):
 
 
 class ConnectServer(EngineJob):
-    """Use a server; the session in use stays until it answers. timeout: of its replies, seconds.
-    model: which of its models, empty where it need not be said."""
+    """Use a server; the session in use stays until it answers. The arguments are those of
+    `app.engine_thread.serving.ServerEngine.connect`."""
 
     replaces = True
 
@@ -100,11 +99,12 @@ class ConnectServer(EngineJob):
         model: str = "",
     ) -> None:
         super().__init__()
-        self._request = ServerRunRequest(address, key, log, timeout, self.cancelled, model)
+        self._address = address
+        self._how: dict[str, Any] = {"key": key, "log": log, "timeout": timeout, "model": model}
         self._connected: ServerConnected | None = None
 
     def on_ask(self, status: EngineStatus) -> None:
-        status.connecting, status.is_opening = self._request.address, True
+        status.connecting, status.is_opening = self._address, True
 
     def run(self, worker: EngineWorker) -> State:
         def see(seen: ServerSeen) -> None:
@@ -115,7 +115,10 @@ class ConnectServer(EngineJob):
 
         worker.end_run()
         worker.post_state(State.LOADING)
-        session = worker.servers.connect(self._request, self.progress(worker.post), see, wait)
+        progress = self.progress(worker.post)
+        session = worker.servers.connect(
+            self._address, progress, see, wait, self.cancelled, **self._how
+        )
         replaced = worker.use(session, identity_of(session.facts), None)
         worker.server = session
         self._connected = ServerConnected(session.facts, session.key_kept, worker.store)

@@ -40,7 +40,7 @@ from engine.conversation.turns import (
 )
 from engine.option_fields import build, options_in
 from engine.options import CacheOptions
-from engine.size_text import size_text
+from engine.plain_text import size_text
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton, QToolTip, QWidge
 from app.looks import Theme, fixed_font
 from app.widgets.build import hbox, made, vbox, words
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
-from engine.size_text import size_text
+from engine.plain_text import size_text
 from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore

@@ -12,7 +12,7 @@ from app.trace_models.shown_text import NOT_OBSERVED, error_text, plain_tip, sig
 from app.widgets.line_styles import lane_pen
 from engine.analysis.run_cost import RunCost, is_timed
 from engine.analysis.verdict import SUSPECT, LaneVerdict
-from engine.size_text import size_text
+from engine.plain_text import size_text
 from engine.trace.facts import RunFacts
 from engine.trace.records import NOISE, PHASES, REFERENCE
 

@@ -30,8 +30,8 @@ from engine.machine.host_memory import available_memory
 from engine.memory.policies import POLICIES
 from engine.memory_need import MemoryEstimate, PolicyCost, estimate, fits_text, server_estimate
 from engine.options import RunOptions
+from engine.plain_text import size_text
 from engine.report.text import visible
-from engine.size_text import size_text
 
 if TYPE_CHECKING:
     from engine.machine.device import DeviceMemory

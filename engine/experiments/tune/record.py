@@ -4,7 +4,7 @@ The texts are decoded with long drafts of which nothing is verified, so the draf
 every place, and what it would have been right in follows from the text (engine.analysis.what_if).
 What rounds of each length cost is measured by short runs that verify their drafts whole, on a few
 prompts. Every such run is done twice, and the second one counts: what a run does for the first time
-takes longer, and the next one of the session finds it done (engine.memory.reuse). Under synthetic
+takes longer, and the next one of the session finds it done (engine.memory.hybrid). Under synthetic
 acceptance the drafts have to be verified to be judged at all.
 """
 

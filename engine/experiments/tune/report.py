@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.analysis.what_if.surface import ASSUMPTIONS
+from engine.plain_text import size_text
 from engine.report.common import (
     decimals,
     machine_section,
@@ -15,7 +16,6 @@ from engine.report.common import (
     shown,
 )
 from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
-from engine.size_text import size_text
 from engine.trace.facts import recorded_options
 
 _HEADS = ("configuration", "tok/s", "low", "high", "speed-up", "estimate", "memory", "same text")

@@ -21,7 +21,7 @@ from engine.draft.ngram_drafter import History
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
 from engine.gguf.binary import check_cancelled, never
-from engine.memory.reuse import LentMemories
+from engine.memory.hybrid import LentMemories
 from engine.model.layers import TargetRows
 from engine.observe.drafter_diff.operations import Changes, in_place
 from engine.observe.drafter_diff.records import (

@@ -27,7 +27,7 @@ import kernels
 from engine.decode.acceptance import Judge
 from engine.draft.chain import DrafterChain
 from engine.machine.graphs import VARIABLE
-from engine.memory.reuse import MemoryShelf
+from engine.memory.hybrid import MemoryShelf
 from engine.model.layers import TargetRows
 from engine.observe.drafter_diff.operations import in_place, sites
 from engine.observe.drafter_diff.records import (

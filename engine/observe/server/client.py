@@ -22,7 +22,6 @@ from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.rounds.stream import server_words
 from engine.observe.server.address import is_loopback, server_address, system_certificates
 from engine.observe.server.errors import foreign, is_loading, refusal, unreachable
-from engine.observe.server.limits import Awaited, TimeLimits, Wait
 from engine.observe.server.models import (
     OPENAI,
     VERSIONS,
@@ -35,9 +34,12 @@ from engine.observe.server.network_thread import Question, Sent, serve
 from engine.observe.server.reply import (
     AGAIN_S,
     Arrival,
+    Awaited,
     Inbox,
     OverLong,
     Reply,
+    TimeLimits,
+    Wait,
     exchange,
     read_body,
 )

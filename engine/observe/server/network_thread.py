@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from engine.observe.server.limits import Awaited
+from engine.observe.server.reply import Awaited
 
 _T = TypeVar("_T")
 

@@ -17,10 +17,9 @@ from engine.observe.rounds.counters import Counters, Movement, movement, read_co
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.server.client import ReportWaiting, ServerClient
-from engine.observe.server.limits import Wait
 from engine.observe.server.log_file import JoinedLog
 from engine.observe.server.network_thread import Question, Sent
-from engine.observe.server.reply import Arrival, Inbox
+from engine.observe.server.reply import Arrival, Inbox, Wait
 from engine.observe.server.request_options import ServerRequest
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import LOOK_S, TraceStore

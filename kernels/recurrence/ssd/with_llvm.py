@@ -15,9 +15,9 @@ a program takes its address and three strides.
 
 from __future__ import annotations
 
-import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -53,32 +53,19 @@ class SsdSides(NamedTuple):
         return divisor(self.p, ROWS)
 
 
-class _Written(NamedTuple):
-    """What rows are written with: numbers at an address, times `step`; the products go to `log`."""
-
-    numbers: Value
-    step: Value | None = None
-    log: Value | None = None
-
-    def at(self, code: Code, p: Value) -> Value:
-        u = code.load(self.numbers + p * 4, F32)
-        if self.step is not None:
-            u *= self.step
-        if self.log is not None:
-            code.store(u, self.log + p * 4)
-        return u
+def _written(code: Code, numbers: Value, step: Value | None, log: Value | None, p: Value) -> Value:
+    """What row p is written with: a number at an address, times `step`; it goes to `log` too."""
+    u = code.load(numbers + p * 4, F32)
+    if step is not None:
+        u *= step
+    if log is not None:
+        code.store(u, log + p * 4)
+    return u
 
 
-class _Read(NamedTuple):
-    """What is read of the rows: o_p = s . C + skip * x_p. C, x, o: addresses."""
-
-    C: Value
-    skip: Value
-    x: Value
-    o: Value
-
-    def store(self, code: Code, p: Value, total: Value) -> None:
-        code.store(code.fma(code.load(self.x + p * 4, F32), self.skip, total), self.o + p * 4)
+def _give(code: Code, x: Value, skip: Value, o: Value, p: Value, total: Value) -> None:
+    """o_p = total + skip * x_p. x, o: addresses."""
+    code.store(code.fma(code.load(x + p * 4, F32), skip, total), o + p * 4)
 
 
 class _Rows:
@@ -101,29 +88,36 @@ class _Rows:
         return StatePlace(*(choose(condition, a, b) for a, b in zip(place, self.own, strict=True)))
 
     def token(
-        self, g: Value, written: _Written, B: Value, target: StatePlace, read: _Read | None = None
+        self,
+        g: Value,
+        written: Callable[[Value], Value],
+        B: Value,
+        target: StatePlace,
+        C: Value | None = None,
+        give: Callable[[Value, Value], None] | None = None,
     ) -> None:
-        """One token, from where the rows are to `target`. g, B: addresses."""
+        """One token, from where the rows are to `target`. g, B, C: addresses. written: what a row
+        is written with; give: takes a row and its s . C."""
         code, n_rows = self._code, self._sides.rows
         together = divisor(n_rows, TOGETHER)
         decay = code.splat(exp(code, code.load(g, F32)))
         source = StatePlace(*(variable.value for variable in self._now))
         with code.loop(0, code.integer(n_rows), together) as first:
             rows = [first + i for i in range(together)]
-            u = [code.splat(written.at(code, p)) for p in rows]
+            u = [code.splat(written(p)) for p in rows]
             totals = [code.variable(code.constant(F32X16, 0.0)) for _ in rows]
             for at, count in vectors(code, self._sides.n):
                 b = code.load_first(B + at, F32X16, count)
-                c = None if read is None else code.load_first(read.C + at, F32X16, count)
+                c = None if C is None else code.load_first(C + at, F32X16, count)
                 for p, u_p, total in zip(rows, u, totals, strict=True):
                     s = code.load_first(source.start + p * source.row + at, F32X16, count)
                     s = code.fma(b, u_p, s * decay)
                     code.store_first(s, target.start + p * target.row + at, count)
                     if c is not None:
                         total.set(code.fma(s, c, total.value))
-            if read is not None:
+            if give is not None:
                 for p, total in zip(rows, totals, strict=True):
-                    read.store(code, p, code.sum(total.value))
+                    give(p, code.sum(total.value))
         self.begin(target)
 
     def copy(self, source: StatePlace, target: StatePlace) -> None:
@@ -180,7 +174,7 @@ class _Destination:
         return self._task.place(address + self._task.b * step, steps)
 
 
-@functools.cache
+@cache
 def _program(sides: SsdSides, *, indexed: bool, log: bool) -> Program:
     """All tokens through the states.
 
@@ -189,7 +183,7 @@ def _program(sides: SsdSides, *, indexed: bool, log: bool) -> Program:
     address of a table of the slots' addresses, newest first, and their three strides; if indexed,
     rows of the pool that the states are: the addresses of `read` and `write`, their strides.
     """
-    return Program(functools.partial(_recurrence, sides, indexed, log), 36 if indexed else 35)
+    return Program(partial(_recurrence, sides, indexed, log), 36 if indexed else 35)
 
 
 def _recurrence(
@@ -213,24 +207,24 @@ def _recurrence(
         with code.loop(0, n_tokens) as t:
             at = (((b * n_tokens + t) * n_heads + h) * sides.p + mine.first) * 4
             values, step = x.row(b, t, h) + mine.first * 4, code.load(dt.row(b, t, h), F32)
-            written = _Written(values, step, u_log + at if log else None)
+            written = partial(_written, code, values, step, u_log + at if log else None)
             target = rows.own
             if not log:
                 back = n_tokens - t - 1
                 slot = to.slot(code.smaller(back, n_slots - 1))
                 target = rows.place_if(back.less(n_slots), slot)
-            read = _Read(C.row(b, t, mine.group), skip, values, o + at)
-            rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target, read)
+            c, give = C.row(b, t, mine.group), partial(_give, code, values, skip, o + at)
+            rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target, c, give)
 
 
-@functools.cache
+@cache
 def _fold_program(sides: SsdSides, *, counted: bool) -> Program:
     """The states after the tokens of a log.
 
     Arguments: the state, u, B, g, the state to fill, tensors; n_tokens, or the address of one for
     every sequence if they are counted; n_heads, n_groups.
     """
-    return Program(functools.partial(_fold, sides, counted), 23)
+    return Program(partial(_fold, sides, counted), 23)
 
 
 def _fold(
@@ -251,7 +245,7 @@ def _fold(
             rows.copy(before, after)
         rows.begin(before)
         with code.loop(0, count) as t:
-            written = _Written(u.row(b, t, h) + mine.first * 4)
+            written = partial(_written, code, u.row(b, t, h) + mine.first * 4, None, None)
             target = rows.place_if((count - 2).less(t), after)
             rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target)
 

@@ -353,7 +353,7 @@ def test_a_limit_of_time_is_an_option_and_its_error_names_it(
 def test_a_wait_is_counted_below_the_text_of_a_terminal(
     cli: Cli, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.observe.server.limits._SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr("engine.observe.server.reply._SHOWN_AFTER_S", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     server.script("/completion", Raw(lambda: []))
     outcome = cli("observe", server.url, *PROMPT, "--timeout", 1.5)

@@ -21,7 +21,7 @@ from app.cli.output import (
     show_progress,
     tell,
 )
-from engine.terminal_text import TEXT, terminal_text
+from engine.plain_text import TEXT, terminal_text
 from tests.support.hostile_words import HOSTILE, left_of
 
 PROGRAM = Path(app.__file__).parent

@@ -168,7 +168,7 @@ def test_stop_ends_a_run_of_a_server_that_never_ends_its_reply(
 def test_the_status_line_counts_how_long_the_server_lets_wait(
     at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.observe.server.limits._SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr("engine.observe.server.reply._SHOWN_AFTER_S", 0.0)
     trigger(at_servers, "file.connect")
     dialog = at_servers.findChild(ConnectDialog)
     assert dialog is not None and dialog.limit.value() == 600

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_drafter import NgramSizes
-from engine.draft.ngram_simple import NgramSimple
+from engine.draft.ngram_map import NgramSimple
 from engine.model.layers import TargetRows
 
 

@@ -18,8 +18,7 @@ from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server import limits as limits_module
 from engine.observe.server import server_run
 from engine.observe.server.client import ServerClient
-from engine.observe.server.limits import TimeLimits
-from engine.observe.server.reply import Inbox
+from engine.observe.server.reply import Inbox, TimeLimits
 from engine.observe.server.request_options import ServerRequest
 from engine.observe.server.server_run import ServerRun
 from engine.trace.store import TraceStore

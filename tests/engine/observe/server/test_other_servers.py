@@ -11,7 +11,7 @@ from engine.analysis.findings.check import recorded
 from engine.errors import ServerError, ServerModelError, ServerTimeoutError
 from engine.observe.rounds.counters import read_counters
 from engine.observe.server.client import ServerClient
-from engine.observe.server.limits import TimeLimits
+from engine.observe.server.reply import TimeLimits
 from engine.observe.server.request_options import RequestOptions, request_for
 from engine.observe.server.server_run import ServerRun
 from engine.options import RunOptions

@@ -1,8 +1,27 @@
-"""Text for a terminal: what such a device would obey, or show as nothing, becomes an escape."""
+"""Plain text: how numbers of bytes are written, and escapes for what a terminal would obey or not
+show."""
 
 from __future__ import annotations
 
 import unicodedata
+
+_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+def size_text(n_bytes: float) -> str:
+    """Three significant digits with a binary unit: 0 B, 512 KiB, 9.41 MiB; below 1024 of a unit
+    all its digits: 1,020 KiB."""
+    value = float(n_bytes)
+    for unit in _UNITS:
+        if value < 1023.5:
+            return _three_digits(value) + f" {unit}"
+        value /= 1024
+    return _three_digits(value) + " TiB"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
 
 TEXT = "\n\t\u200c\u200d"
 """What text of several lines may hold in addition to printable characters: its lines, and the

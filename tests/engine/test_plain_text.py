@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.size_text import size_text
+from engine.plain_text import size_text
 
 
 @pytest.mark.parametrize(
