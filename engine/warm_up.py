@@ -54,10 +54,6 @@ WIDTHS = (25, 1, 2, 3, 4)
 """A prompt, of more rows than are multiplied without panels, and what plain decoding and drafts of
 up to three tokens take."""
 
-# bytes: of files whose model is opened at once, and what is worth giving back before that takes
-# longer
-_LARGE, _GROWTH = 256 << 20, 32 << 20
-
 # parts that do the same whatever the numbers are: not so, where experts are chosen
 _STEADY = (AttentionPart, DeltaNetPart, SwigluPart)
 
@@ -130,7 +126,8 @@ def open_models(
             for path in (target, *paths)
         )
         total = sum(one.n_bytes for one in (file, *others))
-        give_back = partial(give_back_memory, _GROWTH if total < _LARGE else 0)
+        # a small model is opened in less time than a little memory takes
+        give_back = partial(give_back_memory, 32 << 20 if total < 256 << 20 else 0)
         give_back()
         tokenizer = Tokenizer.from_gguf(file, cancelled)
         give_back()
@@ -169,16 +166,11 @@ def open_models(
         identities = [one.identity() for one in (file, *others)]
         for one, behind in pairwise(identities):
             one["draft"] = behind
-        content = ContentHash(
-            [
-                (identity, one.contents)
-                for identity, one in zip(identities, (file, *others), strict=True)
-            ]
-        )
+        pairs = zip(identities, (file, *others), strict=True)
+        content = ContentHash([(identity, one.contents) for identity, one in pairs])
         files = ModelFiles(part for one in (file, *others) for part in one.files)
         give_back()
-        mtp_path = mtp.path if mtp else None
-        rest = drafts, file.path, content, files, mtp_path, mmap
+        rest = drafts, file.path, content, files, mtp.path if mtp else None, mmap
         return (model, info, tokenizer, chat, identities[0], *rest)
 
 

@@ -18,13 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_MAPPINGS = Path("/proc/self/maps")
-_PAGES = Path("/proc/self/smaps")
+_MAPPINGS, _PAGES = Path("/proc/self/maps"), Path("/proc/self/smaps")
 _PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _DONT_NEED = 4  # MADV_DONTNEED
 # MADV_COLLAPSE, since Linux 6.1; it works wherever huge pages exist, even if none are automatic
 _COLLAPSE = 25
-
 
 _POLITE = 10
 """Niceness of the thread: a run that begins meanwhile comes first."""
@@ -112,9 +110,8 @@ def give_back_memory(growth: int = 0) -> None:
     Linux, and nothing is freed by another library.
     """
     global _left_resident
-    if not sys.platform.startswith("linux"):
-        return
-    if growth and (resident_memory() or 0) < _left_resident + growth:
+    grown = not growth or (resident_memory() or 0) >= _left_resident + growth
+    if not (grown and sys.platform.startswith("linux")):
         return
     library = ctypes.CDLL(None)
     with suppress(AttributeError):  # not GNU's
@@ -135,8 +132,7 @@ def give_back_memory(growth: int = 0) -> None:
 
 _CLEAR = Path("/proc/self/clear_refs")
 _MEMORY, _SELF = Path("/proc/meminfo"), Path("/proc/self/status")
-_GROUP = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
+_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 # of a group, by the version of control groups: its limit, its use, and what of that is file cache
 _LIMITS = {
     "": ("memory.max", "memory.current", ("active_file", "inactive_file")),
@@ -183,11 +179,9 @@ def resident_memory() -> int | None:
 
 def forget_peak() -> bool:
     """Have `peak_resident` of this process count from here on; whether the system can."""
-    try:
-        _CLEAR.write_text("5")
-    except OSError:
-        return False
-    return True
+    with suppress(OSError):
+        return bool(_CLEAR.write_text("5"))
+    return False
 
 
 def peak_resident(pid: int | None = None) -> int:

@@ -46,7 +46,7 @@ TALL_LINE, MOST_POINTS = 18, 11
 """Pixels: a line of Noto Sans in 10 points, as KDE has it, or of Cantarell in 11, as GNOME has."""
 
 
-@pytest.fixture(params=["usual", "tall"])
+@pytest.fixture(params=["tall", "usual"])
 def each_font(request: pytest.FixtureRequest, qapp: QApplication) -> Iterator[None]:
     """The default font, and one with lines as high as those of other desktops. To be used before
     the window is made: @pytest.mark.usefixtures("each_font")."""

@@ -46,7 +46,7 @@ def plain(name: str, sampler: SamplerOptions) -> list[list[int]]:
     ("name", "policy", "how", "sampler", "parallel"),
     all_pairs(MODELS, list(ROLLBACK_POLICIES), list(product(SPLITS, KV_MODES)), SAMPLERS, (1, 4)),
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_no_token_changes(name, policy, how, sampler, parallel):
     split, kv = how
     own_head = name in with_mtp(MODELS)

@@ -293,7 +293,7 @@ def drafter_of(draft: str) -> str:
         [(s, n, p_min) for s in SAMPLERS for n, p_min in ((1, 0.0), (3, 0.1))],
     ),
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_model_drafters_change_no_token(models, policy, how, way):
     (name, draft), (split, kv), (sampler, n, p_min) = models, how, way
     spec = SpecOptions(types=(drafter_of(draft),), tree=(2, 2), n_max=3, p_min=p_min)

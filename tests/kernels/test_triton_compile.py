@@ -100,6 +100,7 @@ def compiled(
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @in_turn("sizes", [(1, 1, 1), (4, 4, 1), (16, 8, 1), (1, 1, 32), (4, 4, 32)])
+@pytest.mark.thinned(3)
 def test_the_delta_rule(compiled, sizes, kda):
     n_tokens, n_snapshots, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
@@ -248,6 +249,7 @@ def test_products_with_blocks(compiled, type_and_rows):
 
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 @in_turn("sizes", [(1, 256), (512, 32)])
+@pytest.mark.thinned(3)
 def test_mixture_of_experts(compiled, sizes, mode):
     n_tokens, n_experts = sizes
     weights, ids = moe.route(torch.ones(n_tokens, n_experts), 8)

@@ -220,6 +220,7 @@ def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> No
 
 @pytest.mark.usefixtures("each_font")
 @pytest.mark.parametrize("name", [min(LAYOUTS), max(LAYOUTS)])
+@pytest.mark.thinned(2)  # of the layouts it is left in: all are chosen afterwards
 def test_a_layout_left_on_a_large_screen_fits_a_small_one(
     make_window: Callable[[Bridge], MainWindow],
     engine: FakeEngine,
@@ -251,6 +252,7 @@ def test_a_layout_left_on_a_large_screen_fits_a_small_one(
 
 
 @pytest.mark.usefixtures("each_font")
+@pytest.mark.thinned(2)  # of two fonts, the one that needs more room
 def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
     window: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
