@@ -23,7 +23,7 @@ _VIEWS = {
     "outputs, corrections and states": (0, 1, 2),
 }
 _BLOCK = 16  # rows that chunked kernels take at once
-_MOST_ROWS = 8  # of which each may be wrong alone
+_MOST_ROWS = 4  # of which each may be wrong alone
 # Whether what row j wrote (-1: the state before the rows) is meant where row i sees it
 Side = Callable[[int, int], bool]
 _SIDES: dict[str, Side] = {

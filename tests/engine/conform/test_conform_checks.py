@@ -355,14 +355,6 @@ class KeepsFirst(Chunks):
         return out, torch.zeros_like(last) if first is None else first
 
 
-class RoundsBefore(own._Slots):
-    """The state is read through bfloat16."""
-
-    def _run(self, parts, read, write):
-        self.pool[read] = self.pool[read].bfloat16().float()
-        return super()._run(parts, read, write)
-
-
 class RoundsStored(own._Slots):
     """The accepted state is stored through float16."""
 
@@ -469,7 +461,6 @@ PLANTED = [
     (DropsTail, "gdn", "wrong-chunk"),
     (LongTail, "gdn", "wrong-chunk"),
     (KeepsFirst, "kda", "state-not-committed"),
-    (RoundsBefore, "gdn", "drift"),
     (RoundsStored, "kda", "drift"),
     (CutsDigits, "gdn", "drift"),
 ]

@@ -15,9 +15,10 @@ from engine.conform.adapters import own
 from engine.conform.cases import Shape, Source
 from engine.conform.checks import Fault, Player, check
 from engine.conform.decays import Log
+from engine.conform.mistakes import row_by_row
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
-from engine.conform.reference import play, token
+from engine.conform.reference import play, step, token
 from engine.conform.replays import placed
 from engine.conform.subject import Kernel
 
@@ -172,10 +173,17 @@ class Undecayed(own._Slots):
 class RawFold(own._Log):
     """The fold takes keys that are not normalized."""
 
+    rows = slice(None)
+
     def _run(self, parts, states):
         out, log = super()._run(parts, states)
-        keys = torch.stack([p.k for p in parts])
-        return out, type(log)(keys if log[0].dim() == keys.dim() else log[0], *log[1:])
+        keys = log[0].clone()
+        keys[:, self.rows] = torch.stack([p.k for p in parts])[:, self.rows]
+        return out, type(log)(keys, *log[1:])
+
+
+class SecondRawFold(RawFold):
+    rows = slice(1, 2)
 
 
 class LastOnly(own._Slots):
@@ -344,6 +352,16 @@ class ValueStride(Altered):
 
     def change(self, p):
         p.tensors["v"] = strided(p.v, p.k.shape[1] * p.v.shape[2])
+
+
+class SplitStride(Altered):
+    """Values that lie after q and k advance by their own size."""
+
+    def change(self, p):
+        whole = torch.cat([p.tensors[x].flatten(1) for x in "qkv"], 1).flatten()
+        n, size = p.q[0].numel() + p.k[0].numel(), p.v[0].numel()
+        rows = [whole[n + r * size :][:size] for r in range(len(p.v))]
+        p.tensors["v"] = torch.stack(rows).view_as(p.v)
 
 
 class ReadBase(own._Slots):
@@ -538,10 +556,11 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of q, k and v, not 0"),
         (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
-        (Undecayed, "kda", "gate-order", "outputs see what earlier rows wrote without its decay"),
+        (SecondRawFold, "gdn", "wrong-norm", "k is not normalized, in row 1 alone"),
         (RawFold, "gdn", "wrong-norm", "in the state alone"),
         (GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
         (ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
+        (SplitStride, "gdn", "wrong-stride", "v of row r is read 32 r values on, not 64 r"),
         (ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
         (Unscaled, "gdn", "wrong-scale", "what the row writes (beta) is taken without the scale"),
         (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
@@ -645,3 +664,18 @@ def test_kernels_of_one_length_get_short_passes_too():
     passes = list(SCRIPTS["lengths"](SHAPES["gdn"], random.Random(1), kernel))
     assert all(len(set(one.lengths)) == 1 for one in passes)
     assert min(one.lengths[0] for one in passes) < SHAPES["gdn"].n_tokens
+
+
+def test_a_row_of_a_tree_may_follow_one_that_has_no_state():
+    shape = SHAPES["gdn"]
+    source = Source(shape, 3)
+    batch, start = source.rows([0], [2], [(-1, 0)]), source.state().double()
+    tokens = [token(batch, i) for i in range(2)]
+    seen = torch.stack(
+        [step(shape, s, t)[0] for s, t in ((start, tokens[0]), (0 * start, tokens[1]))]
+    )
+    said = row_by_row(shape, start, seen, tokens, (-1, 0), [], None, 1e-6)
+    assert said == (
+        "wrong-parent",
+        "row 1 follows no row that has a state and not row 0, in rows 1 of 2",
+    )
