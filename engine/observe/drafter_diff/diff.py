@@ -191,7 +191,8 @@ def _pair(
         fact = missing[0]
         raise OptionError(f"A and B cannot be compared: {fact.fact}", fact.remedy)
     counts = a.counts, b.counts
-    chances = [fisher_less(*one, *other) for one, other in (counts, counts[::-1])]
+    shares = [(min(n, drafted), drafted) for n, drafted in counts]
+    chances = [fisher_less(*one, *other) for one, other in (shares, shares[::-1])]
     chance, same = min(1.0, 2 * min(chances)), sum(n_equal(*pair) is None for pair in contexts)
     ordered = tuple(sorted(causes, key=lambda cause: cause.rank))
     head = a.seq_id, b.seq_id, *counts

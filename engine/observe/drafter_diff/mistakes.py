@@ -22,7 +22,7 @@ from engine.audit.recorded_drafts import (
 )
 from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
 from engine.observe.drafter_diff.guesses import GOES_ON, Guess
-from engine.observe.drafter_diff.operations import PHASES, part_changes
+from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
@@ -280,7 +280,7 @@ class Mistakes:
             if other < self._session.config.n_vocab:
                 found[f"masks are token {other}, not {mask}"] = {"mask": other}
         for row in range(1, n):
-            for other in (*others, -1):
+            for other in dict.fromkeys((*others, -1, *self._masks(wrong, row))):
                 what = f"token {other}" if other >= 0 else "the newest token"
                 found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
         found["blocks begin with a mask, not with the newest token"] = {"anchored": False}
@@ -308,22 +308,21 @@ class Mistakes:
             changes = tuple((model, name, value) for name, value in changed.items())
             yield self._guess(stage, about, changes=changes, during="draft")
 
-    def _masks(self, wrong: _Drafts) -> list[int]:
-        """Tokens that give wrong drafts as masks, from a right state."""
+    def _masks(self, wrong: _Drafts, row: int = 0) -> list[int]:
+        """Tokens that give wrong drafts as masks, or in one row of a block, from a right state."""
         model = self._model
         assert isinstance(model, BlockModel)
         own = model.mask
 
         def gives(draft: RecordedDraft, newest: Entries, mask: int) -> bool:
-            model.mask = mask
-            return mask != own and self._gives(draft, newest)
+            changes = (model, "masks", {row: mask}) if row else (model, "mask", mask)
+            with in_place([changes]):
+                return mask != own and self._gives(draft, newest)
 
-        start = max(0, own - _MOST_MASKS // 2)
-        try:
-            stop = min(start + _MOST_MASKS, self._session.config.n_vocab)
-            return self._fitting(wrong, range(start, stop), gives)
-        finally:
-            model.mask = own
+        most = _MOST_MASKS // (model.n_block if row else 1)
+        start = max(0, own - most // 2)
+        stop = min(start + most, self._session.config.n_vocab)
+        return self._fitting(wrong, range(start, stop), gives)
 
     def _windows(self, wrong: _Drafts) -> list[int]:
         """How many tokens back a drafter sees that makes wrong drafts, from a right state."""

@@ -228,7 +228,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
         scopes = [(owners, "", _ALWAYS), *few, *looped]
         for (whose, where, rounds), (about, change) in product(scopes, _ways(one)):
             changes = _elsewhere(one, [(one, whose, rounds, change)])
-            phases = [*PHASES] if about in _AT_TIMES else [""]
+            phases = [*PHASES] if about.startswith(_AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
     for two in combinations(places.values(), 2):
         one, other = (each[0] for each in two)
@@ -249,7 +249,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
 
 
-_AT_TIMES = ("is left out", "gives 0 times what it should")
+_AT_TIMES = ("is left out", "gives 0 times what it should", "gives zeros in its head")
 _ALWAYS = range(1 << 20)
 _IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 

@@ -21,6 +21,7 @@ import torch
 
 from engine.audit.draft_models import Candidates, draft_model
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft, RecordedDrafts, shares_apart
+from engine.draft.drafter import width_at
 from engine.draft.model_drafter import N_CANDIDATES
 from engine.draft.registry import model_drafters
 from engine.errors import OptionError
@@ -105,6 +106,7 @@ class Redrafter:
         longest = min(64, max((draft.n_drafted for draft in side.drafts), default=1))
         recorded = side.run.facts.options
         n_max = max(longest, recorded.spec.n_max if recorded else 0)
+        self._tree = recorded.spec.tree if recorded else ()
         self._options = RunOptions(spec=SpecOptions(types=(self.drafter,), n_max=min(n_max, 64)))
         n_ctx = 3 * len(side.text) + 64 * (longest + 2)
         self._model = draft_model(session, self._options, self.drafter, n_ctx)
@@ -226,11 +228,14 @@ class Redrafter:
         is_sure = is_many or exact
         n_wrong = self._trials.clean(window)
         guess, left = None, dict[int, float]()
-        if not any(rank for draft in wrong for rank, _ in self._ranks[draft.round]):
+        are_right = not any(rank for draft in wrong for rank, _ in self._ranks[draft.round])
+        if are_right and (not exact or logits_scale(sampled, self._rows, limit) is not None):
             return self._other_shares(sampled, wrong, limit)
-        one_token = self._one_token(wrong)
-        if not (about := one_token or self._sent_again(wrong)):
+        one_token = "" if are_right else self._one_token(wrong)
+        if not (about := one_token or ("" if are_right else self._sent_again(wrong))):
             guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many)
+        if are_right and guess is None:
+            return self._other_shares(sampled, wrong, limit)
         if not about and guess is None and not (is_sure and n_wrong):
             return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
@@ -318,7 +323,7 @@ class Redrafter:
         are known by how much these differ."""
 
         def apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
-            own = rows
+            own = rows = self._of_branch(draft, rows)
             change = guess.change if guess and guess.deviation.acts(draft.pos0) else None
             if guess is not None and change is not None:
                 known = [*self._side.text[max(0, draft.pos0 + 1 - N_BEFORE) : draft.pos0 + 1]]
@@ -350,12 +355,22 @@ class Redrafter:
 
         return apart
 
+    def _of_branch(self, draft: RecordedDraft, rows: Sequence[Candidates]) -> Sequence[Candidates]:
+        """Rows whose best token is that of the branch that was judged, where its tree has that."""
+        if not self._tree:
+            return rows
+        found = [*rows]
+        for i, (row, token) in enumerate(zip(rows, draft.tokens, strict=False)):
+            if token in [*row][: width_at(self._tree, i)]:
+                found[i] = {token: row[token]} | row
+        return found
+
     def _from_the_text(self, drafts: _Drafts) -> dict[int, float]:
         """Distances by round of drafts made from a right state each."""
         apart, found = self._apart(None), {}
         self._rows = self._right(drafts, own=False)
         for draft in drafts:
-            rows = self._rows[draft.round]
+            rows = self._of_branch(draft, self._rows[draft.round])
             found[draft.round] = apart(draft, rows)
             self._best[draft.round] = [next(iter(row)) for row in rows if row]
             known = draft.tokens[: len(draft.tokens) - (draft.round in self._stood_in)]

@@ -116,7 +116,9 @@ def scopes_of(
     `least` right drafts come before it, or up to one; and of each of these, from a drafted token on
     or in one alone. Where so few show it, outcomes of the round before the first wrong one, too."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
-    end, words = _outcome(drafts, wrong)
+    share, end, words = _outcome(drafts, wrong)
+    if first >= _SHOWS and len(wrong) > share * (len(drafts) - first):
+        end = ""  # since then all are wrong, whatever came before
     if not end and first >= _SHOWS:
         before = [set(outcomes(draft)) for draft in drafts[:first]]
         end = next((one for one in OUTCOMES if one in before[-1].difference(*before[:-1])), "")
@@ -153,8 +155,11 @@ def scopes_of(
     return found
 
 
-def _outcome(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]) -> tuple[str, str]:
-    """The one of OUTCOMES that alone wrong drafts come after, and how many do; else empty."""
+def _outcome(
+    drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]
+) -> tuple[float, str, str]:
+    """The one of OUTCOMES that alone wrong drafts come after, which share of those is wrong, and
+    how many are; else empty."""
     rounds, shown = {draft.round for draft in wrong}, [(0.0, "", "")]
     for end, after in OUTCOMES.items():
         is_wrong: tuple[list[bool], list[bool]] = ([drafts[0].round in rounds], [])
@@ -166,7 +171,7 @@ def _outcome(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]) ->
             but = f" but {n_else}" if n_else else ""
             about = f", only after {after} ({n} of {len(is_wrong[1])}){but}"
             shown.append((n / len(is_wrong[1]), end, about))
-    return max(shown, key=lambda one: one[0])[1:]
+    return max(shown, key=lambda one: one[0])
 
 
 def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
