@@ -113,7 +113,13 @@ def _nothing(file: str, title: str) -> TraceFileError:
 def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> RecordShape | None:
     """Whose records these are, by their keys; None for replies without any."""
     signs: dict[str, tuple[str, str]] = {}
+    forms = set[tuple[str, ...]]()
     for node in every:
+        form = tuple(node.values)
+        if form in forms:
+            continue
+        if None not in node.values.values():
+            forms.add(form)
         for shape in SHAPES.values():
             if shape.name not in signs and (sign := shape.sign_of(node.values)):
                 signs[shape.name] = (sign[0], node.place)
