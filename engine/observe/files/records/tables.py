@@ -92,7 +92,7 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
             columns = zip(*(cells for _, cells in table), strict=True)
             table, heads = [(number, list(cells)) for cells in columns], [0]
         for begin, end in pairwise([*heads, len(table)]):
-            sides = _sides(_names(table[begin][1]), table[begin - 1][1] if begin else [])
+            sides = _sides(*(_names(table[at][1]) for at in (begin, max(begin - 1, 0))))
             every = [one for _, row in table for one in row]
             has_comma = any(map(_DECIMAL_COMMA.fullmatch, every)) and not any(
                 _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
@@ -111,7 +111,7 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
     in common."""
     parts = [_parts(one) for one in names]
     if not any(side for side, _ in parts):
-        above = list(accumulate(above or names, lambda last, one: one or last))
+        above = list(accumulate(above, lambda last, one: one or last))
         parts = [
             (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
         ]

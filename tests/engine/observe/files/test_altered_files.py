@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.altered_files import altered, bases
 from tests.support.played_import import play
 
-N_SEEDS = 80
+N_SEEDS = 64
 # what they import is then imported in every child
 _FIRST = ("vllm-metrics.prom", "vllm-summary.json", "mtp.json", "mtp-0.sse", "mtp.log")
 _MOST_CPU_S = 60
