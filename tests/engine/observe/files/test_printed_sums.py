@@ -555,7 +555,7 @@ def test_engines_side_by_side_are_rows_of_their_own(tmp_path: Path, table: str) 
         "“draft_n”: 8, “predicted_n”: 9, “predicted_ms”: 2.5, “draft_n_accepted”:\u200b 3",
         "draft_n          : 8\ndraft_n_accepted : 3\npredicted_n : 9\npredicted_ms : 2.5\n",
         "timings = {'predicted_n': 9, 'predicted_ms': 2.5, 'draft_n': 8, 'draft_n_accepted': 3}",
-        '$ curl x | jq .\n{"draft_n": 8, "draft_n_accepted": 3}\n',
+        '{"draft_n": 8, "draft_n_accepted": 3}\n',
         'usage: {"a": 1}\ntimings: {"draft_n": 8, "draft_n_accepted": 3, "draft_rounds": 4}\n',
     ],
     ids=["chat", "PowerShell", "Python", "picked", "named"],
