@@ -313,6 +313,8 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
 
 def _message(said: dict[str, Any]) -> str:
     """What a delta or a message of a chat adds: thoughts, words, arguments of tools."""
+    if len(said) == 1 and isinstance(text := said.get("content"), str):
+        return text
     thought = said.get("reasoning_content") or said.get("reasoning")
     parts = [_text(thought), _text(said.get("content"))]
     calls = said.get("tool_calls")

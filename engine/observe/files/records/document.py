@@ -367,7 +367,7 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
         inner = (*around, value)
         for key, one in value.items() if is_object else enumerate(value):
             kind = type(one)
-            if kind is dict or kind is list:
+            if (kind is dict or kind is list) and one:
                 visit(one, start, (*path, str(key)), inner)
 
     for start, document in documents:

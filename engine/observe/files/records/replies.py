@@ -280,7 +280,9 @@ def _is_complete(event: dict[str, Any]) -> bool:
 
 
 def _is_same_form(event: dict[str, Any], first: dict[str, Any]) -> bool:
-    return all((key in event) == (key in first) for key in ("choices", "meta_info", "done"))
+    return event.keys() == first.keys() or all(
+        (key in event) == (key in first) for key in ("choices", "meta_info", "done")
+    )
 
 
 def _answers_in(event: dict[str, Any]) -> list[tuple[int, bool]]:
