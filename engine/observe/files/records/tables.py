@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
@@ -111,7 +111,7 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
     in common."""
     parts = [_parts(one) for one in names]
     if not any(side for side, _ in parts):
-        above = list(accumulate(above, lambda last, one: one or last))
+        above = [next(filter(None, above[at::-1]), "") for at in range(len(above))]
         parts = [
             (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
         ]
