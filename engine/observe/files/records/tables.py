@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import pairwise
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
@@ -24,7 +25,7 @@ _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _RULE = set(" -|:+=│┃─━┼╇╪┿")
 _MOST_CELLS = 64
-_LONGEST = 2000
+_LONGEST, _LONGEST_NAME = 2000, 80
 _COUNTED = (
     ("rounds", "num_spec_steps"),
     ("drafted", "num_draft_tokens"),
@@ -126,9 +127,10 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
     return several
 
 
+@lru_cache(1 << 12)
 def _parts(name: str) -> tuple[str, str]:
     """Whose a figure is, empty if its name does not say so, and the name of the figure."""
-    words = name.replace("(", "").replace(")", "").split()
+    words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
     for at in range(len(words) - 1, 0, -1):
         for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
             if _kind(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
@@ -196,6 +198,7 @@ def _is_head(names: list[str]) -> bool:
     return bool(kinds) and not any(map(_NUMBER.fullmatch, names))
 
 
+@lru_cache(1 << 12)
 def _kind(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
     return next((kind for kind, known in _COLUMNS if re.fullmatch(known, name)), "")
