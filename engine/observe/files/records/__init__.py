@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.foreign import is_whole
+from engine.garbage import collections_wait
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import SPEC_BENCH, SPEED_BENCH, is_printed, read_printed
@@ -61,6 +62,7 @@ def recognise(data: bytes) -> str | None:
     return REPLY if _REPLY.search(data) else None
 
 
+@collections_wait()
 def fill(
     store: TraceStore, data: bytes, file: str, name: str | None = None, later: bytes = b""
 ) -> list[int]:
