@@ -16,6 +16,34 @@ def test_good_json_gives_what_json_loads_gives() -> None:
     assert parse_json(deep) == json.loads(deep)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "b": {"a": 2}}',
+        '{"a" : 1, "a": 2}',
+        '{"a": {"b": "\\u0022"}, "a": "x\\":"}',
+        '["\\ud800", "\\ud83d\\ude00", "\\"]", "{{["]',
+        "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1),
+        "[" * DEEPEST + "]" * DEEPEST,
+        f"[{'7' * 41}, -{'7' * 41}, {'7' * 40}]",
+        "[1e999]",
+        "[-0, -0.0, 1E5, 0.1, 123456789012345678901]",
+        "[NaN]",
+        '["a\tb"]',
+        "[1,]",
+    ],
+)
+def test_many_objects_are_read_as_few_are(text: str) -> None:
+    def read(whole: str) -> str:
+        try:
+            value = parse_json(whole, unique=True, whole_texts=True)
+        except JsonError as error:
+            return error.what
+        return repr(value[0])
+
+    assert read(f"[{text}{', {}' * 300}]") == read(f"[{text}, {{}}]")
+
+
 def test_a_number_of_too_many_digits_is_a_text() -> None:
     for digits in ("1" * 41, "-" + "9" * 5000):
         assert parse_json(f'{{"id": {digits}}}') == {"id": digits}

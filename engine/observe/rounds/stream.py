@@ -87,6 +87,9 @@ class Chunk:
     event: Mapping[str, Any] = field(default_factory=dict)
 
 
+_NOTHING = Chunk()
+
+
 def read_json(text: bytes | str) -> Any:
     """What a server sent as JSON. Raises UnreadableError."""
     if isinstance(text, bytes):
@@ -186,7 +189,7 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
     timings, usage = _timings(event), _usage(event.get("usage"))
     verbose = event.get("__verbose")
     verbose = verbose if isinstance(verbose, dict) else {}
-    inner = _completion(verbose) if verbose else Chunk()
+    inner = _completion(verbose) if verbose else _NOTHING
     if len(event["choices"]) > MOST_ANSWERS:
         raise UnreadableError(f"sent more than {MOST_ANSWERS:,} answers in one event")
     for choice in event["choices"]:
@@ -203,7 +206,7 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
         is_empty = not text and timings is None and not is_last
         if is_empty and not ids and not prompt_ids:
             continue  # the role, before anything is generated
-        final = ChainMap({"finish_reason": choice.get("finish_reason")}, event, verbose)
+        reason = {"finish_reason": choice.get("finish_reason")}
         yield Chunk(
             index=_index(choice),
             text=text,
@@ -213,7 +216,7 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
             pieces=pieces,
             timings=timings,
             last=is_last,
-            final=final if is_last else {},
+            final=ChainMap(reason, event, verbose) if is_last else {},
         )
     if usage is not None:
         yield Chunk(usage=usage._replace(times=_speed(event.get("stats"))))
@@ -310,6 +313,8 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
 
 def _message(said: dict[str, Any]) -> str:
     """What a delta or a message of a chat adds: thoughts, words, arguments of tools."""
+    if len(said) == 1 and isinstance(text := said.get("content"), str):
+        return text
     thought = said.get("reasoning_content") or said.get("reasoning")
     parts = [_text(thought), _text(said.get("content"))]
     calls = said.get("tool_calls")
@@ -322,7 +327,7 @@ def _message(said: dict[str, Any]) -> str:
 
 def _ids(value: Any) -> tuple[int, ...]:
     """Ids of tokens, empty where a list has anything else."""
-    is_list = isinstance(value, list) and all(map(is_whole, value))
+    is_list = bool(value) and isinstance(value, list) and all(map(is_whole, value))
     return tuple(value) if is_list else ()
 
 
@@ -335,8 +340,9 @@ def _listed(value: Any) -> tuple[int, ...]:
 def _logged(logprobs: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Ids and texts next to the probabilities of tokens. An id is a key of its own, or vLLM's
     "token_id:9" in place of the text."""
-    said = logprobs if isinstance(logprobs, dict) else {}
-    content, names = said.get("content"), said.get("tokens")
+    if not isinstance(logprobs, dict):
+        return (), ()
+    content, names = logprobs.get("content"), logprobs.get("tokens")
     if isinstance(content, list):
         rows = [one for one in content if isinstance(one, dict)]
         texts, ids = [one.get("token") for one in rows], [one.get("id") for one in rows]
@@ -408,6 +414,8 @@ def _given(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int | No
 
 def _count(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int:
     value = said.get(name, 0)
+    if type(value) is int and 0 <= value <= most:  # as nearly all are
+        return value
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not is_whole(value, most):
@@ -417,6 +425,8 @@ def _count(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int:
 
 def _milliseconds(said: dict[str, Any], name: str) -> float:
     value = said.get(name, 0.0)
+    if type(value) is float and 0.0 <= value <= LONGEST_PART_MS:
+        return value
     if not is_real(value):
         raise UnreadableError(f"sent {name} = {_shown(value)}, which is not a time in milliseconds")
     return float(value)

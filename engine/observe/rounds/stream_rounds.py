@@ -280,14 +280,11 @@ def _check(told: Timings, before: Timings) -> None:
     drafted = told.draft_n - before.draft_n
     accepted = told.draft_n_accepted - before.draft_n_accepted
     later = told.predicted_ms - before.predicted_ms
-    for what, grown in (
-        ("predicted_n", n_new),
-        ("draft_n", drafted),
-        ("draft_n_accepted", accepted),
-        ("predicted_ms", later),
-    ):
-        if grown < 0:
-            raise ContradictionError(f"{what} fell by {-grown:g}")
+    if n_new < 0 or drafted < 0 or accepted < 0 or later < 0:
+        names = "predicted_n", "draft_n", "draft_n_accepted", "predicted_ms"
+        every = zip(names, (n_new, drafted, accepted, later), strict=True)
+        what, grown = next((what, grown) for what, grown in every if grown < 0)
+        raise ContradictionError(f"{what} fell by {-grown:g}")
     if drafted > LONGEST_DRAFT:
         raise ContradictionError(f"draft_n rose by {drafted:,} at once")
     if accepted > drafted:

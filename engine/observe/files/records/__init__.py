@@ -12,11 +12,18 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.foreign import is_whole
+from engine.garbage import collections_wait
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import SPEC_BENCH, SPEED_BENCH, is_printed, read_printed
 from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
-from engine.observe.files.records.readers import LLAMA_SERVER, READERS, RecordShape
+from engine.observe.files.records.readers import (
+    LLAMA_SERVER,
+    READERS,
+    TIMINGS_PICKED,
+    USAGE,
+    RecordShape,
+)
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import read_tables
@@ -43,18 +50,19 @@ def recognise(data: bytes) -> str | None:
     holds none. The first of NAMES where it could be several: only reading tells."""
     if is_metrics(data):
         return METRICS
-    data = as_json(data.decode("utf-8-sig", "replace")).encode("utf-8", "replace")
+    text = data.decode("utf-8-sig", "replace")
+    data = as_json(text).encode("utf-8", "replace")
     known = next((name for name, shape in SHAPES.items() if shape.may_be_in(data)), None)
     if known is None and is_summary_table(data):
         return AIPERF.name
     if known is not None:
         return known
-    text = data.decode("utf-8", "replace")
     if is_printed(text):
         return PRINTED
     return REPLY if _REPLY.search(data) else None
 
 
+@collections_wait()
 def fill(
     store: TraceStore, data: bytes, file: str, name: str | None = None, later: bytes = b""
 ) -> list[int]:
@@ -107,10 +115,18 @@ def _nothing(file: str, title: str) -> TraceFileError:
 def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> RecordShape | None:
     """Whose records these are, by their keys; None for replies without any."""
     signs: dict[str, tuple[str, str]] = {}
+    forms = set[tuple[str, ...]]()
     for node in every:
+        form = tuple(node.values)
+        if form in forms:
+            continue
+        if None not in node.values.values():
+            forms.add(form)
         for shape in SHAPES.values():
             if shape.name not in signs and (sign := shape.sign_of(node.values)):
                 signs[shape.name] = (sign[0], node.place)
+    if len(signs) > 1 and signs.get(USAGE.name, ("",))[0] in TIMINGS_PICKED:
+        del signs[USAGE.name]  # timings that lack what others have
     if len(signs) > 1:
         found = " and ".join(
             f"{SHAPES[name].title} ({key}{f' in {place}' if place else ''})"

@@ -359,23 +359,20 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
     those inside of it."""
     found: list[Node] = []
     taken: dict[int, set[str]] = {}
-    path: list[str] = []
-    around: list[Any] = []
 
-    def visit(value: Any, start: str) -> None:
-        if isinstance(value, dict) and not keys.isdisjoint(value):
-            found.append(Node(value, file, start, tuple(path), tuple(around), taken))
-        around.append(value)
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(one, (dict, list)):
-                path.append(str(key))
-                visit(one, start)
-                path.pop()
-        around.pop()
+    def visit(value: Any, start: str, path: tuple[str, ...], around: tuple[Any, ...]) -> None:
+        is_object = type(value) is dict
+        if is_object and not keys.isdisjoint(value):
+            found.append(Node(value, file, start, path, around, taken))
+        inner = (*around, value)
+        for key, one in value.items() if is_object else enumerate(value):
+            kind = type(one)
+            if (kind is dict or kind is list) and one:
+                visit(one, start, (*path, str(key)), inner)
 
     for start, document in documents:
         if isinstance(document, (dict, list)):
-            visit(document, start)
+            visit(document, start, (), ())
     return found
 
 

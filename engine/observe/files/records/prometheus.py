@@ -79,6 +79,7 @@ _SIGN = re.compile(
     rb"|tgi_request_skipped_tokens_(?:sum|count))[ {]",
     re.MULTILINE,
 )
+_PARTS = b"spec_", b"draft_tokens", b"tgi_request"
 _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
 """A series of a reply to a query: its labels, and its values with their times."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
@@ -99,7 +100,8 @@ _Counters = dict[str, dict[int, float]]
 
 def is_metrics(data: bytes) -> bool:
     """Whether bytes, or their beginning, are counters of speculative decoding."""
-    return _SIGN.search(_of_query(data)) is not None
+    may_be = any(map(data.__contains__, _PARTS))  # which is far sooner known of large files
+    return may_be and _SIGN.search(_of_query(data)) is not None
 
 
 def _of_query(data: bytes) -> bytes:

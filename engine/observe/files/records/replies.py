@@ -59,13 +59,13 @@ class KeptReply:
         """Whether each of its answers has ended."""
         return bool(self._done) and self._done.issuperset(self._n_tokens)
 
-    def takes(self, event: dict[str, Any], name: str) -> bool:
-        """Whether an event may be of this reply."""
+    def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
+        """Whether an event may be of this reply. answers: see `_answers_in`."""
         if name != self.name or _is_complete(event):
             return False
         if not name and not _is_same_form(event, self.events[0]):
             return False
-        for index, is_last in _answers_in(event):
+        for index, is_last in answers:
             if index in self._done:
                 return False
             if not name and not self._may_follow(index, event, is_last):
@@ -83,11 +83,11 @@ class KeptReply:
             return False
         return not isinstance(n, int) or n >= self._n_tokens.get(index, 0)
 
-    def add(self, event: dict[str, Any]) -> None:
+    def add(self, event: dict[str, Any], answers: list[tuple[int, bool]]) -> None:
         """One more event."""
         self.events.append(event)
         timings = _timings_of(event)
-        for index, is_last in _answers_in(event):
+        for index, is_last in answers:
             self._n_tokens.setdefault(index, 0)
             if is_last:
                 self._done.add(index)
@@ -106,13 +106,14 @@ def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
             if open_ones:
                 open_ones[-1].events.append(event)
             continue
-        name = _name(event)
-        reply = next((one for one in reversed(open_ones) if one.takes(event, name)), None)
+        name, answers = _name(event), _answers_in(event)
+        open_now = reversed(open_ones)
+        reply = next((one for one in open_now if one.takes(event, name, answers)), None)
         if reply is None:
             reply = KeptReply(place, _request(around), name=name)
             found.append(reply)
             open_ones = [*open_ones[1 - _MOST_OPEN :], reply]
-        reply.add(event)
+        reply.add(event, answers)
     yield from found
 
 
@@ -279,7 +280,9 @@ def _is_complete(event: dict[str, Any]) -> bool:
 
 
 def _is_same_form(event: dict[str, Any], first: dict[str, Any]) -> bool:
-    return all((key in event) == (key in first) for key in ("choices", "meta_info", "done"))
+    return event.keys() == first.keys() or all(
+        (key in event) == (key in first) for key in ("choices", "meta_info", "done")
+    )
 
 
 def _answers_in(event: dict[str, Any]) -> list[tuple[int, bool]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from functools import lru_cache
+from itertools import pairwise
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
@@ -24,7 +25,7 @@ _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _RULE = set(" -|:+=│┃─━┼╇╪┿")
 _MOST_CELLS = 64
-_LONGEST = 2000
+_LONGEST, _LONGEST_NAME = 2000, 80
 _COUNTED = (
     ("rounds", "num_spec_steps"),
     ("drafted", "num_draft_tokens"),
@@ -92,7 +93,7 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
             columns = zip(*(cells for _, cells in table), strict=True)
             table, heads = [(number, list(cells)) for cells in columns], [0]
         for begin, end in pairwise([*heads, len(table)]):
-            sides = _sides(_names(table[begin][1]), table[begin - 1][1] if begin else [])
+            sides = _sides(*(_names(table[at][1]) for at in (begin, max(begin - 1, 0))))
             every = [one for _, row in table for one in row]
             has_comma = any(map(_DECIMAL_COMMA.fullmatch, every)) and not any(
                 _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
@@ -111,7 +112,7 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
     in common."""
     parts = [_parts(one) for one in names]
     if not any(side for side, _ in parts):
-        above = list(accumulate(above or names, lambda last, one: one or last))
+        above = [next(filter(None, above[at::-1]), "") for at in range(len(above))]
         parts = [
             (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
         ]
@@ -126,9 +127,10 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
     return several
 
 
+@lru_cache(1 << 12)
 def _parts(name: str) -> tuple[str, str]:
     """Whose a figure is, empty if its name does not say so, and the name of the figure."""
-    words = name.replace("(", "").replace(")", "").split()
+    words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
     for at in range(len(words) - 1, 0, -1):
         for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
             if _kind(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
@@ -196,6 +198,7 @@ def _is_head(names: list[str]) -> bool:
     return bool(kinds) and not any(map(_NUMBER.fullmatch, names))
 
 
+@lru_cache(1 << 12)
 def _kind(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
     return next((kind for kind, known in _COLUMNS if re.fullmatch(known, name)), "")

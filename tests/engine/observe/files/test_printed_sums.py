@@ -495,6 +495,76 @@ def test_a_table_may_have_counts_in_a_cell(tmp_path: Path) -> None:
     assert [one["told"].get(name) for name in SUMS] == [None, 302, 906, 695]
 
 
+COUNTS = "code", 1300, 780, "prose", 690, 300
+"""Of each row what it is of, the drafted tokens, the accepted ones."""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "prompt  drafted  accepted  rate\ncode  1300  780  0.6\nprose  690  300  0.435\n",
+        "prompt;drafted;accepted;rate\ncode;1.300;780;0,6\nprose;690;300;0,435\n",
+        "p;drafted;accepted;rate\ncode;1\u202f300;780;60,0 %\nprose;690;300;43,5 %\n",
+        "Prompt\tEntworfen\tAngenommen\tRate\ncode\t1.300\t780\t60,0 %\nprose\t690\t300\t4,3 %\n",
+        (
+            "| p | drafted | accepted | t/s |\n|-|-|-|-|\n| code | 1,300 | 780 | 9.5 |\n"
+            "| prose | 690 | 300 | 8 |\n"
+        ),
+        "p;drafted;accepted\ncode;1'300;780\nprose;690;300\n",
+    ],
+    ids=["blanks", "German", "French", "tabs", "English", "Swiss"],
+)
+def test_numbers_of_tables_are_read_as_they_are_written(tmp_path: Path, table: str) -> None:
+    requests = _read(table, tmp_path).runs[0]["requests"]
+    found = [(one["place"], one["told"]["num_draft_tokens"]) for one in requests]
+    assert found == [COUNTS[:2], COUNTS[3:5]]
+    assert [one["told"]["num_accepted_draft_tokens"] for one in requests] == [780, 300]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        (
+            "| p | vLLM accepted | ik_llama.cpp accepted | vLLM drafted | ik_llama.cpp drafted |\n"
+            "|-|-|-|-|-|\n| code | 240 | 210 | 330 | 300 |\n"
+        ),
+        (
+            "p,accepted (vLLM),drafted (vLLM),accepted (ik_llama.cpp),drafted (ik_llama.cpp)\n"
+            "code,240,330,210,300\n"
+        ),
+        (
+            "| | vLLM | | ik_llama.cpp | |\n|-|-|-|-|-|\n| p | drafted | accepted |"
+            " drafted | accepted |\n"
+            "| code | 330 | 240 | 300 | 210 |\n"
+        ),
+    ],
+    ids=["before", "after", "above"],
+)
+def test_engines_side_by_side_are_rows_of_their_own(tmp_path: Path, table: str) -> None:
+    requests = _read(table, tmp_path).runs[0]["requests"]
+    assert [one["engine"] for one in requests] == ["vllm", "ik_llama.cpp"]
+    assert [[one["told"][name] for name in SUMS[2:]] for one in requests] == [
+        [330, 240],
+        [300, 210],
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "“draft_n”: 8, “predicted_n”: 9, “predicted_ms”: 2.5, “draft_n_accepted”:\u200b 3",
+        "draft_n          : 8\ndraft_n_accepted : 3\npredicted_n : 9\npredicted_ms : 2.5\n",
+        "timings = {'predicted_n': 9, 'predicted_ms': 2.5, 'draft_n': 8, 'draft_n_accepted': 3}",
+        '{"draft_n": 8, "draft_n_accepted": 3}\n',
+        'usage: {"a": 1}\ntimings: {"draft_n": 8, "draft_n_accepted": 3, "draft_rounds": 4}\n',
+    ],
+    ids=["chat", "PowerShell", "Python", "picked", "named"],
+)
+def test_timings_as_people_paste_them(tmp_path: Path, text: str) -> None:
+    told = _read(text, tmp_path).runs[0]["told"]
+    assert (told["draft_n"], told["draft_n_accepted"]) == (8, 3)
+
+
 @pytest.mark.parametrize(
     "text",
     [
