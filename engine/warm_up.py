@@ -126,7 +126,6 @@ def open_models(
             )
             for path in (target, *paths)
         )
-        give_back_memory()
         tokenizer = Tokenizer.from_gguf(file, cancelled)
         give_back_memory()
         for other in others:
@@ -205,7 +204,7 @@ def load_ready(
     if not describe(file).is_small:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
-        give_back_memory()  # of strings and tables read on the way: the passes take more
+        give_back_memory()  # of what imports and loading took on the way: the passes take more
         warm_up(model, is_plain=options is not None and not options.spec.types)
     return model
 
