@@ -97,7 +97,7 @@ class _Postponed(ModuleType):
             raise AttributeError(name)
         later = self.__spec__.loader if self.__spec__ else None
         assert isinstance(later, _Later)
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         later.loader.exec_module(self)
         return getattr(self, name)
 

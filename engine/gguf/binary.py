@@ -164,12 +164,9 @@ def joined(left: ByteParts, right: ByteParts) -> ByteParts:
 
 def keys(parts: ByteParts) -> np.ndarray:
     """A number for each, uint64 [n]; those of different strings may be equal."""
-    n, first, last = parts
-    factors = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-    return sum(
-        part.astype(np.uint64) * np.uint64(factor)
-        for part, factor in zip((n, first, last), factors, strict=True)
-    )
+    n, first, last = (part.astype(np.uint64) for part in parts)
+    mixed: np.ndarray = n * np.uint64(0x9E3779B97F4A7C15) + first * np.uint64(0xC2B2AE3D27D4EB4F)
+    return mixed + last * np.uint64(0x165667B19E3779F9)
 
 
 def among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
