@@ -126,8 +126,8 @@ def open_models(
             )
             for path in (target, *paths)
         )
-        tokenizer = Tokenizer.from_gguf(file, cancelled)
         give_back_memory()
+        tokenizer = Tokenizer.from_gguf(file, cancelled)
         for other in others:
             check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
         mtp = next((one for one in others if is_mtp_file(one)), None)
