@@ -15,6 +15,7 @@ try:
     import argparse
     import atexit
     import os
+    import re
     import traceback
     from collections.abc import Sequence
     from contextlib import suppress
@@ -96,7 +97,7 @@ class _Postponed(ModuleType):
             raise AttributeError(name)
         later = self.__spec__.loader if self.__spec__ else None
         assert isinstance(later, _Later)
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         later.loader.exec_module(self)
         return getattr(self, name)
 
@@ -109,23 +110,9 @@ class _Later(Loader):
         module.__class__ = _Postponed
 
 
-_UNUSED = frozenset(
-    {
-        "_strobelight",
-        "ao",
-        "compiler",
-        "distributions",
-        "export",
-        "fx.passes",
-        "masked",
-        "onnx",
-        "optim",
-        "profiler",
-        "quantization",
-        "sparse",
-        "testing",
-        "utils.data",
-    }
+_UNUSED = re.compile(
+    r"torch\.(_strobelight|ao|compiler|distributions|export|fx\.passes|masked|optim|profiler"
+    r"|quantization|sparse|testing|utils\.data)"
 )
 """What torch imports for others: a fifth of its modules. They are there once they are used."""
 
@@ -145,7 +132,7 @@ class _ShorterTorch(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if name == "torch" and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
             os.environ["GOMP_SPINCOUNT"] = self._spins = "10000"
-        if name.startswith("torch.") and name[6:] in _UNUSED:
+        if _UNUSED.fullmatch(name):
             spec = PathFinder.find_spec(name, path)
             if spec is not None and spec.loader is not None:
                 spec.loader = _Later(spec.loader)

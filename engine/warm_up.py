@@ -38,7 +38,7 @@ from engine.model.drafters.eagle3 import Eagle3
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from engine.model.families.common import is_mtp_file
 from engine.model.hybrid import HybridModel
-from engine.model.info import ModelInfo, describe
+from engine.model.info import SMALL_MODEL, ModelInfo, describe
 from engine.model.loader import load_model, resolve_compute
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import SwigluPart
@@ -130,7 +130,6 @@ def open_models(
         give_back = partial(give_back_memory, 32 << 20 if total < 256 << 20 else 0)
         give_back()
         tokenizer = Tokenizer.from_gguf(file, cancelled)
-        give_back()
         for other in others:
             check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
         mtp = next((one for one in others if is_mtp_file(one)), None)
@@ -198,10 +197,10 @@ def load_ready(
 ) -> HybridModel:
     """See load_model; a large model is then ready to be measured, in runs with the options."""
     model = load_model(file, progress=progress, **how)
-    if not describe(file).is_small:
+    if sum(tensor.n_elements for tensor in file.tensors.values()) >= SMALL_MODEL:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
-        give_back_memory()  # of strings and tables read on the way: the passes take more
+        give_back_memory()  # of what imports and loading took on the way: the passes take more
         warm_up(model, is_plain=options is not None and not options.spec.types)
     return model
 

@@ -32,7 +32,7 @@ _NORMAL = 1  # a type of tokens
 _REMEDY = "Use another copy of the model, or convert it again."
 _FEW, _ONE = 20_000, 2_000
 """Parts of words that are looked up, in all texts together, before the tables of all are made; each
-text counts as so many at least."""
+text counts as that many at least."""
 
 
 class BytePairs:
@@ -46,7 +46,7 @@ class BytePairs:
         splitting: Splitting,
         cancelled: Callable[[], bool],
     ) -> None:
-        """Raises ModelFileError for merges of what is no token, and Cancelled."""
+        """Raises ModelFileError for merges whose parts are not tokens, and Cancelled."""
         self._path, self._tokens, self._types = file.path, tokens, types
         self._whole_words, self._left = splitting.whole_words, _FEW
         self._split = pre_tokenizer(splitting)

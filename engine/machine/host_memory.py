@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_MAPPINGS, _PAGES = Path("/proc/self/maps"), Path("/proc/self/smaps")
+_MAPPINGS = Path("/proc/self/maps")
+_PAGES = Path("/proc/self/smaps")
+# first and last address of code of a file, none of which is the process's own
+_UNWRITTEN_CODE = re.compile(
+    r"^(\w+)-(\w+) r-xp [^/\n]*/.*\n(?:(?!Anonymous:)\w+:.*\n)*Anonymous: +0 kB", re.MULTILINE
+)
 _PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _DONT_NEED = 4  # MADV_DONTNEED
 # MADV_COLLAPSE, since Linux 6.1; it works wherever huge pages exist, even if none are automatic
@@ -117,16 +123,9 @@ def give_back_memory(growth: int = 0) -> None:
     with suppress(AttributeError):  # not GNU's
         library.malloc_trim(ctypes.c_size_t(0))
     with suppress(OSError):
-        addresses = ""
-        for line in _PAGES.read_text().splitlines():
-            name, *values = line.split(maxsplit=5)
-            if not name.endswith(":"):  # the first line of a mapping
-                is_code = values[0] == "r-xp" and values[-1].startswith("/")
-                addresses = name if is_code else ""
-            elif addresses and (name, values[0]) == ("Anonymous:", "0"):
-                start, stop = (int(address, 16) for address in addresses.split("-"))
-                size = ctypes.c_size_t(stop - start)
-                library.madvise(ctypes.c_void_p(start), size, _DONT_NEED)
+        for start, stop in _UNWRITTEN_CODE.findall(_PAGES.read_text()):
+            first, size = int(start, 16), int(stop, 16) - int(start, 16)
+            library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _DONT_NEED)
     _left_resident = resident_memory() or 0
 
 

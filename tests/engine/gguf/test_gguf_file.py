@@ -325,3 +325,13 @@ def test_strings_are_a_sequence_that_is_decoded_when_asked_for():
     assert "x" in texts and texts != written[:3] and StringArray(b"", []) == []
     with pytest.raises(IndexError):
         texts[4]
+
+
+@pytest.mark.parametrize("at", [0, 9_000])
+def test_strings_of_any_length_are_read_in_any_order(tmp_path, at):
+    lengths = [0, 1, 255, 256, 70_000]
+    texts = [*["ab" * (n % 9) for n in range(at)], *["x" * n for n in lengths], "last"]
+    written = write(tmp_path / "x.gguf", {"general.tags": texts, "general.name": "y" * 300})
+    with GgufFile.open(written) as file:
+        assert file.strs("general.tags") == texts
+        assert file.str_("general.name") == "y" * 300
