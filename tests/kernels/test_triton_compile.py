@@ -448,7 +448,7 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     )
     pointwise.relu2(x)
     names = [kernel.name for kernel in compiled]
-    assert names == ["_conv"] * 3 + ["_norm"] * 3 + ["_rotate"] * 4 + [
+    assert names == ["_conv"] * 3 + ["_norm_rows", "_norm", "_norm"] + ["_rotate"] * 4 + [
         "_write_cells",
         "_swiglu",
         "_norm",
