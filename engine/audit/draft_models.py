@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 _CONTEXT, _DRAFT, _KEPT = 0, 1, 2
-_N_CANDIDATES = 64
+_N_CANDIDATES = 256
 _MOST_PERMUTED = 4
 
 Candidates = dict[int, float]

@@ -60,6 +60,7 @@ def test_tokens_are_drawn_where_their_ranks_are_as_likely_as_their_probabilities
         ([3, 3, 0, 3, 1, 3, 3, 1, 3, 3], [3, 5, 8], "only after a rejection"),
         ([1, 1, 3, 1, 1, 3, 1, 1, 1, 1], [3, 6], "only after a draft that was accepted whole"),
         ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [6, 7, 8, 9], "only from position 60 on"),
+        ([3, 0, 3, 3, 3, 3, 0, 0, 0, 0, 0], [7, 8, 9, 10], "only from position 70 on"),
         ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [0, 1, 5, 8], ""),
     ],
 )
