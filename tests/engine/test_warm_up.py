@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from engine import warm_up as warm_up_module
-from engine.model import info
 from engine.session import Session
 from engine.warm_up import WIDTHS, warm_up
 from kernels.dispatch import uses_llvm
@@ -71,7 +70,7 @@ def test_large_models_are_warm(
 ) -> None:
     warmed: list[object] = []
     monkeypatch.setattr("engine.warm_up.warm_up", lambda model, is_plain: warmed.append(model))
-    monkeypatch.setattr(info, "SMALL_MODEL", n_params)
+    monkeypatch.setattr("engine.warm_up.SMALL_MODEL", n_params)
     path = DATA / "qwen35-a-f32.gguf"
     phases: list[str] = []
     opened = Session.open(
