@@ -15,7 +15,7 @@ import pytest
 from engine.analysis.findings.check import recorded
 from engine.errors import Cancelled, ServerError, ServerTimeoutError
 from engine.observe.rounds.observed_run import ServerFacts
-from engine.observe.server import limits as limits_module
+from engine.observe.server import reply as reply_module
 from engine.observe.server import server_run
 from engine.observe.server.client import ServerClient
 from engine.observe.server.reply import Inbox, TimeLimits
@@ -391,8 +391,8 @@ def test_what_one_read_brings_is_one_arrival(server: ScriptedServer, client: Ser
 def test_a_run_that_nobody_advances_waits_for_nothing(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late, clock = [0.0], limits_module.perf_counter
-    for module in (limits_module, server_run):
+    late, clock = [0.0], reply_module.perf_counter
+    for module in (reply_module, server_run):
         monkeypatch.setattr(module, "perf_counter", lambda: clock() + late[0])
     held, said = Hold(), list[str]()
     whole = stream(server.capture["requests"][0])
