@@ -1719,7 +1719,7 @@ MUTANTS = (
         "rows of a draft have the mask of the position before",
         f"{_SAMPLER}._by_grammar",
         "self.allowed[row] = grammar.allowed()",
-        "self.allowed[row] = self.allowed.get(row - 1) or grammar.allowed()",
+        "self.allowed[row] = self.allowed.get(row - 1, grammar.allowed())",
         "grammar replay",
         "run",
         "wrong-acceptance",
