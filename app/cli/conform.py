@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
 
 from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, print_report, show_progress, tell
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --device {{auto,cpu,cuda}}  cpu is Triton's interpreter (default: cuda where there is one)
         --limit S  seconds for one check of one kernel (default 120)
         --force  play a version that has not been tried
-        --json  print one JSON object
+        --json  print one JSON object, which the window's File → Open Results shows
         --markdown FILE  write the table as Markdown
         --html FILE  write a report as one HTML page
         --script FILE.pyz:FILE  write a script that plays the first fault again with torch and
@@ -126,10 +125,9 @@ def run(args: argparse.Namespace) -> int:
             )
         write_script(args.script, faults[0], args.target, device)
     n_failed = sum(not outcome.passed for outcome in outcomes)
-    checks = [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes]
-    facts = {"target": title, "device": device, "failed": n_failed, "checks": checks}
     where = "on CUDA" if device == "cuda" else "on the CPU"
     sums = f"{title}: {len(report.judged(outcomes))} checks {where}, {n_failed} failed"
+    facts = report.facts(outcomes, title, args.target, device)
     print_report(args, facts, (*report.lines(outcomes, args.target), "", sums))
     return int(n_failed > 0)
 

@@ -127,7 +127,7 @@ class Panels:
         for name in PLOTS:
             docks.fill_when_seen(name, partial(plots.__getitem__, name))
         docks.fill_when_seen("results", lambda: self.results)
-        docks.fill_when_seen("conform", self._make_conform)
+        docks.fill_when_seen("conform", lambda: self.conform)
         self._is_complete = True
 
     @property
@@ -141,12 +141,16 @@ class Panels:
             self._made(self._results)
         return self._results
 
-    def _make_conform(self) -> None:
-        from app.panels.lab.conform_view import ConformView
+    @property
+    def conform(self) -> ConformView:
+        """The view of kernel checks, made when first asked for."""
+        if self._conform is None:
+            from app.panels.lab.conform_view import ConformView
 
-        self._conform = ConformView(self.theme)
-        self.docks.fill("conform", self._conform)
-        self._made(self._conform)
+            self._conform = ConformView(self.theme)
+            self.docks.fill("conform", self._conform)
+            self._made(self._conform)
+        return self._conform
 
     @property
     def has_divergences(self) -> bool:

@@ -355,6 +355,12 @@ class OpenedResults:
         if job.found is not None:
             self._panels.results.show_results(job.found)
             self._docks.reveal("results")
+        elif job.checked is not None:
+            self._docks.reveal("conform")
+            if not self._panels.conform.show_all(*job.checked):
+                self._panels.banners.add(
+                    "info", "Kernel checks are being played.", "Stop them, then open the file."
+                )
 
     def _open_trace(self, row: int) -> None:
         results = self._panels.results.results

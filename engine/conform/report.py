@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from engine.conform.checks import CHECKS, Fault
 from engine.conform.runner import COST, Outcome
+from engine.errors import TraceFileError
+from engine.files import user_text
+from engine.foreign import JsonError, parse_json
 from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
+from engine.trace.typed_json import strictly
+
+JSON_KIND, JSON_VERSION = "draftscope conform", 1
+_MOST_BYTES = 64 << 20
 
 # What each cause means
 CAUSES = {
@@ -168,6 +179,51 @@ def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
                 failure = ElementTree.SubElement(case, "failure", message=fault.cause)
                 failure.text = "\n".join([*paragraph(fault), again(fault, target)])
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def facts(outcomes: Sequence[Outcome], title: str, target: str, device: str) -> dict[str, Any]:
+    """The same as JSON. title: the target with its version."""
+    return {
+        "kind": JSON_KIND,
+        "version": JSON_VERSION,
+        "target": title,
+        "argument": target,
+        "device": device,
+        "failed": sum(not outcome.passed for outcome in outcomes),
+        "checks": [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes],
+    }
+
+
+def read_json(path: Path) -> tuple[str, list[Outcome]]:
+    """The target as it was named, and what was found, from a file of `facts`. Raises
+    TraceFileError for one that cannot be read or has not what is needed."""
+
+    def wrong(place: str, what: str) -> TraceFileError:
+        where = f"{path}: {place}" if place else f"{path}"
+        return TraceFileError(
+            f"{where} {what}.", "Write it again with `draftscope conform --json`."
+        )
+
+    try:
+        data = parse_json(user_text(path, _MOST_BYTES, TraceFileError))
+    except JsonError as error:
+        raise wrong("", f"is not JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("kind") != JSON_KIND:
+        raise wrong("", "is not a result of `draftscope conform`")
+    if data.get("version") != JSON_VERSION:
+        raise wrong("version", f"is not {JSON_VERSION}, which this program reads")
+    target = strictly(str, data.get("argument"), wrong)
+    return target, strictly(list[Outcome], _with_infinities(data.get("checks")), wrong)
+
+
+def _with_infinities(value: Any) -> Any:
+    """JSON has no infinity: errors that are null."""
+    if isinstance(value, list):
+        return [math.inf if item is None else _with_infinities(item) for item in value]
+    if isinstance(value, dict):
+        filled = {name: _with_infinities(item) for name, item in value.items()}
+        return filled | ({"error": math.inf} if filled.get("error", 0.0) is None else {})
+    return value
 
 
 def _label(outcome: Outcome) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from app.engine_thread.events import TraceRead, mark_of
 from app.engine_thread.status import EngineStatus
@@ -12,12 +13,16 @@ from app.engine_thread.worker import SideJob
 from app.trace_models.results import Results, read
 from app.trace_models.run_comparison import compare_runs, text_difference
 from app.trace_models.run_facts import run_names
+from engine.experiments.results.reader import CONFORM, kind_of_json
 from engine.progress import ReportProgress
 from engine.report.parts import Report
 from engine.trace.export import SavedRows, append_csv, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef, trace_of
 from engine.trace.store import TraceStore
+
+if TYPE_CHECKING:
+    from engine.conform.runner import Outcome
 
 
 class ReadTrace(SideJob):
@@ -153,6 +158,8 @@ class ReadResults(SideJob):
     """Read a result file, or the one in a folder."""
 
     found: Results | None = None
+    checked: tuple[str, list[Outcome]] | None = None
+    """See engine.conform.report.read_json: where that is what the file holds."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -165,7 +172,12 @@ class ReadResults(SideJob):
         status.reading_results = True
 
     def run(self, progress: ReportProgress) -> None:
-        self.found = read(self._path)
+        if kind_of_json(self._path) == CONFORM:
+            from engine.conform.report import read_json
+
+            self.checked = read_json(self._path)
+        else:
+            self.found = read(self._path)
 
     def on_finish(self, status: EngineStatus) -> None:
         status.reading_results = False

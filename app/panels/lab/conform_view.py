@@ -3,6 +3,7 @@ kernels and checks, and the error of the chosen one by row or depth."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -144,6 +145,17 @@ class ConformView(QWidget):
                 self.grid.setItem(*at, item)
         self.headline.setText(error or self.headline.text().replace(" so far", ""))
         self._enable()
+
+    def show_all(self, target: str, outcomes: Sequence[Outcome]) -> bool:
+        """Show checks of a target that were played elsewhere; False while some are being played."""
+        if self._runs:
+            return False
+        self.target.setText(target)
+        self.begin(target)
+        for outcome in outcomes:
+            self.add(outcome)
+        self.end()
+        return True
 
     def _recolour(self) -> None:
         for at in self._outcomes:

@@ -30,8 +30,8 @@ from engine.experiments.bench.suite_report import suite_report
 from engine.experiments.results.reader import (
     find_results,
     is_database,
-    is_results_json,
     key_of,
+    kind_of_json,
     read_results,
     suite_row,
     title,
@@ -198,7 +198,7 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises OptionError for a file that cannot be read or holds anything else, TraceFileError for a
     results file that is damaged.
     """
-    if (found := find_results(path)) is not None and not is_results_json(found):
+    if (found := find_results(path)) is not None and not kind_of_json(found):
         results = read_results(found)
         if results.facts.get("kind") != SUITE:
             raise _unusable(path)

@@ -54,7 +54,9 @@ KINDS = {"draftscope tune": TUNE, "draftscope bench suite": SUITE}
 JSON_VERSION = 1
 MEASURED, ESTIMATED = "measured", "estimated"
 _MOST_BYTES = 64 << 20
-_BEGIN = re.compile(rb'\s*\{\s*"kind"\s*:\s*"(%s)"' % "|".join(KINDS).encode())
+CONFORM = "draftscope conform"
+"""Of a file that engine.conform.report reads."""
+_BEGIN = re.compile(rb'\s*\{\s*"kind"\s*:\s*"(%s)"' % "|".join((*KINDS, CONFORM)).encode())
 _WRITE_AGAIN = "Write it again with --json."
 _LONGEST = 200
 """Characters of a name."""
@@ -118,9 +120,10 @@ Row = tuple[dict[str, Any], dict[str, float | None]]
 """Settings, by their keys in the plan of a sweep, and figures by name of schema.FIGURES."""
 
 
-def is_results_json(path: Path) -> bool:
-    """Whether a path is such a file. Looks at the first bytes only."""
-    return _BEGIN.match(file_head(path, 256)) is not None
+def kind_of_json(path: Path) -> str:
+    """What wrote such a file, empty for any other. Looks at the first bytes only."""
+    found = _BEGIN.match(file_head(path, 256))
+    return found[1].decode() if found else ""
 
 
 def read_results_json(path: Path) -> ExperimentResults:
@@ -246,7 +249,7 @@ def find_results(path: Path) -> Path | None:
     """The results file that a path means: the file itself, also as JSON, or the one in a folder;
     None for any other path. Looks at the first bytes only."""
     file = results_file(path)
-    return file if is_database(file) or is_results_json(file) else None
+    return file if is_database(file) or kind_of_json(file) else None
 
 
 def is_database(path: Path) -> bool:
@@ -262,7 +265,7 @@ def read_results(path: Path) -> ExperimentResults:
     holds what is not written there.
     """
     file = results_file(Path(path))
-    if file.suffix.lower() == ".json" or is_results_json(file):
+    if file.suffix.lower() == ".json" or kind_of_json(file):
         return read_results_json(file)
     if file.is_file() and not is_database(file):
         raise not_ours(file)

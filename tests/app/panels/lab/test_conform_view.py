@@ -11,6 +11,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
+from app.__main__ import main
 from app.panels.lab.conform_view import ConformView
 from app.window.window import MainWindow
 from engine.conform.checks import CHECKS
@@ -116,3 +117,31 @@ def test_without_a_plot_the_grid_has_all_the_room(window: MainWindow, qtbot: QtB
     below = view.words.parentWidget().height()
     assert below < 3 * line
     assert view.grid.height() > view.grid.parentWidget().height() - below - 2 * line
+
+
+def test_checks_of_the_command_line_are_opened_and_shown(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel, written = tmp_path / "my_kernel.py", tmp_path / "checks.json"
+    kernel.write_text("def adapter(shape, memory):\n    raise RuntimeError('no such op')\n")
+    assert main(["conform", f"{kernel}:adapter", "--checks", "depths,batch", "--json"]) == 1
+    written.write_text(capsys.readouterr().out)
+    view = shown(window, qtbot)
+    window.opened_results.open(written)
+    qtbot.waitUntil(lambda: view.grid.rowCount() == 1)
+    assert view.headline.text() == f"{kernel}:adapter: 2 checks, 2 failed"
+    assert [text for text in cells(view) if text != "–"] == ["FAIL", "FAIL"]
+    assert "crash" in view.words.text()
+    view.copy.click()
+    assert str(kernel) in QGuiApplication.clipboard().text()
+
+
+def test_an_altered_file_of_checks_is_refused_with_its_place(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    written = tmp_path / "checks.json"
+    head = '{"kind": "draftscope conform", "version": 1, "argument": "x.py:f", "checks": '
+    for checks, said in (("[3]", "[0]"), ("[", "is not JSON"), ("[{}]", "kernel")):
+        written.write_text(f"{head}{checks}" + "}")
+        window.opened_results.open(written)
+        qtbot.waitUntil(lambda said=said: any(said in text for text in messages(window)))

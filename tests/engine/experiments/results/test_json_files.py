@@ -15,7 +15,7 @@ import pytest
 from engine.errors import TraceFileError
 from engine.experiments.results.reader import (
     find_results,
-    is_results_json,
+    kind_of_json,
     read_results,
     read_results_json,
 )
@@ -52,7 +52,7 @@ def written(folder: Path, data: Any) -> Path:
 
 def test_the_json_and_the_result_file_have_the_same_rows(tmp_path: Path) -> None:
     path = written(tmp_path, DATA)
-    assert is_results_json(path)
+    assert kind_of_json(path)
     found = read_results_json(path)
     table = read_results(write_results(DATA, tmp_path / "out"))
     assert (found.title, found.n, found.axes) == (table.title, 4, table.axes)
@@ -122,7 +122,7 @@ def test_a_wrong_value_is_named_with_its_place(
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
-    assert not is_results_json(path)
+    assert not kind_of_json(path)
     with pytest.raises(TraceFileError) as error:
         read_results_json(path)
     assert said in error.value.message
@@ -131,7 +131,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, said: str) -
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("none", "pipe", "."):
-        assert not is_results_json(tmp_path / name)
+        assert not kind_of_json(tmp_path / name)
         assert find_results(tmp_path / name) is None
         with pytest.raises(TraceFileError, match=r"cannot be read|is not a regular file"):
             read_results_json(tmp_path / name)
