@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QTimer, Signal
@@ -17,7 +17,6 @@ from app.saved.errors import ErrorCatcher
 from app.saved.settings import Settings, data_folder
 from app.window.window import MainWindow
 from engine.compare.memory_script import MemoryScript
-from engine.compare.memory_script_parser import memory_scripts
 from engine.compare.scenario import Scenario, scenarios
 from engine.environment import version
 from resources import MEMORY_SCRIPTS, SCENARIOS
@@ -76,10 +75,8 @@ def run_window(
     collector = Collector()
     collector.start()
     try:
-        known: list[Scenario | MemoryScript] = [*scenarios(SCENARIOS)]
-        known += memory_scripts(MEMORY_SCRIPTS)
         window = MainWindow(
-            Bridge(), Settings(), catcher.recent_lines, known, data=data, whole=False
+            Bridge(), Settings(), catcher.recent_lines, _bundled(), data=data, whole=False
         )
         relay.caught.connect(window.show_unexpected)
 
@@ -108,6 +105,13 @@ def run_window(
     if not window.bridge.close(0):  # stuck in a round, for whose end Python would wait
         os._exit(status)
     return status
+
+
+def _bundled() -> Iterator[Scenario | MemoryScript]:
+    from engine.compare.memory_script_parser import memory_scripts
+
+    yield from scenarios(SCENARIOS)
+    yield from memory_scripts(MEMORY_SCRIPTS)
 
 
 YOUNG_MS = 1_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,8 @@ _COMMANDS = {"gate": "check-rollback", "conform": "conform", "tune": "tune"}
 class MainWindow(QMainWindow):
     """Everything on screen. The bridge is given, so that a test can connect a fake engine.
 
-    `log_lines` gives the end of the log for reports. `scenarios` fill the menu of that name.
+    `log_lines` gives the end of the log for reports. `scenarios` are listed under that name,
+    and are read when the window is complete.
     `data`: folder for autosaved traces; without one nothing is saved by itself. `whole`: with
     all views; otherwise `complete` must be called before anything is opened.
     """
@@ -60,7 +61,7 @@ class MainWindow(QMainWindow):
         bridge: Bridge,
         settings: Settings,
         log_lines: Callable[[], list[str]] = list,
-        scenarios: Sequence[Scenario | MemoryScript] = (),
+        scenarios: Iterable[Scenario | MemoryScript] = (),
         data: Path | None = None,
         *,
         whole: bool = True,
@@ -79,7 +80,8 @@ class MainWindow(QMainWindow):
         self.sessions.message.connect(self.status.showMessage)
         self.control = RunControl(self.panels)
         self.copies = Copies(self.panels, log_lines)
-        self._make_menus(scenarios)
+        self._unread, self.scenarios = scenarios, list[QAction]()
+        self._make_menus()
         self.palette_box = CommandPalette(self._commands, self)
         self.appearance = Appearance(self.panels)
         self.news = EngineNews(self.panels)
@@ -122,6 +124,8 @@ class MainWindow(QMainWindow):
                 "go.previous_divergence": self.divergence.go_previous,
             }
         )
+        self.scenarios = scenario_actions(self._unread, self.control.open_scenario, self)
+        self._enable_actions()
 
     @property
     def theme(self) -> Theme:
@@ -173,10 +177,9 @@ class MainWindow(QMainWindow):
         self.setStatusBar(self.status)
         self.feed.add((*panels.text_views, panels.conversation))
 
-    def _make_menus(self, scenarios: Sequence[Scenario | MemoryScript]) -> None:
+    def _make_menus(self) -> None:
         actions = self.actions_by_id
         self.recent_menu = RecentMenu(self.settings, actions, self.open_model, self.sessions.open)
-        self.scenarios = scenario_actions(scenarios, self.control.open_scenario, self)
         self.pages = [self._page_action(page) for pages in PAGES.values() for page in pages]
         self.plots_menu = PlotsMenu(actions)
         bar = QMenuBar()

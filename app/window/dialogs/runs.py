@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,7 +171,7 @@ _NO_MODEL = "Open a model first: a scenario is played on the model in use, when 
 
 
 def scenario_actions(
-    scenarios: Sequence[Scenario | MemoryScript],
+    scenarios: Iterable[Scenario | MemoryScript],
     play: Callable[[Scenario | MemoryScript], None],
     parent: QObject,
 ) -> list[QAction]:
