@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
 from app.cli.output import Interrupted, on_signal, print_lines, tell
-from engine.analysis.findings.check import Finding, recorded, with_consequences
+from engine.analysis.findings.check import recorded, with_consequences
+from engine.analysis.findings.run_rows import Finding
 from engine.errors import OptionError, TraceFileError
 from engine.gguf.content import ContentHash
 from engine.report.page import write_report

@@ -29,10 +29,10 @@ from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder, target_facts
 from engine.decode.round import PhaseClock, Round
 from engine.errors import ContextFullError, OutOfMemoryError
-from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
+from engine.memory.hybrid import HybridMemory
 from engine.memory.planes import PlaneMemory
 from engine.memory.policies import memory_sizes
-from engine.memory.state_file import load_state, save_state
+from engine.memory.state_file import SequenceCheckpoint, load_state, save_state
 from engine.model.mixers import layout_of
 from engine.options import RunOptions
 from engine.session import Session

@@ -8,7 +8,6 @@ to record them takes as long as dozens of steps. In the same storage, the next r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 import torch
@@ -26,12 +25,12 @@ from engine.batch import (
 from engine.errors import OptionError
 from engine.gguf.part_file import check_mapped
 from engine.machine.graphs import DecodeOn, PassInputs, StepGraphs, graphs_for
-from engine.memory.kv import AttentionKV, AttentionState
+from engine.memory.kv import AttentionKV
 from engine.memory.kv_storage import key_rotation
 from engine.memory.options import StateTypes
 from engine.memory.policies import POLICIES
-from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
-from engine.memory.state_file import SequenceState
+from engine.memory.recurrent import SnapshotPolicy
+from engine.memory.state_file import SequenceCheckpoint
 from engine.model.config import ModelConfig
 from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize
@@ -39,25 +38,6 @@ from engine.model.recurrence import StateKey
 from engine.model.recurrent_states import stored_as
 from kernels.dispatch import uses_llvm
 from kernels.rows.record import decode_on
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceCheckpoint:
-    """What a restore needs: the recurrent part copied, the attention part by its length.
-
-    attention is set only in a full checkpoint, which survives anything done to the sequence.
-    """
-
-    pos_max: int
-    recurrent: RecurrentCheckpoint | None
-    attention: AttentionState | None = None
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the recurrent part, and of the attention part if it is held."""
-        held = self.recurrent.n_bytes if self.recurrent else 0
-        return held + (self.attention.n_bytes if self.attention else 0)
-
 
 _SHORT = 65  # tokens of a verify batch at most; longer rows of one token each would be wasteful
 
@@ -331,14 +311,12 @@ class HybridMemory:
         elif "keep-stale-kv" not in self._faults:
             self.attention.seq_rm(seq, checkpoint.pos_max + 1)
 
-    def state(self, seq: int) -> SequenceState:
+    def state(self, seq: int) -> SequenceCheckpoint:
         """Everything that a sequence is, also while a rollback is pending."""
-        checkpoint = self.save(seq, torch.device("cpu"), full=True)
-        assert checkpoint.attention is not None
-        return SequenceState(checkpoint.attention, checkpoint.recurrent)
+        return self.save(seq, torch.device("cpu"), full=True)
 
-    def put(self, seq: int, state: SequenceState) -> None:
-        """Replace a sequence, whatever it held, by a saved state.
+    def put(self, seq: int, state: SequenceCheckpoint) -> None:
+        """Replace a sequence, whatever it held, by a full checkpoint.
 
         Raises OptionError for the state of another model, ContextFullError if it has too many
         cells; both change nothing.
@@ -352,7 +330,7 @@ class HybridMemory:
                 "The saved sequence belongs to a model with other recurrent layers.",
                 "Load a sequence that was saved with this model.",
             )
-        self.attention.put(seq, state.attention)
+        self.attention.put(seq, state.cells)
         if self.recurrent and recurrent:
             self.recurrent.restore(seq, recurrent)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.findings.check import Finding, with_consequences
+from engine.analysis.findings.check import with_consequences
+from engine.analysis.findings.run_rows import Finding
 from engine.option_fields import differing, words_of
 from engine.options import RunOptions
 from engine.plain_text import size_text

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.findings.check import Finding, recorded
+from engine.analysis.findings.check import recorded
+from engine.analysis.findings.run_rows import Finding
 from engine.analysis.verdict import bound_of, is_beyond, judge
 from engine.errors import OptionError
 from engine.report.common import changed, name_of

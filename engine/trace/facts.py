@@ -228,22 +228,15 @@ class StateOriginFacts(Struct, frozen=True):
     is_prompt: bool = False
 
 
-class NonFiniteFacts(Struct, frozen=True):
-    """A row of logits that was not finite, see engine.decode.failure."""
+class BadRowFacts(Struct, frozen=True):
+    """A row of logits that ended a sequence. what, where: of one that was not finite, see
+    engine.decode.failure; why: a grammar had no token for it, see engine.decode.acceptance."""
 
     round: int
     seq_id: int
     pos: int
-    where: str
-    what: str
-
-
-class GrammarErrorFacts(Struct, frozen=True):
-    """Why a grammar ended a sequence, see engine.decode.acceptance."""
-
-    round: int
-    seq_id: int
-    pos: int
+    where: str = ""
+    what: str = ""
     why: str = ""
 
 
@@ -442,8 +435,8 @@ class RunFacts(dict[str, Any]):
     library: Lenient[RunNotes | None]
     audit: Lenient[AuditFacts | None]
     failure: Lenient[FailureFacts | None]
-    non_finite: Lenient[list[NonFiniteFacts] | None]
-    grammar_errors: Lenient[list[GrammarErrorFacts] | None]
+    non_finite: Lenient[list[BadRowFacts] | None]
+    grammar_errors: Lenient[list[BadRowFacts] | None]
     file_changes: Lenient[list[FileChangeFacts] | None]
     observed_findings: Lenient[list[RuleFinding] | None]
     rescored: Lenient[RescoredFacts | None]

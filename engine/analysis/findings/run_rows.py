@@ -224,11 +224,12 @@ mislead. info: a cost or a setting to know about, or a difference that is not a 
 
 
 @dataclass(frozen=True, slots=True)
-class RuleHit:
+class Finding:
     """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
 
     round: the first offending one, None if it is the run as a whole. message: one sentence.
-    evidence: the numbers after it. suggestion: in place of the rule's.
+    evidence: the numbers after it. suggestion: in place of the rule's. The rest says which rule and
+    run, as a row of the findings table does: engine.analysis.findings.check writes it.
     """
 
     message: str
@@ -236,6 +237,9 @@ class RuleHit:
     round: int | None = None
     seq_id: int | None = None
     suggestion: str = ""
+    run_id: int = -1
+    rule: str = ""
+    severity: str = ""
 
 
 class FoundRows:
@@ -252,12 +256,12 @@ class FoundRows:
         """A text column of the first of them."""
         return self._rows.texts(name, self.at[:1])[0]
 
-    def hit(self, message: str, *evidence: str, counts: bool = True) -> RuleHit:
+    def hit(self, message: str, *evidence: str, counts: bool = True) -> Finding:
         """A hit in the round of the first; the evidence begins with the rounds of all, if
         counts."""
         rounds = rounds_text(self._rows["round"][self.at]) if counts else ""
         said = "; ".join(filter(None, (rounds, *evidence)))
-        return RuleHit(message, said, int(self["round"]), self.seq)
+        return Finding(message, said, int(self["round"]), self.seq)
 
 
 def by_sequence(rows: RunColumns, chosen: np.ndarray) -> Iterator[FoundRows]:
@@ -292,7 +296,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 """What a fault in a part goes on to spoil, from its round on."""
 
 
-Check = Callable[[ExaminedRun], Iterator[RuleHit]]
+Check = Callable[[ExaminedRun], Iterator[Finding]]
 """At most one hit per sequence of a run; it reads the run's rows and nothing else."""
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from engine.analysis.findings.audit import audit_sentence, audit_text
-from engine.analysis.findings.check import Finding, find, recorded, with_consequences
+from engine.analysis.findings.check import find, recorded, with_consequences
+from engine.analysis.findings.run_rows import Finding
 from engine.audit import run_audit
 from engine.audit.drafts import FEW_DRAFTS
 from engine.audit.run_audit import audit_of, note_why_not

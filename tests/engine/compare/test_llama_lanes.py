@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.analysis.findings.check import Finding, recorded
+from engine.analysis.findings.check import recorded
+from engine.analysis.findings.run_rows import Finding
 from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec

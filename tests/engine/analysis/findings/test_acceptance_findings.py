@@ -11,7 +11,8 @@ import pytest
 
 from engine.analysis.acceptance import shapes
 from engine.analysis.acceptance.counts import binomial_at_most, fisher_less, wilson
-from engine.analysis.findings.check import Finding, find, with_consequences
+from engine.analysis.findings.check import find, with_consequences
+from engine.analysis.findings.run_rows import Finding
 from engine.observe.files.importing import import_file
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session

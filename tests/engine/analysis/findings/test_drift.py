@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from engine.analysis.findings.check import Finding, find, recorded
+from engine.analysis.findings.check import find, recorded
+from engine.analysis.findings.run_rows import Finding
 from engine.compare.comparison import Comparison
 from engine.session import Session
 from engine.trace.store import TraceStore

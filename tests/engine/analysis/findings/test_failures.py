@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.analysis.findings.check import Finding, recorded
+from engine.analysis.findings.check import recorded
+from engine.analysis.findings.run_rows import Finding
 from engine.compare.comparison import Comparison
 from engine.errors import RollbackRefusedError
 from engine.memory.planes import PlanesMemory
