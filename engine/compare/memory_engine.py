@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from engine.batch import Span, make_ubatch, split_equal
+from engine.batch import Span, split_equal
 from engine.compare.divergence import (
     DivergenceRows,
     LogitsDifference,
@@ -119,8 +119,7 @@ class SessionContext(MemoryContext):
         if spec.keep is None:
             ubatches = self._forward.split(spans)
         else:
-            pieces = split_equal(spans, spec.n_ubatch, keep=spec.keep)
-            ubatches = [make_ubatch(spans, piece) for piece in pieces]
+            ubatches = split_equal(spans, spec.n_ubatch, keep=spec.keep)
         if not memory.prepare(ubatches):
             raise ContextFullError(
                 f"Context {spec.name} has no room for {sum(map(len, batch.values()))} more tokens "

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.batch import Span
 from engine.compare.lane import (
     EngineFollower,
     Follower,
@@ -19,7 +20,7 @@ from engine.compare.lane import (
     spans_alone,
 )
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
-from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
+from engine.compare.llama_cpp import PARTIAL, WHOLE
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
 from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
 from engine.decode.round import Round
@@ -96,13 +97,13 @@ class LlamaLane(Follower):
             self.facts.lane_unread = str(error)
             return None
 
-    def decode(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
+    def decode(self, spans: Sequence[Span]) -> torch.Tensor:
         """Logits [n, n_vocab] of the rows asked for."""
         return torch.from_numpy(self.engine.decode(self.context, spans))
 
     def prompt_of(self, part: Round) -> torch.Tensor:
         """Decode a prompt alone: logits [1, n_vocab] after it."""
-        return self.decode([TokenSpan(part.seq, part.pos0, part.tokens, 1)])
+        return self.decode([part.span])
 
 
 class PeerLane(LlamaLane):
@@ -153,9 +154,9 @@ class PeerLane(LlamaLane):
             # in batches of one, to know the states of its last positions
             n_wide = max(0, len(part.tokens) - self._n_remembered)
             if n_wide:
-                self.decode([TokenSpan(part.seq, 0, part.tokens[:n_wide], 0)])
+                self.decode([Span(part.seq, 0, part.tokens[:n_wide], [])])
             for pos in range(n_wide, len(part.tokens)):
-                self.decode([TokenSpan(part.seq, pos, [part.tokens[pos]], 0)])
+                self.decode([Span(part.seq, pos, [part.tokens[pos]], [])])
                 history.add(self.state(part.seq))
             self.forget(part.seq)
         return self.prompt_of(part)
@@ -165,7 +166,7 @@ class PeerLane(LlamaLane):
             self.before[part.seq] = self.engine.save(self.context, part.seq, WHOLE)
         rows = []
         for span in spans_alone(part):
-            rows.append(self.decode([TokenSpan(part.seq, span.pos0, span.tokens, 1)]))
+            rows.append(self.decode([span]))
             if self._n_remembered and self.layout:
                 self.histories[part.seq].add(self.state(part.seq))
         return torch.cat(rows)

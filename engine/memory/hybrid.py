@@ -17,7 +17,6 @@ from engine.batch import (
     Span,
     UBatch,
     UBatchTensors,
-    make_ubatch,
     split_equal,
     split_seq,
     split_simple,
@@ -32,6 +31,7 @@ from engine.memory.policies import POLICIES
 from engine.memory.recurrent import SnapshotPolicy
 from engine.memory.state_file import SequenceCheckpoint
 from engine.model.config import ModelConfig
+from engine.model.memory import ModelMemory
 from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize
 from engine.model.recurrence import StateKey
@@ -42,7 +42,7 @@ from kernels.rows.record import decode_on
 _SHORT = 65  # tokens of a verify batch at most; longer rows of one token each would be wasteful
 
 
-class HybridMemory:
+class HybridMemory(ModelMemory):
     """Attention cells and recurrent states of n_seqs sequences. recurrent is None if dense.
 
     batch_invariant: what is decoded with this memory has the same bits in batches of every shape.
@@ -50,6 +50,9 @@ class HybridMemory:
 
     Every operation asks the recurrent part first, because only that one can refuse.
     """
+
+    attention: AttentionKV
+    recurrent: SnapshotPolicy | None
 
     def __init__(
         self,
@@ -146,14 +149,13 @@ class HybridMemory:
         needs that; in a pool of attention cells alone, short batches need no rectangles at all
         (as llama.cpp)."""
         if mode == "seq":
-            plans = split_seq(spans, n_ubatch)
+            return split_seq(spans, n_ubatch)
         elif self.is_pool and max([len(span.tokens) for span in spans]) <= _SHORT:
-            plans = split_simple(spans, n_ubatch)
+            return split_simple(spans, n_ubatch)
         else:
             recurrent = self.recurrent
             keep = recurrent.n_rs_seq + 1 if recurrent and not recurrent.accumulates else 0
-            plans = split_equal(spans, n_ubatch, keep=keep)
-        return [make_ubatch(spans, plan) for plan in plans]
+            return split_equal(spans, n_ubatch, keep=keep)
 
     @property
     def is_pool(self) -> bool:

@@ -42,8 +42,8 @@ from kernels.moe import (
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
 from kernels.pointwise import with_triton as pointwise
+from kernels.recurrence import UpdateLog
 from kernels.recurrence import with_triton as recurrence
-from kernels.recurrence.delta_rule import DeltaLog
 from kernels.recurrence.delta_rule import with_triton as delta
 from kernels.recurrence.ssd import with_triton as ssd
 from kernels.rope import with_triton as rope
@@ -197,7 +197,7 @@ def test_the_log_and_its_fold(compiled, n_tokens, kda):
     inputs = make(16, 128, n_tokens, 2, repeat=2, kda=kda)
     _, log = delta.gated_delta_log(*inputs, grouped=False)
     delta.fold(inputs.state, log, n_tokens, grouped=False)
-    delta.fold(inputs.state, DeltaLog(*log), torch.tensor([1, 0]), grouped=False)
+    delta.fold(inputs.state, UpdateLog(*log), torch.tensor([1, 0]), grouped=False)
     assert [kernel.name for kernel in compiled] == ["_recurrence", "_fold", "_fold"]
 
 
