@@ -308,7 +308,8 @@ class Session:
                     "The vocabulary has no token that ends a text, which a grammar needs.",
                     "Leave out --json-schema and --grammar-file.",
                 )
-            self._grammar_tokens = GrammarTokens(self.tokenizer)
+            t = self.tokenizer
+            self._grammar_tokens = GrammarTokens(t.n_vocab, t.eog_ids, t.piece, t.encode)
         return read_grammar(options.sampler, self._grammar_tokens)
 
     def _cache_key(self, options: RunOptions) -> tuple[object, ...]:

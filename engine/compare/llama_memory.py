@@ -18,8 +18,9 @@ from engine.compare.llama_cpp import PARTIAL
 from engine.compare.llama_process import LlamaEngine
 from engine.compare.memory_player import MemoryContext, MemoryEngine
 from engine.compare.memory_script import ContextSpec
-from engine.compare.state_blob import RecurrentState, decode_state, state_difference
+from engine.compare.state_blob import decode_state, state_difference
 from engine.errors import OptionError, RollbackRefusedError, StateBlobError
+from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.mixers import layout_of
 from engine.session import Session
 
@@ -96,7 +97,7 @@ class LlamaScriptContext(MemoryContext):
             return None
         return state_difference(layout, theirs, mine, 0)
 
-    def _state(self, seq: int) -> RecurrentState | None:
+    def _state(self, seq: int) -> RecurrentCheckpoint | None:
         if self._owner.layout is None:
             return None
         blob = self._engine.save(self._number, seq, PARTIAL)

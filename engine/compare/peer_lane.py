@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from engine.batch import Span
@@ -22,9 +21,10 @@ from engine.compare.lane import (
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.compare.llama_cpp import PARTIAL, WHOLE
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
-from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
+from engine.compare.state_blob import decode_state, relative_errors
 from engine.decode.round import Round
 from engine.errors import PeerLibraryError, StateBlobError
+from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.mixers import layout_of
 from engine.model.parts.attention import RINGS
 from engine.model.recurrence import StateKey
@@ -82,7 +82,7 @@ class LlamaLane(Follower):
             if not self.error:
                 self.facts.lane_error = str(error)
 
-    def state(self, seq: int) -> RecurrentState | None:
+    def state(self, seq: int) -> RecurrentCheckpoint | None:
         """What the next batch of a sequence would read, None without recurrent layers.
 
         None too where the library writes states in a format that is not known here: the lane is
@@ -126,7 +126,7 @@ class PeerLane(LlamaLane):
             raise
         self._n_remembered = n_remembered
         self.before: dict[int, bytes] = {}
-        self.states: dict[int, RecurrentState | None] = {}
+        self.states: dict[int, RecurrentCheckpoint | None] = {}
         self.histories: dict[int, StateHistory] = {}
 
     def end(self, stops: Sequence[str]) -> None:
@@ -207,9 +207,9 @@ class StateHistory:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._known: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+        self._known: OrderedDict[int, dict[str, torch.Tensor]] = OrderedDict()
 
-    def add(self, state: RecurrentState | None) -> None:
+    def add(self, state: RecurrentCheckpoint | None) -> None:
         """Keep the state of its position."""
         if state is None or not state.states:
             return
@@ -217,18 +217,18 @@ class StateHistory:
         while len(self._known) > self._n:
             self._known.popitem(last=False)
 
-    def position_of(self, state: RecurrentState) -> int | None:
+    def position_of(self, state: RecurrentCheckpoint) -> int | None:
         """The position of the recurrent state, or of the window or the ring where a layer has no
         other state; None where it is none of those known, or two are too alike to tell."""
         positions = self.positions_of(state)
         names = ("state", "window", *(ring for ring, _ in RINGS.values()))
         return next((positions[name] for name in names if name in positions), None)
 
-    def positions_of(self, state: RecurrentState) -> dict[str, int | None]:
+    def positions_of(self, state: RecurrentCheckpoint) -> dict[str, int | None]:
         """The same for each state of the last recurrent layer, by its name."""
         return {name: self._nearest(name, row) for name, row in _of_last_layer(state).items()}
 
-    def _nearest(self, name: str, found: np.ndarray) -> int | None:
+    def _nearest(self, name: str, found: torch.Tensor) -> int | None:
         key = StateKey(0, name)
         errors = sorted(
             (relative_errors({key: known[name]}, {key: found})[key], pos)
@@ -241,6 +241,6 @@ class StateHistory:
         return errors[0][1]
 
 
-def _of_last_layer(state: RecurrentState) -> dict[str, np.ndarray]:
+def _of_last_layer(state: RecurrentCheckpoint) -> dict[str, torch.Tensor]:
     last = max((key.layer for key in state.states), default=-1)
     return {key.name: row for key, row in state.states.items() if key.layer == last}

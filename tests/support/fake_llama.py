@@ -322,7 +322,7 @@ class FakeLlama:
         states = dict(self.tokens[blob])
         for key, row in state.states.items():
             drift = self.drift if key.name == "state" else 0.0
-            states[key] = torch.tensor(row) * (1 + drift)
+            states[key] = row * (1 + drift)
         memory.recurrent.put(seq, state.pos, states)
         return size
 

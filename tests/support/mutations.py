@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from engine.analysis.findings.check import recorded
-from engine.analysis.findings.run_rows import Finding
 from engine.audit.run_audit import audit_of
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
@@ -40,6 +39,7 @@ from engine.model.layers import join_rows
 from engine.model.recurrence import StateKey
 from engine.model.recurrent_states import MatrixState
 from engine.options import CacheOptions, Prompt, RunOptions, SpecOptions
+from engine.trace.facts import Finding
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of
 
 MODEL = "qwen35-c-v2x-mtp-f32"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from engine.analysis.acceptance import shapes
-from engine.analysis.findings.run_rows import Check, ExaminedRun, Finding, observed
+from engine.analysis.findings.run_rows import Check, ExaminedRun, observed
 from engine.analysis.run_cost import find_baseline
-from engine.trace.facts import RunFacts
+from engine.trace.facts import Finding, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 
 _LEAST_TOKENS = 32
@@ -23,7 +24,7 @@ def _shape(rule: str) -> Check:
     def check(run: ExaminedRun) -> Iterator[Finding]:
         for one in run.acceptance_shapes:
             if one.rule == rule:
-                yield Finding(one.message, one.evidence + _setting(run), one.round, one.seq_id)
+                yield replace(one, evidence=one.evidence + _setting(run))
 
     return check
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.analysis.findings.run_rows import Check, ExaminedRun, Finding
+from engine.analysis.findings.run_rows import Check, ExaminedRun
 from engine.foreign import is_whole
-from engine.trace.facts import AuditFacts, RunFacts
+from engine.trace.facts import AuditFacts, Finding, RunFacts
 
 GOING_ON, NOT_AUDITED, STOPPED = "going on", "not audited", "stopped"
 """The verdict of an audit until there is one, where there is none, and where it was stopped before

@@ -24,10 +24,10 @@ from engine.analysis.findings.run_rows import (
     PARTS,
     SEVERITIES,
     ExaminedRun,
-    Finding,
     Rule,
 )
 from engine.foreign import COUNT
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 
 _TEXTS = Path(__file__).with_name("findings.toml")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.analysis.findings.run_rows import POLICY, Check, ExaminedRun, Finding
+from engine.analysis.findings.run_rows import POLICY, Check, ExaminedRun
 from engine.gguf.part_file import WRITTEN
-from engine.trace.facts import FileChangeFacts
+from engine.trace.facts import FileChangeFacts, Finding
 
 _MIN_ROUNDS = 8
 _SERIAL = 0.5

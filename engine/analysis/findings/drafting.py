@@ -8,17 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from engine.analysis.findings.run_rows import (
-    Check,
-    ExaminedRun,
-    Finding,
-    FoundRows,
-    by_sequence,
-    observed,
-)
+from engine.analysis.findings.run_rows import Check, ExaminedRun, FoundRows, by_sequence, observed
 from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import AHEAD, BEHIND, OUT_OF_STEP
 from engine.options import SpecOptions
+from engine.trace.facts import Finding
 from engine.trace.run_ref import round_keys
 
 _MIN_ROUNDS = 8

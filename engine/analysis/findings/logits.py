@@ -11,7 +11,6 @@ import numpy as np
 from engine.analysis.findings.run_rows import (
     Check,
     ExaminedRun,
-    Finding,
     LaneErrors,
     by_sequence,
     observed,
@@ -20,6 +19,7 @@ from engine.analysis.findings.run_rows import (
 from engine.analysis.noise_ceiling import rows_beyond
 from engine.analysis.verdict import failed_checks, first_row
 from engine.options import RunOptions, SamplerOptions
+from engine.trace.facts import Finding
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef, round_keys, same_model
 

@@ -9,7 +9,6 @@ import numpy as np
 from engine.analysis.findings.run_rows import (
     Check,
     ExaminedRun,
-    Finding,
     FoundRows,
     LaneErrors,
     by_sequence,
@@ -17,7 +16,7 @@ from engine.analysis.findings.run_rows import (
     rounds_text,
 )
 from engine.options import MAX_REPLAYS
-from engine.trace.facts import FailureFacts, HeldFacts
+from engine.trace.facts import FailureFacts, Finding, HeldFacts
 from engine.trace.run_ref import places_of, round_keys
 
 

@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from engine.analysis.findings.run_rows import Check, ExaminedRun, Finding, observed
-from engine.trace.facts import ChangedToken, RescoredSequence
+from engine.analysis.findings.run_rows import Check, ExaminedRun, observed
+from engine.trace.facts import ChangedToken, Finding, RescoredSequence
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 
@@ -19,8 +19,7 @@ def _observed_hits(run: ExaminedRun, rule: str) -> Iterator[Finding]:
     found: dict[int | None, Finding] = {}
     for one in run.facts.observed_findings or ():
         if one.rule == rule:
-            hit = Finding(one.message, one.evidence, one.round, one.seq_id)
-            found.setdefault(one.seq_id, hit)
+            found.setdefault(one.seq_id, one)
     yield from found.values()
 
 

@@ -15,7 +15,7 @@ from engine.analysis.acceptance.counts import draft_counts
 from engine.analysis.acceptance.shapes import shapes
 from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, is_beyond, noise_bound, types_text
-from engine.trace.facts import AuditFacts, RuleFinding, RunFacts, StateOriginFacts
+from engine.trace.facts import AuditFacts, Finding, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
@@ -150,7 +150,7 @@ class ExaminedRun:
         return [name for name in types if name != "none"]
 
     @cached_property
-    def acceptance_shapes(self) -> list[RuleFinding]:
+    def acceptance_shapes(self) -> list[Finding]:
         """What is conspicuous in the acceptance of its drafts, unless it was scripted."""
         is_given = self.facts.synthetic or self.facts.draft_accept is not None
         if is_given or (self.lane and not self.drafts):
@@ -221,25 +221,6 @@ ERROR, WARNING, INFO = "error", "warning", "info"
 SEVERITIES = (ERROR, WARNING, INFO)
 """error: the output is not the target's. warning: it may be, or speculation does nothing; figures
 mislead. info: a cost or a setting to know about, or a difference that is not a fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
-
-    round: the first offending one, None if it is the run as a whole. message: one sentence.
-    evidence: the numbers after it. suggestion: in place of the rule's. The rest says which rule and
-    run, as a row of the findings table does: engine.analysis.findings.check writes it.
-    """
-
-    message: str
-    evidence: str
-    round: int | None = None
-    seq_id: int | None = None
-    suggestion: str = ""
-    run_id: int = -1
-    rule: str = ""
-    severity: str = ""
 
 
 class FoundRows:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.analysis.findings.memory import NAMES_STATES
-from engine.analysis.findings.run_rows import Check, ExaminedRun, Finding, LaneErrors, rounds_text
-from engine.trace.facts import CopyFacts, StateOriginFacts
+from engine.analysis.findings.run_rows import Check, ExaminedRun, LaneErrors, rounds_text
+from engine.trace.facts import CopyFacts, Finding, StateOriginFacts
 from engine.trace.run_ref import round_keys
 
 _ROUNDING = 1e-2

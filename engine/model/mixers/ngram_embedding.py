@@ -44,7 +44,8 @@ class NgramEmbedding:
     ) -> torch.Tensor:
         """streams [B, T, n_streams, n_embd], tokens int64 [B, T] -> what the streams gain."""
         memory, invariant = around.recurrent, around.invariant
-        context = memory.advance(self._tokens, TokenInputs(tokens))
+        assert around.positions is not None
+        context = memory.advance(self._tokens, TokenInputs(tokens, around.positions))
         rows = self._table.take(hash_rows(context, self._hashing)).flatten(2)
         joined = self._key_value(rows, invariant=invariant)
         key, value = joined.split_with_sizes([self._part.n_channels, self._part.n_embd], -1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.analysis.findings.check import RULES, with_consequences
-from engine.analysis.findings.run_rows import FOLLOWS, Finding
+from engine.analysis.findings.run_rows import FOLLOWS
+from engine.trace.facts import Finding
 
 
 def finding(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine.analysis.findings.check import find, recorded
-from engine.analysis.findings.run_rows import Finding
 from engine.compare.comparison import Comparison
 from engine.session import Session
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 from tests.support.comparisons import finish, specs

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.analysis.findings.check import find
-from engine.analysis.findings.run_rows import Finding
 from engine.observe.files.importing import import_file
+from engine.trace.facts import Finding
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 from engine.trace.store import TraceStore
 
