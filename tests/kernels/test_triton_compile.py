@@ -48,7 +48,7 @@ from kernels.recurrence.delta_rule import with_triton as delta
 from kernels.recurrence.ssd import with_triton as ssd
 from kernels.rope import with_triton as rope
 from kernels.rows import with_triton as streams
-from kernels.rows.sinkhorn import N_GATES, Sinkhorn
+from kernels.rows.sinkhorn import N_GATES
 from tests.support import ssd_inputs
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import scattered
@@ -475,8 +475,8 @@ def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
 @in_turn("n_tokens", [1, 8])
 def test_mixed_streams(compiled, n_tokens):
     x, m = torch.ones(1, n_tokens, 4, 1024), torch.ones(1, n_tokens, N_GATES)
-    gates = streams.stream_gates(m, torch.ones(3), torch.ones(N_GATES), Sinkhorn(20, 1e-6))
-    streams.stream_gates(m[..., :4], torch.ones(1), torch.ones(4), Sinkhorn(20, 1e-6))
+    gates = streams.stream_gates(m, torch.ones(3), torch.ones(N_GATES), 20, 1e-6)
+    streams.stream_gates(m[..., :4], torch.ones(1), torch.ones(4), 20, 1e-6)
     y = streams.weigh_streams(x, gates)
     streams.advance_streams(x, y, gates)
     pointwise.clamped_swiglu(y, y, 7.0)

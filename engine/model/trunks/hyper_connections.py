@@ -19,7 +19,7 @@ from engine.model.weights import Weights
 from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import add
 from kernels.rows import join
-from kernels.rows.sinkhorn import Sinkhorn, advance_streams, stream_gates, weigh_streams
+from kernels.rows.sinkhorn import advance_streams, stream_gates, weigh_streams
 from kernels.rows.streams import add_to_streams, mix_streams, open_low
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
@@ -76,7 +76,7 @@ class SinkhornGates:
     def __init__(
         self, part: SinkhornConnections, weights: Weights, name: str, config: ModelConfig
     ) -> None:
-        self._sinkhorn, self._eps = Sinkhorn(part.n_rounds, part.eps), config.eps
+        self._sinkhorn, self._eps = (part.n_rounds, part.eps), config.eps
         self._product = weights.stack([weights.numbers(f"{name}_fn.weight")], compute="f32")
         self._base, self._scale = (
             weights.keep(f"{name}_{one}.weight") for one in ("base", "scale")
@@ -88,7 +88,7 @@ class SinkhornGates:
         """streams [B, T, 4, n_embd] -> [B, T, 24], or [B, T, 4] of the last gates."""
         normed = rms_norm(streams.flatten(2), self._ones, self._eps)
         product = self._product(normed, invariant=invariant)
-        return stream_gates(product, self._scale, self._base, self._sinkhorn, invariant=invariant)
+        return stream_gates(product, self._scale, self._base, *self._sinkhorn, invariant=invariant)
 
 
 class SinkhornHalf:
