@@ -34,16 +34,6 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class UBatchPlan:
-    """Tokens start..stop of the spans with these indices, and why the split ended there."""
-
-    spans: tuple[int, ...]
-    starts: tuple[int, ...]
-    n_tokens: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class UBatch:
     """One forward pass: `n_seqs` sequences side by side with `n_seq_tokens` tokens each.
 
@@ -98,20 +88,20 @@ them, the first, which is known, included; and those of which any is the last.""
 
 def split_equal(
     spans: Sequence[Span], n_ubatch: int, *, sequential: bool = False, keep: int = 0
-) -> list[UBatchPlan]:
+) -> list[UBatch]:
     """Rectangles of equally many tokens per sequence, at most n_ubatch tokens each.
 
     sequential: sequences side by side must have ids that increase by exactly one.
     keep: the last `keep` tokens of each sequence share one ubatch wherever they fit.
     """
     if len(spans) == 1 and 0 < (n := len(spans[0].tokens)) <= n_ubatch:
-        return [UBatchPlan((0,), (0,), n, "all tokens")]
+        return [make_ubatch(spans, (0,), (0,), n, "all tokens")]
     done = [0] * len(spans)
-    plans: list[UBatchPlan] = []
+    found: list[UBatch] = []
     while True:
         chosen = _side_by_side(spans, done, n_ubatch, sequential)
         if not chosen:
-            return plans
+            return found
         left = [len(spans[i].tokens) - done[i] for i in chosen]
         n = min(min(left), n_ubatch // len(chosen))
         reason = _reason(n, left)
@@ -122,55 +112,60 @@ def split_equal(
                 chosen, left = chosen[: max(n_kept, 1)], left[: max(n_kept, 1)]
             if n_kept == 0:
                 n = left[0] if left[0] <= n_ubatch else max(1, min(n_ubatch, left[0] - keep))
-        plans.append(UBatchPlan(tuple(chosen), tuple(done[i] for i in chosen), n, reason))
+        found.append(make_ubatch(spans, chosen, [done[i] for i in chosen], n, reason))
         for i in chosen:
             done[i] += n
 
 
-def split_simple(spans: Sequence[Span], n_ubatch: int) -> list[UBatchPlan]:
+def split_simple(spans: Sequence[Span], n_ubatch: int) -> list[UBatch]:
     """Any n_ubatch tokens, each as a row of its own, so that unequal sequences share a pass.
 
     Only for memories without recurrent part, whose cells do not care which row came first.
     """
     rows = [(i, start) for i, span in enumerate(spans) for start in range(len(span.tokens))]
-    plans = []
+    found = []
     for first in range(0, len(rows), n_ubatch):
         part = rows[first : first + n_ubatch]
         reason = "all tokens" if first + len(part) == len(rows) else "n_ubatch"
-        plans.append(UBatchPlan(tuple(i for i, _ in part), tuple(at for _, at in part), 1, reason))
-    return plans
+        chosen, starts = [i for i, _ in part], [at for _, at in part]
+        found.append(make_ubatch(spans, chosen, starts, 1, reason))
+    return found
 
 
-def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[UBatchPlan]:
+def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[UBatch]:
     """One sequence per ubatch, cut at n_ubatch tokens."""
-    plans = []
+    found = []
     for i, span in enumerate(spans):
         for start in range(0, len(span.tokens), n_ubatch):
             n = min(n_ubatch, len(span.tokens) - start)
             ends = start + n == len(span.tokens)
-            plans.append(UBatchPlan((i,), (start,), n, "one sequence" if ends else "n_ubatch"))
-    return plans
+            reason = "one sequence" if ends else "n_ubatch"
+            found.append(make_ubatch(spans, (i,), (start,), n, reason))
+    return found
 
 
-def make_ubatch(spans: Sequence[Span], plan: UBatchPlan) -> UBatch:
-    """The ubatch that a plan describes."""
+def make_ubatch(
+    spans: Sequence[Span], chosen: Sequence[int], starts: Sequence[int], n_tokens: int, reason: str
+) -> UBatch:
+    """The n_tokens tokens from a start in each of the chosen spans (indices). reason: why the split
+    ended there."""
     tokens: list[list[int]] = []
     positions: list[list[int]] = []
     outputs: list[int] = []
     n_padding = 0
-    for row, (i, start) in enumerate(zip(plan.spans, plan.starts, strict=True)):
-        span, stop = spans[i], start + plan.n_tokens
+    for row, (i, start) in enumerate(zip(chosen, starts, strict=True)):
+        span, stop = spans[i], start + n_tokens
         tokens.append(list(span.tokens[start:stop]))
         positions.append(list(range(span.pos0 + start, span.pos0 + stop)))
-        base = row * plan.n_tokens - start
+        base = row * n_tokens - start
         outputs.extend(base + o for o in span.outputs if start <= o < stop)
         n_padding += max(0, stop - max(start, len(span.tokens) - span.n_padding))
     return UBatch(
         np.array(tokens, np.int64),
         np.array(positions, np.int64),
-        tuple(spans[i].seq for i in plan.spans),
+        tuple(spans[i].seq for i in chosen),
         np.array(outputs, np.int64),
-        plan.reason,
+        reason,
         n_padding,
     )
 

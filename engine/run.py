@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,14 +39,6 @@ class SequenceResult:
     acceptance: dict[str, Any]
 
 
-class Auditor(RoundObserver, Protocol):
-    """Observes a run, and checks it once it has all its tokens."""
-
-    def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
-        """The check in small parts. What it found is in the run's facts at its end, also if it is
-        closed before."""
-
-
 _ENDED = object()
 LOOK_BYTES = 16 << 20
 """Bytes of logits that are kept between two looks, about."""
@@ -69,7 +61,7 @@ class Run:
         cache: PromptCache | None = None,
         cached: CachedRun | None = None,
         memories: LentMemories | None = None,
-        audit: Auditor | None = None,
+        audit: RoundObserver | None = None,
     ) -> None:
         self.run_id, self.trace = run_id, trace
         self.done = False

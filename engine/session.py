@@ -38,7 +38,7 @@ from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
 from engine.options import Prompt, RunOptions, SamplerOptions
 from engine.progress import ReportProgress
-from engine.run import Auditor, Run
+from engine.run import Run
 from engine.run_checkpoints import RunCheckpoints, unread
 from engine.sampling.grammar import Grammar, GrammarTokens, read_grammar
 from engine.threads import chosen_by
@@ -174,7 +174,7 @@ class Session:
         trace: TraceStore | None = None,
         cache: PromptCache | None = None,
         *,
-        audit: Auditor | None = None,
+        audit: RoundObserver | None = None,
         observer: RoundObserver | None = None,
         fork: Fork | None = None,
         checkpoints: RunCheckpoints | None = None,
@@ -308,7 +308,8 @@ class Session:
                     "The vocabulary has no token that ends a text, which a grammar needs.",
                     "Leave out --json-schema and --grammar-file.",
                 )
-            self._grammar_tokens = GrammarTokens(self.tokenizer)
+            t = self.tokenizer
+            self._grammar_tokens = GrammarTokens(t.n_vocab, t.eog_ids, t.piece, t.encode)
         return read_grammar(options.sampler, self._grammar_tokens)
 
     def _cache_key(self, options: RunOptions) -> tuple[object, ...]:

@@ -41,7 +41,7 @@ from engine.model.hybrid import HybridModel
 from engine.model.info import SMALL_MODEL, ModelInfo, describe
 from engine.model.loader import load_model, resolve_compute
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.feed_forward import SwigluPart
+from engine.model.parts.feed_forward import DensePart
 from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.tensors import DRAFT_MTP, leave_block
 from engine.options import RunOptions
@@ -55,7 +55,7 @@ WIDTHS = (25, 1, 2, 3, 4)
 up to three tokens take."""
 
 # parts that do the same whatever the numbers are: not so, where experts are chosen
-_STEADY = (AttentionPart, DeltaNetPart, SwigluPart)
+_STEADY = (AttentionPart, DeltaNetPart, DensePart)
 
 
 def warm_up(model: HybridModel, *, is_plain: bool = False) -> None:

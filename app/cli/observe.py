@@ -250,12 +250,12 @@ def _session(model: Path) -> Session:
 def _rescore(
     args: argparse.Namespace, session: Session, client: ServerClient, job: ServerRun
 ) -> Rescored:
-    from engine.observe.rescoring.identity import LiveServer, identify
+    from engine.observe.rescoring.identity import identify
     from engine.observe.rescoring.rescore import rescore
 
     facts = job.trace.runs[job.run_id]
     try:
-        identity = identify(session, facts, LiveServer(client.address, client.ask))
+        identity = identify(session, facts, client)
     except ServerError:  # it tells nothing more
         identity = identify(session, facts)
     return rescore(

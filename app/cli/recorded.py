@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
 from app.cli.output import Interrupted, on_signal, print_lines, tell
-from engine.analysis.findings.check import Finding, recorded, with_consequences
+from engine.analysis.findings.check import recorded, with_consequences
 from engine.errors import OptionError, TraceFileError
 from engine.gguf.content import ContentHash
 from engine.report.page import write_report
 from engine.report.parts import Report
 from engine.report.text import markdown
 from engine.trace.export import check_export, export_csv
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

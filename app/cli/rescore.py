@@ -161,15 +161,14 @@ def rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_id: int
 ) -> Rescored:
     """One run re-scored as the arguments allow. Raises as rescore does."""
-    from engine.observe.rescoring.identity import LiveServer, identify
+    from engine.observe.rescoring.identity import identify
     from engine.observe.rescoring.rescore import rescore
 
     server, limits = None, options_from(args, TimeLimits)
     with ExitStack() as stack:
         if args.server is not None:
-            client = stack.enter_context(connect(args.server, args.api_key_env, limits)[0])
-            server = LiveServer(client.address, client.ask, args.probe)
-        identity = identify(session, store.runs[run_id], server)
+            server = stack.enter_context(connect(args.server, args.api_key_env, limits)[0])
+        identity = identify(session, store.runs[run_id], server, may_probe=args.probe)
     return rescore(
         session,
         store,

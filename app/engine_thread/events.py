@@ -89,14 +89,6 @@ class ServerSeen:
     counters: Mapping[str, float] | None = None
 
 
-@dataclass(frozen=True)
-class TraceRead:
-    """A trace that was read from a folder, or made of what another engine wrote into a file."""
-
-    folder: Path
-    store: TraceStore
-
-
 def mark_of(store: TraceStore) -> TraceMark:
     """How much a trace holds now: its size (TraceStore.size) and the number of ended runs."""
     return store.size(), sum("stops" in facts for facts in list(store.runs.values()))
@@ -150,13 +142,20 @@ class RunRequest:
     """The prompts and options of a run: one sequence for each text. fork: where it goes on from
     another run, whose prompts are meant then. of: the run whose prompts are meant else, None = the
     texts. chat: variables of the model's chat template, in which each text is wrapped as a user's
-    message; None: it is continued as it is."""
+    message; None: it is continued as it is.
+
+    Of a comparison: lanes, next to the reference. draft_accept: right tokens of successive drafts,
+    to draft by script; () = as the options say. llama_library: a build of llama.cpp for its lanes,
+    None = an installed package."""
 
     texts: tuple[str, ...]
     options: RunOptions
     chat: dict[str, Any] | None = None
     fork: Fork | None = None
     of: RunRef | None = None
+    lanes: tuple[LaneSpec, ...] = ()
+    draft_accept: tuple[int, ...] = ()
+    llama_library: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -173,22 +172,6 @@ class TurnRequest:
     chat: dict[str, Any] | None = None
     cache: CacheOptions = field(default_factory=CacheOptions)
     before: tuple[Message, ...] = ()
-
-
-@dataclass(frozen=True)
-class CompareRequest:
-    """What a comparison is made of: prompts as text, common options, lanes next to the reference.
-
-    draft_accept: right tokens of successive drafts, to draft by script; () = as the options say.
-    llama_library: a build of llama.cpp for its lanes, None = an installed package.
-    """
-
-    texts: tuple[str, ...]
-    options: RunOptions
-    lanes: tuple[LaneSpec, ...]
-    draft_accept: tuple[int, ...] = ()
-    chat: dict[str, Any] | None = None
-    llama_library: Path | None = None
 
 
 class Decoding(Protocol):

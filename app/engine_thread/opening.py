@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
-    CompareRequest,
     Decoding,
     DraftFile,
     OpenedFiles,
@@ -227,7 +226,7 @@ class LocalSession:
         checks = RollbackChecks(self.engine_session, scripts, library, trace, gates)
         return DecodingLanes(checks, first)
 
-    def compare(self, request: CompareRequest, trace: TraceStore) -> Decoding:
+    def compare(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Begin a comparison on the prompts, as many side by side as the options allow."""
         from engine.compare.comparison import Comparison
 
@@ -256,8 +255,8 @@ class LocalSession:
         if self.engine_session.content is not None:
             self.engine_session.content.start(lambda: decoding.done or any(decoding.emitted))
 
-    def _prompts(self, request: RunRequest | CompareRequest) -> list[Prompt]:
-        if isinstance(request, RunRequest) and request.of is not None:
+    def _prompts(self, request: RunRequest) -> list[Prompt]:
+        if request.of is not None:
             check_model(request.of, self.engine_session.identity, self.engine_session.content)
             return prompts_of(request.of)
         return [make_prompt(self.engine_session, text, request.chat) for text in request.texts]

@@ -16,7 +16,6 @@ from app.engine_thread.events import (
     ServerConnected,
     ServerSeen,
     State,
-    TraceRead,
 )
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import SOURCE
@@ -45,7 +44,7 @@ class EngineStatus(QObject):
     listed_changed = Signal()  # other traces are listed, or their rows are somewhere else
     rows_read = Signal(object)  # TraceStore, whose rows are in memory again
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
-    trace_read = Signal(object)  # TraceRead, which may be shown: something else came on show
+    trace_read = Signal(object, object)  # for show_trace: something else came on show
     connected = Signal(object)  # events.ServerConnected
     server_seen = Signal(object)  # events.ServerSeen
     server_waited_for = Signal(str)  # a sentence that counts, empty at its end
@@ -60,9 +59,9 @@ class EngineStatus(QObject):
         """Where the runs of the model in use are recorded."""
         self.live: RunRef | None = None
         """The newest run of the model in use; of a comparison, its reference lane."""
-        self.trace: TraceRead | None = None
+        self.trace: TraceStore | None = None
         """The trace on show that was opened from disk, None for the model's own runs."""
-        self.opened: list[TraceRead] = []
+        self.opened: dict[TraceStore, Path] = {}
         """All traces that were opened and not closed, the one on show among them."""
         self.earlier: list[ModelRuns] = []
         """The runs that earlier sessions left."""
@@ -198,26 +197,27 @@ class EngineStatus(QObject):
     @property
     def store(self) -> TraceStore:
         """The trace opened from disk, else that of the model in use."""
-        return self.session_store if self.trace is None else self.trace.store
+        return self.session_store if self.trace is None else self.trace
 
     @property
     def run(self) -> RunRef | None:
         """The newest run of `store`."""
         if self.trace is None:
             return self.live
-        runs = self.trace.store.runs
-        return RunRef(self.trace.store, len(runs) - 1) if runs else None
+        runs = self.trace.runs
+        return RunRef(self.trace, len(runs) - 1) if runs else None
 
     @property
     def trace_folder(self) -> Path | None:
         """Where the trace on show was opened from, None for the model's own runs."""
-        return None if self.trace is None else self.trace.folder
+        return None if self.trace is None else self.opened[self.trace]
 
-    def show_trace(self, read: TraceRead) -> None:
-        """Show a trace that has been read, in place of an earlier one from the same folder."""
-        self.opened = [one for one in self.opened if one.folder != read.folder] + [read]
-        self.trace = read
-        self.trace_shown.emit(read.folder)
+    def show_trace(self, folder: Path, store: TraceStore) -> None:
+        """Show a trace that was read from a folder, or made of a file that another engine wrote, in
+        place of an earlier one from there."""
+        self.opened = {one: at for one, at in self.opened.items() if at != folder}
+        self.opened[store], self.trace = folder, store
+        self.trace_shown.emit(folder)
 
     def hide_trace(self) -> None:
         """Show the session's runs again; the trace stays at hand."""
@@ -228,17 +228,18 @@ class EngineStatus(QObject):
 
     def close_trace(self) -> None:
         """Show the session's runs again, and forget the trace on show."""
-        self.opened = [one for one in self.opened if one is not self.trace]
+        if self.trace is not None:
+            del self.opened[self.trace]
         self.hide_trace()
 
-    def opened_as(self, store: TraceStore) -> TraceRead | None:
-        """What a trace was opened from, None for one of the session."""
-        return next((read for read in self.opened if read.store is store), None)
+    def opened_from(self, store: TraceStore) -> Path | None:
+        """Where a trace was opened from, None for one of the session."""
+        return self.opened.get(store)
 
     @property
     def listed(self) -> list[ModelRuns]:
         """All runs at hand: those of earlier sessions, of this one, and of opened traces."""
-        opened = [ModelRuns(read.folder.name, read.store) for read in self.opened]
+        opened = [ModelRuns(folder.name, store) for store, folder in self.opened.items()]
         return [
             replace(runs, on_disk=self._on_disk.get(runs.store))
             for runs in (*self.earlier, *self.recorded, *opened)

@@ -8,7 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from app.engine_thread import events
-from app.engine_thread.events import State, TraceRead
+from app.engine_thread.events import State
 from app.engine_thread.jobs.files import TEXT_NAME
 from app.saved.errors import log
 from app.trace_models.compared_lanes import lanes_of, run_to_show
@@ -23,6 +23,7 @@ from app.window.panels import Panels
 from engine.analysis.breaks import BreakHit
 from engine.errors import DraftscopeError
 from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 
 
@@ -146,13 +147,13 @@ class EngineNews(QObject):
         self._show_names()
         self._tell_of_run_behind()
 
-    def _offer_trace(self, read: TraceRead) -> None:
+    def _offer_trace(self, folder: Path, store: TraceStore) -> None:
         """Something else has come on show since the user asked for this trace."""
         self._panels.banners.add(
             "info",
-            f"The trace {read.folder.name} has been read.",
+            f"The trace {folder.name} has been read.",
             "",
-            ("&Show it", lambda: self._bridge.show_trace(read)),
+            ("&Show it", lambda: self._bridge.show_trace(folder, store)),
         )
 
     def _tell_of_run_behind(self, *_: object) -> None:
@@ -238,11 +239,11 @@ class EngineNews(QObject):
 
     def _bring_its_trace(self, run: RunRef) -> None:
         """What is on show is the trace that holds a run, be it opened or the session's."""
-        bridge, opened = self._bridge, self._bridge.opened_as(run.store)
-        if opened is None:
+        bridge, folder = self._bridge, self._bridge.opened_from(run.store)
+        if folder is None:
             bridge.hide_trace()
-        elif opened is not bridge.trace:
-            bridge.show_trace(opened)
+        elif run.store is not bridge.trace:
+            bridge.show_trace(folder, run.store)
 
     def _refresh_runs(self, *_: object) -> None:
         self._panels.runs.refresh_numbers()

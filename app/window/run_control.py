@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer
 
-from app.engine_thread.events import CompareRequest, OpenRequest, State, TurnRequest
+from app.engine_thread.events import OpenRequest, RunRequest, State, TurnRequest
 from app.engine_thread.jobs.engine import (
     CheckRollback,
     ConnectServer,
@@ -303,8 +303,8 @@ class RunControl:
             panel = self._panels.run_panel
             texts = tuple(panel.texts())
             library = self._settings.llama_library
-            request = CompareRequest(
-                texts, panel.options(), lanes, chat=panel.chat(), llama_library=library
+            request = RunRequest(
+                texts, panel.options(), panel.chat(), lanes=lanes, llama_library=library
             )
             self.compare(StartComparison(request))
 
@@ -344,11 +344,11 @@ class RunControl:
             self._panels.banners.clear()
             self._bridge.ask(StartRun(scenario.prompts, scenario.options))
             return
-        request = CompareRequest(
+        request = RunRequest(
             scenario.prompts,
             scenario.options,
-            scenario.lanes,
-            scenario.draft_accept,
+            lanes=scenario.lanes,
+            draft_accept=scenario.draft_accept,
             llama_library=self._settings.llama_library,
         )
         self.compare(StartComparison(request))

@@ -189,7 +189,7 @@ class RunLibrary(QObject):
             )
 
     def _go_on(self, store: TraceStore) -> None:
-        if self._autosave is not None and self._bridge.opened_as(store) is None:
+        if self._autosave is not None and self._bridge.opened_from(store) is None:
             self._autosave.note_reading(store)
         wanted, self._wanted = self._wanted, None
         if wanted is not None and wanted[0] is store:
@@ -216,9 +216,9 @@ class RunLibrary(QObject):
 
     def _folder_of(self, store: TraceStore) -> Path | None:
         """Where all of a trace is, None if that is nowhere but in memory."""
-        opened = self._bridge.opened_as(store)
-        if opened is not None:
-            return opened.folder if self._as_read.get(store) == mark_of(store) else None
+        folder = self._bridge.opened_from(store)
+        if folder is not None:
+            return folder if self._as_read.get(store) == mark_of(store) else None
         saves = self._autosave
         if saves is None or saves.is_writing or not store.size() or not saves.is_saved(store):
             return None
@@ -232,7 +232,7 @@ class RunLibrary(QObject):
     def _note_trace(self, folder: Path | None) -> None:
         trace = self._bridge.trace
         if folder is not None and trace is not None:
-            self._as_read.setdefault(trace.store, mark_of(trace.store))
+            self._as_read.setdefault(trace, mark_of(trace))
 
     def _note_use(self, run: RunRef | None) -> None:
         if run is not None:

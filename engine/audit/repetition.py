@@ -22,7 +22,7 @@ from engine.audit.text_check import (
 )
 from engine.compare.divergence import cells_that_differ
 from engine.compare.state_origin import SequenceText, StateOrigin
-from engine.decode.round import Round
+from engine.decode.round import Round, RoundObserver
 from engine.decode.sequences import DecodingSequence
 from engine.memory.hybrid import HybridMemory
 from engine.model.recurrence import StateKey
@@ -40,7 +40,7 @@ _TIE = 0.5
 """Relative error of a state that no tipped tie comes to."""
 
 
-class Repetition:
+class Repetition(RoundObserver):
     """Repeats the run of an audit as far as its suspects go; an observer of that second run."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Repetition:
         self._has_parted = False
         self.not_judged: list[str] = []
 
-    def steps(self) -> Iterator[None]:
+    def parts(self) -> Iterator[None]:
         """The second look, in small parts."""
         last = max(min(found[-1], found[0] + _ROUNDS) for found in self._suspects.values())
         if self._samples is None:
@@ -111,15 +111,10 @@ class Repetition:
 
     # -- an observer of the second run -----------------------------------------------------
 
-    def begin(self, *_: Any) -> None:
-        """The run is about to start."""
-
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
         text = self._texts[sequence.seq_id]
         text += round_.accepted
         self._has_parted |= text != self._audited.tokens[sequence.seq_id][: len(text)]
-
-    n_unseen = 0
 
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]

@@ -37,7 +37,7 @@ from engine.audit.text_check import (
     plain_sampler,
     state_errors,
 )
-from engine.decode.round import Round
+from engine.decode.round import Round, RoundObserver
 from engine.decode.sequences import DecodingSequence
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import TargetRows, join_rows
@@ -101,7 +101,7 @@ def audit_of(
     return RunAudit(session, prompts, options, can_repeat=can_repeat, share=share)
 
 
-class RunAudit:
+class RunAudit(RoundObserver):
     """Observes one run, round by round, and judges it at its end by `steps`; `result` is the fact.
 
     Observing is cheap: a draw more for each token, and copies of states that are bounded in number
@@ -322,7 +322,7 @@ class RunAudit:
             samples,
             self._checks,
         )
-        yield from repetition.steps()
+        yield from repetition.parts()
         for seq_id in sorted(suspects):
             wrong = repetition.wrong(seq_id)
             if wrong:

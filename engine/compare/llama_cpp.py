@@ -38,15 +38,6 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _MOST_NODE = 1 << 28
 
 
-class TokenSpan(NamedTuple):
-    """Tokens of a sequence at pos0, pos0 + 1, …; outputs: how many of the last have logits."""
-
-    seq: int
-    pos0: int
-    tokens: Sequence[int]
-    outputs: int
-
-
 NODE = np.dtype(
     [
         ("name", "S64"),

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import torch
 
+from engine.batch import Span
 from engine.compare.divergence import LogitsDifference, MemoryDifference
 from engine.compare.lane import LaneSetup, ReferenceRound
 from engine.compare.lane_spec import LlamaRollback
-from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE, TokenSpan
+from engine.compare.llama_cpp import ON_DEVICE, PARTIAL, WHOLE
 from engine.compare.peer_lane import LlamaLane, PeerLane
 from engine.compare.state_blob import state_difference
 from engine.decode.round import Round
@@ -88,12 +89,14 @@ class LlamaNoiseLane(_JudgedByPlain):
         for part in round_.parts:
             self.engine.load(self._verifying, part.seq, self.plain.before[part.seq], WHOLE)
         self._clock.stop("restore")
-        rows = torch.from_numpy(self.engine.decode(self._verifying, _spans(round_)))
+        rows = torch.from_numpy(
+            self.engine.decode(self._verifying, [part.span for part in round_.parts])
+        )
         logits = _by_sequence(round_, rows)
         self._clock.stop("verify")
         self._record_plain(round_, logits, None, wide=True)
         for part in round_.parts:
-            kept = TokenSpan(part.seq, part.pos0, part.decoded, len(part.decoded))
+            kept = Span(part.seq, part.pos0, part.decoded, range(len(part.decoded)))
             ways = [
                 round_.measure(part).difference(one)
                 for one in (logits[part.seq], self.decode([kept]))
@@ -173,12 +176,13 @@ class LlamaRollbackLane(_JudgedByPlain):
 
     def _verified(self, round_: ReferenceRound) -> torch.Tensor:
         if not self._way.step:
-            return self.decode(_spans(round_))
+            return self.decode([part.span for part in round_.parts])
         rows = []
-        for span in _spans(round_):
-            for i in range(0, len(span.tokens), self._way.step):
-                tokens = span.tokens[i : i + self._way.step]
-                rows.append(self.decode([TokenSpan(span.seq, span.pos0 + i, tokens, len(tokens))]))
+        for part in round_.parts:
+            for i in range(0, len(part.tokens), self._way.step):
+                tokens = part.tokens[i : i + self._way.step]
+                span = Span(part.seq, part.pos0 + i, tokens, range(len(tokens)))
+                rows.append(self.decode([span]))
         return torch.cat(rows)
 
     def _save(self, part: Round) -> bytes | None:
@@ -237,7 +241,7 @@ class LlamaRollbackLane(_JudgedByPlain):
             if not self._way.undoes_batch:
                 return
         mine.n_replays = 1
-        logits[part.seq] = self.decode([TokenSpan(part.seq, part.pos0, part.tokens[:kept], kept)])
+        logits[part.seq] = self.decode([Span(part.seq, part.pos0, part.tokens[:kept], range(kept))])
         self._clock.stop("replay", [part.seq])
 
     def _remove(self, part: Round, p0: int) -> None:
@@ -284,10 +288,6 @@ class LlamaRollbackLane(_JudgedByPlain):
             for slot, (state, age) in sorted(slots.items()):
                 row = {"round": number, "seq_id": seq_id, "slot": slot}
                 self.writer.append("memory", **row, state=state, age=age)
-
-
-def _spans(round_: ReferenceRound) -> list[TokenSpan]:
-    return [TokenSpan(part.seq, part.pos0, part.tokens, len(part.tokens)) for part in round_.parts]
 
 
 def _by_sequence(round_: ReferenceRound, rows: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 
+from engine.batch import Span
 from engine.compare.divergence import MemoryDifference
 from engine.compare.lane_spec import LLAMA_POLICIES
-from engine.compare.llama_cpp import PARTIAL, TokenSpan
+from engine.compare.llama_cpp import PARTIAL
 from engine.compare.llama_process import LlamaEngine
 from engine.compare.memory_player import MemoryContext, MemoryEngine
 from engine.compare.memory_script import ContextSpec
-from engine.compare.state_blob import RecurrentState, decode_state, state_difference
+from engine.compare.state_blob import decode_state, state_difference
 from engine.errors import OptionError, RollbackRefusedError, StateBlobError
+from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.mixers import layout_of
 from engine.session import Session
 
@@ -48,7 +50,7 @@ class LlamaScriptContext(MemoryContext):
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
         """One batch, each sequence after what it holds: logits [n_tokens, n_vocab] of each."""
         spans = [
-            TokenSpan(seq, self._engine.pos_max(self._number, seq) + 1, tokens, len(tokens))
+            Span(seq, self._engine.pos_max(self._number, seq) + 1, tokens, range(len(tokens)))
             for seq, tokens in sorted(batch.items())
         ]
         rows = torch.from_numpy(self._engine.decode(self._number, spans))
@@ -95,7 +97,7 @@ class LlamaScriptContext(MemoryContext):
             return None
         return state_difference(layout, theirs, mine, 0)
 
-    def _state(self, seq: int) -> RecurrentState | None:
+    def _state(self, seq: int) -> RecurrentCheckpoint | None:
         if self._owner.layout is None:
             return None
         blob = self._engine.save(self._number, seq, PARTIAL)

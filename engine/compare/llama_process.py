@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from engine.batch import Span
 from engine.compare.llama_api import (
     CommandError,
     Transcript,
@@ -29,7 +30,7 @@ from engine.compare.llama_api import (
     transcript,
     write_frame,
 )
-from engine.compare.llama_cpp import NODE, TokenSpan
+from engine.compare.llama_cpp import NODE
 from engine.compare.llama_library import environment, find_build, how_it_ended, start_words
 from engine.errors import (
     ContextFullError,
@@ -155,7 +156,7 @@ class LlamaEngine(ABC):
         """Give a context back; its number is not used again."""
         self._ask("close_context", number)
 
-    def decode(self, number: int, spans: Sequence[TokenSpan]) -> np.ndarray:
+    def decode(self, number: int, spans: Sequence[Span]) -> np.ndarray:
         """Decode spans in one batch; where they are more than a batch takes, in several of one
         sequence each. Logits float32 [n, n_vocab] of the rows asked for, in order.
 
@@ -168,13 +169,12 @@ class LlamaEngine(ABC):
         for span in spans:
             for start in range(0, len(span.tokens), width):
                 part = span.tokens[start : start + width]
-                left = len(span.tokens) - start - len(part)
-                outputs = max(0, min(len(part), span.outputs - left))
-                one = TokenSpan(span.seq, span.pos0 + start, part, outputs)
+                outputs = [i - start for i in span.outputs if start <= i < start + len(part)]
+                one = Span(span.seq, span.pos0 + start, part, outputs)
                 rows.append(self._decode(number, [one], 0)[0])
         return np.concatenate(rows)
 
-    def decode_mtp(self, number: int, span: TokenSpan, rows: np.ndarray) -> np.ndarray:
+    def decode_mtp(self, number: int, span: Span, rows: np.ndarray) -> np.ndarray:
         """Decode a span in an MTP context: logits float32 [n, n_vocab] of the rows asked for.
 
         rows: float32 [n, n_embd], of the token before each; see `nextn`.
@@ -188,7 +188,7 @@ class LlamaEngine(ABC):
         return np.frombuffer(_bytes(raw), "<f4").reshape(n, -1)
 
     def trace(
-        self, number: int, spans: Sequence[TokenSpan], most_values: int = 4096
+        self, number: int, spans: Sequence[Span], most_values: int = 4096
     ) -> tuple[np.ndarray, list[GraphNode]]:
         """Decode one batch in a traced context: its logits, and every node of its graphs in the
         order in which they were computed, each alone. most_values: of a node that are kept."""
@@ -241,11 +241,11 @@ class LlamaEngine(ABC):
         return found
 
     def _decode(
-        self, number: int, spans: Sequence[TokenSpan], most_values: int, rows_in: bytes = b""
+        self, number: int, spans: Sequence[Span], most_values: int, rows_in: bytes = b""
     ) -> tuple[np.ndarray, list[bytes]]:
         table = np.array(
             [
-                (token, span.pos0 + i, span.seq, i >= len(span.tokens) - span.outputs)
+                (token, span.pos0 + i, span.seq, i in span.outputs)
                 for span in spans
                 for i, token in enumerate(span.tokens)
             ],

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from engine.batch import Span, make_ubatch, split_equal
+from engine.batch import Span, split_equal
 from engine.compare.divergence import (
     DivergenceRows,
     LogitsDifference,
@@ -29,10 +29,10 @@ from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder, target_facts
 from engine.decode.round import PhaseClock, Round
 from engine.errors import ContextFullError, OutOfMemoryError
-from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
+from engine.memory.hybrid import HybridMemory
 from engine.memory.planes import PlaneMemory
 from engine.memory.policies import memory_sizes
-from engine.memory.state_file import load_state, save_state
+from engine.memory.state_file import SequenceCheckpoint, load_state, save_state
 from engine.model.mixers import layout_of
 from engine.options import RunOptions
 from engine.session import Session
@@ -119,8 +119,7 @@ class SessionContext(MemoryContext):
         if spec.keep is None:
             ubatches = self._forward.split(spans)
         else:
-            pieces = split_equal(spans, spec.n_ubatch, keep=spec.keep)
-            ubatches = [make_ubatch(spans, piece) for piece in pieces]
+            ubatches = split_equal(spans, spec.n_ubatch, keep=spec.keep)
         if not memory.prepare(ubatches):
             raise ContextFullError(
                 f"Context {spec.name} has no room for {sum(map(len, batch.values()))} more tokens "

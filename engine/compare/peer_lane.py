@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
+from engine.batch import Span
 from engine.compare.lane import (
     EngineFollower,
     Follower,
@@ -19,11 +19,12 @@ from engine.compare.lane import (
     spans_alone,
 )
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
-from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
+from engine.compare.llama_cpp import PARTIAL, WHOLE
 from engine.compare.llama_process import LlamaEngine, LlamaProcess
-from engine.compare.state_blob import RecurrentState, decode_state, relative_errors
+from engine.compare.state_blob import decode_state, relative_errors
 from engine.decode.round import Round
 from engine.errors import PeerLibraryError, StateBlobError
+from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.mixers import layout_of
 from engine.model.parts.attention import RINGS
 from engine.model.recurrence import StateKey
@@ -81,7 +82,7 @@ class LlamaLane(Follower):
             if not self.error:
                 self.facts.lane_error = str(error)
 
-    def state(self, seq: int) -> RecurrentState | None:
+    def state(self, seq: int) -> RecurrentCheckpoint | None:
         """What the next batch of a sequence would read, None without recurrent layers.
 
         None too where the library writes states in a format that is not known here: the lane is
@@ -96,13 +97,13 @@ class LlamaLane(Follower):
             self.facts.lane_unread = str(error)
             return None
 
-    def decode(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
+    def decode(self, spans: Sequence[Span]) -> torch.Tensor:
         """Logits [n, n_vocab] of the rows asked for."""
         return torch.from_numpy(self.engine.decode(self.context, spans))
 
     def prompt_of(self, part: Round) -> torch.Tensor:
         """Decode a prompt alone: logits [1, n_vocab] after it."""
-        return self.decode([TokenSpan(part.seq, part.pos0, part.tokens, 1)])
+        return self.decode([part.span])
 
 
 class PeerLane(LlamaLane):
@@ -125,7 +126,7 @@ class PeerLane(LlamaLane):
             raise
         self._n_remembered = n_remembered
         self.before: dict[int, bytes] = {}
-        self.states: dict[int, RecurrentState | None] = {}
+        self.states: dict[int, RecurrentCheckpoint | None] = {}
         self.histories: dict[int, StateHistory] = {}
 
     def end(self, stops: Sequence[str]) -> None:
@@ -153,9 +154,9 @@ class PeerLane(LlamaLane):
             # in batches of one, to know the states of its last positions
             n_wide = max(0, len(part.tokens) - self._n_remembered)
             if n_wide:
-                self.decode([TokenSpan(part.seq, 0, part.tokens[:n_wide], 0)])
+                self.decode([Span(part.seq, 0, part.tokens[:n_wide], [])])
             for pos in range(n_wide, len(part.tokens)):
-                self.decode([TokenSpan(part.seq, pos, [part.tokens[pos]], 0)])
+                self.decode([Span(part.seq, pos, [part.tokens[pos]], [])])
                 history.add(self.state(part.seq))
             self.forget(part.seq)
         return self.prompt_of(part)
@@ -165,7 +166,7 @@ class PeerLane(LlamaLane):
             self.before[part.seq] = self.engine.save(self.context, part.seq, WHOLE)
         rows = []
         for span in spans_alone(part):
-            rows.append(self.decode([TokenSpan(part.seq, span.pos0, span.tokens, 1)]))
+            rows.append(self.decode([span]))
             if self._n_remembered and self.layout:
                 self.histories[part.seq].add(self.state(part.seq))
         return torch.cat(rows)
@@ -206,9 +207,9 @@ class StateHistory:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._known: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+        self._known: OrderedDict[int, dict[str, torch.Tensor]] = OrderedDict()
 
-    def add(self, state: RecurrentState | None) -> None:
+    def add(self, state: RecurrentCheckpoint | None) -> None:
         """Keep the state of its position."""
         if state is None or not state.states:
             return
@@ -216,18 +217,18 @@ class StateHistory:
         while len(self._known) > self._n:
             self._known.popitem(last=False)
 
-    def position_of(self, state: RecurrentState) -> int | None:
+    def position_of(self, state: RecurrentCheckpoint) -> int | None:
         """The position of the recurrent state, or of the window or the ring where a layer has no
         other state; None where it is none of those known, or two are too alike to tell."""
         positions = self.positions_of(state)
         names = ("state", "window", *(ring for ring, _ in RINGS.values()))
         return next((positions[name] for name in names if name in positions), None)
 
-    def positions_of(self, state: RecurrentState) -> dict[str, int | None]:
+    def positions_of(self, state: RecurrentCheckpoint) -> dict[str, int | None]:
         """The same for each state of the last recurrent layer, by its name."""
         return {name: self._nearest(name, row) for name, row in _of_last_layer(state).items()}
 
-    def _nearest(self, name: str, found: np.ndarray) -> int | None:
+    def _nearest(self, name: str, found: torch.Tensor) -> int | None:
         key = StateKey(0, name)
         errors = sorted(
             (relative_errors({key: known[name]}, {key: found})[key], pos)
@@ -240,6 +241,6 @@ class StateHistory:
         return errors[0][1]
 
 
-def _of_last_layer(state: RecurrentState) -> dict[str, np.ndarray]:
+def _of_last_layer(state: RecurrentCheckpoint) -> dict[str, torch.Tensor]:
     last = max((key.layer for key in state.states), default=-1)
     return {key.name: row for key, row in state.states.items() if key.layer == last}

@@ -22,10 +22,10 @@ import torch
 
 from engine.analysis.findings.check import recorded
 from engine.analysis.verdict import LaneVerdict
+from engine.batch import Span
 from engine.compare import peer_lane
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES, LaneSpec
-from engine.compare.llama_cpp import TokenSpan
 from engine.compare.llama_memory import LlamaScriptEngine
 from engine.compare.llama_process import LlamaEngine
 from engine.compare.memory_player import MemoryPlay
@@ -293,7 +293,7 @@ class _WithSidecar:
         n_kept: the MTP context's logits [n, n_vocab]."""
         ids = range(self._pos, self._pos + n)
         tokens = [7 * i + 1 + shift * (i >= self._pos + n_kept) for i in ids]
-        span = TokenSpan(0, self._pos, tokens, n)
+        span = Span(0, self._pos, tokens, range(n))
         self._engine.decode(self._trunk, [span])
         rows = self._engine.nextn(self._trunk, n)
         before = np.zeros_like(rows[:1]) if self._pending is None else self._pending

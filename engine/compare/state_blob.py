@@ -20,13 +20,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from engine.compare.divergence import MemoryDifference
 from engine.errors import StateBlobError
+from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.recurrence import Recurrence, RecurrentLayout, StateKey
 
 _MAGIC = 0xAF143CD8
@@ -47,19 +47,10 @@ _STATE = "state"
 _MOST_STREAMS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentState:
-    """One sequence's states. pos: the last position in them, -1 for an empty sequence, which has
-    no states. states: float32 in the shapes of the model's layout, views of the blob; what
-    llama.cpp does not keep, as the newest tokens for n-grams, is absent."""
-
-    pos: int
-    states: Mapping[StateKey, np.ndarray]
-
-
-def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> RecurrentState:
-    """Read a blob of a model with n_layers layers, as its layout has them. Raises StateBlobError
-    where it is of another model or in another format."""
+def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> RecurrentCheckpoint:
+    """Read a blob of a model with n_layers layers, as its layout has them. pos is -1 for an empty
+    sequence, which has no states; what llama.cpp does not keep, as the newest tokens for n-grams,
+    is absent. Raises StateBlobError where it is of another model or in another format."""
     reader = _BlobReader(blob)
     if layout.by_position:
         return _rings(reader, layout)
@@ -87,10 +78,10 @@ def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> Recurre
                 elif name == _STATE:
                     reader.row(key, n_cells, None)
     reader.end()
-    return RecurrentState(pos, states if n_cells else {})
+    return RecurrentCheckpoint(pos, states if n_cells else {})
 
 
-def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentState:
+def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentCheckpoint:
     magic, _, own, version, mode = reader.read(_RINGS)
     if (magic, own, version, mode) != (_MAGIC, _RINGS_MAGIC, 1, _PARTIAL):
         found = f"{magic:#x}, {own:#x}, version {version}, mode {mode}"
@@ -108,7 +99,7 @@ def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentState:
             for _ in range(n_layers):
                 _, row_bytes = reader.read(_CELL_ROWS)
                 reader.skip(row_bytes * n_cells)
-    states: dict[StateKey, np.ndarray] = {}
+    states: dict[StateKey, torch.Tensor] = {}
     for name in ("csa ring", "hca ring", "lid ring"):
         layers = [key.layer for key in layout.states if key.name == name]
         _, _, n_rows, width, n_streams, n_layers = reader.read(_RING)
@@ -121,21 +112,20 @@ def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentState:
             if number != layer or (n_rows, 2 * width) != recurrence.shape:
                 raise _wrong(f"has a {name} of {n_rows} x {width} numbers in layer {number}")
             halves = [reader.ring_half(key, n_rows, width) for _ in range(2)]
-            ring = torch.from_numpy(np.concatenate(halves, 1))
-            states[key] = recurrence.needed(ring, pos + 1).numpy()
+            states[key] = recurrence.needed(torch.cat(halves, 1), pos + 1)
     reader.end()
-    return RecurrentState(pos, states if pos >= 0 else {})
+    return RecurrentCheckpoint(pos, states if pos >= 0 else {})
 
 
 def relative_errors(
-    reference: Mapping[StateKey, np.ndarray], others: Mapping[StateKey, np.ndarray]
+    reference: Mapping[StateKey, torch.Tensor], others: Mapping[StateKey, torch.Tensor]
 ) -> dict[StateKey, float]:
     """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none, and what is not
     finite as infinite."""
     found = {}
     for key, a in reference.items():
-        exact = a.astype(np.float64)
-        error, size = (float(np.linalg.norm(one)) for one in (exact - others[key], exact))
+        exact = a.double()
+        error, size = (float(one.norm()) for one in (exact - others[key], exact))
         found[key] = error / size if error and size else math.inf if error else 0.0
         if math.isnan(found[key]):
             found[key] = math.inf
@@ -143,7 +133,10 @@ def relative_errors(
 
 
 def state_difference(
-    layout: RecurrentLayout, reference: RecurrentState, other: RecurrentState, n_cells: int
+    layout: RecurrentLayout,
+    reference: RecurrentCheckpoint,
+    other: RecurrentCheckpoint,
+    n_cells: int,
 ) -> MemoryDifference | None:
     """How far a sequence's states are from those of the reference, None for an empty one. n_cells:
     of the result."""
@@ -172,28 +165,28 @@ class _BlobReader:
     def skip(self, n: int) -> None:
         self._take(n)
 
-    def ring_half(self, key: StateKey, n_rows: int, width: int) -> np.ndarray:
+    def ring_half(self, key: StateKey, n_rows: int, width: int) -> torch.Tensor:
         """Values or scores of a ring."""
         kind, *sizes = self.read(_RING_ROWS)
         if kind != _F32 or sizes != [width, n_rows, 4 * width]:
             raise _wrong(f"has a {key.name} of type {kind} and sizes {sizes} in layer {key.layer}")
-        return np.frombuffer(self._take(4 * width * n_rows), "<f4").reshape(n_rows, width)
+        return _floats(self._take(4 * width * n_rows)).view(n_rows, width)
 
-    def row(self, key: StateKey, n_cells: int, recurrence: Recurrence | None) -> np.ndarray:
+    def row(self, key: StateKey, n_cells: int, recurrence: Recurrence | None) -> torch.Tensor:
         """One state in our shape; None for one without numbers."""
         shape = recurrence.shape if recurrence else (0,)
         (n_bytes,) = self.read(_N_BYTES)
-        expected = 4 * int(np.prod(shape))
+        expected = 4 * math.prod(shape)
         if n_bytes != expected:
             raise _wrong(
                 f"has {n_bytes} bytes for the {key.name} of layer {key.layer}, not {expected}"
             )
         if not n_cells:
-            return np.empty((0,), np.float32)
-        row = np.frombuffer(self._take(n_bytes), "<f4")
+            return torch.empty(0)
+        row = _floats(self._take(n_bytes))
         if recurrence is None or not recurrence.llama_cpp_turns:
-            return row.reshape(shape)
-        return row.reshape(*shape[:-2], *shape[:-3:-1]).swapaxes(-1, -2)
+            return row.view(shape)
+        return row.view(*shape[:-2], *shape[:-3:-1]).transpose(-1, -2)
 
     def end(self) -> None:
         if left := len(self._blob) - self._at:
@@ -205,6 +198,10 @@ class _BlobReader:
             raise _wrong(f"ends after {len(self._blob)} bytes")
         self._at += n
         return part
+
+
+def _floats(raw: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.array(np.frombuffer(raw, "<f4")))
 
 
 def _wrong(what: str) -> StateBlobError:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from engine.batch import Span, UBatch, make_ubatch, split_seq
+from engine.batch import Span, UBatch, split_seq
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.recurrence import Recurrence, RecurrenceInputs, StateKey
@@ -164,8 +164,8 @@ class StateOrigin:
         assert recurrent is not None
         if before:
             span = Span(0, 0, list(before), [])
-            for plan in split_seq([span], _N_UBATCH):
-                self._model.forward(make_ubatch([span], plan), memory)
+            for ubatch in split_seq([span], _N_UBATCH):
+                self._model.forward(ubatch, memory)
         states: list[dict[StateKey, torch.Tensor]] = []
         noted_inputs: list[dict[StateKey, RecurrenceInputs]] = []
         advance = recurrent.advance

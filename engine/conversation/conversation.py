@@ -13,9 +13,10 @@ import msgspec
 
 from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
 from engine.decode.held_sequences import n_common
+from engine.decode.round import RoundObserver
 from engine.errors import ChatTemplateError, OptionError
 from engine.options import Prompt, RunOptions
-from engine.run import Auditor, Run
+from engine.run import Run
 from engine.trace.facts import TurnFacts
 from engine.trace.store import TraceStore
 
@@ -27,7 +28,7 @@ _NOTHING_WRITTEN = 1
 """Tokens of a run whose answer is given: its prompt is processed, and one token chosen."""
 
 
-MakeAudit = Callable[[Sequence[Prompt], RunOptions], Auditor | None]
+MakeAudit = Callable[[Sequence[Prompt], RunOptions], RoundObserver | None]
 """What checks a run of these prompts and options, None = nothing does."""
 
 

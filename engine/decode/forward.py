@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from engine.batch import GreedyTokens, Span, UBatch, UBatchPlan, make_ubatch
+from engine.batch import GreedyTokens, Span, UBatch, make_ubatch
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock
 from engine.draft.drafter import PendingDrafts
@@ -148,9 +148,9 @@ class Forward:
         """Show the watch a branch that was verified with others, as the text's own: its tokens
         and their rows [n, n_embd]. Passes with several branches are not shown."""
         if self._watch:
-            plan = UBatchPlan((0,), (0,), len(span.tokens), "")
+            ubatch = make_ubatch([span], (0,), (0,), len(span.tokens), "")
             taps = {layer: row[None] for layer, row in rows.taps.items()}
-            self._watch(make_ubatch([span], plan), TargetRows(rows.hidden[None], taps))
+            self._watch(ubatch, TargetRows(rows.hidden[None], taps))
 
     def _gap(self, ubatch: UBatch) -> int:
         """Positions between what memory holds of a sequence and its first one here, the furthest

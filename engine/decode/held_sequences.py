@@ -14,8 +14,9 @@ import torch
 
 from engine.draft.drafter import Drafter
 from engine.draft.registry import model_drafters
-from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
+from engine.memory.hybrid import HybridMemory
 from engine.memory.recurrent import RecurrentTraffic
+from engine.memory.state_file import SequenceCheckpoint
 from engine.options import CacheOptions, Prompt, RunOptions
 from engine.trace.prompt_reuse import (
     ProcessedPart,

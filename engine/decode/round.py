@@ -4,9 +4,9 @@ clock, and who looks at it."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.model.layers import TargetRows
     from engine.sampling.grammar import AllowedTokens
     from engine.sampling.sampler import Sampler
+    from engine.trace.store import TraceStore
 
 
 @dataclass(slots=True)
@@ -212,7 +213,7 @@ WatchRound = Callable[[Round], None]
 """Called with each round that has emitted tokens: round_.emitted, chosen from round_.rows."""
 
 
-class RoundObserver(Protocol):
+class RoundObserver:
     """Looks at every round of a run, and changes nothing."""
 
     def begin(
@@ -237,3 +238,9 @@ class RoundObserver(Protocol):
     def n_unseen(self) -> int:
         """Of how many rounds from the next one on it does not look at the memory, where no sequence
         ends."""
+        return 0
+
+    def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
+        """A check of the run once it has all its tokens, in small parts. What it found is in the
+        run's facts at its end, also if it is closed before."""
+        yield from ()

@@ -27,8 +27,9 @@ from engine.draft.drafter import Draft, awaited, branch_of, branches
 from engine.errors import RollbackRefusedError
 from engine.machine.device import read
 from engine.memory.cells import UNKNOWN
-from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
+from engine.memory.hybrid import HybridMemory
 from engine.memory.policies import POLICIES
+from engine.memory.state_file import SequenceCheckpoint
 from engine.model.layers import TargetRows
 from engine.options import MAX_REPLAYS, RunOptions
 

@@ -8,7 +8,6 @@ to record them takes as long as dozens of steps. In the same storage, the next r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 import torch
@@ -18,7 +17,6 @@ from engine.batch import (
     Span,
     UBatch,
     UBatchTensors,
-    make_ubatch,
     split_equal,
     split_seq,
     split_simple,
@@ -26,13 +24,14 @@ from engine.batch import (
 from engine.errors import OptionError
 from engine.gguf.part_file import check_mapped
 from engine.machine.graphs import DecodeOn, PassInputs, StepGraphs, graphs_for
-from engine.memory.kv import AttentionKV, AttentionState
+from engine.memory.kv import AttentionKV
 from engine.memory.kv_storage import key_rotation
 from engine.memory.options import StateTypes
 from engine.memory.policies import POLICIES
-from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
-from engine.memory.state_file import SequenceState
+from engine.memory.recurrent import SnapshotPolicy
+from engine.memory.state_file import SequenceCheckpoint
 from engine.model.config import ModelConfig
+from engine.model.memory import ModelMemory
 from engine.model.mixers import layout_of
 from engine.model.parts import CellKey, CellSize
 from engine.model.recurrence import StateKey
@@ -40,29 +39,10 @@ from engine.model.recurrent_states import stored_as
 from kernels.dispatch import uses_llvm
 from kernels.rows.record import decode_on
 
-
-@dataclass(frozen=True, slots=True)
-class SequenceCheckpoint:
-    """What a restore needs: the recurrent part copied, the attention part by its length.
-
-    attention is set only in a full checkpoint, which survives anything done to the sequence.
-    """
-
-    pos_max: int
-    recurrent: RecurrentCheckpoint | None
-    attention: AttentionState | None = None
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the recurrent part, and of the attention part if it is held."""
-        held = self.recurrent.n_bytes if self.recurrent else 0
-        return held + (self.attention.n_bytes if self.attention else 0)
-
-
 _SHORT = 65  # tokens of a verify batch at most; longer rows of one token each would be wasteful
 
 
-class HybridMemory:
+class HybridMemory(ModelMemory):
     """Attention cells and recurrent states of n_seqs sequences. recurrent is None if dense.
 
     batch_invariant: what is decoded with this memory has the same bits in batches of every shape.
@@ -70,6 +50,9 @@ class HybridMemory:
 
     Every operation asks the recurrent part first, because only that one can refuse.
     """
+
+    attention: AttentionKV
+    recurrent: SnapshotPolicy | None
 
     def __init__(
         self,
@@ -166,14 +149,13 @@ class HybridMemory:
         needs that; in a pool of attention cells alone, short batches need no rectangles at all
         (as llama.cpp)."""
         if mode == "seq":
-            plans = split_seq(spans, n_ubatch)
+            return split_seq(spans, n_ubatch)
         elif self.is_pool and max([len(span.tokens) for span in spans]) <= _SHORT:
-            plans = split_simple(spans, n_ubatch)
+            return split_simple(spans, n_ubatch)
         else:
             recurrent = self.recurrent
             keep = recurrent.n_rs_seq + 1 if recurrent and not recurrent.accumulates else 0
-            plans = split_equal(spans, n_ubatch, keep=keep)
-        return [make_ubatch(spans, plan) for plan in plans]
+            return split_equal(spans, n_ubatch, keep=keep)
 
     @property
     def is_pool(self) -> bool:
@@ -331,14 +313,12 @@ class HybridMemory:
         elif "keep-stale-kv" not in self._faults:
             self.attention.seq_rm(seq, checkpoint.pos_max + 1)
 
-    def state(self, seq: int) -> SequenceState:
+    def state(self, seq: int) -> SequenceCheckpoint:
         """Everything that a sequence is, also while a rollback is pending."""
-        checkpoint = self.save(seq, torch.device("cpu"), full=True)
-        assert checkpoint.attention is not None
-        return SequenceState(checkpoint.attention, checkpoint.recurrent)
+        return self.save(seq, torch.device("cpu"), full=True)
 
-    def put(self, seq: int, state: SequenceState) -> None:
-        """Replace a sequence, whatever it held, by a saved state.
+    def put(self, seq: int, state: SequenceCheckpoint) -> None:
+        """Replace a sequence, whatever it held, by a full checkpoint.
 
         Raises OptionError for the state of another model, ContextFullError if it has too many
         cells; both change nothing.
@@ -352,7 +332,7 @@ class HybridMemory:
                 "The saved sequence belongs to a model with other recurrent layers.",
                 "Load a sequence that was saved with this model.",
             )
-        self.attention.put(seq, state.attention)
+        self.attention.put(seq, state.cells)
         if self.recurrent and recurrent:
             self.recurrent.restore(seq, recurrent)
 

@@ -20,7 +20,7 @@ from engine.machine.device import Uploads, upload
 from engine.machine.graphs import PassInputs
 from engine.memory.cells import UNKNOWN, CellTable
 from engine.memory.kv_storage import CellIndex, KVStorage, Rotate, RowSize, StridedView, row_size
-from engine.model.memory import AttentionView
+from engine.model.memory import AttentionMemory, AttentionView
 from engine.model.parts import CellKey, CellSize, StateKey
 from kernels.rows.cells import CellPlaces, write_cells, write_keys_and_values
 from kernels.rows.record import TokenPlace
@@ -43,7 +43,7 @@ class AttentionState:
         return sum(t.numel() * t.element_size() for t in (self.positions, *self.k, *self.v))
 
 
-class AttentionKV:
+class AttentionKV(AttentionMemory):
     """Keys and values of all attention layers, for n_seqs sequences of n_ctx cells each.
 
     layers: what each layer keeps of a token; further rows of it are added to them. unified: one

@@ -20,6 +20,7 @@ import torch
 from engine.batch import UBatch
 from engine.machine.device import upload
 from engine.machine.graphs import PassInputs
+from engine.model.memory import RecurrentMemory
 from engine.model.recurrence import (
     Recurrence,
     RecurrenceInputs,
@@ -68,7 +69,7 @@ class RecurrentTraffic:
     restored: int = 0
 
 
-class SnapshotPolicy(ABC):
+class SnapshotPolicy(RecurrentMemory, ABC):
     """One interface for all policies; positions count tokens, -1 is empty.
 
     n_rs_seq (R) bounds every rollback; what is truthful may be less. A rollback makes tokens

@@ -42,11 +42,28 @@ _REMEDY = "Save the sequence again, or choose another file."
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceState:
-    """Everything that a sequence is. recurrent is None for a model without recurrent layers."""
+class SequenceCheckpoint:
+    """What a restore needs: the recurrent part copied, None of a model without recurrent layers;
+    the attention part by its length.
 
-    attention: AttentionState
+    attention is set only in a full checkpoint, which survives anything done to the sequence.
+    """
+
+    pos_max: int
     recurrent: RecurrentCheckpoint | None
+    attention: AttentionState | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the recurrent part, and of the attention part if it is held."""
+        held = self.recurrent.n_bytes if self.recurrent else 0
+        return held + (self.attention.n_bytes if self.attention else 0)
+
+    @property
+    def cells(self) -> AttentionState:
+        """The attention part of a full checkpoint."""
+        assert self.attention is not None
+        return self.attention
 
 
 _Kind = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -65,8 +82,8 @@ class _Header:
     pos: int | None
 
     @classmethod
-    def of(cls, state: SequenceState) -> _Header:
-        cells, recurrent = state.attention, state.recurrent
+    def of(cls, state: SequenceCheckpoint) -> _Header:
+        cells, recurrent = state.cells, state.recurrent
         states = recurrent.states if recurrent else {}
         kinds = groupby(states, lambda key: (key.name, tuple(states[key].shape)))
         return cls(
@@ -91,14 +108,14 @@ class _Header:
         return 8 * self.n_cells + 4 * sum(map(math.prod, self.shapes()))
 
 
-def save_state(path: Path | str, state: SequenceState) -> None:
-    """Write a state, replacing the file as a whole. Raises TraceFileError if that fails."""
+def save_state(path: Path | str, state: SequenceCheckpoint) -> None:
+    """Write a full checkpoint as a file, replaced as a whole. Raises TraceFileError."""
     path = Path(path).absolute()
     with written_whole(path, TraceFileError) as part, part.open("wb") as file:
         _write(file, state)
 
 
-def load_state(path: Path | str) -> SequenceState:
+def load_state(path: Path | str) -> SequenceCheckpoint:
     """Read a state; its tensors are on the host.
 
     Raises TraceFileError for anything that save_state would not write.
@@ -108,15 +125,15 @@ def load_state(path: Path | str) -> SequenceState:
         return _Reader(path, file).state()
 
 
-def _write(file: BinaryIO, state: SequenceState) -> None:
+def _write(file: BinaryIO, state: SequenceCheckpoint) -> None:
     header = _Header.of(state)
-    tensors = [*state.attention.k, *state.attention.v]
+    tensors = [*state.cells.k, *state.cells.v]
     if state.recurrent:
         tensors += state.recurrent.states.values()
     assert [tuple(t.shape) for t in tensors] == header.shapes()
     text = json.dumps(asdict(header)).encode()
     arrays = [t.detach().cpu().contiguous().numpy().astype("<f4", copy=False) for t in tensors]
-    positions = state.attention.positions.numpy().astype("<i8", copy=False)
+    positions = state.cells.positions.numpy().astype("<i8", copy=False)
     pieces: list[bytes | memoryview] = [_FRAME.pack(_MAGIC, _VERSION, len(text)), text]
     pieces += [array.data for array in (positions, *arrays)]
     crc = 0
@@ -134,7 +151,7 @@ class _Reader:
         self._left = os.fstat(file.fileno()).st_size
         self._crc = 0
 
-    def state(self) -> SequenceState:
+    def state(self) -> SequenceCheckpoint:
         header = self._header()
         if self._left != header.n_bytes() + _CRC.size:
             raise self._error("has not the size that its header tells")
@@ -146,10 +163,12 @@ class _Reader:
             raise self._error("is damaged: its checksum is wrong")
         keys, cells = len(header.keys), len(header.keys) + len(header.values)
         attention = AttentionState(positions, tuple(tensors[:keys]), tuple(tensors[keys:cells]))
+        last = int(positions[-1]) if header.n_cells else -1
         if header.pos is None:
-            return SequenceState(attention, None)
+            return SequenceCheckpoint(last, None, attention)
         states = dict(zip(header.state_keys(), tensors[cells:], strict=True))
-        return SequenceState(attention, RecurrentCheckpoint(header.pos, states))
+        recurrent = RecurrentCheckpoint(header.pos, states)
+        return SequenceCheckpoint(min(last, header.pos), recurrent, attention)
 
     def _header(self) -> _Header:
         magic, version, size = _FRAME.unpack(self._bytes(_FRAME.size))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from engine.model.parts import FeedForwardPart
-from engine.model.parts.feed_forward import Gating, LatentPart, MixturePart, Relu2Part, SwigluPart
+from engine.model.parts.feed_forward import DensePart, Gating, LatentPart, MixturePart
 from engine.model.weights import Weights
 from kernels import pointwise
 from kernels.linear import PackedWeight, PreparedRows, Residual, Rows, operation_rows
@@ -42,7 +42,7 @@ class MixtureOfExperts:
         self._experts = weights.experts(
             RELU2 if part.activation == "relu2" else activation(part.gating)
         )
-        self._shared = _shared(part.shared, weights) if part.shared else None
+        self._shared = _dense(part.shared, weights, "_shexp") if part.shared else None
         self.reads: tuple[PackedWeight, ...] = self._shared.reads if self._shared else ()
         if self._latent is None:
             self.reads += self._experts.reads
@@ -147,16 +147,14 @@ class _Latent:
         return self._up(y, invariant=invariant)
 
 
-def _shared(part: SwigluPart | Relu2Part, weights: Weights) -> Swiglu | Relu2:
-    if isinstance(part, SwigluPart):
-        return Swiglu(part, weights, "_shexp")
-    return Relu2(part, weights, "_shexp")
+def _dense(part: DensePart, weights: Weights, suffix: str = "") -> Swiglu | Relu2:
+    return (Relu2 if part.activation == "relu2" else Swiglu)(part, weights, suffix)
 
 
 class Relu2:
     """down(max(up x, 0)^2). suffix: of the tensors' names."""
 
-    def __init__(self, part: Relu2Part, weights: Weights, suffix: str = "") -> None:
+    def __init__(self, part: DensePart, weights: Weights, suffix: str = "") -> None:
         self._up = weights.biased(f"ffn_up{suffix}")
         self._down = weights.biased(f"ffn_down{suffix}")
         self.reads: tuple[PackedWeight, ...] = (self._up.packed,)
@@ -177,7 +175,7 @@ class Swiglu:
     """down(silu(gate x) * up x), or what the part has in place of SwiGLU. suffix: of the tensors'
     names."""
 
-    def __init__(self, part: SwigluPart, weights: Weights, suffix: str = "") -> None:
+    def __init__(self, part: DensePart, weights: Weights, suffix: str = "") -> None:
         self._open = opener(part.gating)
         self._gate_up = weights.biased(*part.opening(suffix))
         self._down = weights.biased(f"ffn_down{suffix}")
@@ -203,8 +201,7 @@ same shape, added to a residual if there is one; tokens: int64 [B, T], for exper
 
 
 _FEED_FORWARD: Mapping[type, Callable[[Any, Weights, float], FeedForward]] = {
-    SwigluPart: lambda part, weights, eps: Swiglu(part, weights),
-    Relu2Part: lambda part, weights, eps: Relu2(part, weights),
+    DensePart: lambda part, weights, eps: _dense(part, weights),
     MixturePart: MixtureOfExperts,
 }
 

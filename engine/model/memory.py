@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -34,7 +33,7 @@ class AttentionView:
     seen: torch.Tensor | None = None
 
 
-class AttentionMemory(Protocol):
+class AttentionMemory:
     """Keys and values by trunk layer index."""
 
     def update(
@@ -42,39 +41,42 @@ class AttentionMemory(Protocol):
     ) -> AttentionView:
         """Store k (roped) and v [B, T, H_kv, hd]; return everything these tokens may see. v: None
         for a layer that keeps nothing but keys, whose values are then these."""
+        raise NotImplementedError
 
     def places(self, layer: CellKey) -> CellPlaces | None:
         """Where a kernel may write the tokens' keys and values itself, before `read`; None where
         only `update` can."""
+        raise NotImplementedError
 
     def read(self, layer: CellKey) -> AttentionView:
         """What `update` returns, without storing."""
+        raise NotImplementedError
 
 
-class RecurrentMemory(Protocol):
+class RecurrentMemory:
     """The states of the recurrent layers, advanced in place."""
 
     def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
         """Advance one state by the tokens of this ubatch; the recurrence's output [B, T, …]."""
+        raise NotImplementedError
 
 
-class ModelMemory(Protocol):
+class ModelMemory:
     """Both parts, and the frame of one forward pass: begin, layer calls, commit."""
 
-    @property
-    def attention(self) -> AttentionMemory: ...
-    @property
-    def recurrent(self) -> RecurrentMemory | None: ...
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether a token's bits must not depend on the tokens and sequences decoded with it."""
+    attention: AttentionMemory
+    recurrent: RecurrentMemory | None
+    batch_invariant: bool
+    """Whether a token's bits must not depend on the tokens and sequences decoded with it."""
 
     def begin(self, ubatch: UBatch) -> UBatchTensors:
         """Get ready for the tokens of `ubatch`; its arrays where the model is, for this pass."""
+        raise NotImplementedError
 
     def part(self, first: int, n: int) -> None:
         """Show layers tokens first .. first + n - 1 of the current ubatch alone, which they may
         take in parts, one after the other."""
+        raise NotImplementedError
 
     def run(
         self,
@@ -89,6 +91,7 @@ class ModelMemory(Protocol):
         like it (engine.machine.graphs). key: what else the computation depends on. ahead: passes
         that may be done at once; what they give is then given in turn. keeps: whether what it
         returns is still wanted when the next pass starts."""
+        raise NotImplementedError
 
     def commit(self) -> None:
         """Called when all layers have run: count the tokens to their sequences."""

@@ -339,12 +339,14 @@ class ConvWindow(InputWindow):
 
 
 class TokenInputs(NamedTuple):
-    """x: tokens int64 [B, T]."""
+    """x: tokens int64 [B, T], or [B, T, …] what was made of them. positions: int64 [B, T],
+    consecutive in a sequence."""
 
     x: torch.Tensor
+    positions: torch.Tensor
 
     def part(self, rows: slice, tokens: slice) -> TokenInputs:
-        return TokenInputs(self.x[rows, tokens])
+        return TokenInputs(self.x[rows, tokens], self.positions[rows, tokens])
 
 
 class TokenWindow(InputWindow):

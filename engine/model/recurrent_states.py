@@ -18,7 +18,7 @@ import torch
 from engine.model.recurrence import Recurrence, RecurrentLayout, RowNumbers
 from kernels.linear.rounding import round_in_place, round_rows, rounded
 from kernels.pointwise import step_gates
-from kernels.recurrence import delta_rule, ssd
+from kernels.recurrence import UpdateLog, delta_rule, ssd
 from kernels.recurrence.channel_gates import RawGates, normed_and_gated
 from kernels.recurrence.conv import fold_window
 from kernels.recurrence.selective_scan import scan_into, scan_slots
@@ -229,7 +229,7 @@ class DeltaState(MatrixState):
             log=partial(delta_rule.gated_delta_log, grouped=grouped),
             fold=partial(delta_rule.fold, grouped=grouped),
             slots=partial(delta_rule.gated_delta_slots, grouped=grouped),
-            entries=delta_rule.DeltaLog,
+            entries=UpdateLog,
         )
 
 
@@ -247,7 +247,7 @@ class SsdState(MatrixState):
             log=ssd.ssd_log,
             fold=ssd.fold,
             slots=ssd.ssd_slots,
-            entries=ssd.SsdLog,
+            entries=UpdateLog,
         )
 
 

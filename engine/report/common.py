@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.findings.check import Finding, with_consequences
+from engine.analysis.findings.check import with_consequences
 from engine.option_fields import differing, words_of
 from engine.options import RunOptions
 from engine.plain_text import size_text
 from engine.report.parts import CODE, Part, Remark, Section, Tokens
-from engine.trace.facts import RunFacts
+from engine.trace.facts import Finding, RunFacts
 from engine.trace.records import GHOST_KINDS
 from engine.trace.run_ref import RunColumns, RunRef
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.findings.check import Finding, recorded
+from engine.analysis.findings.check import recorded
 from engine.analysis.verdict import bound_of, is_beyond, judge
 from engine.errors import OptionError
 from engine.report.common import changed, name_of
 from engine.report.run import headline
-from engine.trace.facts import RunFacts
+from engine.trace.facts import Finding, RunFacts
 from engine.trace.records import (
     GHOST_KINDS,
     MISSING,

@@ -8,10 +8,9 @@ is copied with the sampler.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import llguidance
 import numpy as np
@@ -32,31 +31,25 @@ _LARK_REMEDY = "Correct it; the rules are Lark's as llguidance reads them, begin
 _SCHEMA_REMEDY = "Correct the schema, or leave out what llguidance does not know."
 
 
-class Vocabulary(Protocol):
-    """What a grammar needs of a tokenizer."""
-
-    n_vocab: int
-    eog_ids: frozenset[int]
-
-    def piece(self, token_id: int, *, special: bool = True) -> bytes: ...
-
-    def encode(self, text: str, *, parse_special: bool = True) -> list[int]: ...
-
-
 class GrammarTokens:
     """A vocabulary as llguidance has it. It goes through every token, so it is made once.
 
-    end_tokens: at least one. Tokens that stand for no text fit no grammar but by their name.
+    end_tokens: at least one. piece, encode: as of a Tokenizer. Tokens that stand for no text fit
+    no grammar but by their name.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._encode = vocabulary.encode
-        self.end_tokens = sorted(vocabulary.eog_ids)
-        self.n_vocab = vocabulary.n_vocab
+    def __init__(
+        self,
+        n_vocab: int,
+        end_tokens: Collection[int],
+        piece: Callable[..., bytes],
+        encode: Callable[..., list[int]],
+    ) -> None:
+        self._encode, self.n_vocab, self.end_tokens = encode, n_vocab, sorted(end_tokens)
         self.eos_token_id, self.bos_token_id = self.end_tokens[0], None
         ids = range(self.n_vocab)
-        self.tokens = [vocabulary.piece(i) or b"<[%d]>" % i for i in ids]
-        self.special_token_ids = [i for i in ids if not vocabulary.piece(i, special=False)]
+        self.tokens = [piece(i) or b"<[%d]>" % i for i in ids]
+        self.special_token_ids = [i for i in ids if not piece(i, special=False)]
         self.handle = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(self), n_vocab=self.n_vocab, eos_token=self.end_tokens
         )

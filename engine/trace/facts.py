@@ -228,22 +228,15 @@ class StateOriginFacts(Struct, frozen=True):
     is_prompt: bool = False
 
 
-class NonFiniteFacts(Struct, frozen=True):
-    """A row of logits that was not finite, see engine.decode.failure."""
+class BadRowFacts(Struct, frozen=True):
+    """A row of logits that ended a sequence. what, where: of one that was not finite, see
+    engine.decode.failure; why: a grammar had no token for it, see engine.decode.acceptance."""
 
     round: int
     seq_id: int
     pos: int
-    where: str
-    what: str
-
-
-class GrammarErrorFacts(Struct, frozen=True):
-    """Why a grammar ended a sequence, see engine.decode.acceptance."""
-
-    round: int
-    seq_id: int
-    pos: int
+    where: str = ""
+    what: str = ""
     why: str = ""
 
 
@@ -257,15 +250,23 @@ class FileChangeFacts(Struct, frozen=True):
     after: int | None = None
 
 
-class RuleFinding(Struct, frozen=True):
-    """What was found of a run, by the id of its rule: the first round and the sequence concerned
-    (None: all), a sentence, and the figures that show it."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
 
-    rule: str
-    round: Count | None = None
-    seq_id: Count | None = None
+    round: the first offending one, None if it is the run as a whole. message: one sentence.
+    evidence: the numbers after it. suggestion: in place of the rule's. The rest says which rule and
+    run, as a row of the findings table does: engine.analysis.findings.check writes it.
+    """
+
     message: str = ""
     evidence: str = ""
+    round: Count | None = None
+    seq_id: Count | None = None
+    suggestion: str = ""
+    run_id: int = -1
+    rule: str = ""
+    severity: str = ""
 
 
 class HeldFacts(Struct, frozen=True):
@@ -442,10 +443,10 @@ class RunFacts(dict[str, Any]):
     library: Lenient[RunNotes | None]
     audit: Lenient[AuditFacts | None]
     failure: Lenient[FailureFacts | None]
-    non_finite: Lenient[list[NonFiniteFacts] | None]
-    grammar_errors: Lenient[list[GrammarErrorFacts] | None]
+    non_finite: Lenient[list[BadRowFacts] | None]
+    grammar_errors: Lenient[list[BadRowFacts] | None]
     file_changes: Lenient[list[FileChangeFacts] | None]
-    observed_findings: Lenient[list[RuleFinding] | None]
+    observed_findings: Lenient[list[Finding] | None]
     rescored: Lenient[RescoredFacts | None]
     attachment: Lenient[str | None]
     server: Lenient[SourceFacts | None]

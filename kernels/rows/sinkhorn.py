@@ -4,7 +4,6 @@ have them: gates of four streams, one row out of these, and their mixture with a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -20,20 +19,13 @@ N_STREAMS = 4
 N_GATES = N_STREAMS * (N_STREAMS + 2)
 
 
-class Sinkhorn(NamedTuple):
-    """n_rounds: how often columns are divided by their sums; rows are, one time fewer, after a
-    softmax. eps: added to gates and sums."""
-
-    n_rounds: int
-    eps: float
-
-
 @operation(triton=_TRITON, llvm=__name__)
 def stream_gates(
     m: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
-    sinkhorn: Sinkhorn,
+    n_rounds: int,
+    eps: float,
     *,
     invariant: bool = False,
 ) -> torch.Tensor:
@@ -45,9 +37,11 @@ def stream_gates(
     streams to streams, m scale[2] + base made doubly stochastic. With N_STREAMS columns and [1]
     scale only the first. Differentiable, as are the other two.
 
+    n_rounds: how often columns are divided by their sums; rows are, one time fewer, after a
+    softmax. eps: added to gates and sums.
     invariant: each result has the same bits whatever its neighbours are.
     """
-    n, (n_rounds, eps) = N_STREAMS, sinkhorn
+    n = N_STREAMS
 
     def opened(part: slice, factor: torch.Tensor) -> torch.Tensor:
         return pointwise(torch.sigmoid, m[..., part] * factor + base[part], invariant=invariant)
@@ -95,10 +89,10 @@ def advance_streams(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> to
 
 
 def stream_gates_naive(
-    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, sinkhorn: Sinkhorn
+    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n_rounds: int, eps: float
 ) -> torch.Tensor:
     """See stream_gates."""
-    n, (n_rounds, eps) = N_STREAMS, sinkhorn
+    n = N_STREAMS
     read = 1 / (1 + torch.exp(-(m[..., :n] * scale[0] + base[:n]))) + eps
     if m.shape[-1] == n:
         return read
@@ -136,13 +130,13 @@ def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def stream_gates_with_llvm(
-    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, sinkhorn: Sinkhorn
+    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n_rounds: int, eps: float
 ) -> torch.Tensor:
     """See stream_gates."""
     n, y = m.shape[-1], m.new_empty(*m.shape)
     m, places = rows(m)
     scale, base = scale.contiguous(), base.contiguous()
-    program = _gates_program(n > N_STREAMS, sinkhorn)
+    program = _gates_program(n > N_STREAMS, n_rounds, eps)
     # some hundred operations a token
     run(program, y.numel() // n, 16 * n, *places, scale.data_ptr(), base.data_ptr(), y.data_ptr())
     return y
@@ -173,11 +167,11 @@ def advance_streams_with_llvm(
 
 @kernel(7)
 def _gates_program(
-    code: Code, args: Sequence[Value], row: Value, with_matrix: bool, sinkhorn: Sinkhorn
+    code: Code, args: Sequence[Value], row: Value, with_matrix: bool, n_rounds: int, eps: float
 ) -> None:
     """A task is one token. Arguments: products in RowPlaces, scale, base, gates."""
     scale, base, gates = args[4:]
-    n, eps = N_STREAMS, sinkhorn.eps
+    n = N_STREAMS
     count = 2 * n if with_matrix else n
     zeros, ones = [0.0] * (16 - n), [1.0] * n
 
@@ -204,7 +198,7 @@ def _gates_program(
         e = exp(code, x - across(x, "maximum", 1, 2))
         c = e / across(e, "sum", 1, 2) + eps
         matrix = code.variable(c / (across(c, "sum", 4, 8) + eps))
-        with code.loop(1, code.integer(sinkhorn.n_rounds)):
+        with code.loop(1, code.integer(n_rounds)):
             c = matrix.value / (across(matrix.value, "sum", 1, 2) + eps)
             matrix.set(c / (across(c, "sum", 4, 8) + eps))
         code.store(matrix.value, target + 8 * n)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.dispatch import counters
 from kernels.rows import reductions
-from kernels.rows.sinkhorn import N_STREAMS, Sinkhorn
+from kernels.rows.sinkhorn import N_STREAMS
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 COLUMNS = 512
@@ -76,12 +76,12 @@ def _advance_streams(x, y, gates, out, d, y_row, gates_row, N: tl.constexpr, BD:
 
 
 def stream_gates(
-    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, sinkhorn: Sinkhorn
+    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n_rounds: int, eps: float
 ) -> torch.Tensor:
     """See kernels.rows.sinkhorn."""
     rows, gates = as_rows(m), m.new_empty(m.shape)
     _stream_gates[(len(rows),)](
-        rows, scale, base, gates, rows.stride(0), *sinkhorn,
+        rows, scale, base, gates, rows.stride(0), n_rounds, eps,
         MATRIX=m.shape[-1] > N_STREAMS, N=N_STREAMS, num_warps=1,
     )  # fmt: skip
     return gates

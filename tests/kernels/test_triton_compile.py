@@ -42,13 +42,13 @@ from kernels.moe import (
 from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
 from kernels.pointwise import with_triton as pointwise
+from kernels.recurrence import UpdateLog
 from kernels.recurrence import with_triton as recurrence
-from kernels.recurrence.delta_rule import DeltaLog
 from kernels.recurrence.delta_rule import with_triton as delta
 from kernels.recurrence.ssd import with_triton as ssd
 from kernels.rope import with_triton as rope
 from kernels.rows import with_triton as streams
-from kernels.rows.sinkhorn import N_GATES, Sinkhorn
+from kernels.rows.sinkhorn import N_GATES
 from tests.support import ssd_inputs
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import scattered
@@ -197,7 +197,7 @@ def test_the_log_and_its_fold(compiled, n_tokens, kda):
     inputs = make(16, 128, n_tokens, 2, repeat=2, kda=kda)
     _, log = delta.gated_delta_log(*inputs, grouped=False)
     delta.fold(inputs.state, log, n_tokens, grouped=False)
-    delta.fold(inputs.state, DeltaLog(*log), torch.tensor([1, 0]), grouped=False)
+    delta.fold(inputs.state, UpdateLog(*log), torch.tensor([1, 0]), grouped=False)
     assert [kernel.name for kernel in compiled] == ["_recurrence", "_fold", "_fold"]
 
 
@@ -475,8 +475,8 @@ def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
 @in_turn("n_tokens", [1, 8])
 def test_mixed_streams(compiled, n_tokens):
     x, m = torch.ones(1, n_tokens, 4, 1024), torch.ones(1, n_tokens, N_GATES)
-    gates = streams.stream_gates(m, torch.ones(3), torch.ones(N_GATES), Sinkhorn(20, 1e-6))
-    streams.stream_gates(m[..., :4], torch.ones(1), torch.ones(4), Sinkhorn(20, 1e-6))
+    gates = streams.stream_gates(m, torch.ones(3), torch.ones(N_GATES), 20, 1e-6)
+    streams.stream_gates(m[..., :4], torch.ones(1), torch.ones(4), 20, 1e-6)
     y = streams.weigh_streams(x, gates)
     streams.advance_streams(x, y, gates)
     pointwise.clamped_swiglu(y, y, 7.0)

@@ -22,7 +22,7 @@ from engine.compare.llama_process import LlamaEngine
 from engine.compare.memory_script_parser import read_script
 from engine.compare.state_blob import decode_state
 from engine.memory.hybrid import HybridMemory
-from engine.memory.state_file import SequenceState
+from engine.memory.state_file import SequenceCheckpoint
 from engine.model.hybrid import HybridModel
 from engine.model.mixers import layout_of
 from engine.model.recurrence import StateKey
@@ -110,7 +110,7 @@ class FakeLlama:
         self.has_planes, self.refuses, self.drift = has_planes, refuses, drift
         self.contexts: list[FakeContext] = []
         self.scales: dict[int, float] = {}
-        self.wholes: list[SequenceState] = []
+        self.wholes: list[SequenceCheckpoint] = []
         self.freed: list[str] = []
         self.fails_at = -1
         self.library: Path | None = None
@@ -322,7 +322,7 @@ class FakeLlama:
         states = dict(self.tokens[blob])
         for key, row in state.states.items():
             drift = self.drift if key.name == "state" else 0.0
-            states[key] = torch.tensor(row) * (1 + drift)
+            states[key] = row * (1 + drift)
         memory.recurrent.put(seq, state.pos, states)
         return size
 

@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.engine_thread.events import (
-    CompareRequest,
-    Decoding,
-    OpenedFiles,
-    OpenRequest,
-    RunRequest,
-    TurnRequest,
-)
+from app.engine_thread.events import Decoding, OpenedFiles, OpenRequest, RunRequest, TurnRequest
 from engine.compare.memory_script import MemoryScript
 from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.options import COMPUTE_MODES
@@ -86,7 +79,7 @@ class FakeEngine:
     opened: list[tuple[Path, tuple[Path, ...], str]] = field(default_factory=list)
     closed: list[Path] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
-    compared: list[CompareRequest | tuple[MemoryScript, str]] = field(default_factory=list)
+    compared: list[RunRequest | tuple[MemoryScript, str]] = field(default_factory=list)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
     """Sequences that were ended, each with the round before which it was."""
     steps: int = 0
@@ -167,7 +160,7 @@ class FakeSession:
         self._engine.compared.append((script, policy))
         return FakeComparison(self._engine, [f"{policy} A"], trace)
 
-    def compare(self, request: CompareRequest, trace: TraceStore) -> Decoding:
+    def compare(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Scripted lanes."""
         self._engine.compared.append(request)
         if not request.texts[0]:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.analysis.findings.check import Finding, recorded
+from engine.analysis.findings.check import recorded
 from engine.audit.run_audit import audit_of
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
@@ -28,16 +28,18 @@ from engine.decode.held_sequences import HeldSequences, PromptCache, PromptReuse
 from engine.decode.round import Round
 from engine.decode.verify_loop import Rollback, VerifyLoop
 from engine.memory import planes as plane_memory
-from engine.memory.hybrid import HybridMemory, SequenceCheckpoint
+from engine.memory.hybrid import HybridMemory
 from engine.memory.kv import AttentionKV
 from engine.memory.planes import CarryMemory, PlaneMemory, PlanesMemory
 from engine.memory.recurrent import RecurrentCheckpoint, SnapshotPolicy
 from engine.memory.replay import ReplayMemory
 from engine.memory.ring import RingMemory
+from engine.memory.state_file import SequenceCheckpoint
 from engine.model.layers import join_rows
 from engine.model.recurrence import StateKey
 from engine.model.recurrent_states import MatrixState
 from engine.options import CacheOptions, Prompt, RunOptions, SpecOptions
+from engine.trace.facts import Finding
 from tests.support.golden_runs import SAMPLED, decode, options_of, prompt_of, session, tokens_of
 
 MODEL = "qwen35-c-v2x-mtp-f32"

@@ -39,7 +39,7 @@ def _taps(layer: int) -> torch.Tensor:
 
 def inputs(key: StateKey, tensors: Tensors) -> RecurrenceInputs:
     if key.name == "tokens":
-        return TokenInputs(*tensors)
+        return TokenInputs(*tensors, *tensors)
     apart = torch.zeros(N_CHANNELS, WIDTH + 1)
     apart[:, ::N_GRAM] = _taps(key.layer)
     return ConvInputs(*tensors, apart)

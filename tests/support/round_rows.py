@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.analysis.findings.check import Finding, find
+from engine.analysis.findings.check import find
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 
 SPEC = {"types": ["draft-mtp"], "n_max": 3, "n_min": 0, "p_min": 0.0}

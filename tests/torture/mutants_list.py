@@ -1453,7 +1453,7 @@ MUTANTS = (
         "outputs of the row before",
         "engine.batch:make_ubatch",
         "outputs.extend(base + o for o",
-        "outputs.extend(max(row * plan.n_tokens, base + o - 1) for o",
+        "outputs.extend(max(row * n_tokens, base + o - 1) for o",
         "lane planes",
         "compare",
         "logits-of-another-row",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.engine_thread.events import (
-    CompareRequest,
     Decoding,
     OpenedFiles,
     OpenRequest,
@@ -204,7 +203,7 @@ class StartTurn(DecodingJob):
 class StartComparison(DecodingJob):
     """A comparison on the model in use. rounds: pause after as many."""
 
-    def __init__(self, lanes: CompareRequest, rounds: int | None = None) -> None:
+    def __init__(self, lanes: RunRequest, rounds: int | None = None) -> None:
         super().__init__(rounds)
         self._lanes = lanes
 

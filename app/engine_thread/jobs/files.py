@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from app.engine_thread.events import TraceRead, mark_of
+from app.engine_thread.events import mark_of
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import SideJob
 from app.trace_models.results import Results, read
@@ -61,11 +61,10 @@ class ReadTrace(SideJob):
             self.take(status, self.read)
 
     def take(self, status: EngineStatus, read: TraceStore) -> None:
-        trace = TraceRead(self._folder, read)
         if status.n_shown == self._n_shown:
-            status.show_trace(trace)
+            status.show_trace(self._folder, read)
         else:
-            status.trace_read.emit(trace)
+            status.trace_read.emit(self._folder, read)
 
 
 TEXT_NAME = "Pasted text"

@@ -20,7 +20,7 @@ from engine.analysis.acceptance.counts import (
     fitted,
     wilson,
 )
-from engine.trace.facts import RuleFinding
+from engine.trace.facts import Finding
 from engine.trace.records import MISSING
 
 ZERO, ONE_SLOT, ZERO_FROM, AFTER_PARTIAL, WITH_DEPTH, FIRST_ONLY, CLIFF, ALWAYS = (
@@ -49,7 +49,7 @@ _MOST_SLOPES = 64
 """Sequences of a run that are looked at for one, the longest."""
 
 
-def shapes(counts: DraftCounts) -> Iterator[RuleFinding]:
+def shapes(counts: DraftCounts) -> Iterator[Finding]:
     """What the drafts of one drafter show, the likeliest explanation of each part of them."""
     if counts.looks_up:
         yield from _zero(counts)
@@ -80,17 +80,15 @@ def shapes(counts: DraftCounts) -> Iterator[RuleFinding]:
 # -- the whole ---------------------------------------------------------------------------------
 
 
-def _zero(counts: DraftCounts) -> Iterator[RuleFinding]:
+def _zero(counts: DraftCounts) -> Iterator[Finding]:
     n, k = int(counts.n.sum()), int(counts.first.sum())
     if n < LEAST or not _is_zero(n, k) or (counts.looks_up and (k or n < _LEAST_LOOKUPS)):
         return
-    yield RuleFinding(
-        ZERO,
-        None,
-        None,
+    yield Finding(
         f"{k:,} of {n:,} drafts{_by(counts)} had their first token accepted: no more than chance.",
         f"{_tokens(counts)}; a drafter that is right {_WEAK:.0%} of the time would do as badly "
         f"once in {1 / max(binomial_at_most(k, n, _WEAK), 1e-12):,.0f} runs of this length",
+        rule=ZERO,
     )
 
 
@@ -101,7 +99,7 @@ def _is_zero(n: int, k: int, level: float = _LEVEL) -> bool:
 # -- slots and sequences -----------------------------------------------------------------------
 
 
-def _one_slot(counts: DraftCounts) -> Iterator[tuple[RuleFinding, int]]:
+def _one_slot(counts: DraftCounts) -> Iterator[tuple[Finding, int]]:
     """Slots that are at chance while the others are not, each with its number."""
     slots, at = np.unique(counts.slot, return_inverse=True)
     if len(slots) < 2 or len(np.unique(counts.setting)) > 1:
@@ -128,13 +126,13 @@ def _one_slot(counts: DraftCounts) -> Iterator[tuple[RuleFinding, int]]:
         seqs = np.unique(counts.seq[mine])
         is_one = len(seqs) == 1 and np.array_equal(seqs, slots[i : i + 1])
         what = f"sequence {slots[i]}" if is_one else f"slot {slots[i]}"
-        shape = RuleFinding(
-            ONE_SLOT,
-            int(counts.at[mine][0]) if counts.is_by_round else None,
-            int(seqs[0]) if len(seqs) == 1 else None,
+        shape = Finding(
             f"In {what} {_share(k_low, n_low)} drafts had their first token accepted, in the "
             f"others {_share(other_k, other_n)}.",
             f"{what}: {_tokens(counts.only(mine))}; others: {_tokens(counts.only(others[at]))}",
+            int(counts.at[mine][0]) if counts.is_by_round else None,
+            int(seqs[0]) if len(seqs) == 1 else None,
+            rule=ONE_SLOT,
         )
         yield shape, int(slots[i])
 
@@ -142,7 +140,7 @@ def _one_slot(counts: DraftCounts) -> Iterator[tuple[RuleFinding, int]]:
 # -- along the run -----------------------------------------------------------------------------
 
 
-def _zero_from(counts: DraftCounts) -> Iterator[RuleFinding]:
+def _zero_from(counts: DraftCounts) -> Iterator[Finding]:
     """At chance from a round or position on: of all sequences together, else of single ones."""
     by_time = np.arange(len(counts.n))
     places = {"round": (by_time, _change(counts, by_time))}
@@ -214,7 +212,7 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
 
 def _zero_from_shape(
     counts: DraftCounts, order: np.ndarray, start: int, kind: str, seq: int | None
-) -> RuleFinding:
+) -> Finding:
     row = order[start]
     later = np.zeros(len(order), bool)
     later[order[start:]] = True
@@ -226,17 +224,17 @@ def _zero_from_shape(
     elif kind == "round" and pos != MISSING and len(np.unique(counts.seq)) == 1:
         where += f" (position {pos:,})"
     of = "" if seq is None else f"In sequence {seq}, from"
-    return RuleFinding(
-        ZERO_FROM,
-        at if counts.is_by_round else None,
-        seq,
+    return Finding(
         f"{of or 'From'} {where} on {_first(after)} drafts{_by(counts)} had their first token "
         f"accepted, before it {_first(before)}.",
         f"from there on {_tokens(after)}; before {_tokens(before)}",
+        at if counts.is_by_round else None,
+        seq,
+        rule=ZERO_FROM,
     )
 
 
-def _after_partial(counts: DraftCounts) -> Iterator[RuleFinding]:
+def _after_partial(counts: DraftCounts) -> Iterator[Finding]:
     """Near chance in the round after a partial acceptance, or after any rejection."""
     if not counts.is_by_round:
         return
@@ -273,14 +271,13 @@ def _after_partial(counts: DraftCounts) -> Iterator[RuleFinding]:
         ):
             continue
         rows = order[low]
-        yield RuleFinding(
-            AFTER_PARTIAL,
-            int(counts.at[rows].min()),
-            None,
+        yield Finding(
             f"After {what} {_share(k, n)} drafts{_by(counts)} had their first token accepted, "
             f"otherwise {_share(k_other, n_other)}.",
             f"rounds after it: {_tokens(counts.only(_mask(rows, len(order))))}; in all "
             f"{_tokens(counts)}",
+            int(counts.at[rows].min()),
+            rule=AFTER_PARTIAL,
         )
         return
 
@@ -291,7 +288,7 @@ def _mask(rows: np.ndarray, n: int) -> np.ndarray:
     return found
 
 
-def _with_depth(counts: DraftCounts) -> Iterator[RuleFinding]:
+def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
     """Steadily worse with the position: a slope that explains more than a few steps do, as easy
     and hard text would make them."""
     if (counts.pos == MISSING).any():
@@ -314,10 +311,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[RuleFinding]:
     order = np.argsort(mine.pos, kind="stable")
     parts = [mine.only(_mask(part, len(order))) for part in np.array_split(order, 4)]
     several = len(sequences) > 1
-    yield RuleFinding(
-        WITH_DEPTH,
-        int(mine.at[0]) if counts.is_by_round else None,
-        steepest if several else None,
+    yield Finding(
         f"The deeper in the context, the fewer drafted tokens{_by(counts)} are accepted: "
         f"{_tokens(parts[0])} in the first quarter, {_tokens(parts[-1])} in the last.",
         "by quarters "
@@ -328,6 +322,9 @@ def _with_depth(counts: DraftCounts) -> Iterator[RuleFinding]:
             for part in parts
         )
         + (f"; {len(clear)} of {len(sequences)} sequences" if several else ""),
+        int(mine.at[0]) if counts.is_by_round else None,
+        steepest if several else None,
+        rule=WITH_DEPTH,
     )
 
 
@@ -383,7 +380,7 @@ def _log_likelihood(n: np.ndarray, k: np.ndarray) -> np.ndarray:
 # -- along the draft ---------------------------------------------------------------------------
 
 
-def _cliff(counts: DraftCounts) -> Iterator[RuleFinding]:
+def _cliff(counts: DraftCounts) -> Iterator[Finding]:
     """The first index of a draft from which on acceptance falls far more than from any before."""
     reached, passed = counts.survival.judged, counts.survival.accepted
     shares = [k / n if n else math.nan for n, k in zip(reached, passed, strict=True)]
@@ -410,29 +407,25 @@ def _cliff(counts: DraftCounts) -> Iterator[RuleFinding]:
         if i == 1 and k <= 0.05 * n:
             what = f"Only the first token of drafts{_by(counts)} is ever accepted"
             said = f"{_share(k_before, n_before)} times, the second {_share(k, n)} times"
-            yield RuleFinding(FIRST_ONLY, None, None, f"{what}: {said}.", evidence)
+            yield Finding(f"{what}: {said}.", evidence, rule=FIRST_ONLY)
         else:
-            yield RuleFinding(
-                CLIFF,
-                None,
-                None,
+            yield Finding(
                 f"Acceptance{_by(counts)} falls off after {i} drafted token{'s' * (i > 1)}: index "
                 f"{i - 1} is accepted in {_share(k_before, n_before)}, index {i} in "
                 f"{_share(k, n)}.",
                 evidence,
+                rule=CLIFF,
             )
         return
 
 
-def _always(counts: DraftCounts) -> Iterator[RuleFinding]:
+def _always(counts: DraftCounts) -> Iterator[Finding]:
     drafted, accepted = int(counts.drafted.sum()), int(counts.accepted.sum())
     if accepted == drafted >= _LEAST_ALWAYS:
-        yield RuleFinding(
-            ALWAYS,
-            None,
-            None,
+        yield Finding(
             f"All of {drafted:,} drafted tokens{_by(counts)} were accepted.",
             f"{int(counts.n.sum()):,} drafts without a rejection",
+            rule=ALWAYS,
         )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from engine.analysis.acceptance import shapes
-from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit, observed
+from engine.analysis.findings.run_rows import Check, ExaminedRun, observed
 from engine.analysis.run_cost import find_baseline
-from engine.trace.facts import RunFacts
+from engine.trace.facts import Finding, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 
 _LEAST_TOKENS = 32
@@ -20,10 +21,10 @@ _MOST_RUNS = 64
 
 
 def _shape(rule: str) -> Check:
-    def check(run: ExaminedRun) -> Iterator[RuleHit]:
+    def check(run: ExaminedRun) -> Iterator[Finding]:
         for one in run.acceptance_shapes:
             if one.rule == rule:
-                yield RuleHit(one.message, one.evidence + _setting(run), one.round, one.seq_id)
+                yield replace(one, evidence=one.evidence + _setting(run))
 
     return check
 
@@ -34,7 +35,7 @@ def _setting(run: ExaminedRun) -> str:
     return "" if temperature is None else f"; temperature {temperature:g}"
 
 
-def _zero(run: ExaminedRun) -> Iterator[RuleHit]:
+def _zero(run: ExaminedRun) -> Iterator[Finding]:
     """With what the drafts themselves are, where they are known."""
     tokens = run.tokens
     drafted = tokens.is_text("kind", "accepted", "rejected") & (tokens["draft_index"] == 0)
@@ -45,10 +46,10 @@ def _zero(run: ExaminedRun) -> Iterator[RuleHit]:
         if n.max() >= 0.9 * ids.size:
             same = f"; {n.max():,} of them begin with the same token, {found[n.argmax()]}"
     for hit in _shape(shapes.ZERO)(run):
-        yield RuleHit(hit.message, hit.evidence + same, hit.round, hit.seq_id)
+        yield Finding(hit.message, hit.evidence + same, hit.round, hit.seq_id)
 
 
-def _never_drafts(run: ExaminedRun) -> Iterator[RuleHit]:
+def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
     """Another engine that has a drafter and drafts nothing; our own says why (drafter-mute)."""
     facts = run.facts
     # vLLM has these counters only where speculation is on
@@ -67,13 +68,13 @@ def _never_drafts(run: ExaminedRun) -> Iterator[RuleHit]:
     if any(one.told.get("num_draft_tokens") for one in facts.requests or ()):
         return  # of others it is not known
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""
-    yield RuleHit(
+    yield Finding(
         f"The server has a drafter{name} and drafted nothing in {tokens:,.0f} tokens.",
         f"{len(facts.requests or ()):,} requests",
     )
 
 
-def _slower(run: ExaminedRun) -> Iterator[RuleHit]:
+def _slower(run: ExaminedRun) -> Iterator[Finding]:
     """By the run's own rounds without a draft, by another run without drafts, or by two servers'
     sums."""
     rounds = run.rounds
@@ -106,7 +107,7 @@ def _slower(run: ExaminedRun) -> Iterator[RuleHit]:
         yield from _slower_hit(ratio, per_step, plain_ms, *sums, where)
 
 
-def _slower_by_sums(run: ExaminedRun) -> Iterator[RuleHit]:
+def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
     """One server's sums with drafts against its sums without, of the same requests."""
     mine, told = _speed(run.facts), run.facts.told or {}
     drafted, accepted = told.get("draft_n"), told.get("draft_n_accepted")
@@ -143,7 +144,7 @@ def _requests(facts: RunFacts) -> list[object]:
 
 def _slower_hit(
     ratio: float, per_step: float, plain_ms: float, n: int, drafted: int, accepted: int, where: str
-) -> Iterator[RuleHit]:
+) -> Iterator[Finding]:
     """ratio: speed with drafts over speed without. per_step: tokens of a step. plain_ms: time of
     one token without. n: steps."""
     if accepted < _HIGH * drafted or ratio > _SLOWER:
@@ -151,7 +152,7 @@ def _slower_hit(
     step_ms = plain_ms * per_step / ratio
     needed = step_ms / plain_ms - 1
     break_even = needed * n / drafted
-    yield RuleHit(
+    yield Finding(
         f"{accepted / drafted:.0%} of the drafted tokens are accepted, and rounds with drafts "
         f"still give only {ratio:.2f} times the tokens per second of decoding without.",
         f"{step_ms:.2f} ms for {per_step:.2f} tokens with a draft of {drafted / n:.1f}, "
@@ -180,7 +181,7 @@ _Loop = tuple[int, int, int, bool]
 blank: all of them are white space."""
 
 
-def _repeats(run: ExaminedRun) -> Iterator[RuleHit]:
+def _repeats(run: ExaminedRun) -> Iterator[Finding]:
     if not run.drafts:
         return
     tokens = run.tokens
@@ -198,7 +199,7 @@ def _repeats(run: ExaminedRun) -> Iterator[RuleHit]:
         if not blank:
             what = f"the same {period} token{'s' if period > 1 else ''}"
         goes_on = stop == len(ids)
-        yield RuleHit(
+        yield Finding(
             f"From round {start} {'on' if goes_on else f'to {last}'} the text is {what} over and "
             f"over ({stop - first} tokens): acceptance there says nothing of the "
             f"drafter. Up to there: {_figures(run, seq, 0, start)}.",

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit
+from engine.analysis.findings.run_rows import Check, ExaminedRun
 from engine.foreign import is_whole
-from engine.trace.facts import AuditFacts, RunFacts
+from engine.trace.facts import AuditFacts, Finding, RunFacts
 
 GOING_ON, NOT_AUDITED, STOPPED = "going on", "not audited", "stopped"
 """The verdict of an audit until there is one, where there is none, and where it was stopped before
@@ -93,7 +93,7 @@ def _before(run: ExaminedRun, seq: int, number: int) -> str:
     return f"the last rollback before it undid {depth} by {path} in round {since}, policy {policy}"
 
 
-def _cells_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+def _cells_wrong(run: ExaminedRun) -> Iterator[Finding]:
     for one, cells in _first("cells")(run):
         if cells["n_cells"]:
             said = f"Attention cells differ from those of plain decoding in {cells['n_cells']}"
@@ -103,7 +103,7 @@ def _cells_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
                 f"Attention cells hold other {what} than plain decoding at {cells['n']} positions, "
                 f"the first {cells['pos']}, in attention layer {cells['cache_layer']}"
             )
-        yield RuleHit(
+        yield Finding(
             f"{said}, after round {one['round']}.",
             f"{_before(run, one['seq_id'], one['round'] + 1)}; {_consequence(one)}",
             one["round"],
@@ -111,10 +111,10 @@ def _cells_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _logits_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+def _logits_wrong(run: ExaminedRun) -> Iterator[Finding]:
     for one, logits in _first("logits")(run):
         state = one.get("state")
-        yield RuleHit(
+        yield Finding(
             f"The logits for position {logits['pos']} in round {one['round']} are not those of "
             "plain decoding, though the state and the cells before them are right.",
             f"NMSE {logits['error']:.1e}, {logits['n_rows']} rows beyond rounding; "
@@ -125,9 +125,9 @@ def _logits_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _text_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+def _text_wrong(run: ExaminedRun) -> Iterator[Finding]:
     for one, token in _first("token")(run):
-        yield RuleHit(
+        yield Finding(
             f"The token at position {token['pos']} is not the one that plain decoding chooses, "
             f"which is {token['expected_id']}; the logits are right.",
             _before(run, one["seq_id"], one["round"]),
@@ -144,10 +144,10 @@ def _consequence(one: dict[str, Any]) -> str:
 def _sampler(what: str) -> Check:
     """The check for one kind of note of engine.audit.sampler_check."""
 
-    def check(run: ExaminedRun) -> Iterator[RuleHit]:
+    def check(run: ExaminedRun) -> Iterator[Finding]:
         for note in run.audit_notes:
             if note["what"] == what:
-                yield RuleHit(*_SAYS[what](note), note["round"], note["seq_id"])
+                yield Finding(*_SAYS[what](note), note["round"], note["seq_id"])
 
     return check
 
@@ -193,10 +193,10 @@ _SAYS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
 }
 
 
-def _incomplete(run: ExaminedRun) -> Iterator[RuleHit]:
+def _incomplete(run: ExaminedRun) -> Iterator[Finding]:
     if run.audit.not_judged and run.audit.verdict != NOT_AUDITED:
         evidence = "; ".join(run.audit.not_judged)
-        yield RuleHit("The audit did not judge everything.", evidence)
+        yield Finding("The audit did not judge everything.", evidence)
 
 
 CHECKS: dict[str, Check] = {

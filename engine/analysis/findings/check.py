@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from engine.analysis.findings import (
@@ -27,6 +27,7 @@ from engine.analysis.findings.run_rows import (
     Rule,
 )
 from engine.foreign import COUNT
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 
 _TEXTS = Path(__file__).with_name("findings.toml")
@@ -39,20 +40,6 @@ RULES = {
     name: Rule(name, CHECKS[name], **texts)
     for name, texts in tomllib.loads(_TEXTS.read_text(encoding="utf-8")).items()
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A row of the findings table; round and seq_id are None where the run as a whole is meant."""
-
-    run_id: int
-    round: int | None
-    seq_id: int | None
-    rule: str
-    severity: str
-    message: str
-    evidence: str
-    suggestion: str
 
 
 def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Finding]:
@@ -68,17 +55,14 @@ def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Findin
         run = ExaminedRun(trace, run_id)
         for rule in RULES.values():
             found += [
-                Finding(
-                    run_id,
-                    hit.round,
-                    hit.seq_id,
-                    rule.id,
-                    rule.severity,
-                    hit.message,
-                    hit.evidence,
-                    hit.suggestion or rule.suggestion,
+                replace(
+                    one,
+                    suggestion=one.suggestion or rule.suggestion,
+                    run_id=run_id,
+                    rule=rule.id,
+                    severity=rule.severity,
                 )
-                for hit in rule.check(run)
+                for one in rule.check(run)
             ]
     groups = with_consequences(sorted(found, key=_order))
     return [one for cause, following in groups for one in (cause, *following)]
@@ -92,9 +76,7 @@ def record_findings(trace: TraceStore, run_ids: Iterable[int]) -> None:
     known = {(f.rule, f.run_id, f.seq_id) for f in recorded(trace)}
     for finding in find(trace, run_ids):
         if (finding.rule, finding.run_id, finding.seq_id) not in known:
-            trace.findings.append(
-                **{name: getattr(finding, name) for name in Finding.__dataclass_fields__}
-            )
+            trace.findings.append(**asdict(finding))
 
 
 def recorded(trace: TraceStore) -> list[Finding]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.analysis.findings.run_rows import POLICY, Check, ExaminedRun, RuleHit
+from engine.analysis.findings.run_rows import POLICY, Check, ExaminedRun
 from engine.gguf.part_file import WRITTEN
-from engine.trace.facts import FileChangeFacts
+from engine.trace.facts import FileChangeFacts, Finding
 
 _MIN_ROUNDS = 8
 _SERIAL = 0.5
@@ -18,7 +18,7 @@ _OF_CHECKPOINTS = ("save", "restore", "replay")
 _OF_TARGET = ("verify", "rollback", *_OF_CHECKPOINTS)
 
 
-def _concurrency_lost(run: ExaminedRun) -> Iterator[RuleHit]:
+def _concurrency_lost(run: ExaminedRun) -> Iterator[Finding]:
     if run.kind not in ("", POLICY):
         return
     shared, n_seqs = np.unique(run.rounds["round"][run.is_later], return_counts=True)
@@ -31,14 +31,14 @@ def _concurrency_lost(run: ExaminedRun) -> Iterator[RuleHit]:
         return
     rows = np.flatnonzero(verify & np.isin(ubatches["round"], serial))
     reasons = Counter(ubatches.texts("reason", rows)).most_common()
-    yield RuleHit(
+    yield Finding(
         f"In {len(serial)} of {len(shared)} rounds of several sequences each ubatch held one.",
         "reasons of the splits: " + ", ".join(f"{name} {n}" for name, n in reasons),
         round=int(serial[0]),
     )
 
 
-def _checkpoint_dominates(run: ExaminedRun) -> Iterator[RuleHit]:
+def _checkpoint_dominates(run: ExaminedRun) -> Iterator[Finding]:
     if "lane_margin" in run.facts:  # a lane of llama.cpp: its times contain those of a pipe
         return
     rounds = run.rounds
@@ -49,7 +49,7 @@ def _checkpoint_dominates(run: ExaminedRun) -> Iterator[RuleHit]:
     share = sum(ms[name] for name in _OF_CHECKPOINTS) / max(sum(ms.values()), 1e-9)
     if share > _DOMINATES:
         saved = rounds["checkpoint_bytes"]
-        yield RuleHit(
+        yield Finding(
             f"Checkpoints take {share:.0%} of the target's time.",
             ", ".join(f"{name} {ms[name]:.1f} ms" for name in _OF_CHECKPOINTS)
             + f", verify {ms['verify']:.1f} ms; {int((saved > 0).sum())} saved with up to "
@@ -58,30 +58,30 @@ def _checkpoint_dominates(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _planes_exceed_weights(run: ExaminedRun) -> Iterator[RuleHit]:
+def _planes_exceed_weights(run: ExaminedRun) -> Iterator[Finding]:
     planes, weights = run.facts.snapshot_bytes, run.facts.weight_bytes
     if planes and weights and planes > weights:
-        yield RuleHit(
+        yield Finding(
             f"Snapshots take {planes / weights:.1f} times the memory of the weights.",
             f"{planes} bytes of snapshots for n_rs_seq {run.facts.n_rs_seq} and "
             f"{run.option('parallel')} sequences, {weights} bytes of weights",
         )
 
 
-def _mapped_changed(run: ExaminedRun) -> Iterator[RuleHit]:
+def _mapped_changed(run: ExaminedRun) -> Iterator[Finding]:
     found = [one for one in _changes(run) if _is_harmful(one)]
     if found:
-        yield RuleHit(
+        yield Finding(
             f"The file {_names(found)} changed{_when(found[0])}: from here figures mean nothing.",
             "weights are mapped from the file",
             round=found[0].round,
         )
 
 
-def _file_differs(run: ExaminedRun) -> Iterator[RuleHit]:
+def _file_differs(run: ExaminedRun) -> Iterator[Finding]:
     found = [one for one in _changes(run) if not _is_harmful(one)]
     if found:
-        yield RuleHit(
+        yield Finding(
             f"The file {_names(found)} on the disk is no longer the one that this run used.",
             f"{found[0].change}{_when(found[0])}; the run's weights are those opened",
             round=found[0].round,

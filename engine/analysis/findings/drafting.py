@@ -8,17 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from engine.analysis.findings.run_rows import (
-    Check,
-    ExaminedRun,
-    FoundRows,
-    RuleHit,
-    by_sequence,
-    observed,
-)
+from engine.analysis.findings.run_rows import Check, ExaminedRun, FoundRows, by_sequence, observed
 from engine.draft.registry import DRAFTERS, model_drafters
 from engine.draft.spec import AHEAD, BEHIND, OUT_OF_STEP
 from engine.options import SpecOptions
+from engine.trace.facts import Finding
 from engine.trace.run_ref import round_keys
 
 _MIN_ROUNDS = 8
@@ -39,7 +33,7 @@ def _never_drafted(run: ExaminedRun) -> Iterator[tuple[int, np.ndarray]]:
             yield seq, rows
 
 
-def _n_min_never_met(run: ExaminedRun) -> Iterator[RuleHit]:
+def _n_min_never_met(run: ExaminedRun) -> Iterator[Finding]:
     n_min = run.option("spec", "n_min")
     if not run.drafts or not n_min:
         return
@@ -51,7 +45,7 @@ def _n_min_never_met(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
+def _drafter_mute(run: ExaminedRun) -> Iterator[Finding]:
     if not run.drafts:
         return
     rounds = run.rounds
@@ -70,7 +64,7 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[RuleHit]:
         if seq in named or not long.size or seq in run.asked["seq_id"][_out_of_step(run)]:
             continue
         longest = long[np.argmax((stops - starts)[long])]
-        yield RuleHit(
+        yield Finding(
             f"No drafter proposed anything for {stops[longest] - starts[longest]} rounds in a row.",
             f"{int(silent.sum())} of {len(rows)} rounds without a draft; drafters {_names(run)}"
             f"{_bounds(run)}{_why_not(run, seq)}",
@@ -99,14 +93,14 @@ def _why_not(run: ExaminedRun, seq: int) -> str:
     )
 
 
-def _defaults_surprise(run: ExaminedRun) -> Iterator[RuleHit]:
+def _defaults_surprise(run: ExaminedRun) -> Iterator[Finding]:
     if not run.drafts:
         return
     short, low = _n_max_is_short(run), _p_min_is_low(run)
     if not short and not low:
         return
     ways = ["raise --spec-draft-n-max" if short else "", "raise --spec-draft-p-min" if low else ""]
-    yield RuleHit(
+    yield Finding(
         " ".join(filter(None, (short, low))),
         f"n_max {run.option('spec', 'n_max')}, n_min {run.option('spec', 'n_min')}, p_min "
         f"{run.option('spec', 'p_min')} in effect; drafters {_names(run)}",
@@ -153,7 +147,7 @@ def _p_min_is_low(run: ExaminedRun) -> str:
     )
 
 
-def _acceptance_counting(run: ExaminedRun) -> Iterator[RuleHit]:
+def _acceptance_counting(run: ExaminedRun) -> Iterator[Finding]:
     """Emitted = accepted + 1 in every round, + 2 where a verified replay added a token. Rows whose
     path is unknown may have had either."""
     rounds = run.rounds
@@ -179,31 +173,31 @@ def _acceptance_counting(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _wrong_hidden_row(run: ExaminedRun) -> Iterator[RuleHit]:
+def _wrong_hidden_row(run: ExaminedRun) -> Iterator[Finding]:
     others = ~run.asked.is_text("drafter", EAGLE3, *_BLOCKS)
     said = "The MTP head paired {} of its tokens with hidden rows of other places."
     yield from _wrong_pairs(run, "num_wrong_rows", others, said)
 
 
-def _wrong_context_row(run: ExaminedRun) -> Iterator[RuleHit]:
+def _wrong_context_row(run: ExaminedRun) -> Iterator[Finding]:
     mine = run.asked.is_text("drafter", *_BLOCKS)
     said = "The block drafter's context took {} rows that the target computed at other places."
     yield from _wrong_pairs(run, "num_wrong_rows", mine, said)
 
 
-def _eagle3_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
+def _eagle3_boundary(run: ExaminedRun) -> Iterator[Finding]:
     mine = run.asked.is_text("drafter", EAGLE3)
     said = "The EAGLE-3 drafter paired {} of its tokens with feature rows of other places."
     yield from _wrong_pairs(run, "num_wrong_rows", mine, said)
 
 
-def _eagle3_stale_row(run: ExaminedRun) -> Iterator[RuleHit]:
+def _eagle3_stale_row(run: ExaminedRun) -> Iterator[Finding]:
     mine = run.asked.is_text("drafter", EAGLE3) & ~_out_of_step(run) & ~_from_before(run)
     said = "The EAGLE-3 drafter's memory took {} tokens that are not the text's."
     yield from _wrong_pairs(run, "num_wrong_tokens", mine, said)
 
 
-def _wrong_pairs(run: ExaminedRun, column: str, mine: np.ndarray, said: str) -> Iterator[RuleHit]:
+def _wrong_pairs(run: ExaminedRun, column: str, mine: np.ndarray, said: str) -> Iterator[Finding]:
     """Sequences whose drafter had pairs that `column` counts, in the rows `mine` of `drafts`."""
     asked = run.asked
     judged = run.is_later & (run.rounds["num_draft_tokens"] > 0)
@@ -239,24 +233,24 @@ def _from_before(run: ExaminedRun) -> np.ndarray:
     return found
 
 
-def _drafter_out_of_step(run: ExaminedRun, reason: str, what: str) -> Iterator[RuleHit]:
+def _drafter_out_of_step(run: ExaminedRun, reason: str, what: str) -> Iterator[Finding]:
     mine = _out_of_step(run, reason) & ~_from_before(run)
     where = "ahead of" if reason == AHEAD else "behind"
     yield from _counted(run, mine, what, f"A drafter's state is {{}} tokens {where} the text.")
 
 
-def _drafter_of_other_text(run: ExaminedRun) -> Iterator[RuleHit]:
+def _drafter_of_other_text(run: ExaminedRun) -> Iterator[Finding]:
     said = "A drafter's state is {} tokens off the text: it is that of the text before in its slot."
     yield from _counted(run, _from_before(run), "other-text", said)
 
 
-def _drafter_not_rewound(run: ExaminedRun) -> Iterator[RuleHit]:
+def _drafter_not_rewound(run: ExaminedRun) -> Iterator[Finding]:
     mine = ~(_has_been_out_of_step(run) | _from_before(run) | run.asked.is_text("drafter", EAGLE3))
     said = "A drafter's memory holds {} tokens beyond the text."
     yield from _counted(run, mine, "rejected-kept", said)
 
 
-def _counted(run: ExaminedRun, mine: np.ndarray, what: str, said: str) -> Iterator[RuleHit]:
+def _counted(run: ExaminedRun, mine: np.ndarray, what: str, said: str) -> Iterator[Finding]:
     """What a drafter's own checks counted in the rows `mine` of `drafts`, and what the audit found
     in other sequences."""
     hits = list(_wrong_pairs(run, "num_wrong_tokens", mine, said))
@@ -277,7 +271,7 @@ _SAID = {
 """By what the audit of drafts finds (engine.audit.drafts)."""
 
 
-def _audited(run: ExaminedRun, what: str) -> Iterator[RuleHit]:
+def _audited(run: ExaminedRun, what: str) -> Iterator[Finding]:
     """What the audit found, the first drafter of each sequence. Where it knows the cause in one
     sequence, drafts of the same drafter that only differ elsewhere are a consequence."""
     rows = run.audited_drafts
@@ -288,7 +282,7 @@ def _audited(run: ExaminedRun, what: str) -> Iterator[RuleHit]:
         if row["what"] == what and row["seq_id"] not in seen and not is_known:
             seen.add(row["seq_id"])
             said = _SAID[what].format(row["drafter"])
-            yield RuleHit(said, row["evidence"], row.get("round"), row["seq_id"])
+            yield Finding(said, row["evidence"], row.get("round"), row["seq_id"])
 
 
 def _names(run: ExaminedRun) -> str:

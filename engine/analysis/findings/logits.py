@@ -12,7 +12,6 @@ from engine.analysis.findings.run_rows import (
     Check,
     ExaminedRun,
     LaneErrors,
-    RuleHit,
     by_sequence,
     observed,
     rounds_text,
@@ -20,6 +19,7 @@ from engine.analysis.findings.run_rows import (
 from engine.analysis.noise_ceiling import rows_beyond
 from engine.analysis.verdict import failed_checks, first_row
 from engine.options import RunOptions, SamplerOptions
+from engine.trace.facts import Finding
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef, round_keys, same_model
 
@@ -27,11 +27,11 @@ _KNOWN = ("temp", "top_k", "top_p", "min_p", "seed")
 _ROUNDING = 1e-3
 
 
-def _stale_logits(run: ExaminedRun) -> Iterator[RuleHit]:
+def _stale_logits(run: ExaminedRun) -> Iterator[Finding]:
     return _stale_in_lane(run) if run.lane else _stale_in_run(run)
 
 
-def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
+def _stale_in_lane(run: ExaminedRun) -> Iterator[Finding]:
     """Only rows after a rejection are wrong, and states and cells are right all the time."""
     errors = LaneErrors.of(run)
     if errors is None:
@@ -47,7 +47,7 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
         if (other & of_seq).any() or not behind_rejection[wrong].all():
             continue
         first = wrong[0]
-        yield RuleHit(
+        yield Finding(
             "After a rejection the logits are not those of the position, though the memory is "
             "right.",
             f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e} at position "
@@ -57,7 +57,7 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[RuleHit, bool]]:
+def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[Finding, bool]]:
     """Sequences whose logits are wrong before any state and cell is, but for stale ones, and
     whether they are those of another row of the batch."""
     errors = LaneErrors.of(run)
@@ -86,18 +86,18 @@ def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[RuleHit, bool]]:
         if of is not None:
             said = f"Row {noted[0].row} of round {number} has the logits of row {of}."
         evidence = f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e}"
-        yield RuleHit(said, evidence, number, seq), of is not None
+        yield Finding(said, evidence, number, seq), of is not None
 
 
-def _logits_wrong(run: ExaminedRun) -> Iterator[RuleHit]:
+def _logits_wrong(run: ExaminedRun) -> Iterator[Finding]:
     return (hit for hit, of_another in _wrong_in_lane(run) if not of_another)
 
 
-def _of_another_row(run: ExaminedRun) -> Iterator[RuleHit]:
+def _of_another_row(run: ExaminedRun) -> Iterator[Finding]:
     return (hit for hit, of_another in _wrong_in_lane(run) if of_another)
 
 
-def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
+def _stale_in_run(run: ExaminedRun) -> Iterator[Finding]:
     """A replacement that the sampler could not have chosen where it is, and nothing else:
     with other tokens of that sort, more is wrong than the row of a rejection."""
     tokens = run.tokens
@@ -115,7 +115,7 @@ def _stale_in_run(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _wrong_token(run: ExaminedRun) -> Iterator[RuleHit]:
+def _wrong_token(run: ExaminedRun) -> Iterator[Finding]:
     """Any other emitted token that the sampler could not have chosen where it is."""
     if run.lane and not run.facts.lane_free:
         return  # lanes are given their tokens
@@ -135,9 +135,9 @@ def _wrong_token(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _non_finite(run: ExaminedRun) -> Iterator[RuleHit]:
+def _non_finite(run: ExaminedRun) -> Iterator[Finding]:
     for row in run.facts.non_finite or ():
-        yield RuleHit(
+        yield Finding(
             f"The {row.where}'s logits contain {row.what}.",
             f"for the token at position {row.pos}; compute mode {run.facts.compute or ''}",
             row.round,
@@ -188,7 +188,7 @@ def _is_plain(sampler: SamplerOptions) -> bool:
     return all(name in _KNOWN or value == plain[name] for name, value in asdict(sampler).items())
 
 
-def _near_ties(run: ExaminedRun) -> Iterator[RuleHit]:
+def _near_ties(run: ExaminedRun) -> Iterator[Finding]:
     rows = run.divergence
     if run.bound is None or not (rows["nmse"] <= run.bound).all():
         return  # in a lane that is wrong a fork is not noise
@@ -205,13 +205,13 @@ def _near_ties(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _batches_differ(run: ExaminedRun) -> Iterator[RuleHit]:
+def _batches_differ(run: ExaminedRun) -> Iterator[Finding]:
     check = run.facts.noise_check
     failed = failed_checks(check)
     for seq in sorted({one.seq_id for one in failed}):
         mine = [one for one in failed if one.seq_id == seq]
         first = first_row(mine)
-        yield RuleHit(
+        yield Finding(
             "Decoded afresh in batches, the text has other logits than token by token.",
             "; ".join(
                 f"{one.batches}: {one.beyond} of {one.rows} positions, NMSE up to "
@@ -224,7 +224,7 @@ def _batches_differ(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
+def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[Finding]:
     check = run.facts.noise_check
     if check is None or failed_checks(check):
         return
@@ -232,7 +232,7 @@ def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
     beyond = rows_beyond(rows["nmse"], check.ceiling, check.share)
     if beyond.size:
         first = beyond[0]
-        yield RuleHit(
+        yield Finding(
             "The noise lane, which rolls nothing back, has other logits than rounding explains.",
             f"{rounds_text(rows['round'][beyond])}; {len(beyond)} of {rows.n} positions, the first "
             f"{rows['pos'][first]} with NMSE {rows['nmse'][first]:.1e}; rounding reaches "
@@ -250,7 +250,7 @@ def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[RuleHit]:
 _NEVER = 2**62
 
 
-def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
+def _not_restored(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     wrong, draws = rounds["sampler_wrong"], rounds["sampler_draws"]
     astray = observed(wrong) & (wrong > 0)
@@ -270,10 +270,10 @@ def _not_restored(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _grammar_failed(run: ExaminedRun) -> Iterator[RuleHit]:
+def _grammar_failed(run: ExaminedRun) -> Iterator[Finding]:
     first = {row.seq_id: row for row in reversed(run.facts.grammar_errors or ())}
     for row in reversed(first.values()):
-        yield RuleHit(
+        yield Finding(
             f"The grammar ended the sequence: {row.why}.",
             f"before the token at position {row.pos}",
             row.round,
@@ -281,13 +281,13 @@ def _grammar_failed(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _crosstalk(run: ExaminedRun) -> Iterator[RuleHit]:
+def _crosstalk(run: ExaminedRun) -> Iterator[Finding]:
     if run.option("kv") != "unified" or len(np.unique(run.rounds["seq_id"])) < 2:
         return
     yield from _in_lane(run) if run.lane else _between_runs(run)
 
 
-def _in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
+def _in_lane(run: ExaminedRun) -> Iterator[Finding]:
     """Beyond the bound, while a lane that differs in the cells alone is within it."""
     errors = LaneErrors.of(run)
     twins = [ExaminedRun(run.trace, i) for i in run.lanes if _is_twin(run, i)]
@@ -300,7 +300,7 @@ def _in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
             if others is None or others.first_wrong(seq) is not None:
                 continue
             first = wrong[0]
-            yield RuleHit(
+            yield Finding(
                 "With unified cells this sequence has other logits than with cells of its own.",
                 f"NMSE {rows['nmse'][first]:.1e} at position {rows['pos'][first]}, lane "
                 f"{twin.lane!r} is within the bound",
@@ -310,7 +310,7 @@ def _in_lane(run: ExaminedRun) -> Iterator[RuleHit]:
             break
 
 
-def _between_runs(run: ExaminedRun) -> Iterator[RuleHit]:
+def _between_runs(run: ExaminedRun) -> Iterator[Finding]:
     """Another text than the same prompt had in a run with separate cells, all else equal."""
     mine = _texts(run)
     twins = [i for i in range(len(run.trace.runs)) if _is_twin(run, i)]
@@ -328,7 +328,7 @@ def _between_runs(run: ExaminedRun) -> Iterator[RuleHit]:
             differ = np.flatnonzero(tokens[:n] != expected[:n])
             if differ.size:
                 found.add(seq)
-                yield RuleHit(
+                yield Finding(
                     f"With unified cells this sequence continues otherwise than in run {other}.",
                     f"same prompt as sequence {twin} of run {other}; token {differ[0]} after the "
                     f"prompt is {tokens[differ[0]]} instead of {expected[differ[0]]}",

@@ -11,17 +11,16 @@ from engine.analysis.findings.run_rows import (
     ExaminedRun,
     FoundRows,
     LaneErrors,
-    RuleHit,
     by_sequence,
     observed,
     rounds_text,
 )
 from engine.options import MAX_REPLAYS
-from engine.trace.facts import FailureFacts, HeldFacts
+from engine.trace.facts import FailureFacts, Finding, HeldFacts
 from engine.trace.run_ref import places_of, round_keys
 
 
-def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:
+def _position_gap(run: ExaminedRun) -> Iterator[Finding]:
     passes = run.ubatches
     gaps = np.flatnonzero(observed(passes["pos_gap"]) & (passes["pos_gap"] != 0))
     named: set[int | None] = set()
@@ -33,7 +32,7 @@ def _position_gap(run: ExaminedRun) -> Iterator[RuleHit]:
         gap = int(passes["pos_gap"][row])
         what = f"leaves out {gap} after" if gap > 0 else f"repeats {-gap} of"
         (purpose,) = passes.texts("purpose", np.array([row]))
-        yield RuleHit(
+        yield Finding(
             f"A {purpose} pass {what} the positions that memory holds.",
             f"ubatch {passes['ubatch'][row]} of sequences {seq_ids}; "
             f"{rounds_text(passes['round'][gaps])}",
@@ -69,7 +68,7 @@ def _recurrent_alone(run: ExaminedRun) -> np.ndarray:
     return (cells == 0) & (state != 0)
 
 
-def _rollback_end(run: ExaminedRun) -> Iterator[RuleHit]:
+def _rollback_end(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     cells, state = _ends(run)
     for one in by_sequence(rounds, (cells == state) & (cells != 0)):
@@ -85,7 +84,7 @@ def _rollback_end(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _recurrent_position(run: ExaminedRun) -> Iterator[RuleHit]:
+def _recurrent_position(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     _, state = _ends(run)
     for one in by_sequence(rounds, _recurrent_alone(run)):
@@ -98,7 +97,7 @@ def _recurrent_position(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _cache_mismatch(run: ExaminedRun) -> Iterator[RuleHit]:
+def _cache_mismatch(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, rounds["cache_wrong"] > 0):
         yield one.hit(
@@ -112,7 +111,7 @@ _MIN_STEPS = 8
 _RISE = 0.05
 
 
-def _duplicate_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
+def _duplicate_kv_cells(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, rounds["kv_cells_duplicate"] > 0):
         surplus = rounds["kv_cells_duplicate"][one.at]
@@ -123,7 +122,7 @@ def _duplicate_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _missing_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
+def _missing_kv_cells(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     used, duplicate = rounds["kv_cells_used"], rounds["kv_cells_duplicate"]
     last = np.maximum(rounds["attention_pos_max"], rounds["recurrent_pos_max"])
@@ -139,7 +138,7 @@ def _missing_kv_cells(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _attention_ahead(run: ExaminedRun) -> Iterator[RuleHit]:
+def _attention_ahead(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     attention, recurrent = rounds["attention_pos_max"], rounds["recurrent_pos_max"]
     both = observed(attention) & observed(recurrent)
@@ -155,7 +154,7 @@ def _attention_ahead(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _acceptance_rises(run: ExaminedRun) -> Iterator[RuleHit]:
+def _acceptance_rises(run: ExaminedRun) -> Iterator[Finding]:
     if run.lane:
         return  # lanes are given their accepted tokens
     rounds = run.rounds
@@ -170,7 +169,7 @@ def _acceptance_rises(run: ExaminedRun) -> Iterator[RuleHit]:
         )
         if late > early + _RISE:
             first = rows[np.argmax(surplus > 0)]
-            yield RuleHit(
+            yield Finding(
                 f"Acceptance rose from {early:.2f} to {late:.2f} while duplicate cells grew to "
                 f"{surplus[-1]}.",
                 f"{len(rows)} drafts, halves compared; {surplus[half - 1]} duplicates in the "
@@ -203,7 +202,7 @@ def _not_consumed(run: ExaminedRun) -> np.ndarray:
     return _wrong_index(run) & (before > 0) & later
 
 
-def _pending_not_consumed(run: ExaminedRun) -> Iterator[RuleHit]:
+def _pending_not_consumed(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, _not_consumed(run)):
         yield one.hit(
@@ -214,7 +213,7 @@ def _pending_not_consumed(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _plane_off_by_one(run: ExaminedRun) -> Iterator[RuleHit]:
+def _plane_off_by_one(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, _wrong_index(run) & ~_not_consumed(run)):
         yield one.hit(
@@ -224,7 +223,7 @@ def _plane_off_by_one(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _stale_plane(run: ExaminedRun) -> Iterator[RuleHit]:
+def _stale_plane(run: ExaminedRun) -> Iterator[Finding]:
     rounds, memory = run.rounds, run.memory
     pending = np.flatnonzero(memory.is_text("state", "pending"))
     if not pending.size:
@@ -244,7 +243,7 @@ def _stale_plane(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _depth_beyond_truth(run: ExaminedRun) -> Iterator[RuleHit]:
+def _depth_beyond_truth(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     depth, valid = rounds["memory_rollback"], rounds["valid_depth"]
     for one in by_sequence(rounds, _partial(run) & observed(valid) & (depth > valid)):
@@ -255,7 +254,7 @@ def _depth_beyond_truth(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
+def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[Finding]:
     errors = LaneErrors.of(run)
     if errors is None:
         return
@@ -290,7 +289,7 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[RuleHit]:
             )
 
 
-def _replay_disagrees(run: ExaminedRun) -> Iterator[RuleHit]:
+def _replay_disagrees(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for seq, rows in rounds.by_sequence(rounds["replay_index"] > 0):
         twice = rows[rounds["replay_index"][rows] > 1]
@@ -302,7 +301,7 @@ def _replay_disagrees(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _replay_livelock(run: ExaminedRun) -> Iterator[RuleHit]:
+def _replay_livelock(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, rounds["replay_index"] > MAX_REPLAYS):
         yield one.hit(
@@ -326,14 +325,14 @@ def _state_error(run: ExaminedRun, one: FoundRows) -> str:
 _REFUSED, _FULL = "RollbackRefusedError", "ContextFullError"
 
 
-def _depth_not_kept(run: ExaminedRun) -> Iterator[RuleHit]:
+def _depth_not_kept(run: ExaminedRun) -> Iterator[Finding]:
     for failure in _failures(run, _REFUSED):
         for row in failure.sequences:
             if not row.pending and row.valid_depth is not None:
                 yield _hit(failure, row, "A rollback was refused that the policy had promised.")
 
 
-def _depth_beyond(run: ExaminedRun) -> Iterator[RuleHit]:
+def _depth_beyond(run: ExaminedRun) -> Iterator[Finding]:
     if failure := run.facts.failure:
         for row in filter(_is_too_deep, failure.sequences):
             said = f"A rollback of {row.pending} is pending, where {row.n_rs_seq} can be."
@@ -344,7 +343,7 @@ def _is_too_deep(row: HeldFacts) -> bool:
     return (row.pending or 0) > (row.n_rs_seq or 0)
 
 
-def _pending_at_refusal(run: ExaminedRun) -> Iterator[RuleHit]:
+def _pending_at_refusal(run: ExaminedRun) -> Iterator[Finding]:
     for failure in _failures(run, _REFUSED):
         for row in failure.sequences:
             if row.pending and not _is_too_deep(row):
@@ -352,7 +351,7 @@ def _pending_at_refusal(run: ExaminedRun) -> Iterator[RuleHit]:
                 yield _hit(failure, row, said)
 
 
-def _cells_left(run: ExaminedRun) -> Iterator[RuleHit]:
+def _cells_left(run: ExaminedRun) -> Iterator[Finding]:
     most_new = int(run.option("spec", "n_max") or 0) + 1  # that one round may take
     for failure in _failures(run, _FULL):
         for row in failure.sequences:
@@ -362,7 +361,7 @@ def _cells_left(run: ExaminedRun) -> Iterator[RuleHit]:
                 yield _hit(failure, row, said)
 
 
-def _engine_failed(run: ExaminedRun) -> Iterator[RuleHit]:
+def _engine_failed(run: ExaminedRun) -> Iterator[Finding]:
     failure = run.facts.failure
     if failure is None or failure.type in (_REFUSED, _FULL):
         return
@@ -373,12 +372,12 @@ def _engine_failed(run: ExaminedRun) -> Iterator[RuleHit]:
     for row in broken[:1]:
         yield _hit(failure, row, f"{said}; before it {_broken(row)[0]}.")
     if not broken:
-        yield RuleHit(f"{said}: {failure.message[:200]}", _evidence(None), round=failure.round)
+        yield Finding(f"{said}: {failure.message[:200]}", _evidence(None), round=failure.round)
 
 
-def _hit(failure: FailureFacts, row: HeldFacts, said: str) -> RuleHit:
+def _hit(failure: FailureFacts, row: HeldFacts, said: str) -> Finding:
     evidence = f"{failure.type}: {failure.message[:200]}; {_evidence(row)}"
-    return RuleHit(said, evidence, failure.round, row.seq_id)
+    return Finding(said, evidence, failure.round, row.seq_id)
 
 
 def _broken(row: HeldFacts) -> list[str]:

@@ -9,27 +9,26 @@ from functools import partial
 
 import numpy as np
 
-from engine.analysis.findings.run_rows import Check, ExaminedRun, RuleHit, observed
-from engine.trace.facts import ChangedToken, RescoredSequence
+from engine.analysis.findings.run_rows import Check, ExaminedRun, observed
+from engine.trace.facts import ChangedToken, Finding, RescoredSequence
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 
-def _observed_hits(run: ExaminedRun, rule: str) -> Iterator[RuleHit]:
+def _observed_hits(run: ExaminedRun, rule: str) -> Iterator[Finding]:
     """The first of a run's reported findings of a rule for each sequence."""
-    found: dict[int | None, RuleHit] = {}
+    found: dict[int | None, Finding] = {}
     for one in run.facts.observed_findings or ():
         if one.rule == rule:
-            hit = RuleHit(one.message, one.evidence, one.round, one.seq_id)
-            found.setdefault(one.seq_id, hit)
+            found.setdefault(one.seq_id, one)
     yield from found.values()
 
 
-def _checkpoint_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
+def _checkpoint_boundary(run: ExaminedRun) -> Iterator[Finding]:
     for record in run.facts.prompt_reuse or ():
         wrong = [one for one in record.created if one.n_tokens != one.state_tokens]
         if wrong:
             first = wrong[0]
-            yield RuleHit(
+            yield Finding(
                 f"A context checkpoint is kept for {first.n_tokens:,} tokens, but its state was "
                 f"that of {first.state_tokens:,}.",
                 f"{len(wrong)} of {len(record.created)} checkpoints saved for this prompt of "
@@ -38,14 +37,14 @@ def _checkpoint_boundary(run: ExaminedRun) -> Iterator[RuleHit]:
             )
 
 
-def _checkpoint_invalidated(run: ExaminedRun) -> Iterator[RuleHit]:
+def _checkpoint_invalidated(run: ExaminedRun) -> Iterator[Finding]:
     for record in run.facts.prompt_reuse or ():
         lost = [at for at in record.usable if at > record.n_reused]
         if not lost:
             continue
         at = max(lost)
         times = _times_processed(run, record, at - 1)
-        yield RuleHit(
+        yield Finding(
             f"{at - record.n_reused:,} tokens were processed again, because a context checkpoint "
             f"at {at:,} was erased that was usable.",
             f"the texts have {record.n_common:,} tokens in common; erased: "
@@ -69,13 +68,13 @@ def _times_processed(run: ExaminedRun, record: PromptReuseRecord, token: int) ->
     return times
 
 
-def _rollback_twice(run: ExaminedRun) -> Iterator[RuleHit]:
+def _rollback_twice(run: ExaminedRun) -> Iterator[Finding]:
     for record in run.facts.prompt_reuse or ():
         state = record.state_tokens
         if record.source is not ReuseSource.ROLLBACK or state is None or not record.depth:
             continue
         if record.n_reused - state == record.depth:
-            yield RuleHit(
+            yield Finding(
                 f"The recurrent state was rolled back by {record.depth:,} tokens twice.",
                 f"the prompt goes on at token {record.n_reused:,}, the state holds {state:,}, "
                 f"attention cells {record.cell_tokens}; {record.n_held:,} tokens were held before",
@@ -83,11 +82,11 @@ def _rollback_twice(run: ExaminedRun) -> Iterator[RuleHit]:
             )
 
 
-def _drafter_carried(run: ExaminedRun) -> Iterator[RuleHit]:
+def _drafter_carried(run: ExaminedRun) -> Iterator[Finding]:
     for record in run.facts.prompt_reuse or ():
         carried = {name: n for name, n in record.drafters.items() if n > record.n_reused}
         for name, n in carried.items():
-            yield RuleHit(
+            yield Finding(
                 f"{name} holds {n:,} tokens of the slot's text, of which this prompt has "
                 f"{record.n_reused:,}.",
                 f"slot {record.slot}; {n - record.n_reused:,} tokens are another prompt's",
@@ -100,7 +99,7 @@ _LEAST_AGAIN = 32
 """Tokens that are not worth a word."""
 
 
-def _processed_again(run: ExaminedRun) -> Iterator[RuleHit]:
+def _processed_again(run: ExaminedRun) -> Iterator[Finding]:
     """As a server's log or replies said, else by what our own engine noted."""
     said = list(_observed_hits(run, "prompt-processed-again"))
     yield from said
@@ -113,7 +112,7 @@ def _processed_again(run: ExaminedRun) -> Iterator[RuleHit]:
         if n < max(_LEAST_AGAIN, record.n_common // 4):
             continue
         held = ", ".join(f"{at:,}" for at, _ in record.held) or "none"
-        yield RuleHit(
+        yield Finding(
             f"{record.n_common:,} of the prompt's {record.n_prompt:,} tokens were in memory, "
             f"{record.n_reused:,} were reused and {n:,} processed again, because "
             f"{lost[0].why.sentence}.",
@@ -122,7 +121,7 @@ def _processed_again(run: ExaminedRun) -> Iterator[RuleHit]:
         )
 
 
-def _repeated(run: ExaminedRun) -> Iterator[RuleHit]:
+def _repeated(run: ExaminedRun) -> Iterator[Finding]:
     """Requests to a server that begin with the messages of an earlier one, and took little of its
     prompt from the cache. The server alone knows why."""
     known: dict[str, tuple[int, int]] = {}
@@ -144,7 +143,7 @@ def _repeated(run: ExaminedRun) -> Iterator[RuleHit]:
         again = min(earlier[1], n) - int(cached)
         if again < max(2 * _LEAST_AGAIN, earlier[1] // 2):
             continue
-        yield RuleHit(
+        yield Finding(
             f"Request {number + 1} begins with the messages of request {earlier[0] + 1}, whose "
             f"prompt had {earlier[1]:,} tokens; of its own {n:,} tokens {int(cached):,} were "
             "reused.",
@@ -164,7 +163,7 @@ _LOST = (
 TEXT_CHANGED = "text-changed"
 
 
-def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
+def _text_changed(run: ExaminedRun) -> Iterator[Finding]:
     """The first token of each sequence that is not what the target chooses there."""
     rescored = run.facts.rescored
     if rescored is None:
@@ -174,7 +173,7 @@ def _text_changed(run: ExaminedRun) -> Iterator[RuleHit]:
         if changed is None:
             continue
         drafted = (run.rounds["num_draft_tokens"] > 0).any()
-        yield RuleHit(
+        yield Finding(
             ("Speculation changed the text: " if drafted else "The text is not the target's: ")
             + f"the token at position {changed.pos} is "
             + ("not what the target chooses" if sequence.greedy else "none that it can draw")

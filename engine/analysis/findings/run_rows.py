@@ -15,7 +15,7 @@ from engine.analysis.acceptance.counts import draft_counts
 from engine.analysis.acceptance.shapes import shapes
 from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, is_beyond, noise_bound, types_text
-from engine.trace.facts import AuditFacts, RuleFinding, RunFacts, StateOriginFacts
+from engine.trace.facts import AuditFacts, Finding, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
@@ -150,7 +150,7 @@ class ExaminedRun:
         return [name for name in types if name != "none"]
 
     @cached_property
-    def acceptance_shapes(self) -> list[RuleFinding]:
+    def acceptance_shapes(self) -> list[Finding]:
         """What is conspicuous in the acceptance of its drafts, unless it was scripted."""
         is_given = self.facts.synthetic or self.facts.draft_accept is not None
         if is_given or (self.lane and not self.drafts):
@@ -223,21 +223,6 @@ SEVERITIES = (ERROR, WARNING, INFO)
 mislead. info: a cost or a setting to know about, or a difference that is not a fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleHit:
-    """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
-
-    round: the first offending one, None if it is the run as a whole. message: one sentence.
-    evidence: the numbers after it. suggestion: in place of the rule's.
-    """
-
-    message: str
-    evidence: str
-    round: int | None = None
-    seq_id: int | None = None
-    suggestion: str = ""
-
-
 class FoundRows:
     """Rows of one sequence in which a rule's condition holds: their indices `at`; [NAME]: a column
     of the first of them."""
@@ -252,12 +237,12 @@ class FoundRows:
         """A text column of the first of them."""
         return self._rows.texts(name, self.at[:1])[0]
 
-    def hit(self, message: str, *evidence: str, counts: bool = True) -> RuleHit:
+    def hit(self, message: str, *evidence: str, counts: bool = True) -> Finding:
         """A hit in the round of the first; the evidence begins with the rounds of all, if
         counts."""
         rounds = rounds_text(self._rows["round"][self.at]) if counts else ""
         said = "; ".join(filter(None, (rounds, *evidence)))
-        return RuleHit(message, said, int(self["round"]), self.seq)
+        return Finding(message, said, int(self["round"]), self.seq)
 
 
 def by_sequence(rows: RunColumns, chosen: np.ndarray) -> Iterator[FoundRows]:
@@ -292,7 +277,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 """What a fault in a part goes on to spoil, from its round on."""
 
 
-Check = Callable[[ExaminedRun], Iterator[RuleHit]]
+Check = Callable[[ExaminedRun], Iterator[Finding]]
 """At most one hit per sequence of a run; it reads the run's rows and nothing else."""
 
 

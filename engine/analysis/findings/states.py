@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.analysis.findings.memory import NAMES_STATES
-from engine.analysis.findings.run_rows import Check, ExaminedRun, LaneErrors, RuleHit, rounds_text
-from engine.trace.facts import CopyFacts, StateOriginFacts
+from engine.analysis.findings.run_rows import Check, ExaminedRun, LaneErrors, rounds_text
+from engine.trace.facts import CopyFacts, Finding, StateOriginFacts
 from engine.trace.run_ref import round_keys
 
 _ROUNDING = 1e-2
@@ -18,7 +18,7 @@ _SIZES = (("bf16", 4e-4, 3e-3), ("f16", 5e-5, 4e-4))
 """What rounding all numbers of a state to a type costs it, with the decay of some tokens."""
 
 
-def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
+def _drift(run: ExaminedRun) -> Iterator[Finding]:
     errors = LaneErrors.of(run)
     if errors is None:
         return
@@ -45,7 +45,7 @@ def _drift(run: ExaminedRun) -> Iterator[RuleHit]:
         if not type:
             continue  # other content, however alike
         last = float(error[measured][-1])
-        yield RuleHit(
+        yield Finding(
             f"Rollbacks round the state: it is off by {first:.1e} after that of round {number} "
             f"and by {last:.1e} at the end.",
             f"the error grew by {with_rollback:.1e} in {int(behind.sum())} rounds with a rollback "
@@ -102,11 +102,11 @@ def _is_neighbour(note: CopyFacts) -> bool:
 
 
 def _hits(applies: Callable[[CopyFacts], bool], message: str) -> Check:
-    def check(run: ExaminedRun) -> Iterator[RuleHit]:
+    def check(run: ExaminedRun) -> Iterator[Finding]:
         for since, note in _first_wrong(run):
             if applies(note):
                 policy = run.option("rollback") or "unknown"
-                yield RuleHit(message, f"{_text(note)}; policy {policy}", since, note.seq_id)
+                yield Finding(message, f"{_text(note)}; policy {policy}", since, note.seq_id)
 
     return check
 
@@ -188,13 +188,13 @@ class _WrongState:
             return "window-rows-wrong"
         return _BY_CONTENT.get(kind, "gates-of-another-token" if kind else "state-wrong")
 
-    def hit(self) -> RuleHit:
+    def hit(self) -> Finding:
         when = "the prompt" if self._is_prompt else f"round {self.number}"
         if self.depth:
             when = f"the rollback of {_tokens(self.depth)} by {self.path} in round {self.number}"
         policy = self.run.option("rollback") or "unknown"
         says = f": {self._explained(self.records[0])}" if self.records else ""
-        return RuleHit(
+        return Finding(
             f"{self.what} wrong after {when}{says}; {self.where}, policy {policy}.",
             "; ".join([self.since, *map(self._snapshots, self.records[:1]), *self.measured]),
             self.number,
@@ -318,7 +318,7 @@ _STATES = {"conv": "The convolution window is", "tokens": "The token window is"}
 def _named(rule: str) -> Check:
     """The check of a rule: the wrong states that it names."""
 
-    def check(run: ExaminedRun) -> Iterator[RuleHit]:
+    def check(run: ExaminedRun) -> Iterator[Finding]:
         return (one.hit() for one in _wrong_states(run) if one.rule == rule)
 
     return check

@@ -22,7 +22,7 @@ from engine.model.feed_forward import Swiglu
 from engine.model.layers import RopeTables
 from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.compressed import CompressedAttention
-from engine.model.parts.feed_forward import SwigluPart
+from engine.model.parts.feed_forward import DensePart
 from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import ROPE_FACTORS
 from engine.model.trunks.hyper_connections import StreamBlock, copied, make_reader
@@ -160,7 +160,7 @@ class DFlashBlock:
     def __init__(self, weights: Weights, config: DFlashConfig, layer: int) -> None:
         self.attention = BlockAttention(weights, config, layer)
         self._norms = [weights.keep(f"{name}_norm.weight") for name in ("attn", "ffn")]
-        self._ffn = Swiglu(SwigluPart(config.n_ff, ("geglu", ()) if config.gelu else None), weights)
+        self._ffn = Swiglu(DensePart(config.n_ff, ("geglu", ()) if config.gelu else None), weights)
         self._convs = [
             DynamicConv(weights, config, name) if config.conv else None for name in ("attn", "ffn")
         ]

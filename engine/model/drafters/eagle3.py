@@ -19,7 +19,7 @@ from engine.model.feed_forward import Swiglu
 from engine.model.layers import OutputHead, RopeTables, StepOutput
 from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.attention import Attention
-from engine.model.parts.feed_forward import SwigluPart
+from engine.model.parts.feed_forward import DensePart
 from engine.model.rope import ROPE_FACTORS
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.norm import rms_norm
@@ -47,9 +47,9 @@ class Eagle3:
         self._fuse_norm = weights.keep("enc.output_norm.weight") if config.norm_before_fc else None
         self._token_norm = block.keep("attn_norm.weight")
         self._feature_norm = block.keep("attn_norm_2.weight")
-        self._attention = Attention(config.attention, block, config, 0)
+        self._attention = Attention(config.attention, block, config.rope, config.eps, 0)
         self._ffn_norm = block.keep("ffn_norm.weight")
-        self._ffn = Swiglu(SwigluPart(config.n_ff), block)
+        self._ffn = Swiglu(DensePart(config.n_ff), block)
         norm = weights.keep("output_norm.weight")
         self._output = OutputHead(norm, head, n_drafted, config.eps)
 

@@ -27,7 +27,7 @@ from engine.model.families.mamba import attending_layers
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, REMEDY, count, real
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
 from engine.model.parts.attention import RINGS, CompressedAttentionPart, SparseLatentAttentionPart
-from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.parts.feed_forward import DensePart, MixturePart
 from engine.model.parts.trunks import SinkhornConnections
 from engine.model.rope import RopeConfig
 
@@ -80,7 +80,7 @@ def read_glm5_next(file: GgufFile) -> ModelConfig:
     shared = read_clamps(file, f"{arch}.swiglu_clamp_shexp", n, before=True) or routed
     normalised = file.bool_(f"{arch}.expert_weights_norm", False)
     mixture = read_mixture(file, n, normalised=normalised, scores=_SIGMOID)
-    dense, leading = SwigluPart(dense_width(file, n)), n_dense(file)
+    dense, leading = DensePart(dense_width(file, n)), n_dense(file)
 
     def feed_forward(index: int) -> FeedForwardPart:
         if index < leading:

@@ -28,7 +28,7 @@ from engine.model.limits import (
 )
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts, TrunkPart
 from engine.model.parts.attention import LatentAttentionPart
-from engine.model.parts.feed_forward import Gating, LatentPart, MixturePart, RouterPart, SwigluPart
+from engine.model.parts.feed_forward import DensePart, Gating, LatentPart, MixturePart, RouterPart
 from engine.model.parts.recurrent import KdaPart
 from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.rope import RopeConfig
@@ -213,7 +213,7 @@ def read_kimi_linear(file: GgufFile) -> ModelConfig:
     n = sizes.n_blocks
     kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g_a.weight", "ssm_g_b.weight"))
     attention = read_latent_attention(file, n)
-    dense, mixture = SwigluPart(dense_width(file, n)), read_mixture(file, n, normalised=True)
+    dense, mixture = DensePart(dense_width(file, n)), read_mixture(file, n, normalised=True)
     leading = n_dense(file)
     blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
     return _config(file, sizes, blocks, TrunkPart())
@@ -231,7 +231,7 @@ def read_kimi_k3(file: GgufFile) -> ModelConfig:
     beta = real(file, f"{arch}.activation.situ_beta")
     # 0 or less: the other half passes as it is
     situ = "situ", (beta, max(file.float_(f"{arch}.activation.situ_linear_beta"), 0.0))
-    dense = SwigluPart(dense_width(file, n), situ)
+    dense = DensePart(dense_width(file, n), situ)
     mixture = replace(
         read_mixture(
             file,
@@ -290,7 +290,7 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
     width = count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0)
     normalised = file.bool_(f"{arch}.expert_weights_norm", False)
     mixture = read_mixture(file, n, normalised=normalised, shared_width=width)
-    dense, leading = SwigluPart(dense_width(file, n)), n_dense(file)
+    dense, leading = DensePart(dense_width(file, n)), n_dense(file)
     keys = (f"{arch}.swiglu_clamp_{name}" for name in ("exp", "shexp"))
     routed, shared = (read_clamps(file, key, n) or [None] * n for key in keys)
 

@@ -11,7 +11,7 @@ from engine.model.families.nemotron import expert_scale
 from engine.model.limits import MAX_CONTEXT, MAX_HEADS, MAX_TAPS, count, uniform
 from engine.model.parts import BlockParts, FeedForwardPart
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.feed_forward import MixturePart, RouterPart, SwigluPart
+from engine.model.parts.feed_forward import DensePart, MixturePart, RouterPart
 from engine.model.parts.recurrent import ShortConvPart
 from engine.model.rope import RopeConfig
 
@@ -54,7 +54,7 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
     n_dense = count(file, f"{arch}.leading_dense_block_count", 0, low=0, high=n) if mixture else n
     # without a dense block the key may say anything
     key, leading = f"{arch}.feed_forward_length", range(n_dense)
-    dense = SwigluPart(uniform(file, key, n, leading)) if n_dense else None
+    dense = DensePart(uniform(file, key, n, leading)) if n_dense else None
 
     def block(index: int) -> BlockParts:
         mixer = attention if attention and index in attending else conv

@@ -21,7 +21,7 @@ from engine.model.limits import (
 )
 from engine.model.parts import BlockParts, FeedForwardPart
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.feed_forward import MixturePart, RouterPart, SwigluPart
+from engine.model.parts.feed_forward import DensePart, MixturePart, RouterPart
 from engine.model.parts.recurrent import LowRankMamba2Part, Mamba2Part, MambaPart
 from engine.model.rope import RopeConfig
 
@@ -74,7 +74,7 @@ def read_falcon_h1(file: GgufFile) -> ModelConfig:
         output_bias=True,
     )
     mixers = attention, read_mamba2(file, normed=normed)
-    ffn = SwigluPart(uniform(file, "falcon-h1.feed_forward_length", sizes.n_blocks, blocks))
+    ffn = DensePart(uniform(file, "falcon-h1.feed_forward_length", sizes.n_blocks, blocks))
     # converters write the second norm without a suffix
     plain = "blk.0.ffn_norm.weight" not in file.tensors
     block = BlockParts(mixers, ffn, ffn_norm="ffn_norm" if plain else "ffn_norm.weight")
@@ -131,7 +131,7 @@ def _granite_ffn(file: GgufFile, blocks: int) -> FeedForwardPart:
     width = uniform(file, f"{arch}.feed_forward_length", blocks, range(blocks))
     n_experts = count(file, f"{arch}.expert_count", 0, low=0, high=MAX_HEADS)
     if not n_experts:
-        return SwigluPart(width)
+        return DensePart(width)
     shared = count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0, high=MAX_WIDTH)
     n_used = count(file, f"{arch}.expert_used_count", high=n_experts)
     return MixturePart(n_experts, n_used, width, shared, shared_gate=False)
@@ -175,7 +175,7 @@ def read_jamba(file: GgufFile) -> ModelConfig:
 
     def block(index: int) -> BlockParts:
         mixer = attention if attention and index in attending else mamba
-        ffn: FeedForwardPart = mixture if mixture and routed[index] else SwigluPart(width)
+        ffn: FeedForwardPart = mixture if mixture and routed[index] else DensePart(width)
         return BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight")
 
     return model_config(file, sizes, blocks=tuple(map(block, range(n))))
@@ -202,7 +202,7 @@ def read_plamo2(file: GgufFile) -> ModelConfig:
         attention = AttentionPart(
             *heads(file, sizes.n_embd, n, attending), gated=False, own_norms=True
         )
-    ffn = SwigluPart(uniform(file, "plamo2.feed_forward_length", n, range(n)), joint=True)
+    ffn = DensePart(uniform(file, "plamo2.feed_forward_length", n, range(n)), joint=True)
     blocks = (
         BlockParts(
             (attention if attention and i in attending else mamba,),

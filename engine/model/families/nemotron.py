@@ -12,7 +12,7 @@ from engine.model.families.mamba import read_mamba2
 from engine.model.limits import MAX_HEADS, MAX_WIDTH, REMEDY, count, each, real
 from engine.model.parts import BlockParts, FeedForwardPart, MtpParts
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.feed_forward import LatentPart, MixturePart, Relu2Part, RouterPart
+from engine.model.parts.feed_forward import DensePart, LatentPart, MixturePart, RouterPart
 
 
 def read_nemotron_h(file: GgufFile) -> ModelConfig:
@@ -73,7 +73,7 @@ def _feed_forward(file: GgufFile, index: int, blocks: int, widths: list[int]) ->
     arch = file.architecture
     n_experts = count(file, f"{arch}.expert_count", 0, low=0, high=MAX_HEADS)
     if not n_experts:
-        return Relu2Part(widths[index])
+        return DensePart(widths[index], activation="relu2")
     # the MTP block routes as the trunk's first block does
     n_used = each(file, f"{arch}.expert_used_count", blocks, high=n_experts)
     used = n_used[index] or next((n for n in n_used if n), 0)

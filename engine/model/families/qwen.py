@@ -32,7 +32,7 @@ from engine.model.limits import (
 )
 from engine.model.parts import BlockParts, FeedForwardPart, MtpParts
 from engine.model.parts.attention import AttentionPart, SparseAttentionPart
-from engine.model.parts.feed_forward import MixturePart, SwigluPart
+from engine.model.parts.feed_forward import DensePart, MixturePart
 from engine.model.parts.recurrent import TABLE, DeltaNetPart, NgramEmbeddingPart
 from engine.model.parts.trunks import HyperConnections
 from engine.model.rope import RopeConfig
@@ -58,7 +58,7 @@ def read_qwen3(file: GgufFile) -> ModelConfig:
     sizes = common_sizes(file)
     n = sizes.n_blocks
     attention = AttentionPart(*heads(file, sizes.n_embd, n, range(n)), gated=False)
-    ffn = SwigluPart(uniform(file, "qwen3.feed_forward_length", n, range(n)))
+    ffn = DensePart(uniform(file, "qwen3.feed_forward_length", n, range(n)))
     return model_config(
         file,
         sizes,
@@ -82,7 +82,7 @@ def _hybrid(file: GgufFile, *, mixture: bool, legacy: bool) -> ModelConfig:
         ffn = read_mixture(file)
     else:
         blocks = range(sizes.n_blocks)
-        ffn = SwigluPart(uniform(file, f"{arch}.feed_forward_length", sizes.n_blocks, blocks))
+        ffn = DensePart(uniform(file, f"{arch}.feed_forward_length", sizes.n_blocks, blocks))
     return model_config(
         file,
         sizes,

@@ -48,7 +48,9 @@ from kernels.linear import Residual, Rows
 from kernels.pointwise import add
 
 _MAKE: Mapping[type, Callable[..., Mixer]] = {
-    AttentionPart: Attention,
+    AttentionPart: lambda part, weights, config, layer: Attention(
+        part, weights, config.rope, config.eps, layer
+    ),
     LatentAttentionPart: LatentAttention,
     SparseAttentionPart: SparseAttention,
     SparseLatentAttentionPart: SparseLatentAttention,

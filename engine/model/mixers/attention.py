@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from engine.model.config import ModelConfig
@@ -29,15 +27,6 @@ from kernels.rope import apply_rope, norm_and_rope, rope_into_cells
 from kernels.rows import join
 
 
-class Rotation(Protocol):
-    """What attention takes from a configuration: rope, and the eps of norms."""
-
-    @property
-    def rope(self) -> RopeConfig | None: ...
-    @property
-    def eps(self) -> float: ...
-
-
 class Attention(Mixer):
     """Causal attention over the memory's cells of `layer`.
 
@@ -45,13 +34,16 @@ class Attention(Mixer):
     the gate: queries and keys lie side by side, so their norm and rotation are one call each.
     """
 
-    def __init__(self, part: AttentionPart, weights: Weights, config: Rotation, layer: int) -> None:
+    def __init__(
+        self, part: AttentionPart, weights: Weights, rope: RopeConfig | None, eps: float, layer: int
+    ) -> None:
+        """eps: of the model's norms."""
         self._layer = layer
         self._heads = [part.n_head, part.n_head_kv]
         self._head_dim = part.head_dim
         n_q, n_kv = part.n_head * part.head_dim, part.n_head_kv * part.head_dim
         self._sizes = [n_q + n_kv, n_kv, n_q if part.gated else 0]
-        n_rot = config.rope.n_rot if config.rope else 0
+        n_rot = rope.n_rot if rope else 0
         order = _pairs_as_halves(part.head_dim, n_rot) if part.rope == "pairs" else None
         self._input = _input_projection(weights, part, order)
         self.reads = (self._input.packed,)
@@ -60,7 +52,7 @@ class Attention(Mixer):
         # attention divides by sqrt(d): another scale is a factor of the queries
         scale = part.scale * part.head_dim**0.5 if part.scale else 1.0
         # x / rms(x) is sqrt(d) x / |x|: so one l2 norm serves both, each head with its weight
-        self._qk_eps = config.eps * part.head_dim
+        self._qk_eps = eps * part.head_dim
         self._qk_norm = _head_norms(weights, part, order, scale) if part.normed else None
         self._scale = None
         if scale != 1.0 and not part.normed:
@@ -181,7 +173,7 @@ class SparseAttention(Attention):
     def __init__(
         self, part: SparseAttentionPart, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        super().__init__(part, weights, config, layer)
+        super().__init__(part, weights, config.rope, config.eps, layer)
         self._part, self._eps = part, config.eps
         self._row = StateKey(layer, INDEX_ROW)
         rows = [weights.numbers(f"indexer.{name}_proj.weight") for name in ("q", "k")]

@@ -4,14 +4,13 @@ last inputs of the compressor lie in rings, in slots by position (DeepSeek-V4)."
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from engine.model.config import ModelConfig
 from engine.model.memory import AttentionView, Mixer, RopeAndMemory
 from engine.model.parts.attention import INDEX_RING, INDEX_ROW, RINGS, CompressedAttentionPart
-from engine.model.recurrence import Recurrence, RowNumbers, StateKey
+from engine.model.recurrence import Recurrence, RowNumbers, StateKey, TokenInputs
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
@@ -31,20 +30,9 @@ from kernels.rope import rope_at_end
 from kernels.rows import join, take_rows
 
 
-class CompressorInputs(NamedTuple):
-    """x: values and scores of tokens, [B, T, 2 n_channels]. positions: int64 [B, T], consecutive in
-    a sequence."""
-
-    x: torch.Tensor
-    positions: torch.Tensor
-
-    def part(self, rows: slice, tokens: slice) -> CompressorInputs:
-        return CompressorInputs(self.x[rows, tokens], self.positions[rows, tokens])
-
-
 class CompressorRing(Recurrence):
     """Ring [n_slots, 2 n_channels] of values and scores, a token in slot position mod n_slots; a
-    token's log entry is its row and its slot.
+    token's log entry is its row and its slot. Inputs: x, values and scores [B, T, 2 n_channels].
 
     Advancing gives the rows of blocks that end at a token, [B, T, width], as
     kernels.recurrence.compressor.compress does.
@@ -81,7 +69,7 @@ class CompressorRing(Recurrence):
 
     def into(
         self,
-        inputs: CompressorInputs,
+        inputs: TokenInputs,
         start: torch.Tensor,
         slots: Sequence[torch.Tensor],
         *,
@@ -96,7 +84,7 @@ class CompressorRing(Recurrence):
         return y
 
     def log(
-        self, inputs: CompressorInputs, start: torch.Tensor, *, invariant: bool = False
+        self, inputs: TokenInputs, start: torch.Tensor, *, invariant: bool = False
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         x, positions = inputs
         y = compress(x, positions, start, self._part)
@@ -118,9 +106,7 @@ class CompressorRing(Recurrence):
             start, x, places, n_tokens, torch.empty_like(start) if out is None else out
         )
 
-    def by_index(
-        self, inputs: CompressorInputs, pool: torch.Tensor, rows: RowNumbers
-    ) -> torch.Tensor:
+    def by_index(self, inputs: TokenInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
         return compress_slots(*inputs, pool, rows.read, rows.write, self._part)
 
 
@@ -247,7 +233,7 @@ class _BlockRows:
         assert of_blocks.table is not None
         assert around.positions is not None
         rows = add_at_places(inputs, self._ape, around.positions)
-        made = memory.advance(self._key, CompressorInputs(rows, around.positions))
+        made = memory.advance(self._key, TokenInputs(rows, around.positions))
         made = rms_norm(made, self._norm, self._eps).unsqueeze(2)
         first = first_of_block(around.positions, self._ratio)
         cos, sin = take_rows(of_blocks.table, first).chunk(2, -1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from engine.model.parts.feed_forward import MixturePart, Relu2Part, SwigluPart
+    from engine.model.parts.feed_forward import DensePart, MixturePart
 
 _N_BYTES = 4
 """Of a number: states and attention cells are float32, whatever the mode of the projections."""
@@ -102,7 +102,7 @@ class MixerPart:
         return None
 
 
-FeedForwardPart: TypeAlias = "SwigluPart | Relu2Part | MixturePart"
+FeedForwardPart: TypeAlias = "DensePart | MixturePart"
 """The other half of a block; shapes(n_embd, present): as in MixerPart."""
 
 

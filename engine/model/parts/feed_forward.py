@@ -14,37 +14,28 @@ gate after silu or before it; geglu: GELU in place of SiLU, not for experts."""
 
 
 @dataclass(frozen=True, slots=True)
-class SwigluPart:
+class DensePart:
     """down(silu(gate x) * up x) of this width, each product plus a bias where the file has one.
 
-    joint: gate and up are one tensor, named after up.
+    joint: gate and up are one tensor, named after up. activation: "relu2" for down(max(up x, 0)^2),
+    which has no gate.
     """
 
     width: int
     gating: Gating | None = None
     joint: bool = False
+    activation: str = "swiglu"
 
     def opening(self, suffix: str = "") -> dict[str, int]:
         """Rows of the matrices in front, by name."""
         if self.joint:
             return {f"ffn_up{suffix}": 2 * self.width}
-        return {f"ffn_{name}{suffix}": self.width for name in ("gate", "up")}
+        names = ("up",) if self.activation == "relu2" else ("gate", "up")
+        return {f"ffn_{name}{suffix}": self.width for name in names}
 
     def shapes(self, n_embd: int, present: Container[str], suffix: str = "") -> Shapes:
         """See engine.model.parts.FeedForwardPart. suffix: of the tensors' names."""
         rows = {**self.opening(suffix), f"ffn_down{suffix}": n_embd}
-        return _matrices(rows, n_embd, self.width, present)
-
-
-@dataclass(frozen=True, slots=True)
-class Relu2Part:
-    """down(max(up x, 0)^2) of this width, each product plus a bias where the file has one."""
-
-    width: int
-
-    def shapes(self, n_embd: int, present: Container[str], suffix: str = "") -> Shapes:
-        """As in SwigluPart."""
-        rows = {f"ffn_up{suffix}": self.width, f"ffn_down{suffix}": n_embd}
         return _matrices(rows, n_embd, self.width, present)
 
 
@@ -109,13 +100,11 @@ class MixturePart:
     shared_gating: Gating | None = None
 
     @property
-    def shared(self) -> SwigluPart | Relu2Part | None:
+    def shared(self) -> DensePart | None:
         """The expert that is always on."""
         if not self.n_ff_shared:
             return None
-        if self.activation == "relu2":
-            return Relu2Part(self.n_ff_shared)
-        return SwigluPart(self.n_ff_shared, self.shared_gating)
+        return DensePart(self.n_ff_shared, self.shared_gating, activation=self.activation)
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         n, width = self.n_experts, self.n_ff

@@ -1,25 +1,29 @@
-"""Hyper-connections: several residual streams, which every half of a block reads and writes."""
+"""Hyper-connections: several residual streams, which every half of a block reads and writes, and to
+which the n-grams that end at a token add (per-layer embedding)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 
+from engine.gguf.reader import StoredRows
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, make_feed_forward
 from engine.model.layers import StreamReader, TapCollector
 from engine.model.memory import Mixer, RopeAndMemory
 from engine.model.mixers import make_mixer
-from engine.model.mixers.ngram_embedding import NgramEmbedding
 from engine.model.parts import BlockParts
-from engine.model.parts.recurrent import TABLE
+from engine.model.parts.recurrent import TABLE, NgramEmbeddingPart
 from engine.model.parts.trunks import HyperConnections, SinkhornConnections
+from engine.model.recurrence import ConvInputs, StateKey, TokenInputs
 from engine.model.weights import Weights
 from kernels.norm import head_norm, rms_norm
 from kernels.pointwise import add
 from kernels.rows import join
-from kernels.rows.sinkhorn import Sinkhorn, advance_streams, stream_gates, weigh_streams
+from kernels.rows.ngrams import NgramHash, agreeing, hash_rows
+from kernels.rows.sinkhorn import advance_streams, stream_gates, weigh_streams
 from kernels.rows.streams import add_to_streams, mix_streams, open_low
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
@@ -76,7 +80,7 @@ class SinkhornGates:
     def __init__(
         self, part: SinkhornConnections, weights: Weights, name: str, config: ModelConfig
     ) -> None:
-        self._sinkhorn, self._eps = Sinkhorn(part.n_rounds, part.eps), config.eps
+        self._sinkhorn, self._eps = (part.n_rounds, part.eps), config.eps
         self._product = weights.stack([weights.numbers(f"{name}_fn.weight")], compute="f32")
         self._base, self._scale = (
             weights.keep(f"{name}_{one}.weight") for one in ("base", "scale")
@@ -88,7 +92,7 @@ class SinkhornGates:
         """streams [B, T, 4, n_embd] -> [B, T, 24], or [B, T, 4] of the last gates."""
         normed = rms_norm(streams.flatten(2), self._ones, self._eps)
         product = self._product(normed, invariant=invariant)
-        return stream_gates(product, self._scale, self._base, self._sinkhorn, invariant=invariant)
+        return stream_gates(product, self._scale, self._base, *self._sinkhorn, invariant=invariant)
 
 
 class SinkhornHalf:
@@ -171,6 +175,55 @@ def make_reader(
     if isinstance(trunk, SinkhornConnections) and trunk.has_head:
         return SinkhornReader(SinkhornGates(trunk, weights, name, config), weights.device)
     return None
+
+
+class NgramEmbedding:
+    """Rows of a mapped table, gated per stream by how they agree with it, and their convolution."""
+
+    def __init__(
+        self,
+        part: NgramEmbeddingPart,
+        weights: Weights,
+        config: ModelConfig,
+        layer: int,
+        table: StoredRows,
+    ) -> None:
+        self._part, self._table = part, table
+        self._tokens, self._window = StateKey(layer, "tokens"), StateKey(layer, "ngrams")
+        self._key_value = weights.project("ple_key.weight", "ple_value.weight")
+        # x / rms(x) is sqrt(d) x / |x|
+        self._eps = config.eps * part.n_embd
+        self._norms = [
+            part.n_embd**0.5 * weights.keep(f"ple_norm_{name}.weight")
+            for name in ("key", "query", "conv")
+        ]
+        self._taps = _spread(weights.keep("ple_conv1d.weight"), part)
+        self._hashing = NgramHash(part.multipliers, part.sizes, part.offsets, part.end_id)
+
+    def __call__(
+        self, streams: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
+    ) -> torch.Tensor:
+        """streams [B, T, n_streams, n_embd], tokens int64 [B, T] -> what the streams gain."""
+        memory, invariant = around.recurrent, around.invariant
+        assert around.positions is not None
+        context = memory.advance(self._tokens, TokenInputs(tokens, around.positions))
+        rows = self._table.take(hash_rows(context, self._hashing)).flatten(2)
+        joined = self._key_value(rows, invariant=invariant)
+        key, value = joined.split_with_sizes([self._part.n_channels, self._part.n_embd], -1)
+        of_key, of_query, of_conv = self._norms
+        key = head_norm(key.view(streams.shape), of_key, self._eps)
+        query = head_norm(streams, of_query, self._eps)
+        gained = agreeing(key, query, value, invariant=invariant)
+        normed = head_norm(gained, of_conv, self._eps).flatten(2)
+        convolved = memory.advance(self._window, ConvInputs(normed, self._taps))
+        return add(gained, convolved.view(streams.shape))
+
+
+def _spread(weight: torch.Tensor, part: NgramEmbeddingPart) -> torch.Tensor:
+    """Taps [C, d_conv] with zeros between them, n_gram apart; as rows in memory, as the convolution
+    reads them."""
+    apart = functional.pad(weight[..., None], (0, part.n_gram - 1)).flatten(1)
+    return apart[:, : part.n_taps].t().contiguous().t()
 
 
 class StreamTrunk:

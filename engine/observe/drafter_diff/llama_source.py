@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.batch import Span
 from engine.compare import peer_lane
-from engine.compare.llama_cpp import WHOLE, TokenSpan
+from engine.compare.llama_cpp import WHOLE
 from engine.compare.llama_process import LlamaEngine
 from engine.errors import OptionError, RollbackRefusedError
 from engine.model.drafters.config import DRAFT_SIMPLE
@@ -56,7 +57,8 @@ class _Memory:
         self, tokens: Sequence[int], n_outputs: int, rows: np.ndarray | None = None
     ) -> np.ndarray:
         """Logits float32 [n_outputs, n_vocab] of the last of at most _WIDTH tokens."""
-        span = TokenSpan(0, len(self.tokens), list(tokens), n_outputs)
+        n = len(tokens)
+        span = Span(0, len(self.tokens), list(tokens), range(n - n_outputs, n))
         self.tokens += tokens
         if rows is None:
             return self.engine.decode(self.number, [span])

@@ -8,8 +8,8 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+
+from engine.observe.server.reply import ExchangeEvent
 
 LIMIT = 64 * 2**20
 """Bytes of a queue that is not read, before requests are recorded no more."""
@@ -20,30 +20,9 @@ _MOST_OF_A_PIECE = 4 * 2**20
 _OVERHEAD = 512
 """Bytes that an event costs in addition to its data."""
 
-What = Literal["request", "head", "data", "done", "broke", "left", "unrecorded"]
 FELL_BEHIND = (
     "The recording could not keep up with what passed, and the rest of a reply is missing."
 )
-
-
-@dataclass(frozen=True)
-class ExchangeEvent:
-    """One thing that happened to a request, `at_s` on the monotonic clock.
-
-    left: the client has gone, or its request was ended here. unrecorded: the reply goes on, but is
-    not kept. data: the body of a request, or a piece of a reply. headers: of a reply. reason: one
-    sentence on what broke or why there is no record; for a request, why its body is not recorded.
-    """
-
-    request: int
-    what: What
-    at_s: float
-    data: bytes = b""
-    path: str = ""
-    is_asked_by_us: bool = False
-    status: int = 0
-    headers: Mapping[str, str] | None = None
-    reason: str = ""
 
 
 class ExchangeQueue:
@@ -63,8 +42,15 @@ class ExchangeQueue:
     ) -> RecordedExchange | None:
         """Begin with a request; None when there is no room for it."""
         number = next(self._numbers)
-        at_s = time.monotonic()
-        event = ExchangeEvent(number, "request", at_s, body, path, is_asked_by_us, reason=reason)
+        event = ExchangeEvent(
+            number,
+            "request",
+            time.monotonic(),
+            body,
+            reason=reason,
+            path=path,
+            is_asked_by_us=is_asked_by_us,
+        )
         if self.put(event):
             return RecordedExchange(self, number)
         self.n_unrecorded += 1

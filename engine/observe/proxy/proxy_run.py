@@ -9,11 +9,12 @@ from typing import Any
 from engine.analysis.findings.check import record_findings
 from engine.errors import DraftscopeError, OptionError
 from engine.observe.files.records.replies import PlainReplies
-from engine.observe.proxy.exchange_queue import ExchangeEvent, ExchangeQueue
+from engine.observe.proxy.exchange_queue import ExchangeQueue
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.server.log_file import JoinedLog
+from engine.observe.server.reply import ExchangeEvent
 from engine.trace.store import LOOK_S, TraceStore
 
 _STEP_S = 0.5
@@ -142,8 +143,8 @@ class ProxyRun:
     def _record(self) -> None:
         for event in self._queue.take():
             sleep(0)  # who passes bytes on may go first
-            at_ms = (event.at_s - self._begin) * 1e3
-            if event.what == "request":
+            at_ms = (event.at - self._begin) * 1e3
+            if event.kind == "request":
                 request = self.observed.request(
                     event.path, event.data, at_ms, streamed_by_us=event.is_asked_by_us
                 )
@@ -156,17 +157,17 @@ class ProxyRun:
 
     def _reply(self, event: ExchangeEvent, at_ms: float) -> None:
         request = self._open[event.request]
-        if event.what == "head":
-            request.head(event.status, event.headers or {}, at_ms)
-        elif event.what == "data":
+        if event.kind == "head":
+            request.head(event.status, event.headers, at_ms)
+        elif event.kind == "data":
             request.data(event.data, at_ms)
         else:
             del self._open[event.request]
-            if event.what == "done":
+            if event.kind == "done":
                 request.done(at_ms)
-            elif event.what == "broke":
+            elif event.kind == "broke":
                 request.broke(event.reason, at_ms)
             else:
                 request.left(at_ms)
-                if event.what == "unrecorded":
+                if event.kind == "unrecorded":
                     self._not_recorded(event.reason, request)

@@ -30,6 +30,7 @@ from engine.trace.run_ref import same_model
 from engine.trace.writer import this_engine
 
 if TYPE_CHECKING:
+    from engine.observe.server.client import ServerClient
     from engine.session import Session
 
 SAME, LIKELY = "same", "same as far as can be known"
@@ -65,25 +66,19 @@ Ask = Callable[[str, Mapping[str, Any] | None], Any]
 """Sends a body, None for GET, to a path of a server and gives its JSON, as ServerClient.ask."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveServer:
-    """The server that still runs a run's model. may_probe: a few requests may disturb one of its
-    slots. may_hash_large: its file, on this machine, may be read whole above LARGE_FILE."""
-
-    address: str
-    ask: Ask
-    may_probe: bool = False
-    may_hash_large: bool = False
-
-
 def identify(
     session: Session,
     facts: RunFacts,
-    server: LiveServer | None = None,
+    server: ServerClient | None = None,
     cancelled: Callable[[], bool] = never,
+    *,
+    may_probe: bool = False,
+    may_hash_large: bool = False,
 ) -> Identity:
     """Whether the model of a run is that of the session, as far as can be seen without its text.
 
+    server: the one that still runs the run's model. may_probe: a few requests may disturb one of
+    its slots. may_hash_large: its file, on this machine, may be read whole above LARGE_FILE.
     Raises ModelFileError for a file that cannot be read any more, ServerError, and Cancelled.
     """
     model = facts.model
@@ -97,14 +92,14 @@ def identify(
             return found
         props = server.ask("/props", None)
         path = props.get("model_path") if isinstance(props, dict) else None
-        found = by_path(path, server.address, file, server.may_hash_large, cancelled)
+        found = by_path(path, server.address, file, may_hash_large, cancelled)
         if found.verdict != UNKNOWN:
             return found
         found = by_figures(told_figures(server.ask("/v1/models", None)), file)
     text = _prompt(facts) or _ANY_TEXT
     if found.verdict == UNKNOWN:
         found = by_tokens(server.ask, text, session.tokenizer)
-        if found.verdict == UNKNOWN and server.may_probe:
+        if found.verdict == UNKNOWN and may_probe:
             found = by_probe(server.ask, session.tokenizer.encode(text), session)
     return found
 

@@ -33,8 +33,8 @@ from engine.observe.server.models import (
 from engine.observe.server.network_thread import Question, Sent, serve
 from engine.observe.server.reply import (
     AGAIN_S,
-    Arrival,
     Awaited,
+    ExchangeEvent,
     Inbox,
     OverLong,
     Reply,
@@ -441,7 +441,7 @@ class ServerClient:
         awaited: Awaited,
     ) -> None:
         def tell(kind: Any, **more: Any) -> None:
-            inbox.put(Arrival(request, kind, perf_counter(), **more))
+            inbox.put(ExchangeEvent(request, kind, perf_counter(), **more))
 
         try:
             http = self._connected()

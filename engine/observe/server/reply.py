@@ -392,32 +392,40 @@ class _Trace:
         stream.read = limited  # type: ignore[method-assign]
 
 
+What = Literal["request", "head", "data", "lost", "resumed", "done", "broke", "left", "unrecorded"]
+
+
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """What happened to a request. at: `time.perf_counter` of it, seconds.
+class ExchangeEvent:
+    """What happened to a request. at: seconds of the clock of who notes it.
 
     head: the reply began (status, headers). data: a piece of its body. lost: the connection broke
     and is looked for again (reason). resumed: it was found. done: the reply ended by itself.
     broke: it was cut short or refused (reason: one sentence; error, where there is a better word
     for it than the sentence alone).
+    Through a proxy also: request: a client's, its body in data; reason: why that is not recorded.
+    left: the client has gone, or its request was ended here. unrecorded: the reply goes on, but is
+    not kept (reason).
     """
 
     request: int
-    kind: Literal["head", "data", "lost", "resumed", "done", "broke"]
+    kind: What
     at: float
     data: bytes = b""
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     error: ServerError | None = None
+    path: str = ""
+    is_asked_by_us: bool = False
 
 
 class Inbox:
-    """Arrivals of any number of requests. One thread takes them; as long as it does not, and 1 MiB
+    """Events of any number of requests. One thread takes them; as long as it does not, and 1 MiB
     waits, the client reads no further, and so the server waits too."""
 
     def __init__(self) -> None:
-        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._arrivals: SimpleQueue[ExchangeEvent] = SimpleQueue()
         self._waiting = 0
         self._lock = threading.Lock()
 
@@ -428,16 +436,16 @@ class Inbox:
 
     @property
     def n_waiting(self) -> int:
-        """Arrivals that were put and not taken."""
+        """Events that were put and not taken."""
         return self._arrivals.qsize()
 
-    def put(self, arrival: Arrival) -> None:
+    def put(self, arrival: ExchangeEvent) -> None:
         """Add one."""
         with self._lock:
             self._waiting += len(arrival.data) + _OVERHEAD
         self._arrivals.put(arrival)
 
-    def take(self, seconds: float) -> Arrival | None:
+    def take(self, seconds: float) -> ExchangeEvent | None:
         """The next one, waiting so long for it; None if none came."""
         try:
             arrival = self._arrivals.get(timeout=seconds) if seconds > 0 else None

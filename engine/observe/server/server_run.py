@@ -19,7 +19,7 @@ from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.server.client import ReportWaiting, ServerClient
 from engine.observe.server.log_file import JoinedLog
 from engine.observe.server.network_thread import Question, Sent
-from engine.observe.server.reply import Arrival, Inbox, Wait
+from engine.observe.server.reply import ExchangeEvent, Inbox, Wait
 from engine.observe.server.request_options import ServerRequest
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import LOOK_S, TraceStore
@@ -96,7 +96,7 @@ class ServerRun:
         self._has_begun = self._has_looked = False
         self._question: Question[Any] | None = None
         """What the server is asked meanwhile, one thing at a time."""
-        self._held: Arrival | None = None
+        self._held: ExchangeEvent | None = None
         """The first data, until the server has named its drafters."""
         self._count_until = 0.0
         self._report, self._reported = report or client.report, ""
@@ -293,7 +293,7 @@ class ServerRun:
             end = self._client.stream(number, request.path, self._raw[i], self._inbox, name)
             self._sent.append(_Sent(request.text, observed, end))
 
-    def _record(self, arrival: Arrival) -> None:
+    def _record(self, arrival: ExchangeEvent) -> None:
         one = self._sent[arrival.request]
         if one.end is None:  # it was ended here
             return

@@ -7,18 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import pick, pick_invariant
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.channel_gates import RawGates
 from kernels.recurrence.delta_rule import naive, with_torch
-from kernels.recurrence.delta_rule.naive import DeltaLog
 
-__all__ = [
-    "DeltaLog",
-    "fold",
-    "gated_delta_into",
-    "gated_delta_log",
-    "gated_delta_rule",
-    "gated_delta_slots",
-]
+__all__ = ["fold", "gated_delta_into", "gated_delta_log", "gated_delta_rule", "gated_delta_slots"]
 
 _TRITON, _LLVM = (
     "kernels.recurrence.delta_rule.with_triton",
@@ -146,7 +139,7 @@ def gated_delta_log(
     *,
     grouped: bool,
     invariant: bool = False,
-) -> tuple[torch.Tensor, DeltaLog]:
+) -> tuple[torch.Tensor, UpdateLog]:
     """gated_delta_rule that keeps no state: o [B, T, H_v, d_v] and the log of its tokens.
 
     Arguments as there. `fold` rebuilds the state after any of the tokens from the log and `state`;
@@ -159,7 +152,7 @@ def gated_delta_log(
 
 def fold(
     state: torch.Tensor,
-    log: DeltaLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     grouped: bool,

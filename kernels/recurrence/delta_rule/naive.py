@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from kernels.recurrence import UpdateLog
 
 DeltaArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, g, beta and the state, as kernels.recurrence.delta_rule.gated_delta_rule describes
@@ -16,18 +17,6 @@ DeltaSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 """q, k, v, g, beta, pool, read and write, as kernels.recurrence.delta_rule.gated_delta_slots
 describes them.
 """
-
-
-class DeltaLog(NamedTuple):
-    """The rows of some tokens, from which the state after any number of them can be rebuilt.
-
-    k: [B, T, H_k, d_k]. u: [B, T, H_v, d_v], u_t = beta_t (v_t - (e^(g_t) S_(t-1))^T k_t).
-    g: [B, T, H_v] or [B, T, H_v, d_k]. k and g are the very tensors that the kernel was given.
-    """
-
-    k: torch.Tensor
-    u: torch.Tensor
-    g: torch.Tensor
 
 
 def gated_delta_rule(
@@ -79,7 +68,7 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
     return o
 
 
-def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, DeltaLog]:
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log. Forms every state, as the definition of u
     does."""
     _, k, v, g, beta, state = inputs
@@ -93,12 +82,12 @@ def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tens
             for t in range(n_tokens):
                 decayed = g[b, t, j].exp().unsqueeze(-1) * before[t][b, j]
                 u[b, t, j] = beta[b, t, j] * (v[b, t, j] - decayed.T @ k[b, t, i])
-    return o, DeltaLog(k, u, g)
+    return o, UpdateLog(k, u, g)
 
 
 def fold(
     state: torch.Tensor,
-    log: DeltaLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     grouped: bool,

@@ -15,8 +15,9 @@ import torch
 from kernels.llvm.functions import addresses
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.delta_rule import programs_with_llvm as programs
-from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
+from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 from kernels.recurrence.delta_rule.programs_with_llvm import Sides
 
 # numbers of a state times tokens that are worth a second thread
@@ -85,13 +86,13 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
     return o
 
 
-def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, DeltaLog]:
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log; always invariant. The state after the
     last token is never made."""
     _, k, v, g, *_ = inputs
     o, u = torch.empty(v.shape), torch.empty(v.shape)
     _run(inputs, grouped, (0, 0, 0, 0), 0, o, u)
-    return o, DeltaLog(k, u, g)
+    return o, UpdateLog(k, u, g)
 
 
 def _run(
@@ -136,7 +137,7 @@ def _run(
 
 def fold(
     state: torch.Tensor,
-    log: DeltaLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     grouped: bool,
@@ -144,7 +145,7 @@ def fold(
 ) -> torch.Tensor:
     """See kernels.recurrence.delta_rule.fold; token by token, with the states of
     gated_delta_into."""
-    k, u, state, channels = (_rows(log.k), _rows(log.u), _rows(state), log.g.dim() == 4)
+    k, u, state, channels = (_rows(log.left), _rows(log.right), _rows(state), log.g.dim() == 4)
     g = _rows(log.g) if channels else log.g
     n_batch, n_heads, d_k, d_v = state.shape
     if out is None:

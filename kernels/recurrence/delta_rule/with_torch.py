@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 
 from kernels.pointwise.with_torch import pointwise
-from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
+from kernels.recurrence import UpdateLog
+from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 
 # Up to here the recurrence itself is as fast as the WY form, hands out every state on its way,
 # and gives a token the same bits whether it came alone or with others.
@@ -159,7 +160,7 @@ def _chunk(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Ten
 
 def gated_delta_log(
     *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
-) -> tuple[torch.Tensor, DeltaLog]:
+) -> tuple[torch.Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log. Keeps the dtype of its inputs. invariant:
     by the recurrence at every length, through a state that is thrown away; so are gates per
     channel."""
@@ -175,7 +176,7 @@ def gated_delta_log(
     else:
         o, u = _log_token(rows, state) if n_tokens == 1 else _log_chunks(rows, state)
     o, u = (x.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2) for x in (o, u))
-    return o, DeltaLog(k, u, g)
+    return o, UpdateLog(k, u, g)
 
 
 def _log_token(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,7 +209,7 @@ def _log_chunks(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torc
 
 def fold(
     state: torch.Tensor,
-    log: DeltaLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     grouped: bool,
@@ -244,7 +245,7 @@ def fold(
 
 def _fold_by_token(
     state: torch.Tensor,
-    log: DeltaLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     grouped: bool,
     out: torch.Tensor | None,
@@ -262,15 +263,15 @@ def _fold_by_token(
     return target
 
 
-def _prefix(log: DeltaLog, n_tokens: int | torch.Tensor) -> DeltaLog:
+def _prefix(log: UpdateLog, n_tokens: int | torch.Tensor) -> UpdateLog:
     """The first n_tokens of a log. Where rows differ, the rest of the shorter ones is zeros:
     no decay and nothing added, whatever the log holds there."""
     if isinstance(n_tokens, int):
-        return DeltaLog(*(x[:, :n_tokens] for x in log))
+        return UpdateLog(*(x[:, :n_tokens] for x in log))
     inside = torch.arange(log.g.shape[1], device=log.g.device) < n_tokens.unsqueeze(1)
     zero = log.g.new_zeros(())
     wide = (inside.view(*inside.shape, *[1] * (x.dim() - 2)) for x in log)
-    return DeltaLog(*(torch.where(mask, x, zero) for mask, x in zip(wide, log, strict=True)))
+    return UpdateLog(*(torch.where(mask, x, zero) for mask, x in zip(wide, log, strict=True)))
 
 
 CHUNK = 32

@@ -29,8 +29,9 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.channel_gates import RawGates
-from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaLog, DeltaSlotArguments
+from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 from kernels.recurrence.with_triton import FEW_TOKENS, opened_gate, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
@@ -75,7 +76,7 @@ def gated_delta_slots(
     return o
 
 
-def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, DeltaLog]:
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log. The state is read once and never
     written."""
     _, k, _, g, _, state = inputs
@@ -83,7 +84,7 @@ def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tens
         o, u = run_chunks(inputs[:5], state, None, grouped=grouped, log=True)
     else:
         o, u = run_recurrence(inputs[:5], state, (), grouped=grouped, log=True)
-    return o, DeltaLog(k, u, g)
+    return o, UpdateLog(k, u, g)
 
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
@@ -121,7 +122,7 @@ def _fold(
 
 def fold(
     state: torch.Tensor,
-    log: DeltaLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     grouped: bool,

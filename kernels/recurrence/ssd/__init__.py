@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import pick, pick_invariant
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd import naive, with_torch
-from kernels.recurrence.ssd.naive import SsdInputs, SsdLog
+from kernels.recurrence.ssd.naive import SsdInputs
 
-__all__ = ["SsdInputs", "SsdLog", "fold", "ssd", "ssd_into", "ssd_log", "ssd_slots"]
+__all__ = ["SsdInputs", "fold", "ssd", "ssd_into", "ssd_log", "ssd_slots"]
 
 _TRITON, _LLVM = "kernels.recurrence.ssd.with_triton", "kernels.recurrence.ssd.with_llvm"
 
@@ -119,7 +120,7 @@ def ssd_log(
     state: torch.Tensor,
     *,
     invariant: bool = False,
-) -> tuple[torch.Tensor, SsdLog]:
+) -> tuple[torch.Tensor, UpdateLog]:
     """ssd that keeps no state: o [B, T, H, P] and the log of its tokens.
 
     `fold` rebuilds the state after any of the tokens from the log and `state`; a token's entry is
@@ -130,7 +131,7 @@ def ssd_log(
 
 def fold(
     state: torch.Tensor,
-    log: SsdLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     out: torch.Tensor | None = None,

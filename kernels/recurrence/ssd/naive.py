@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from kernels.recurrence import UpdateLog
 
 SsdInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """x, dt, g, B, C and D, as kernels.recurrence.ssd.ssd describes them."""
@@ -14,18 +15,6 @@ SsdArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """The same and the state."""
 SsdSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """The inputs, pool, read and write, as kernels.recurrence.ssd.ssd_slots describes them."""
-
-
-class SsdLog(NamedTuple):
-    """The rows of some tokens, from which the state after any number of them can be rebuilt.
-
-    u: [B, T, H, P], dt * x. B: [B, T, G, N]. g: [B, T, H]. B and g are the very tensors that the
-    kernel was given.
-    """
-
-    u: torch.Tensor
-    B: torch.Tensor
-    g: torch.Tensor
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,16 +56,16 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
     return o
 
 
-def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
+def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log."""
     x, dt, g, B, *_ = inputs
     o, _ = ssd(*inputs)
-    return o, SsdLog(dt.unsqueeze(-1) * x, B, g)
+    return o, UpdateLog(dt.unsqueeze(-1) * x, B, g)
 
 
 def fold(
     state: torch.Tensor,
-    log: SsdLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     out: torch.Tensor | None = None,

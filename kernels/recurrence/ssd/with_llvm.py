@@ -35,7 +35,8 @@ from kernels.llvm.functions import (
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
 from kernels.llvm.values import I64
-from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
+from kernels.recurrence import UpdateLog
+from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
 # rows of a task, and those that share what is read of B and C
 ROWS, TOGETHER = 16, 4
@@ -282,12 +283,12 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
     return _run(inputs[:6], pool, write.shape[1], where, indexed=True)
 
 
-def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
+def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log; always invariant."""
     x, _, g, B, *_ = inputs
     u = torch.empty(x.shape)
     o = _run(inputs[:6], _rows(inputs[6]), 0, (0, 0, 0, 0), indexed=False, u=u)
-    return o, SsdLog(u, B, g)
+    return o, UpdateLog(u, B, g)
 
 
 def _run(
@@ -331,13 +332,13 @@ def _run(
 
 def fold(
     state: torch.Tensor,
-    log: SsdLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See kernels.recurrence.ssd.fold. Here the very states of ssd_into."""
-    u, B, state = _rows(log.u), _rows(log.B), _rows(state)
+    u, B, state = _rows(log.left), _rows(log.right), _rows(state)
     n_batch, n_heads, p, n = state.shape
     if out is None:
         out = torch.empty(state.shape)

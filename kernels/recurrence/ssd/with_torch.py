@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 
 from kernels.pointwise.with_torch import pointwise
-from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
+from kernels.recurrence import UpdateLog
+from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
 # Up to here the recurrence is as fast, and hands out every state on its way.
 SHORT = 4
@@ -65,17 +66,17 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
     return o
 
 
-def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[torch.Tensor, SsdLog]:
+def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[torch.Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log: the outputs through a state that is thrown away.
     invariant: by the recurrence at every length."""
     x, dt, g, B, *_, state = inputs
     o = _by_heads(inputs, [torch.empty_like(state)], invariant=invariant)
-    return o, SsdLog(dt.unsqueeze(-1) * x, B, g)
+    return o, UpdateLog(dt.unsqueeze(-1) * x, B, g)
 
 
 def fold(
     state: torch.Tensor,
-    log: SsdLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     out: torch.Tensor | None = None,
@@ -85,7 +86,7 @@ def fold(
     with the bits of the states of an invariant ssd_into."""
     u, B, g = _prefix_rows(log, n_tokens)
     if invariant:
-        return _fold_by_token(state, SsdLog(u, B, g), out)
+        return _fold_by_token(state, UpdateLog(u, B, g), out)
     target = (
         torch.empty(state.shape, dtype=state.dtype, device=state.device) if out is None else out
     )
@@ -98,7 +99,7 @@ def fold(
     return target
 
 
-def _fold_by_token(state: torch.Tensor, rows: SsdLog, out: torch.Tensor | None) -> torch.Tensor:
+def _fold_by_token(state: torch.Tensor, rows: UpdateLog, out: torch.Tensor | None) -> torch.Tensor:
     u, B, g = rows
     target = torch.empty(state.shape, device=state.device) if out is None else out
     S = target.copy_(state).view(-1, *state.shape[2:])
@@ -187,7 +188,7 @@ def _rows_per_head(inputs: SsdInputs) -> SsdHeadRows:
 
 
 def _prefix_rows(
-    log: SsdLog, n_tokens: int | torch.Tensor
+    log: UpdateLog, n_tokens: int | torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """u, B and g of the first tokens, per head. Where rows differ, the rest of the shorter ones is
     zeros: no decay and nothing added, whatever the log holds there."""

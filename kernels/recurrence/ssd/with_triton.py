@@ -23,7 +23,8 @@ import torch
 import triton.language as tl
 
 from kernels.pointwise.with_triton import STEP_GATES
-from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdLog, SsdSlotArguments
+from kernels.recurrence import UpdateLog
+from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 from kernels.recurrence.with_triton import FEW_TOKENS, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
@@ -62,14 +63,14 @@ def ssd_slots(
     return o
 
 
-def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, SsdLog]:
+def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log. The state is read once and never written."""
     x, _, g, B, *_, state = inputs
     if x.shape[1] > FEW_TOKENS:
         o, u = run_chunks(inputs[:6], state, None, log=True)
     else:
         o, u = run_recurrence(inputs[:6], state, (), log=True)
-    return o, SsdLog(u, B, g)
+    return o, UpdateLog(u, B, g)
 
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
@@ -103,7 +104,7 @@ def _fold(
 
 def fold(
     state: torch.Tensor,
-    log: SsdLog,
+    log: UpdateLog,
     n_tokens: int | torch.Tensor,
     *,
     out: torch.Tensor | None = None,

@@ -14,7 +14,7 @@ from msgspec import to_builtins
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import CompareRequest, State
+from app.engine_thread.events import RunRequest, State
 from app.engine_thread.jobs.engine import OpenModel, StartComparison, StartRun
 from app.engine_thread.jobs.judging import MeasureFidelity
 from app.engine_thread.serving import ServerEngine
@@ -30,7 +30,7 @@ from tests.support.window_acts import job_ends
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "tests" / "data" / "qwen35-a-f32.gguf"
 OPTIONS = RunOptions(spec=SpecOptions(types=("draft-mtp",)))
-LANES = CompareRequest(("p",), OPTIONS, (NOISE_LANE, LaneSpec.parse("planes")))
+LANES = RunRequest(("p",), OPTIONS, lanes=(NOISE_LANE, LaneSpec.parse("planes")))
 ERRORS = (
     RuntimeError("scripted"),
     OutOfMemoryError("scripted", "Do less."),

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.events import State, TraceRead
+from app.engine_thread.events import State
 from app.engine_thread.jobs import files
 from app.engine_thread.jobs.files import ReadTrace
 from app.panels.tokens.sequence_panels import SequencePanel
@@ -150,7 +150,7 @@ def test_a_trace_without_runs_shows_nothing_of_the_session(
 
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
-    loaded.bridge.show_trace(TraceRead(tmp_path, TraceStore()))
+    loaded.bridge.show_trace(tmp_path, TraceStore())
     assert loaded.feed.run is None
     assert loaded.tokens.copy_text() == ""
     assert "file.export" not in enabled(loaded)

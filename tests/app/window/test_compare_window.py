@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import CompareRequest, State
+from app.engine_thread.events import RunRequest, State
 from app.saved.settings import Settings
 from app.widgets.fitted_labels import ScrollPage
 from app.window.dialogs.runs import ScenarioDialog
@@ -199,7 +199,7 @@ def test_a_scenario_is_chosen_by_what_is_seen_and_compares(
     wait(qtbot, window, State.RUNNING)
     wait(qtbot, window, State.READY)
     scenario = FakeScenario()
-    expected = CompareRequest(("one two",), scenario.options, scenario.lanes, (0,))
+    expected = RunRequest(("one two",), scenario.options, lanes=scenario.lanes, draft_accept=(0,))
     assert engine.compared == [expected]
     window.close()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.analysis.findings.audit import audit_sentence, audit_text
-from engine.analysis.findings.check import Finding, find, recorded, with_consequences
+from engine.analysis.findings.check import find, recorded, with_consequences
 from engine.audit import run_audit
 from engine.audit.drafts import FEW_DRAFTS
 from engine.audit.run_audit import audit_of, note_why_not
@@ -27,7 +27,7 @@ from engine.report.run import run_report
 from engine.run import Run
 from engine.sampling.sampler import Sampler
 from engine.trace.export import export_csv
-from engine.trace.facts import RunFacts
+from engine.trace.facts import Finding, RunFacts
 from engine.trace.reopen import open_trace
 from engine.trace.run_ref import RunRef
 from tests.support.golden_runs import options_of, prompt_of, session

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.analysis.findings.check import Finding, recorded
+from engine.analysis.findings.check import recorded
 from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LLAMA_NOISE_LANE, LLAMA_PLAIN_LANE, LaneSpec
@@ -18,6 +18,7 @@ from engine.compare.rollback_check import play_scripts
 from engine.errors import OptionError
 from engine.options import Prompt, StateTypes
 from engine.trace.export import export_csv
+from engine.trace.facts import Finding
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS

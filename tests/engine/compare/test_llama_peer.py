@@ -22,7 +22,7 @@ from engine.analysis.findings.check import recorded
 from engine.batch import Span
 from engine.compare.comparison import Comparison, start_comparison
 from engine.compare.lane_spec import LaneSpec
-from engine.compare.llama_cpp import PARTIAL, WHOLE, TokenSpan
+from engine.compare.llama_cpp import PARTIAL, WHOLE
 from engine.compare.llama_memory import LlamaScriptEngine
 from engine.compare.llama_process import LlamaProcess
 from engine.compare.memory_player import MemoryPlay
@@ -107,7 +107,7 @@ class Opened:
         self.history = StateHistory(200)
         self.rows = []
         for pos in range(N_PROMPT + 20):
-            span = TokenSpan(0, pos, [self.tokens[pos]], 1)
+            span = Span(0, pos, [self.tokens[pos]], [0])
             self.rows.append(self.engine.decode(plain, [span])[0])
             self.history.add(self.state(plain))
 
@@ -116,7 +116,7 @@ class Opened:
         return decode_state(self.engine.save(number, 0, PARTIAL), self.layout, self.n_layers)
 
     def decode(self, pos: int, n: int) -> np.ndarray:
-        span = TokenSpan(0, pos, self.tokens[pos : pos + n], n)
+        span = Span(0, pos, self.tokens[pos : pos + n], range(n))
         return self.engine.decode(self.number, [span])
 
     def begin(self, batch: int, singles: int) -> int:
@@ -188,13 +188,13 @@ def test_states_are_those_of_the_golden_arrays(name: str) -> None:
     memory = session.make_memory(options_of(1), 1, 256, 0)
     for ubatch in memory.split([Span(0, 0, tokens, [])], 512, "equal"):
         session.model.forward(ubatch, memory)
-    engine.decode(number, [TokenSpan(0, 0, tokens, 1)])
+    engine.decode(number, [Span(0, 0, tokens, [len(tokens) - 1])])
     state = decode_state(engine.save(number, 0, PARTIAL), layout, engine.n_layers)
     engine.close()
     assert memory.recurrent is not None
     ours = memory.recurrent.live(0)
     for key, theirs in state.states.items():
-        assert relative_errors({key: ours[key].numpy()}, {key: theirs})[key] < 3e-6
+        assert relative_errors({key: ours[key]}, {key: theirs})[key] < 3e-6
 
 
 CLEAN = (
@@ -306,7 +306,7 @@ def test_a_library_that_ends_its_process_is_a_sentence() -> None:
     engine = LlamaProcess(DEMO_TARGET, Path(BUILD))
     number, _ = engine.open_context(1, 64, 3, 3, 1)  # an assertion of llama.cpp wants five
     with pytest.raises(PeerLibraryError, match=r"in decode: llama-batch\.cpp:\d+: GGML_ASSERT"):
-        engine.decode(number, [TokenSpan(0, 0, [1, 2], 2)])
+        engine.decode(number, [Span(0, 0, [1, 2], [0, 1])])
     with pytest.raises(PeerLibraryError, match="process has ended"):
         engine.version()
     engine.close()
@@ -316,7 +316,7 @@ def test_what_the_library_refuses_is_a_sentence() -> None:
     engine = LlamaProcess(DEMO_TARGET, Path(BUILD))
     number, _ = engine.open_context(1, 64, 32, 0, 1)
     with pytest.raises(ContextFullError, match="position 5 of sequence 0, position 0 of"):
-        engine.decode(number, [TokenSpan(0, 5, [1], 1), TokenSpan(7, 0, [1], 1)])
+        engine.decode(number, [Span(0, 5, [1], [0]), Span(7, 0, [1], [0])])
     with pytest.raises(PeerLibraryError, match="restoring sequence 0"):
         engine.load(number, 0, engine.save(number, 0, PARTIAL)[:20], PARTIAL)
     engine.close()
@@ -352,7 +352,7 @@ def test_memory_scripts_show_what_the_library_should_refuse(name: str) -> None:
 
 def test_the_driver_and_ctypes_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every node of a traced graph, logits and states, bit by bit."""
-    spans = [TokenSpan(0, 0, [1, 2, 3, 4, 5], 5), TokenSpan(1, 0, [9, 8], 1)]
+    spans = [Span(0, 0, [1, 2, 3, 4, 5], range(5)), Span(1, 0, [9, 8], [1])]
     found = []
     for path in (os.environ["PATH"], ""):
         monkeypatch.setenv("PATH", path)

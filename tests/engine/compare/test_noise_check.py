@@ -17,7 +17,6 @@ from engine.analysis.noise_ceiling import logits_ceiling, rows_beyond, tipped_sh
 from engine.analysis.verdict import judge_lanes
 from engine.compare.comparison import Comparison
 from engine.compare.lanes import ONE_BATCH, SHORT_BATCHES
-from engine.memory import hybrid
 from engine.memory.cells import CellTable
 from engine.memory.planes import PlaneMemory
 from engine.memory.recurrent import SnapshotPolicy
@@ -140,15 +139,15 @@ def one_position_for_all(patch: Patch) -> None:
 
 def rows_of_sequences_exchanged(patch: Patch) -> None:
     def make(original: Any) -> Any:
-        def make_ubatch(spans: Any, plan: Any) -> batch.UBatch:
-            found = original(spans, plan)
+        def make_ubatch(*of: Any) -> batch.UBatch:
+            found = original(*of)
             if found.n_seqs > 1 and short(found):
                 found.tokens[:2] = found.tokens[1::-1].copy()
             return found
 
         return make_ubatch
 
-    patch.setattr(hybrid, "make_ubatch", make(batch.make_ubatch))
+    patch.setattr(batch, "make_ubatch", make(batch.make_ubatch))
 
 
 def prompts_see_the_next_token(patch: Patch) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from engine.batch import Span
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
-from engine.compare.llama_cpp import TokenSpan
 from engine.compare.llama_library import missing
 from engine.compare.llama_process import LlamaProcess
 from engine.errors import OptionError, UnsupportedModelError
@@ -184,11 +185,11 @@ def test_llama_cpp_with_another_token_is_suspect(
 ) -> None:
     decode = LlamaProcess.decode
 
-    def misread(self: LlamaProcess, number: int, spans: Sequence[TokenSpan]) -> np.ndarray:
+    def misread(self: LlamaProcess, number: int, spans: Sequence[Span]) -> np.ndarray:
         if not spans[0].pos0:
             tokens = [*spans[0].tokens]
             tokens[-2] += 1
-            spans = [spans[0]._replace(tokens=tokens)]
+            spans = [replace(spans[0], tokens=tokens)]
         return decode(self, number, spans)
 
     monkeypatch.setattr(LlamaProcess, "decode", misread)

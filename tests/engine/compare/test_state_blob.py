@@ -6,17 +6,14 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.compare.peer_lane import StateHistory
-from engine.compare.state_blob import (
-    RecurrentState,
-    decode_state,
-    relative_errors,
-    state_difference,
-)
+from engine.compare.state_blob import decode_state, relative_errors, state_difference
 from engine.errors import StateBlobError
+from engine.memory.recurrent import RecurrentCheckpoint
 from engine.model.recurrence import ConvWindow, RecurrentLayout, StateKey, TokenWindow
 from engine.model.recurrent_states import DeltaState, SsdState
 
@@ -129,18 +126,18 @@ def test_a_changed_byte_is_refused_or_read(at: int, value: int) -> None:
 
 
 def test_errors_are_relative_to_the_first() -> None:
-    a, b = np.array([3.0, 4.0], np.float32), np.array([3.0, 4.5], np.float32)
+    a, b = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])
     x, y, z = (StateKey(i, "state") for i in range(3))
-    zero = np.zeros(2, np.float32)
+    zero = torch.zeros(2)
     found = relative_errors({x: a, y: a, z: zero}, {x: b, y: a, z: zero})
     assert found == {x: 0.1, y: 0.0, z: 0.0}
 
 
 def test_a_position_is_told_by_the_nearest_state_and_none_between_two() -> None:
-    def scaled(pos: int, state: float, window: float) -> RecurrentState:
+    def scaled(pos: int, state: float, window: float) -> RecurrentCheckpoint:
         one = decode_state(blob(pos), LAYOUT, 4)
         by = {"state": state, "window": window}
-        return RecurrentState(pos, {k: row * by[k.name] for k, row in one.states.items()})
+        return RecurrentCheckpoint(pos, {k: row * by[k.name] for k, row in one.states.items()})
 
     history = StateHistory(2)
     for pos in (5, 6, 7):

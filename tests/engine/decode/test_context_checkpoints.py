@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decode.held_sequences import ContextCheckpoints, cuts
-from engine.memory.hybrid import SequenceCheckpoint
+from engine.memory.state_file import SequenceCheckpoint
 from engine.options import CacheOptions
 
 

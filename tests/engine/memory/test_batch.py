@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Span, UBatchPlan, make_ubatch, split_equal, split_seq, split_simple
+from engine.batch import Span, UBatch, make_ubatch, split_equal, split_seq, split_simple
 
 
 def spans_of(lengths: list[int], seqs: list[int] | None = None) -> list[Span]:
@@ -14,8 +14,8 @@ def spans_of(lengths: list[int], seqs: list[int] | None = None) -> list[Span]:
     return [Span(s, 0, range(100 * s, 100 * s + n), []) for s, n in zip(seqs, lengths, strict=True)]
 
 
-def shapes(pieces: list[UBatchPlan]) -> list[tuple[int, int]]:
-    return [(len(p.spans), p.n_tokens) for p in pieces]
+def shapes(pieces: list[UBatch]) -> list[tuple[int, int]]:
+    return [(p.n_seqs, p.n_seq_tokens) for p in pieces]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_gap_in_sequence_ids_ends_a_sequential_ubatch():
 
 def test_seq_split_is_one_sequence_at_a_time():
     pieces = split_seq(spans_of([5, 2]), 3)
-    assert [(p.spans, p.starts, p.n_tokens) for p in pieces] == [
+    assert [(p.seq_ids, (*p.positions[:, 0],), p.n_seq_tokens) for p in pieces] == [
         ((0,), (0,), 3),
         ((0,), (3,), 2),
         ((1,), (0,), 2),
@@ -53,7 +53,7 @@ def test_seq_split_is_one_sequence_at_a_time():
 
 def test_simple_split_takes_any_tokens_as_rows():
     pieces = split_simple(spans_of([2, 3]), 4)
-    assert [(p.spans, p.starts, p.n_tokens, p.reason) for p in pieces] == [
+    assert [(p.seq_ids, (*p.positions[:, 0],), p.n_seq_tokens, p.reason) for p in pieces] == [
         ((0, 0, 1, 1), (0, 1, 0, 1), 1, "n_ubatch"),
         ((1,), (2,), 1, "all tokens"),
     ]
@@ -71,10 +71,10 @@ def test_every_token_once_and_in_order(lengths, n_ubatch, keep, equal):
     decoded: list[list[int]] = [[] for _ in spans]
     last = [0] * len(spans)
     for piece in pieces:
-        assert 1 <= piece.n_tokens * len(piece.spans) <= n_ubatch
-        for i, start in zip(piece.spans, piece.starts, strict=True):
-            decoded[i].extend(spans[i].tokens[start : start + piece.n_tokens])
-            last[i] = piece.n_tokens
+        assert 1 <= piece.tokens.size <= n_ubatch
+        for i, tokens in zip(piece.seq_ids, piece.tokens.tolist(), strict=True):
+            decoded[i].extend(tokens)
+            last[i] = piece.n_seq_tokens
     assert decoded == [list(span.tokens) for span in spans]
     if equal and n_ubatch > keep:
         for span, n in zip(spans, last, strict=True):
@@ -83,7 +83,7 @@ def test_every_token_once_and_in_order(lengths, n_ubatch, keep, equal):
 
 def test_ubatch_tensors():
     spans = [Span(3, 10, [5, 6, 7], [0, 2]), Span(1, 0, [8, 9, 4], [2])]
-    ubatch = make_ubatch(spans, UBatchPlan((0, 1), (1, 1), 2, "x"))
+    ubatch = make_ubatch(spans, (0, 1), (1, 1), 2, "x")
     assert ubatch.tokens.tolist() == [[6, 7], [9, 4]]
     assert ubatch.positions.tolist() == [[11, 12], [1, 2]]
     assert ubatch.seq_ids == (3, 1)

@@ -10,7 +10,7 @@ import torch
 from engine.batch import Span
 from engine.errors import OptionError
 from engine.memory.hybrid import HybridMemory
-from engine.memory.state_file import SequenceState, load_state, save_state
+from engine.memory.state_file import SequenceCheckpoint, load_state, save_state
 from engine.options import ROLLBACK_POLICIES
 from tests.support.golden_runs import session
 
@@ -138,7 +138,7 @@ def test_a_mirror_is_the_source_bit_by_bit(unified: bool) -> None:
     torch.testing.assert_close(decode(MTP, mirror, 1, 15, TOKENS[15:17]), expected)
 
 
-def assert_equal(one: SequenceState, other: SequenceState) -> None:
+def assert_equal(one: SequenceCheckpoint, other: SequenceCheckpoint) -> None:
     assert torch.equal(one.attention.positions, other.attention.positions)
     for a, b in (
         (one.attention.k, other.attention.k),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Span, UBatchPlan, make_ubatch
+from engine.batch import Span, make_ubatch
 from engine.errors import ContextFullError, OptionError
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.kv_storage import key_rotation
@@ -28,8 +28,7 @@ BOTH = pytest.mark.parametrize("unified", [False, True], ids=["per-seq", "unifie
 
 def ubatch_of(*spans: Span):
     n = len(spans[0].tokens)
-    piece = UBatchPlan(tuple(range(len(spans))), (0,) * len(spans), n, "")
-    return make_ubatch(list(spans), piece)
+    return make_ubatch(list(spans), range(len(spans)), [0] * len(spans), n, "")
 
 
 def memory(n_seqs: int, n_ctx: int, *, unified: bool = False, **kwargs) -> AttentionKV:

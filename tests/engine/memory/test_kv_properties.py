@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Span, UBatch, UBatchPlan, make_ubatch
+from engine.batch import Span, UBatch, make_ubatch
 from engine.errors import ContextFullError
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.model.memory import AttentionView
@@ -83,7 +83,7 @@ def in_range(pos: int, p0: int, p1: int) -> bool:
 
 def ubatch_of(seqs: list[int], starts: list[int], n: int) -> UBatch:
     spans = [Span(s, p, [0] * n, []) for s, p in zip(seqs, starts, strict=True)]
-    return make_ubatch(spans, UBatchPlan(tuple(range(len(seqs))), (0,) * len(seqs), n, ""))
+    return make_ubatch(spans, range(len(seqs)), [0] * len(seqs), n, "")
 
 
 def contents(state: AttentionState) -> list[tuple[int, int, int]]:

@@ -15,14 +15,14 @@ from engine.errors import TraceFileError
 from engine.memory import state_file
 from engine.memory.kv import AttentionKV, AttentionState
 from engine.memory.recurrent import RecurrentCheckpoint
-from engine.memory.state_file import SequenceState, load_state, save_state
+from engine.memory.state_file import SequenceCheckpoint, load_state, save_state
 from engine.model.parts import CellSize
 from engine.model.recurrence import StateKey
 
 FRAME = struct.Struct("<8sII")
 
 
-def state_of(n_cells: int, *, recurrent: bool = True, n_attention: int = 1) -> SequenceState:
+def state_of(n_cells: int, *, recurrent: bool = True, n_attention: int = 1) -> SequenceCheckpoint:
     generator = torch.Generator().manual_seed(n_cells)
 
     def layers(n: int, *shape: int) -> tuple[torch.Tensor, ...]:
@@ -34,10 +34,11 @@ def state_of(n_cells: int, *, recurrent: bool = True, n_attention: int = 1) -> S
     keys = [StateKey(layer, name) for name in ("state", "window") for layer in (0, 1, 4)]
     tensors = (*layers(3, 4, 8, 8), *layers(3, 3, 6))
     past = RecurrentCheckpoint(n_cells + 2, dict(zip(keys, tensors, strict=True)))
-    return SequenceState(AttentionState(positions, k, v), past if recurrent else None)
+    cells = AttentionState(positions, k, v)
+    return SequenceCheckpoint(n_cells + 2, past if recurrent else None, cells)
 
 
-def assert_same(got: SequenceState, want: SequenceState) -> None:
+def assert_same(got: SequenceCheckpoint, want: SequenceCheckpoint) -> None:
     assert torch.equal(got.attention.positions, want.attention.positions)
     assert (got.recurrent is None) == (want.recurrent is None)
     pairs = [(got.attention.k, want.attention.k), (got.attention.v, want.attention.v)]
@@ -97,11 +98,11 @@ def test_from_one_memory_to_another(tmp_path):
         source.put(1, state_of(5).attention)
         source.seq_rm(0, 4, 6)
         source.put(0, state_of(6).attention)
-        saved = SequenceState(source.state(0), None)
+        saved = SequenceCheckpoint(7, None, source.state(0))
     save_state(tmp_path / "a.seq", saved)
     target.put(1, state_of(9).attention)
     target.put(1, load_state(tmp_path / "a.seq").attention)
-    assert_same(SequenceState(target.state(1), None), SequenceState(state_of(6).attention, None))
+    assert_same(SequenceCheckpoint(8, None, target.state(1)), state_of(6, recurrent=False))
     assert target.used(1) == 6 and target.used(0) == 0
 
 

@@ -12,7 +12,7 @@ from engine.model.config import ModelConfig
 from engine.model.families import read_config
 from engine.model.loader import load_model
 from engine.model.parts.attention import LatentAttentionPart
-from engine.model.parts.feed_forward import MixturePart, RouterPart, SwigluPart
+from engine.model.parts.feed_forward import DensePart, MixturePart, RouterPart
 from engine.model.parts.recurrent import KdaPart
 from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.tensors import check_tensors
@@ -53,7 +53,7 @@ def test_what_a_file_says(golden_path):
     assert config.blocks[3].mixers == (attention,)
     # one row of latent and key, and nothing next to it
     assert config.cells()[3].n_bytes == 4 * (32 + 8)
-    assert config.blocks[0].ffn == SwigluPart(96)
+    assert config.blocks[0].ffn == DensePart(96)
     scale = pytest.approx(2.446)
     router = RouterPart(scale=scale, n_groups=4, n_groups_used=2)
     assert config.blocks[1].ffn == MixturePart(8, 2, 16, 32, shared_gate=False, router=router)
@@ -125,7 +125,7 @@ def test_limits_of_swiglu(golden_path, variant):
     assert torch.equal(within("exp", [1e-3, 0.0, 0.0, 0.0, 0.0]), plain)
     assert not torch.allclose(within("shexp", [1e-3, 0.0, 0.0, 0.0, 0.0]), plain, atol=1e-3)
     config = check(variant(LING, {"{arch}.swiglu_clamp_shexp": [0.5, 0.0, 0.0, 0.0, 0.0]}))
-    assert config.blocks[0].ffn == SwigluPart(96, ("swiglu", (0.5,)))
+    assert config.blocks[0].ffn == DensePart(96, ("swiglu", (0.5,)))
 
 
 @pytest.mark.parametrize("name", BESIDE[1:])

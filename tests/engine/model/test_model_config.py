@@ -10,7 +10,7 @@ from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families import read_config
 from engine.model.parts.attention import AttentionPart
-from engine.model.parts.feed_forward import SwigluPart
+from engine.model.parts.feed_forward import DensePart
 from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.tensors import check_tensors
 from tests.support.rewrite_gguf import DROP
@@ -38,7 +38,7 @@ def test_a_hybrid(golden_path):
         DeltaNetPart(d_conv=4, d_state=32, n_k_heads=2, n_v_heads=4),
     )
     assert config.blocks[3].mixers == (AttentionPart(4, 2, 32, gated=True),)
-    assert {block.ffn for block in config.all_blocks} == {SwigluPart(128)}
+    assert {block.ffn for block in config.all_blocks} == {DensePart(128)}
     assert config.rope.n_rot == 8
 
 

@@ -19,13 +19,13 @@ def test_a_window_of_tokens_keeps_any_number_of_a_vocabulary():
     most, window = (1 << 24) - 2, TokenWindow(3)
     tokens = torch.tensor([[0, most, 5], [most - 1, 0, most]])
     slots = [torch.empty(2, 2, 1) for _ in range(3)]
-    context = window.into(TokenInputs(tokens), torch.zeros(2, 2, 1), slots)
+    context = window.into(TokenInputs(tokens, tokens), torch.zeros(2, 2, 1), slots)
     assert context.tolist() == [
         [[0, -1, -1], [most, 0, -1], [5, most, 0]],
         [[most - 1, -1, -1], [0, most - 1, -1], [most, 0, most - 1]],
     ]
     assert (slots[1][..., 0] - 1).tolist() == [[0, most], [most - 1, 0]]
-    _, entries = window.log(TokenInputs(tokens), torch.zeros(2, 2, 1))
+    _, entries = window.log(TokenInputs(tokens, tokens), torch.zeros(2, 2, 1))
     for n, slot in ((3, slots[0]), (1, slots[2])):
         assert torch.equal(window.fold(torch.zeros(2, 2, 1), entries, n), slot)
 

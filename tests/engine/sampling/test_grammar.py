@@ -22,7 +22,8 @@ SUMS = 'start: item ("+" item)*\nitem: /[0-9]{1,3}/ | "(" start ")"\n'
 
 
 def tokens() -> GrammarTokens:
-    return GrammarTokens(session(MTP_MODELS[0]).tokenizer)
+    t = session(MTP_MODELS[0]).tokenizer
+    return GrammarTokens(t.n_vocab, t.eog_ids, t.piece, t.encode)
 
 
 def sums(rules: str = SUMS) -> Grammar:

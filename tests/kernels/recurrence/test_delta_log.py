@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.recurrence import delta_rule
-from kernels.recurrence.delta_rule import DeltaLog, naive, with_llvm, with_torch
+from kernels.recurrence import UpdateLog, delta_rule
+from kernels.recurrence.delta_rule import naive, with_llvm, with_torch
 from tests.support import delta_inputs
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import Inputs, strided
@@ -28,8 +28,8 @@ def make(
     return delta_inputs.make(2, d, n_tokens, n_batch, 2, kda, lowest_g, d_v=d + 8)
 
 
-def first(log: DeltaLog, row: int, n: int) -> DeltaLog:
-    return DeltaLog(*(x[row : row + 1, :n] for x in log))
+def first(log: UpdateLog, row: int, n: int) -> UpdateLog:
+    return UpdateLog(*(x[row : row + 1, :n] for x in log))
 
 
 def test_one_token_by_hand():
@@ -39,7 +39,7 @@ def test_one_token_by_hand():
         # S = 8 / 2 = 4, u = (1 + 2) / 4 = 0.75, S = 4 - 0.375 = 3.625, o = 10.875
         o, log = run(q, k, v, g, beta[..., 0], state, grouped=False)
         torch.testing.assert_close(o.flatten(), torch.tensor([10.875]))
-        torch.testing.assert_close(log.u.flatten(), torch.tensor([0.75]))
+        torch.testing.assert_close(log.right.flatten(), torch.tensor([0.75]))
         for fold in (naive.fold, with_torch.fold, with_llvm.fold):
             folded = fold(state, log, 1, grouped=False)
             torch.testing.assert_close(folded.flatten(), torch.tensor([3.625]))
@@ -55,11 +55,11 @@ def test_the_log_is_that_of_the_law(n_tokens, n_batch, grouped, kda):
     for module in (with_torch, with_llvm):
         o, log = module.gated_delta_log(*inputs, grouped=grouped)
         assert nmse(o, wanted) < F32
-        assert nmse(log.u, law.u) < F32
-        assert log.k is inputs.k and log.g is inputs.g
+        assert nmse(log.right, law.right) < F32
+        assert log.left is inputs.k and log.g is inputs.g
     exact = with_torch.gated_delta_log(*inputs.double(), grouped=grouped)
     assert nmse(exact[0], wanted) < F64
-    assert nmse(exact[1].u, law.u) < F64
+    assert nmse(exact[1].right, law.right) < F64
 
 
 @GATES
@@ -97,7 +97,7 @@ def test_rows_of_different_lengths(run, counts, kda):
     """Each row as if it were alone, whatever its log holds beyond its tokens."""
     inputs = make(7, n_batch=3, kda=kda)
     _, log = with_torch.gated_delta_log(*inputs, grouped=False)
-    log = DeltaLog(*(x.clone() for x in log))
+    log = UpdateLog(*(x.clone() for x in log))
     for row, n in enumerate(counts):
         for x in log:
             x[row, n:] = torch.nan
@@ -136,7 +136,7 @@ def test_strong_decay_neither_overflows_nor_poisons(module, n_tokens, g, kda):
     inputs = inputs._replace(g=torch.full_like(inputs.g, g))
     o, log = module.gated_delta_log(*inputs, grouped=False)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=False)
-    assert nmse(o, wanted) < F32 and nmse(log.u, law.u) < F32
+    assert nmse(o, wanted) < F32 and nmse(log.right, law.right) < F32
     for n in (n_tokens, torch.tensor([n_tokens, 1])):
         folded = module.fold(inputs.state, log, n, grouped=False)
         assert nmse(folded, naive.fold(inputs.state.double(), law, n, grouped=False)) < F32

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.recurrence import delta_rule
+from kernels.recurrence import UpdateLog, delta_rule
 from kernels.recurrence.delta_rule import naive, with_llvm
 from kernels.recurrence.delta_rule.programs_with_llvm import COLUMNS, Sides
 from tests.support.closeness import nmse
@@ -47,13 +47,13 @@ def test_a_log_folds_to_the_very_states(n_tokens, n, seed):
     o, kept = with_llvm.gated_delta_rule(*inputs, grouped=False, n_snapshots=n_tokens)
     logged, log = with_llvm.gated_delta_log(*inputs, grouped=False)
     assert torch.equal(logged, o)
-    assert log.k is inputs.k and log.g is inputs.g
+    assert log.left is inputs.k and log.g is inputs.g
     states = [inputs.state, *kept.flip(1).unbind(1)]
     assert torch.equal(with_llvm.fold(inputs.state, log, n, grouped=False), states[n])
     mixed = with_llvm.fold(inputs.state, log, torch.tensor([n, n_tokens]), grouped=False)
     assert torch.equal(mixed[0], states[n][0]) and torch.equal(mixed[1], states[-1][1])
     # in two parts, as a log that is committed bit by bit
-    rest = delta_rule.DeltaLog(*(x[:, n:] for x in log))
+    rest = UpdateLog(*(x[:, n:] for x in log))
     whole = with_llvm.fold(states[n].clone(), rest, n_tokens - n, grouped=False)
     assert torch.equal(whole, states[-1])
 

@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 
+from kernels.recurrence import UpdateLog
 from kernels.recurrence import ssd as op
-from kernels.recurrence.ssd import SsdLog, naive, with_llvm, with_torch
+from kernels.recurrence.ssd import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
 from tests.support.ssd_inputs import make, strided
 
@@ -27,8 +28,8 @@ def test_every_prefix_of_the_log_is_a_snapshot(module, n_tokens):
     for given in (inputs, strided(inputs)):
         o, log = module.ssd_log(*given)
         assert nmse(o, wanted) < F32
-        assert log.B is given.B and log.g is given.g
-        assert torch.equal(log.u, given.dt.unsqueeze(-1) * given.x)
+        assert log.right is given.B and log.g is given.g
+        assert torch.equal(log.left, given.dt.unsqueeze(-1) * given.x)
         for n in {1, 2, n_tokens // 2, n_tokens} - {0}:
             if n <= n_tokens:
                 assert nmse(module.fold(given.state, log, n), kept[:, -n]) < F32
@@ -41,14 +42,14 @@ def test_rows_of_different_lengths(module, counts):
     """Each row as if it were alone, whatever its log holds beyond its tokens."""
     inputs = make(7, n_batch=3)
     _, law = naive.ssd_log(*inputs)
-    log = SsdLog(*(part.clone() for part in law))
+    log = UpdateLog(*(part.clone() for part in law))
     for row, n in enumerate(counts):
         for part in log:
             part[row, n:] = torch.nan
     folded = module.fold(inputs.state, log, torch.tensor(counts))
     for row, n in enumerate(counts):
         state = inputs.state[row : row + 1]
-        alone = SsdLog(*(part[row : row + 1, :n] for part in log))
+        alone = UpdateLog(*(part[row : row + 1, :n] for part in log))
         assert nmse(folded[row : row + 1], naive.fold(state.double(), alone, n)) < F32
     state = inputs.state.clone()
     assert module.fold(state, log, torch.tensor(counts), out=state) is state

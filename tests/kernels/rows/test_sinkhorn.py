@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.rows import sinkhorn as op
-from kernels.rows.sinkhorn import N_GATES, N_STREAMS, Sinkhorn
+from kernels.rows.sinkhorn import N_GATES, N_STREAMS
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 
@@ -16,7 +16,7 @@ naive, with_llvm, with_torch = implementations(op, "naive", "with_llvm", "with_t
 
 FAST = pytest.mark.parametrize("ops", [with_torch, with_llvm, op], ids=["torch", "llvm", "op"])
 ALL = pytest.mark.parametrize("ops", [naive, with_torch, with_llvm], ids=["naive", "torch", "llvm"])
-ROUNDS = Sinkhorn(20, 1e-6)
+ROUNDS = 20, 1e-6
 
 
 def inputs(d: int):
@@ -42,7 +42,7 @@ def in_numpy(m: np.ndarray, scale: np.ndarray, base: np.ndarray, n_rounds: int) 
 @pytest.mark.parametrize("n_rounds", [1, 2, 20])
 def test_gates_by_hand(ops, n_rounds):
     m, scale, base, *_ = inputs(1)
-    gates = ops.stream_gates(m, scale, base, Sinkhorn(n_rounds, 1e-6)).numpy()
+    gates = ops.stream_gates(m, scale, base, n_rounds, 1e-6).numpy()
     m, scale, base = (each.double().numpy() for each in (m, scale, base))
     read = 1 / (1 + np.exp(-(m[..., :4] * scale[0] + base[:4]))) + 1e-6
     gain = 2 / (1 + np.exp(-(m[..., 4:8] * scale[1] + base[4:8])))
@@ -58,10 +58,10 @@ def test_gates_by_hand(ops, n_rounds):
 @pytest.mark.parametrize("d", [1, 16, 53])
 def test_equals_the_formulas(ops, d):
     m, scale, base, x, y = inputs(d)
-    gates = naive.stream_gates(m.double(), scale.double(), base.double(), ROUNDS)
+    gates = naive.stream_gates(m.double(), scale.double(), base.double(), *ROUNDS)
     for ours, wanted in (
-        (ops.stream_gates(m, scale, base, ROUNDS), gates),
-        (ops.stream_gates(m[..., :4], scale[:1], base[:4], ROUNDS), gates[..., :4]),
+        (ops.stream_gates(m, scale, base, *ROUNDS), gates),
+        (ops.stream_gates(m[..., :4], scale[:1], base[:4], *ROUNDS), gates[..., :4]),
         (ops.weigh_streams(x, gates.float()), naive.weigh_streams(x.double(), gates)),
         (
             ops.advance_streams(x, y, gates.float()),
@@ -87,11 +87,11 @@ def test_streams_go_from_rows_to_columns(ops):
 def test_bits_do_not_depend_on_neighbours(ops):
     m, scale, base, x, y = inputs(21)
     m, x, y = (each.flatten(0, 1) for each in (m, x, y))
-    gates = ops.stream_gates(m, scale, base, ROUNDS, invariant=True)
+    gates = ops.stream_gates(m, scale, base, *ROUNDS, invariant=True)
     whole = ops.weigh_streams(x, gates), ops.advance_streams(x, y, gates)
     for row in range(6):
         one = slice(row, row + 1)
-        of_one = ops.stream_gates(m[one], scale, base, ROUNDS, invariant=True)
+        of_one = ops.stream_gates(m[one], scale, base, *ROUNDS, invariant=True)
         assert torch.equal(of_one, gates[one])
         alone = ops.weigh_streams(x[one], of_one), ops.advance_streams(x[one], y[one], of_one)
         assert all(torch.equal(a, b[one]) for a, b in zip(alone, whole, strict=True))
@@ -100,9 +100,9 @@ def test_bits_do_not_depend_on_neighbours(ops):
 @pytest.mark.parametrize("ops", [naive, with_torch, op], ids=["naive", "torch", "op"])
 def test_gradients(ops):
     m, scale, base, x, y = (each.double().requires_grad_() for each in inputs(2))
-    few = Sinkhorn(3, 1e-6)
+    few = 3, 1e-6
     check = torch.autograd.gradcheck
-    assert check(lambda *each: ops.stream_gates(*each, few), (m[:1, :1], scale, base))
-    gates = naive.stream_gates(m, scale, base, few).detach().requires_grad_()
+    assert check(lambda *each: ops.stream_gates(*each, *few), (m[:1, :1], scale, base))
+    gates = naive.stream_gates(m, scale, base, *few).detach().requires_grad_()
     assert check(ops.weigh_streams, (x, gates))
     assert check(ops.advance_streams, (x, y, gates))

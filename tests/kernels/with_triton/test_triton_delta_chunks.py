@@ -154,7 +154,7 @@ def test_the_log_of_gates_per_channel(device, ran):
     o, log = with_triton.gated_delta_log(*given, grouped=False)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=False)
     assert_near(o, wanted)
-    assert_near(log.u, law.u)
+    assert_near(log.right, law.right)
     shorter, _ = with_triton.gated_delta_rule(*given.tokens(0, 18), grouped=False)
     assert torch.equal(o[:, :18], shorter)
     folded = with_triton.fold(given.state, log, 20, grouped=False)
@@ -192,8 +192,8 @@ def test_the_log_rebuilds_the_states(device, ran, grouped):
     o, log = with_triton.gated_delta_log(*given, grouped=grouped)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=grouped)
     assert_near(o, wanted)
-    assert_near(log.u, law.u)
-    assert log.k is given.k and log.g is given.g
+    assert_near(log.right, law.right)
+    assert log.left is given.k and log.g is given.g
     assert torch.equal(given.state.cpu(), inputs.state)
     for n in (1, 21):
         folded = with_triton.fold(given.state, log, n, grouped=grouped)

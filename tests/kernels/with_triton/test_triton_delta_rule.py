@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.recurrence import UpdateLog
 from kernels.recurrence import with_triton as shared
-from kernels.recurrence.delta_rule import DeltaLog, naive, with_triton
+from kernels.recurrence.delta_rule import naive, with_triton
 from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import UPSTREAM, Inputs, make, strided
@@ -195,8 +196,8 @@ def test_every_prefix_of_the_log_is_a_snapshot(device, n_tokens, grouped):
     o, log = with_triton.gated_delta_log(*given, grouped=grouped)
     wanted, law = naive.gated_delta_log(*inputs.double(), grouped=grouped)
     assert_near(o, wanted)
-    assert_near(log.u, law.u)
-    assert log.k is given.k and log.g is given.g
+    assert_near(log.right, law.right)
+    assert log.left is given.k and log.g is given.g
     _, kept = with_triton.gated_delta_rule(*given, grouped=grouped, n_snapshots=n_tokens)
     for n in range(1, n_tokens + 1):
         folded = with_triton.fold(given.state, log, n, grouped=grouped)
@@ -210,11 +211,11 @@ def test_rows_of_different_lengths(device, counts):
     """Each row as if it were alone, whatever its log holds beyond its tokens."""
     inputs = make(1, 16, 7, 3, repeat=2, lowest_g=-1.0)
     _, law = naive.gated_delta_log(*inputs.double(), grouped=False)
-    log = DeltaLog(*(x.float() for x in law))
+    log = UpdateLog(*(x.float() for x in law))
     for row, n in enumerate(counts):
         for x in log:
             x[row, n:] = torch.nan
-    on_device = DeltaLog(*(x.to(device) for x in log))
+    on_device = UpdateLog(*(x.to(device) for x in log))
     state, n_tokens = inputs.state.to(device), torch.tensor(counts, device=device)
     truth = naive.fold(inputs.state.double(), law, torch.tensor(counts), grouped=False)
     folded = with_triton.fold(state, on_device, n_tokens, grouped=False)

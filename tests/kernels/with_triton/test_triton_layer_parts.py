@@ -314,15 +314,15 @@ def test_products_of_heads(device, n_tokens, n, m):
 @pytest.mark.parametrize("strides", ["plain", "permuted"])
 def test_mixed_streams(device, d, strides):
     m, x, y = 2 * torch.randn(2, 3, sinkhorn.N_GATES), torch.randn(2, 3, 4, d), torch.randn(2, 3, d)
-    scale, base, rounds = torch.randn(3), torch.randn(24), sinkhorn.Sinkhorn(20, 1e-6)
-    gates = streams_law.stream_gates(m.double(), scale.double(), base.double(), rounds)
+    scale, base, rounds = torch.randn(3), torch.randn(24), (20, 1e-6)
+    gates = streams_law.stream_gates(m.double(), scale.double(), base.double(), *rounds)
     given = [each.to(device) for each in (m, y, gates.float())]
     if strides == "permuted":
         given = [permuted(each) for each in given]
     x_, scale_, base_ = (each.to(device) for each in (x, scale, base))
     for found, wanted in (
-        (streams.stream_gates(given[0], scale_, base_, rounds), gates),
-        (streams.stream_gates(given[0][..., :4], scale_[:1], base_[:4], rounds), gates[..., :4]),
+        (streams.stream_gates(given[0], scale_, base_, *rounds), gates),
+        (streams.stream_gates(given[0][..., :4], scale_[:1], base_[:4], *rounds), gates[..., :4]),
         (streams.weigh_streams(x_, given[2]), streams_law.weigh_streams(x.double(), gates)),
         (
             streams.advance_streams(x_, given[1], given[2]),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kernels.pointwise.with_triton import step_gates
-from kernels.recurrence import ssd
+from kernels.recurrence import UpdateLog, ssd
 from kernels.recurrence import with_triton as shared
-from kernels.recurrence.ssd import SsdLog, naive, with_triton
+from kernels.recurrence.ssd import naive, with_triton
 from kernels.recurrence.with_triton import FEW_TOKENS
 from tests.support.closeness import nmse
 from tests.support.delta_pool import scattered
@@ -166,13 +166,13 @@ def test_the_log_rebuilds_the_states(device, ran, n_tokens):
     o, log = with_triton.ssd_log(*given)
     wanted, law = naive.ssd_log(*inputs.double())
     assert_near(o, wanted)
-    assert_near(log.u, law.u)
-    assert log.B is given.B and log.g is given.g
+    assert_near(log.left, law.left)
+    assert log.right is given.B and log.g is given.g
     for n in {0, 1, n_tokens}:
         folded = with_triton.fold(given.state, log, n)
         assert_near(folded, naive.fold(inputs.state.double(), law, n))
     counts = torch.tensor([1, 0])
-    poisoned = SsdLog(*(part.clone() for part in log))
+    poisoned = UpdateLog(*(part.clone() for part in log))
     for part in poisoned:
         part[0, 1:], part[1] = torch.nan, torch.nan
     state = given.state.clone().contiguous()

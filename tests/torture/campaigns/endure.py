@@ -18,7 +18,7 @@ import numpy as np
 from PySide6.QtWidgets import QApplication
 
 from app.__main__ import main
-from app.engine_thread.events import CompareRequest, State
+from app.engine_thread.events import RunRequest, State
 from app.engine_thread.jobs.engine import StartComparison, StartRun
 from engine import run_checkpoints
 from engine.compare.lane_spec import NOISE_LANE, LaneSpec
@@ -171,7 +171,9 @@ def _run(real: RealWindow, _: Path) -> None:
 def _compare(real: RealWindow, _: Path) -> None:
     options = RunOptions(n_predict=6, n_ctx=64)
     lanes = (NOISE_LANE, LaneSpec.parse("planes"))
-    real.window.bridge.ask(StartComparison(CompareRequest(("x y",), options, lanes, (1, 0, 2))))
+    real.window.bridge.ask(
+        StartComparison(RunRequest(("x y",), options, lanes=lanes, draft_accept=(1, 0, 2)))
+    )
     _ready(real)
 
 

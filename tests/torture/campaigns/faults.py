@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engine_thread.events import CompareRequest, State
+from app.engine_thread.events import RunRequest, State
 from app.engine_thread.jobs.engine import StartComparison, StartRun
 from app.engine_thread.jobs.files import ExportTrace
 from engine.options import RunOptions, SpecOptions
@@ -201,11 +201,11 @@ def _do(doing: str, real: RealWindow, options: RunOptions, folder: Path) -> None
 
 
 @cache
-def _comparison(options: RunOptions) -> CompareRequest:
+def _comparison(options: RunOptions) -> RunRequest:
     from engine.compare.lane_spec import NOISE_LANE, LaneSpec
 
     lanes = (NOISE_LANE, LaneSpec.parse(options.rollback))
-    return CompareRequest(("x y x y",), options, lanes)
+    return RunRequest(("x y x y",), options, lanes=lanes)
 
 
 def _prepare() -> None:

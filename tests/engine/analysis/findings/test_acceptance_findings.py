@@ -11,10 +11,11 @@ import pytest
 
 from engine.analysis.acceptance import shapes
 from engine.analysis.acceptance.counts import binomial_at_most, fisher_less, wilson
-from engine.analysis.findings.check import Finding, find, with_consequences
+from engine.analysis.findings.check import find, with_consequences
 from engine.observe.files.importing import import_file
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 from tests.support.acceptance_campaign import CLEAN, PLANTED, Records, clean, named, planted
 from tests.support.round_rows import GREEDY, add_draft, add_round, found, new_run

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from engine.analysis.findings.check import RULES, Finding, with_consequences
+from engine.analysis.findings.check import RULES, with_consequences
 from engine.analysis.findings.run_rows import FOLLOWS
+from engine.trace.facts import Finding
 
 
 def finding(
     rule: str, round_: int | None, seq_id: int | None = 0, run_id: int = 0, severity: str = ""
 ) -> Finding:
-    return Finding(run_id, round_, seq_id, rule, severity or RULES[rule].severity, "", "", "")
+    return Finding("", "", round_, seq_id, "", run_id, rule, severity or RULES[rule].severity)
 
 
 def groups(*findings: Finding) -> dict[str, list[str]]:
@@ -65,7 +66,7 @@ def test_sequences_and_runs_are_apart() -> None:
 
 def test_informations_and_rules_of_others_stand_alone() -> None:
     told = finding("checkpoint-dominates", 1)
-    other = Finding(0, 3, 0, "a-rule-to-come", "error", "", "", "")
+    other = Finding("", "", 3, 0, "", 0, "a-rule-to-come", "error")
     assert groups(finding("rollback-end", 1), told, other) == {
         "rollback-end": [],
         "checkpoint-dominates": [],

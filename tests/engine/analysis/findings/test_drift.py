@@ -7,9 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from engine.analysis.findings.check import Finding, find, recorded
+from engine.analysis.findings.check import find, recorded
 from engine.compare.comparison import Comparison
 from engine.session import Session
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 from tests.support.comparisons import finish, specs

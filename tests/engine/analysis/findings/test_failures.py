@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from engine.analysis.findings.check import Finding, recorded
+from engine.analysis.findings.check import recorded
 from engine.compare.comparison import Comparison
 from engine.errors import RollbackRefusedError
 from engine.memory.planes import PlanesMemory
 from engine.memory.recurrent import SnapshotPolicy
 from engine.memory.replay import ReplayMemory
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 from tests.support.comparisons import finish, specs, verdicts
 from tests.support.golden_runs import options_of, prompt_of, session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.analysis.findings.check import Finding
+from engine.trace.facts import Finding
 from engine.trace.store import TraceStore
 from tests.support.golden_runs import MTP_MODELS, decode, options_of, prompt_of, session
 from tests.support.round_rows import SPEC, add_draft, add_round, found, new_run

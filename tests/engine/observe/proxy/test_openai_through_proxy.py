@@ -73,12 +73,12 @@ def test_two_streams_and_a_plain_request() -> None:
         assert asked["timings_per_token"] is True
         assert asked.get("verbose", False) is (name == "complete")
     notes = queue.take()
-    kept = {note.request: note.path for note in notes if note.what == "request"}
-    ends = [note.what for note in notes if note.what in ("done", "broke")]
+    kept = {note.request: note.path for note in notes if note.kind == "request"}
+    ends = [note.kind for note in notes if note.kind in ("done", "broke")]
     assert sorted(kept.values()) == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
     assert ends == ["done"] * 3
     for number, its_path in kept.items():
-        reply = b"".join(n.data for n in notes if n.request == number and n.what == "data")
+        reply = b"".join(n.data for n in notes if n.request == number and n.kind == "data")
         sent = b"".join(
             f"{lines}\n\n".encode()
             for record in records[:2]

@@ -17,8 +17,9 @@ import pytest
 
 from engine.errors import OptionError
 from engine.observe.proxy import proxy as proxy_module
-from engine.observe.proxy.exchange_queue import FELL_BEHIND, ExchangeEvent, ExchangeQueue
+from engine.observe.proxy.exchange_queue import FELL_BEHIND, ExchangeQueue
 from engine.observe.proxy.proxy import ENDED, Proxy, listening_address
+from engine.observe.server.reply import ExchangeEvent
 from tests.support.scripted_server import (
     STREAM,
     Cut,
@@ -78,14 +79,14 @@ class Passing:
         """All notes, once `n` of a kind are among them."""
         for _ in range(24_000):
             self.notes += self.queue.take()
-            if sum(note.what == what for note in self.notes) >= n:
+            if sum(note.kind == what for note in self.notes) >= n:
                 return self.notes
             time.sleep(0.01)
-        raise AssertionError(f"{what} never came: {[note.what for note in self.notes]}")
+        raise AssertionError(f"{what} never came: {[note.kind for note in self.notes]}")
 
     def recorded(self, request: int = 0) -> bytes:
         return b"".join(
-            note.data for note in self.notes if note.what == "data" and note.request == request
+            note.data for note in self.notes if note.kind == "data" and note.request == request
         )
 
 
@@ -124,9 +125,9 @@ def test_a_stream_passes_without_what_was_added_and_is_recorded_with_it(
     ]
     request, head, *_, done = passing.until("done")
     assert (request.path, request.data) == ("/completion", server.received[0].body)
-    assert request.is_asked_by_us and head.status == 200 and done.what == "done"
+    assert request.is_asked_by_us and head.status == 200 and done.kind == "done"
     assert passing.recorded() == sent
-    times = [note.at_s for note in passing.notes]
+    times = [note.at for note in passing.notes]
     assert times == sorted(times)
 
 
@@ -230,7 +231,7 @@ def test_a_large_body_is_streamed(
         assert reply.content == b"".join(chunks(2))
         assert server.received[-1].body == body
     notes = passing.until("done", 2)
-    assert [note.data for note in notes if note.what == "request"] == [b"{}", b"{}"]
+    assert [note.data for note in notes if note.kind == "request"] == [b"{}", b"{}"]
 
 
 def test_a_compressed_reply_passes_compressed_and_is_recorded_decoded(
@@ -402,9 +403,9 @@ def test_a_tape_that_nobody_reads_does_not_hold_up_clients(server: ScriptedServe
         reply = passing.client.post("/completion", json={"prompt": "a", "stream": True})
         assert reply.content.count(b"content") == 40
     notes = passing.queue.take()
-    assert [note.reason for note in notes if note.what == "unrecorded"][:1] == [FELL_BEHIND]
+    assert [note.reason for note in notes if note.kind == "unrecorded"][:1] == [FELL_BEHIND]
     assert sum(512 + len(note.data) for note in notes) < 8000 + 6 * 512
-    assert passing.queue.n_unrecorded == 6 - sum(note.what == "request" for note in notes) > 0
+    assert passing.queue.n_unrecorded == 6 - sum(note.kind == "request" for note in notes) > 0
     passing.stop()
 
 

@@ -17,7 +17,6 @@ from engine.observe.rescoring.identity import (
     LIKELY,
     SAME,
     UNKNOWN,
-    LiveServer,
     by_figures,
     by_path,
     by_text,
@@ -40,6 +39,8 @@ def session() -> Session:
 class Server:
     """Answers as a llama-server with some model does."""
 
+    address = HERE
+
     def __init__(self, session: Session, path: str = "/elsewhere/model.gguf") -> None:
         self._session, self.asked = session, []
         self.replies: dict[str, Any] = {
@@ -49,7 +50,7 @@ class Server:
         }
         self.off = 0.0
 
-    def __call__(self, path: str, body: Mapping[str, Any] | None) -> Any:
+    def ask(self, path: str, body: Mapping[str, Any] | None) -> Any:
         self.asked.append((path, body))
         if path == "/tokenize":
             return self.replies.get(path, {"tokens": self._session.tokenizer.encode(PROMPT)})
@@ -62,9 +63,6 @@ class Server:
             for i in np.argsort(-p)[: body["n_probs"]]
         ]
         return {"completion_probabilities": [{"top_logprobs": tops}]}
-
-    def live(self, **may: bool) -> LiveServer:
-        return LiveServer(HERE, self, **may)
 
 
 def test_the_figures_of_the_bundled_model_are_those_that_its_server_tells() -> None:
@@ -98,25 +96,25 @@ def test_the_same_file_on_this_machine_is_known_by_path_or_by_bytes(tmp_path) ->
 
 def test_other_token_ids_are_another_model(session) -> None:
     server = Server(session)
-    assert identify(session, observed_run().facts, server.live()).verdict == UNKNOWN
+    assert identify(session, observed_run().facts, server).verdict == UNKNOWN
     server.replies["/tokenize"] = {"tokens": [1, 2, 3]}
-    found = identify(session, observed_run().facts, server.live())
+    found = identify(session, observed_run().facts, server)
     assert found.verdict == DIFFERENT and "other tokens" in found.reason
     assert "/completion" not in dict(server.asked)
 
 
 def test_probabilities_are_asked_for_only_with_permission_in_an_idle_slot(session) -> None:
     server = Server(session)
-    assert identify(session, observed_run().facts, server.live(may_probe=True)).verdict == LIKELY
+    assert identify(session, observed_run().facts, server, may_probe=True).verdict == LIKELY
     probes = [body for path, body in server.asked if path == "/completion"]
     n = len(session.tokenizer.encode(PROMPT))
     assert [len(body["prompt"]) for body in probes] == [n // 3, 2 * n // 3, n]
     assert all(body["id_slot"] == 1 and body["cache_prompt"] is False for body in probes)
     server.off = 0.06
-    found = identify(session, observed_run().facts, server.live(may_probe=True))
+    found = identify(session, observed_run().facts, server, may_probe=True)
     assert found.verdict == DIFFERENT and "0.06 off" in found.reason
     server.replies["/slots"] = [{"id": 0, "is_processing": True}]
-    found = identify(session, observed_run().facts, server.live(may_probe=True))
+    found = identify(session, observed_run().facts, server, may_probe=True)
     assert found.verdict == UNKNOWN and "idle" in found.reason
 
 

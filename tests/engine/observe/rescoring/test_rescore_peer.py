@@ -11,14 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.observe.rescoring.identity import (
-    DIFFERENT,
-    LIKELY,
-    SAME,
-    LiveServer,
-    by_probe,
-    identify,
-)
+from engine.observe.rescoring.identity import DIFFERENT, LIKELY, SAME, by_probe, identify
 from engine.observe.rescoring.rescore import rescore
 from engine.observe.rescoring.triage import triage
 from engine.observe.rounds.observed_run import ObservedRun
@@ -97,9 +90,8 @@ def test_a_running_server_is_known_by_its_file_and_by_what_it_computes(
 ) -> None:
     session = Session.open(DEMO_TARGET, compute="f32")
     with ServerClient(speculating) as client:
-        live = LiveServer(client.address, client.ask)
         facts = RunFacts(json.loads(json.dumps(observed(speculating, GREEDY).facts)))
-        assert identify(session, facts, live).verdict == SAME
+        assert identify(session, facts, client).verdict == SAME
         tokens = session.tokenizer.encode(PROMPTS[1])
         assert by_probe(client.ask, tokens, session).verdict == LIKELY
         other = Session.open(_trained_on(tmp_path), compute="f32")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.analysis.findings.check import Finding, find
+from engine.analysis.findings.check import find
 from engine.observe.files.importing import import_file
+from engine.trace.facts import Finding
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 from engine.trace.store import TraceStore
 

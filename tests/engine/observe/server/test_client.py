@@ -18,7 +18,7 @@ import pytest
 
 from engine.errors import ApiKeyError, Cancelled, OptionError, ServerError
 from engine.observe.server.client import ServerClient
-from engine.observe.server.reply import Arrival, Inbox
+from engine.observe.server.reply import ExchangeEvent, Inbox
 from tests.support.scripted_server import (
     HTML,
     JSON,
@@ -59,9 +59,9 @@ def ask(client: ServerClient, server: ScriptedServer, conversation: str | None =
     return inbox
 
 
-def all_of(inbox: Inbox) -> list[Arrival]:
+def all_of(inbox: Inbox) -> list[ExchangeEvent]:
     """What arrives until the end of the one request."""
-    found: list[Arrival] = []
+    found: list[ExchangeEvent] = []
     while not found or found[-1].kind not in ("done", "broke"):
         arrival = inbox.take(20)
         assert arrival is not None, [one.kind for one in found]
@@ -69,11 +69,11 @@ def all_of(inbox: Inbox) -> list[Arrival]:
     return found
 
 
-def body_of(found: list[Arrival]) -> bytes:
+def body_of(found: list[ExchangeEvent]) -> bytes:
     return b"".join(one.data for one in found)
 
 
-def kinds(found: list[Arrival]) -> list[str]:
+def kinds(found: list[ExchangeEvent]) -> list[str]:
     """The kinds, data left out."""
     return [one.kind for one in found if one.kind != "data"]
 
