@@ -114,6 +114,8 @@ def _beyond_pairs(items: list[pytest.Item]) -> Iterable[pytest.Item]:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays, and no search for garbage has to walk through it."""
+    """What is imported stays, and no search for garbage has to walk through it; and what a test
+    makes is mostly needed until it ends."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
