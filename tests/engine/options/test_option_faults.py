@@ -37,7 +37,7 @@ SETTINGS = (
 
 @cache
 def compared() -> Comparison:
-    options = options_of(10, n_max=N_MAX, ignore_eos=True)
+    options = options_of(14, n_max=N_MAX, ignore_eos=True)
     adds = ["", *(f",fault={fault}" for fault in LANE_FAULTS)]
     lanes = [LaneSpec.parse(f"{text}{add}") for text in SETTINGS for add in adds]
     model, prompt = session(MTP_MODELS[0]), prompt_of(MTP_MODELS[0])
