@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace as replace_fields
-from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -164,14 +163,11 @@ def mend() -> None:
     replaced: set[int] = set()
     new_tensor, np_type = tl.tensor.__init__, interpreter._get_np_dtype
     np_types: dict[str, np.dtype[Any]] = {}
-    new_block = tl.block_type.__init__
-
-    @cache
-    def one_block(cls: type, *_: Any) -> Any:
-        return object.__new__(cls)
+    new_block, blocks = tl.block_type.__init__, dict[Any, Any]()
 
     def block_of(cls: type, element: Any, shape: Any) -> Any:
-        return one_block(cls, str(element), getattr(element, "address_space", None), *shape)
+        key = str(element), getattr(element, "address_space", None), *shape
+        return blocks.setdefault(key, object.__new__(cls))
 
     def block(self: Any, element: Any, shape: Any) -> None:
         if not vars(self):
