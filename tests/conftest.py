@@ -113,7 +113,14 @@ def _beyond_pairs(items: list[pytest.Item]) -> Iterable[pytest.Item]:
         yield from (case for row, case in enumerate(cases) if row not in kept)
 
 
+def pytest_collectstart() -> None:
+    """What is imported stays: no search for garbage has to walk through it."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What is imported stays, and no search for garbage has to walk through it."""
+    """Nor later; and what a test makes is mostly needed until it ends."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    gc.set_threshold(20_000, 20, 20)

@@ -152,8 +152,8 @@ def mend() -> None:
     nearest number that has them, and `tl.dot` multiplies the whole numbers. Whenever
     a kernel calls another function, it searches all of triton.language for what the interpreter
     replaces, and replaces it again: milliseconds, and most of what a kernel takes. It computes
-    whether sums of integers overflow, which only its debugging reads, and for each value what
-    follows from its type.
+    whether sums of integers overflow, which only its debugging reads, and for each value its type,
+    and what follows from that.
     """
     multiply, replace = InterpreterBuilder.create_dot, interpreter._patch_lang
     if multiply.__module__ == __name__:
@@ -163,6 +163,15 @@ def mend() -> None:
     replaced: set[int] = set()
     new_tensor, np_type = tl.tensor.__init__, interpreter._get_np_dtype
     np_types: dict[str, np.dtype[Any]] = {}
+    new_block, blocks = tl.block_type.__init__, dict[Any, Any]()
+
+    def block_of(cls: type, element: Any, shape: Any) -> Any:
+        key = str(element), getattr(element, "address_space", None), *shape
+        return blocks.setdefault(key, object.__new__(cls))
+
+    def block(self: Any, element: Any, shape: Any) -> None:
+        if not vars(self):
+            new_block(self, element, shape)
 
     def tensor(self: Any, handle: Any, type: Any) -> None:
         known = vars(type).get("_attributes")
@@ -232,6 +241,7 @@ def mend() -> None:
         return store(self, ptrs, value, mask, *others)
 
     tl.tensor.__init__, interpreter._get_np_dtype = tensor, np_type_of
+    tl.block_type.__new__, tl.block_type.__init__ = block_of, block
     InterpreterBuilder.create_dot, interpreter._patch_lang = create_dot, replace_new
     InterpreterBuilder.cast_impl = cast_nearest
     InterpreterBuilder.create_masked_load = masked_load

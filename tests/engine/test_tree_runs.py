@@ -138,6 +138,7 @@ def test_no_token_changes(name, policy, split, kv, way):
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.thinned(2)
 def test_whatever_is_drawn(seed, pytestconfig):
     """200 runs, 40 of them without --all: snapshots that reach and that do not, passes that split,
     replays of both kinds."""

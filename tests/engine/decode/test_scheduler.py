@@ -274,6 +274,7 @@ def test_an_unknown_sequence_is_not_cancelled(seq_id):
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
 @pytest.mark.parametrize("kv", KV_MODES)
 @pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.thinned(2)
 def test_the_context_fills_up_at_each_offset_in_a_draft(policy, kv, split, monkeypatch):
     """A drafter that is right leaves 0 to 4 drafted tokens in front of the last one."""
     prompts, drafted_last = prompts_of(MTP, 3), set()

@@ -79,9 +79,12 @@ def test_ones_at_the_ends_do_not_matter(
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_slices_are_those_of_the_whole(path: Path) -> None:
+    """Of a tensor of each type and number of dimensions."""
     with GgufFile.open(path) as file:
         reader = TensorReader(file)
-        for name, info in file.tensors.items():
+        kinds = {(info.type.name, len(info.shape)): name for name, info in file.tensors.items()}
+        for name in kinds.values():
+            info = file.tensors[name]
             if info.type.name == "I32":
                 continue
             whole = reader.take(name, info.shape)

@@ -79,7 +79,7 @@ def test_a_draft_models_rounds_are_played_as_they_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tune, "FLOORS", ((4, 0.5),))
     monkeypatch.setattr(record, "_LENGTHS", (1, 4))
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)
-    prompts = [session.prompt(text) for text in demo_prompts()[:2]]
+    prompts = [session.prompt(text) for text in demo_prompts()[:1]]
     base = RunOptions(n_predict=12, ignore_eos=True)
     found = tune.simulator_error(session, prompts, base, "draft-simple", repeats=2)
     assert [one.setting.n_max for one in found] == [1, 3, 4]

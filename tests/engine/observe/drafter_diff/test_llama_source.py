@@ -92,7 +92,7 @@ def test_rows_of_the_target_that_are_wrong_are_named_first(
     monkeypatch: pytest.MonkeyPatch, handed: Rows, words: str
 ) -> None:
     use_double(monkeypatch, "mtp", handed)
-    first = compared("mtp", n=16)[0].first
+    first = compared("mtp", n=8)[0].first
     assert first is not None
     assert (first.stage, first.side) == ("target rows", "B")
     assert words in first.about

@@ -67,6 +67,7 @@ def by_line(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(2)
 def test_a_long_log_tells_the_same_as_its_lines_one_by_one(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
