@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
 
 from engine.foreign import (
     LONGEST_PART_MS,
     MOST_PROMPT_TOKENS,
     MOST_TOKENS,
+    Count,
     JsonError,
+    Size,
     is_real,
     is_whole,
     parse_json,
@@ -33,18 +38,78 @@ class UnreadableError(ValueError):
     """The reply cannot be read any further. The message is a clause without its subject."""
 
 
-class Timings(NamedTuple):
-    """The server's counters at one time, cumulative over a request. Times are milliseconds.
-    n_timed: tokens that predicted_ms is of."""
+_OfPrompt = Annotated[int, Meta(ge=0, le=MOST_PROMPT_TOKENS)]
+_OfAnswer = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+_Milliseconds = Annotated[float, Meta(ge=0, le=LONGEST_PART_MS)]
 
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    predicted_n: int
-    predicted_ms: float
-    draft_n: int
-    draft_n_accepted: int
-    n_timed: int = 0
+
+class Timings(Struct, frozen=True):
+    """The server's counters at one time, cumulative over a request. Times are milliseconds."""
+
+    cache_n: _OfPrompt
+    prompt_n: _OfPrompt
+    prompt_ms: _Milliseconds
+    predicted_n: Annotated[int, Meta(ge=2, le=MOST_TOKENS)]  # the first is not an addition
+    predicted_ms: _Milliseconds
+    draft_n: _OfAnswer = 0
+    draft_n_accepted: _OfAnswer = 0
+    predicted_per_second: _Milliseconds | None = None
+
+    @property
+    def n_timed(self) -> int:
+        """Tokens that predicted_ms is of."""
+        return n_timed(self.predicted_ms, self.predicted_n, self.predicted_per_second)
+
+
+class _Delta(Struct, forbid_unknown_fields=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    role: str | None = None
+
+
+class _Choice(Struct, forbid_unknown_fields=True):
+    delta: _Delta | None = None
+    text: str | None = None
+    index: Annotated[int, Meta(ge=0, lt=MOST_ANSWERS)] = 0
+    token_ids: tuple[Count, ...] | None = None
+    logprobs: None = None
+    finish_reason: None = None
+    stop_reason: None = None
+
+
+class Addition(Struct, forbid_unknown_fields=True):
+    """An event of /v1/completions or /v1/chat/completions that adds text to an answer and says
+    nothing else, as nearly all of a stream do."""
+
+    id: str
+    choices: tuple[_Choice]
+    created: Size = 0
+    model: str = ""
+    object: str = ""
+    system_fingerprint: str | None = None
+    usage: None = None
+    timings: Timings | None = None
+
+    @property
+    def text(self) -> str:
+        """What it adds."""
+        choice = self.choices[0]
+        if (said := choice.delta) is None:
+            return choice.text or ""
+        if thought := said.reasoning_content or said.reasoning:
+            return thought + (said.content or "")
+        return said.content or ""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Of its tokens, where they are given."""
+        return self.choices[0].token_ids or ()
+
+    @property
+    def chunk(self) -> Chunk:
+        """The same as of any event."""
+        return Chunk(self.choices[0].index, self.text, ids=self.ids, timings=self.timings)
 
 
 class Usage(NamedTuple):
@@ -67,7 +132,8 @@ class Chunk:
     and ids are those of the answer so far. usage: of the request. count: tokens of the answer
     so far, where that is given. processed: prompt tokens so far, of an event with the progress of
     the prompt that is there for no token. last: the answer is complete; final holds what was said
-    about it then. event: that this is of.
+    about it then. event: that this is of. additions: events one after another in place of one;
+    timings are those of the last.
     """
 
     index: int = 0
@@ -85,9 +151,11 @@ class Chunk:
     final: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     event: Mapping[str, Any] = field(default_factory=dict)
+    additions: Sequence[Addition] = ()
 
 
 _NOTHING = Chunk()
+_ADDITION = msgspec.json.Decoder(Addition)
 
 
 def read_json(text: bytes | str) -> Any:
@@ -100,9 +168,25 @@ def read_json(text: bytes | str) -> Any:
         raise UnreadableError(f"sent text that is not valid JSON ({error.what})") from None
 
 
+def addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
+    """An event that is an addition, and what it has in common with the next one of its answer;
+    None of another one. Of an object with a key twice that differs from the others' too."""
+    try:
+        found = _ADDITION.decode(text)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    if not found.text or "\\\\" in text:
+        return None
+    n_quotes = text.count('"') - text.count('\\"')
+    return found, (found.id, found.choices[0].index, found.timings is None, n_quotes)
+
+
 def chunks(event: Any) -> Iterator[Chunk]:
-    """What an event of any of the server's endpoints says. Raises UnreadableError."""
-    if isinstance(event, list):
+    """What an event of any of the server's endpoints says, or a tuple of additions to the same
+    answer. Raises UnreadableError."""
+    if isinstance(event, tuple):
+        yield Chunk(event[0].choices[0].index, timings=event[-1].timings, additions=event)
+    elif isinstance(event, list):
         for one in event:
             yield from chunks(one)
     elif isinstance(event, dict):
@@ -392,18 +476,16 @@ def _timings(event: dict[str, Any]) -> Timings | None:
     said = event.get("timings")
     if not isinstance(said, dict) or "predicted_n" not in said:
         return None
-    n, ms, speed = _count(said, "predicted_n"), _milliseconds(said, "predicted_ms"), None
-    if is_real(said.get("predicted_per_second")):
-        speed = said["predicted_per_second"]
+    speed = said.get("predicted_per_second")
     return Timings(
         _count(said, "cache_n", MOST_PROMPT_TOKENS),
         _count(said, "prompt_n", MOST_PROMPT_TOKENS),
         _milliseconds(said, "prompt_ms"),
-        n,
-        ms,
+        _count(said, "predicted_n"),
+        _milliseconds(said, "predicted_ms"),
         _count(said, "draft_n"),
         _count(said, "draft_n_accepted"),
-        n_timed(ms, n, speed),
+        speed if is_real(speed) else None,
     )
 
 

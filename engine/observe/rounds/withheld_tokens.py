@@ -37,10 +37,10 @@ class PlaneReach:
         self.shallowest_restore: float = math.inf
         self._n_hidden_left = _MOST_HIDDEN
 
-    def hold_back(self, n_tokens: int) -> bool:
-        """Take in a chunk that has this many tokens in addition to its own. False: for more than a
-        server can mean, all its chunks so far included."""
-        left = self._n_hidden_left + _HIDDEN_EACH - n_tokens
+    def hold_back(self, n_tokens: int, n_chunks: int = 1) -> bool:
+        """Take in chunks that have this many tokens in addition to their own. False: for more than
+        a server can mean, all its chunks so far included."""
+        left = self._n_hidden_left + _HIDDEN_EACH * n_chunks - n_tokens
         self._n_hidden_left = max(left, 0)
         return left >= 0
 

@@ -26,6 +26,7 @@ from engine.foreign import (
     value_end,
 )
 from engine.gguf.binary import shorten
+from engine.observe.rounds.stream import addition
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
@@ -226,11 +227,25 @@ def _plain_events(text: str) -> list[Any] | None:
     others = len(lines) - len(data) - lines.count("") - lines.count("data: [DONE]")
     if others or not data or "\r" in text.replace("\r\n", "\n"):
         return None
+    return _each(data)
+
+
+def _each(texts: list[str]) -> list[Any] | None:
+    """The objects that texts are, one each, all read at once; None where one is none. Of additions
+    to one answer in a row these, but for the first and the last."""
+    known = list(map(addition, texts))
+    kinds = [None, *(one and one[1] for one in known), None]
+    found = [
+        one[0] if one is not None and before == one[1] == after else None
+        for before, one, after in zip(kinds, known, kinds[2:], strict=False)
+    ]
+    others = [text for text, one in zip(texts, found, strict=True) if one is None]
     try:
-        found = _parse(f"[{','.join(data)}]")
+        values = _parse(f"[{','.join(others)}]")
     except JsonError:
         return None
-    return found if len(found) == len(data) else None
+    each = iter(values)
+    return [one or next(each) for one in found] if len(values) == len(others) else None
 
 
 def _values(
@@ -298,11 +313,7 @@ def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     where their lines end."""
     lines = [line.strip() for line in text.split("\n")]
     n = next((i for i, line in enumerate(lines) if line[:1] + line[-1:] != "{}"), len(lines))
-    try:
-        found = _parse(f"[{','.join(lines[:n])}]")
-    except JsonError:
-        return [], 0
-    if len(found) != n:
+    if (found := _each(lines[:n])) is None:
         return [], 0
     end = len(text) if n == len(lines) else sum(map(len, text.split("\n")[:n])) + n
     return [(f"line {i}", one) for i, one in enumerate(found, start=1)], end
