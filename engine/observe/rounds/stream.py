@@ -175,9 +175,11 @@ def addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
         found = _ADDITION.decode(text)
     except (msgspec.MsgspecError, ValueError):
         return None
+    n_quotes = text.count('"')
+    if "\\" in text:
+        n_quotes -= text.count('\\"')
     if not found.text or "\\\\" in text:
         return None
-    n_quotes = text.count('"') - text.count('\\"')
     return found, (found.id, found.choices[0].index, found.timings is None, n_quotes)
 
 
