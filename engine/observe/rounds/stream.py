@@ -10,7 +10,7 @@ import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -61,15 +61,10 @@ class Timings(Struct, frozen=True):
         return n_timed(self.predicted_ms, self.predicted_n, self.predicted_per_second)
 
 
-class _Delta(Struct, forbid_unknown_fields=True):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    role: str | None = None
-
-
 class _Choice(Struct, forbid_unknown_fields=True):
-    delta: _Delta | None = None
+    delta: dict[Literal["content", "reasoning_content", "reasoning", "role"], str | None] | None = (
+        None
+    )
     text: str | None = None
     index: Annotated[int, Meta(ge=0, lt=MOST_ANSWERS)] = 0
     token_ids: tuple[Count, ...] | None = None
@@ -95,11 +90,7 @@ class Addition(Struct, forbid_unknown_fields=True):
     def text(self) -> str:
         """What it adds."""
         choice = self.choices[0]
-        if (said := choice.delta) is None:
-            return choice.text or ""
-        if thought := said.reasoning_content or said.reasoning:
-            return thought + (said.content or "")
-        return said.content or ""
+        return choice.text or "" if choice.delta is None else _message(choice.delta)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -242,7 +233,7 @@ def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
         yield _completion(event)
 
 
-def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
+def _completion(event: dict[str, Any]) -> Chunk:
     """An event of /completion, or what `__verbose` repeats of it."""
     is_last = event.get("stop") is True
     ids = _ids(event.get("tokens"))
@@ -258,7 +249,7 @@ def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
         )
     return Chunk(
         index=_index(event),
-        text=_text(event.get("content")) if text is None else text,
+        text=_text(event.get("content")),
         token_id=ids[-1] if ids and not is_last and processed is None else None,
         ids=ids if processed is None else (),
         usage=usage if is_last or "stop" not in event else None,

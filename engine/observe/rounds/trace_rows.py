@@ -210,22 +210,22 @@ class RowWriter:
             self._tokens(ids, ready.n_prompt, one, kinds)
         own = is_one or None
         self._rounds_of += (
-            *ids.values(),
+            ready.seq_id,
+            ids["round"],
             t_ms,
             ready.n_prompt + one.first - 2 if is_placed else None,
-            drafter,
-            self.rule.name if one.drafted else "",
             one.drafted,
             one.accepted,
             1 + restored if one.path and is_one else None,
             one.emitted,
             _stop_kind(one, kinds),
-            own and one.undone,
-            own and one.undone,
+            *(own and one.undone, own and one.undone),
             path_name(one.path, self._reach),
             self._reach.n_rs_seq,
             int(restored) if one.path and is_one else None,
             own and one.drafted + 1,
+            self.rule.name if one.drafted else "",
+            drafter,
             one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
             None if is_one else one.n_merged,
             *_of_log(one.log),
@@ -303,43 +303,11 @@ class RowWriter:
         return None if pieces.get(token.token_id) == piece else text
 
 
-_TOKEN = (
-    "round",
-    "seq_id",
-    "pos",
-    "kind",
-    "token_id",
-    "text",
-    "draft_index",
-    "draft_p",
-    "draft_top_id",
-    "draft_top_p",
-)
+_OF_DRAFT = "draft_index", "draft_p", "draft_top_id", "draft_top_p"
+_TOKEN = ("round", "seq_id", *COLUMNS["tokens"], *_OF_DRAFT)
 """Columns of a token's row."""
-_ROUND = (
-    "round",
-    "seq_id",
-    "t_ms",
-    "pos0",
-    "drafter",
-    "accept_rule",
-    "num_draft_tokens",
-    "num_accepted_draft_tokens",
-    "num_target_tokens",
-    "num_emitted",
-    "stop_kind",
-    "rollback_depth",
-    "memory_rollback",
-    "rollback_path",
-    "n_rs_seq",
-    "replay_index",
-    "verify_width",
-    "total_ms",
-    "n_merged",
-    "checkpoint_bytes",
-    "draft_n_max",
-    *(f"{phase}_ms" for phase in PHASES),
-)
+_OF_LOG = "checkpoint_bytes", "draft_n_max", *(f"{phase}_ms" for phase in PHASES)
+_ROUND = ("seq_id", *COLUMNS["rounds"], *_OF_LOG)
 """Those of a round's."""
 
 
@@ -371,7 +339,7 @@ def _drafted(
 def _of_log(log: LogRound | None) -> tuple[Any, ...]:
     """Columns of a round that only the log tells."""
     if log is None:
-        return (None,) * (2 + len(PHASES))
+        return (None,) * len(_OF_LOG)
     return log.checkpoint_bytes, log.n_max, *map(log.phases.get, PHASES)
 
 

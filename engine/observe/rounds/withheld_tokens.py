@@ -207,10 +207,8 @@ def _path_of(group: Chunks, n_tokens: int, reach: PlaneReach) -> str | None:
     if not group.is_cut:
         path = _PATHS.get(n_own) if undone else "none" if n_own == 1 else None
         return path if told in ("", path) else None
-    longest = 1 if told in ("none", "seq_rm") else 2
-    if not 1 <= n_tokens <= group.accepted + longest:
-        return None
-    return told or ("restore" if n_own == 2 else "")
+    fits = n_tokens >= 1 and n_own <= (1 if told in ("none", "seq_rm") else 2)
+    return told or ("restore" if n_own == 2 else "") if fits else None
 
 
 _PATHS = {1: "seq_rm", 2: "restore"}
