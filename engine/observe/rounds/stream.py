@@ -388,7 +388,7 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
         yield Chunk(timings=timings)
 
 
-def _message(said: dict[str, Any]) -> str:
+def _message(said: Mapping[Any, Any]) -> str:
     """What a delta or a message of a chat adds: thoughts, words, arguments of tools."""
     if len(said) == 1 and isinstance(text := said.get("content"), str):
         return text
