@@ -226,7 +226,7 @@ def _docker_json(chance: random.Random) -> Iterator[str]:
 
 
 def _router(chance: random.Random) -> Iterator[str]:
-    """Two models behind a router, whose lines come as they are written."""
+    """Two models of a router, whose lines come as they are written."""
     for line, other in zip(_default(chance), _default(chance), strict=False):
         yield f"[53409] {line}"
         yield f"[53410] {other}"
