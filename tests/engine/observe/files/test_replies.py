@@ -260,11 +260,11 @@ def _many(kind: str, name: str) -> list[dict[str, Any]]:
     found, rounds = [], [1 + (7 * i) % 4 for i in range(40)]
     ends = [sum(rounds[:i]) for i in range(1, 41)]
     for n in range(1, 61):
-        text = (" the", '"', "\n", "\\", " é", '\\"')[n * n % 6]
+        text = "\\" if n == 20 else (" the", '"', "\n", " é", '"')[n % 5]
         choice: dict[str, Any] = {"index": 0, "delta": {"content": text}, "finish_reason": None}
         event = {"choices": [choice], "id": name, "model": "m"}
         i = next(i for i, end in enumerate(ends) if n - 1 <= end) + 1 if n > 1 else 0
-        told = {"predicted_n": n - 5 * (kind == "falls" and n == 33), "predicted_ms": 10.5 * i}
+        told = {"predicted_n": n - 5 * (kind == "falls" and n == 35), "predicted_ms": 10.5 * i}
         told |= {"draft_n": 3 * i, "draft_n_accepted": sum(rounds[:i]) - i}
         if kind == "ids":
             choice["token_ids"] = [n, n + 1]
