@@ -10,18 +10,15 @@ import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import msgspec
 from msgspec import Meta, Struct
 
 from engine.foreign import (
     LONGEST_PART_MS,
     MOST_PROMPT_TOKENS,
     MOST_TOKENS,
-    Count,
     JsonError,
-    Size,
     is_real,
     is_whole,
     parse_json,
@@ -61,48 +58,6 @@ class Timings(Struct, frozen=True):
         return n_timed(self.predicted_ms, self.predicted_n, self.predicted_per_second)
 
 
-class _Choice(Struct, forbid_unknown_fields=True):
-    delta: dict[Literal["content", "reasoning_content", "reasoning", "role"], str | None] | None = (
-        None
-    )
-    text: str | None = None
-    index: Annotated[int, Meta(ge=0, lt=MOST_ANSWERS)] = 0
-    token_ids: tuple[Count, ...] | None = None
-    logprobs: None = None
-    finish_reason: None = None
-    stop_reason: None = None
-
-
-class Addition(Struct, forbid_unknown_fields=True):
-    """An event of /v1/completions or /v1/chat/completions that adds text to an answer and says
-    nothing else, as nearly all of a stream do."""
-
-    id: str
-    choices: tuple[_Choice]
-    created: Size = 0
-    model: str = ""
-    object: str = ""
-    system_fingerprint: str | None = None
-    usage: None = None
-    timings: Timings | None = None
-
-    @property
-    def text(self) -> str:
-        """What it adds."""
-        choice = self.choices[0]
-        return choice.text or "" if choice.delta is None else _message(choice.delta)
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Of its tokens, where they are given."""
-        return self.choices[0].token_ids or ()
-
-    @property
-    def chunk(self) -> Chunk:
-        """The same as of any event."""
-        return Chunk(self.choices[0].index, self.text, ids=self.ids, timings=self.timings)
-
-
 class Usage(NamedTuple):
     """Tokens of a request as its reply counts them; None is not given. completion: of all answers
     together. times: other figures by the names of `engine.trace.timings.summary`."""
@@ -123,8 +78,8 @@ class Chunk:
     and ids are those of the answer so far. usage: of the request. count: tokens of the answer
     so far, where that is given. processed: prompt tokens so far, of an event with the progress of
     the prompt that is there for no token. last: the answer is complete; final holds what was said
-    about it then. event: that this is of. additions: events one after another in place of one;
-    timings are those of the last.
+    about it then. event: that this is of. additions: such events, one after another, in place of
+    one; timings are those of the last.
     """
 
     index: int = 0
@@ -142,11 +97,10 @@ class Chunk:
     final: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     event: Mapping[str, Any] = field(default_factory=dict)
-    additions: Sequence[Addition] = ()
+    additions: Sequence[Any] = ()
 
 
 _NOTHING = Chunk()
-_ADDITION = msgspec.json.Decoder(Addition)
 
 
 def read_json(text: bytes | str) -> Any:
@@ -157,21 +111,6 @@ def read_json(text: bytes | str) -> Any:
         return parse_json(text, whole_texts=True)
     except JsonError as error:
         raise UnreadableError(f"sent text that is not valid JSON ({error.what})") from None
-
-
-def addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
-    """An event that is an addition, and what it has in common with the next one of its answer;
-    None of another one. Of an object with a key twice that differs from the others' too."""
-    try:
-        found = _ADDITION.decode(text)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    n_quotes = text.count('"')
-    if "\\" in text:
-        n_quotes -= text.count('\\"')
-    if not found.text or "\\\\" in text:
-        return None
-    return found, (found.id, found.choices[0].index, found.timings is None, n_quotes)
 
 
 def chunks(event: Any) -> Iterator[Chunk]:
@@ -275,7 +214,7 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
         is_last = isinstance(choice.get("finish_reason"), str)
         said = choice.get("delta")
         said = said if isinstance(said, dict) else choice.get("message")
-        text = _message(said) if isinstance(said, dict) else _text(choice.get("text"))
+        text = message(said) if isinstance(said, dict) else _text(choice.get("text"))
         logged, pieces = _logged(choice.get("logprobs"))
         token_id = logged[-1] if len(logged) == 1 else inner.token_id
         ids = _ids(choice.get("token_ids")) or inner.ids or logged
@@ -388,7 +327,7 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
         yield Chunk(timings=timings)
 
 
-def _message(said: Mapping[Any, Any]) -> str:
+def message(said: Mapping[Any, Any]) -> str:
     """What a delta or a message of a chat adds: thoughts, words, arguments of tools."""
     if len(said) == 1 and isinstance(text := said.get("content"), str):
         return text

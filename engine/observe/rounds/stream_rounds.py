@@ -15,8 +15,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from engine.foreign import LONGEST_DRAFT
+from engine.observe.rounds.additions import Addition
 from engine.observe.rounds.log_rounds import LogRound
-from engine.observe.rounds.stream import Addition, Chunk, Timings
+from engine.observe.rounds.stream import Chunk, Timings
 from engine.observe.rounds.withheld_tokens import (
     Chunks,
     Merged,

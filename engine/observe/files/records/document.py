@@ -7,10 +7,9 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -26,7 +25,7 @@ from engine.foreign import (
     value_end,
 )
 from engine.gguf.binary import shorten
-from engine.observe.rounds.stream import addition
+from engine.observe.rounds.additions import additions
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
@@ -174,7 +173,9 @@ def _plain(found: re.Match[str]) -> str:
 def is_stream(text: str) -> bool:
     """Whether a text is of server-sent events, at or after its beginning."""
     begin = text[:_MOST_HEAD].lstrip()
-    return not begin.startswith(("{", "[", '"')) and any(map(_EVENT.match, _lines(begin)))
+    return not begin.startswith(("{", "[", '"')) and any(
+        _EVENT.match(line[0]) for line in _LINE.finditer(begin)
+    )
 
 
 def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
@@ -186,7 +187,7 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     left = LeftOut()
     held: list[str] = []
     fault: tuple[int, JsonError] | None = None
-    for number, line in enumerate(chain(_lines(text), [""]), start=1):
+    for number, line in enumerate([*_LINE.findall(text), ""], start=1):
         end = number + 1
         value = line.strip()
         is_object = value.startswith("{") and value.endswith("}")
@@ -222,23 +223,16 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
 def _plain_events(text: str) -> list[Any] | None:
     """The events of a stream that has nothing but a whole object in each line of data, read at
     once; None of another one."""
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = (text := text.replace("\r\n", "\n")).split("\n")
     data = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
     others = len(lines) - len(data) - lines.count("") - lines.count("data: [DONE]")
-    if others or not data or "\r" in text.replace("\r\n", "\n"):
-        return None
-    return _each(data)
+    return None if others or not data or "\r" in text else _each(data)
 
 
 def _each(texts: list[str]) -> list[Any] | None:
-    """The objects that texts are, one each, all read at once; None where one is none. Of additions
-    to one answer in a row these, but for the first and the last."""
-    known = list(map(addition, texts))
-    kinds = [None, *(one and one[1] for one in known), None]
-    found = [
-        one[0] if one is not None and before == one[1] == after else None
-        for before, one, after in zip(kinds, known, kinds[2:], strict=False)
-    ]
+    """The objects that texts are, one each, all read at once, among them additions to one answer in
+    a row; None where one is none."""
+    found = additions(texts)
     others = [text for text, one in zip(texts, found, strict=True) if one is None]
     try:
         values = _parse(f"[{','.join(others)}]")
@@ -280,7 +274,8 @@ def _values(
             is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
             if key is None and line[0] in "{[" and not (found or left.sentence or is_cut):
                 raise _invalid(name, f"line {whole.line}", whole)
-            if key is None and line[0] in "{[" and line[-1] in "]}," and _is_balanced(line):
+            is_even = all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
+            if key is None and line[0] in "{[" and line[-1] in "]}," and is_even:
                 # damaged, and neither cut nor a level of a log
                 start, end = at, stop
             else:
@@ -319,10 +314,6 @@ def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     return [(f"line {i}", one) for i, one in enumerate(found, start=1)], end
 
 
-def _is_balanced(line: str) -> bool:
-    return all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
-
-
 class LeftOut:
     """Lines that were not read, without those of HTTP and of what curl prints."""
 
@@ -349,10 +340,6 @@ class LeftOut:
             return ""
         lines = "1 line was" if self._n == 1 else f"{self._n:,} lines were"
         return f"{lines} left out, the first is {self._first}"
-
-
-def _lines(text: str) -> Iterator[str]:
-    return (found[0] for found in _LINE.finditer(text))
 
 
 def _parse(text: str) -> Any:
