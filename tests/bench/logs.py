@@ -285,6 +285,8 @@ KINDS: dict[str, Callable[[random.Random], Iterator[str]]] = {
     ),
     "json": _docker_json,
     "router": _router,
+}
+STREAMS: dict[str, Callable[[random.Random], Iterator[str]]] = {
     "chunks": partial(_stream, is_timed=True),
     "events": _events,
 }
@@ -294,7 +296,7 @@ def write_log(path: Path, kind: str, n_bytes: int, seed: int = 1) -> None:
     """A log of a kind, of a size."""
     n, chance = 0, random.Random(seed)
     with path.open("w") as file:
-        for line in KINDS[kind](chance):
+        for line in (KINDS | STREAMS)[kind](chance):
             file.write(f"{line}\n")
             n += len(line) + 1
             if n >= n_bytes:
@@ -303,13 +305,13 @@ def write_log(path: Path, kind: str, n_bytes: int, seed: int = 1) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS | STREAMS)}")
     parser.add_argument("--mb", type=int, default=100, help="size of each, 10^6 bytes")
     parser.add_argument("--keep", type=Path, help="folder that the files are left in")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)
-        for kind in args.kinds or KINDS:
+        for kind in args.kinds or (KINDS | STREAMS):
             path = folder / f"{kind}-{args.mb}.log"
             if not path.exists():
                 write_log(path, kind, args.mb * 10**6)
