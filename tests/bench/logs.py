@@ -1,6 +1,7 @@
-"""Processor seconds and memory of importing long logs: `python -m tests.bench.logs [KIND ...]`.
+"""Processor seconds and memory of importing long logs and streams that were kept:
+`python -m tests.bench.logs [KIND ...]`. A stream may have 64 MB: `--mb 60`.
 
-Logs of every kind are made with numbers that go on, as a server would have written them, each into
+Files of every kind are made with numbers that go on, as a server would have written them, each into
 a file, which is imported by a process of its own. `--keep FOLDER` leaves the files there.
 """
 
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from tests.support.captures import load
@@ -223,6 +225,46 @@ def _docker_json(chance: random.Random) -> Iterator[str]:
         yield json.dumps({"log": f"{line}\n", "stream": "stderr", "time": when})
 
 
+def _router(chance: random.Random) -> Iterator[str]:
+    """Two models of a router, whose lines come as they are written."""
+    for line, other in zip(_default(chance), _default(chance), strict=False):
+        yield f"[53409] {line}"
+        yield f"[53410] {other}"
+
+
+def _stream(chance: random.Random, is_timed: bool) -> Iterator[str]:
+    """Streams that were kept, a chunk in each line."""
+    number = 0
+    while True:
+        number += 1
+        base = {"id": f"chatcmpl-{number:08}", "object": "chat.completion.chunk", "model": "m"}
+        ms, left, drafted, accepted = 300.0, 0, 0, 0
+        for n in range(1, chance.randrange(100, 400)):
+            word = chance.choice((" the", " of", ",", " draft", "\n", ' "'))
+            choice: dict[str, object] = {"index": 0, "delta": {"content": word}}
+            if left == 0 and n > 1:
+                left = chance.randrange(4)
+                drafted, accepted, ms = drafted + 3, accepted + left, ms + 30.1
+            else:
+                left = max(left - 1, 0)
+            if is_timed:
+                told = {"cache_n": 0, "prompt_n": 20, "prompt_ms": 300.1, "predicted_n": n}
+                told |= {"predicted_ms": round(ms, 3), "predicted_per_second": 1e3 * n / ms}
+                told |= {"draft_n": drafted, "draft_n_accepted": accepted}
+                yield json.dumps(base | {"choices": [choice], "timings": told})
+            else:
+                choice["token_ids"] = [chance.randrange(150_000)]
+                yield json.dumps(base | {"choices": [choice]})
+        yield json.dumps(base | {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+
+
+def _events(chance: random.Random) -> Iterator[str]:
+    """The same as a client received them, from a server that gives ids."""
+    for line in _stream(chance, is_timed=False):
+        yield f"data: {line}"
+        yield ""
+
+
 KINDS: dict[str, Callable[[random.Random], Iterator[str]]] = {
     "light": _light,
     "default": _default,
@@ -242,6 +284,11 @@ KINDS: dict[str, Callable[[random.Random], Iterator[str]]] = {
         )
     ),
     "json": _docker_json,
+    "router": _router,
+}
+STREAMS: dict[str, Callable[[random.Random], Iterator[str]]] = {
+    "chunks": partial(_stream, is_timed=True),
+    "events": _events,
 }
 
 
@@ -249,7 +296,7 @@ def write_log(path: Path, kind: str, n_bytes: int, seed: int = 1) -> None:
     """A log of a kind, of a size."""
     n, chance = 0, random.Random(seed)
     with path.open("w") as file:
-        for line in KINDS[kind](chance):
+        for line in (KINDS | STREAMS)[kind](chance):
             file.write(f"{line}\n")
             n += len(line) + 1
             if n >= n_bytes:
@@ -258,13 +305,13 @@ def write_log(path: Path, kind: str, n_bytes: int, seed: int = 1) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS | STREAMS)}")
     parser.add_argument("--mb", type=int, default=100, help="size of each, 10^6 bytes")
     parser.add_argument("--keep", type=Path, help="folder that the files are left in")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)
-        for kind in args.kinds or KINDS:
+        for kind in args.kinds or (KINDS | STREAMS):
             path = folder / f"{kind}-{args.mb}.log"
             if not path.exists():
                 write_log(path, kind, args.mb * 10**6)

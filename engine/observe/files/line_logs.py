@@ -278,7 +278,7 @@ class LineLogs:
 
     def _row(self, number: int, said: str) -> None:
         values = {key.lower(): value for key, value in KEY.findall(said)}
-        name = said[: KEY.search(said).start()].strip(" |*`\t:-")  # type: ignore[union-attr]
+        name = KEY.split(said, 1)[0].strip(" |*`\t:-")
         if "}" in name:  # the end of the table before, where a page has joined its lines
             name = name.rpartition("}")[2].strip()
             if self._tables:
@@ -293,7 +293,7 @@ class LineLogs:
 
         def read(_said: str) -> RecordedRequest:
             found = RecordedRequest("llama-server", name, stop="end")
-            found.timings["predicted_n"] = whole(values["pred"])
+            found.timings["predicted_n"] = whole(values.get("pred", ""))
             if values.get("draft", "").isdigit():
                 found.num_draft_tokens = whole(values["draft"])
                 accepted = whole(values.get("acc", ""), found.num_draft_tokens)

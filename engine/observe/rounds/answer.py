@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign import is_whole
+from engine.observe.rounds.additions import Addition
 from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
 from engine.observe.rounds.log_prompts import LoggedPrompt
@@ -125,6 +126,8 @@ class EmittedTokens:
 
     def take(self, chunk: Chunk) -> str:
         """An event; returns the text that it adds."""
+        if chunk.additions:
+            return self._add([(one.ids, one.text) for one in chunk.additions])
         ids, text = chunk.ids, chunk.text
         if chunk.is_whole:  # the answer so far, or what it adds: engines do either
             n, end = self._n_text, self._end
@@ -138,14 +141,21 @@ class EmittedTokens:
         self.prompt_ids = self.prompt_ids or chunk.prompt_ids
         self._pieces += chunk.pieces if self.n_ids == 0 and not ids else ()
         if ids or text:
-            self.n_ids += len(ids)
-            self._n_text += len(text)
-            self._end = (self._end + text)[-_END:]
-            self._has_gap |= len(self.events) >= _MOST_EVENTS
-            if not self._has_gap:
-                self.events.append((ids, text))
+            self._add([(ids, text)])
         if chunk.count is not None and not chunk.last and chunk.count != self.n_ids:
             self._has_gap = True  # tokens without an event of their own
+        return text
+
+    def _add(self, events: list[tuple[tuple[int, ...], str]]) -> str:
+        """Take ids and text of events, as many as there is room for; returns the text of all."""
+        text = "".join(text for _, text in events)
+        self.n_ids += sum(len(ids) for ids, _ in events)
+        self._n_text += len(text)
+        self._end = (self._end + text)[-_END:]
+        room = _MOST_EVENTS - len(self.events)
+        if not self._has_gap:
+            self.events += events[:room]
+        self._has_gap |= len(events) > room
         return text
 
     def count(self, usage: Usage) -> None:
@@ -241,6 +251,9 @@ class Answer:
 
     def take(self, chunk: Chunk, at_ms: float) -> None:
         """A chunk of this answer. Raises ContradictionError, and UnreadableError for too much."""
+        if chunk.additions and chunk.timings is not None:
+            self._take_rounds(chunk.additions, at_ms)
+            return
         text = chunk.text
         if self._zero_ms is None:
             text = self._emitted.take(chunk)
@@ -267,6 +280,17 @@ class Answer:
         self._told = chunk.timings
         self._is_whole = chunk.last and _ends_whole(chunk.final, self._body, chunk.timings)
         self._push(self._rounds.add(chunk))
+
+    def _take_rounds(self, additions: Sequence[Addition], at_ms: float) -> None:
+        """Additions with timings: of a round the first one as any chunk, the others at once."""
+        at = 0
+        while at < len(additions):
+            self.take(additions[at].chunk, at_ms)
+            end = self._rounds.go_on(additions, at + 1)
+            more = [one.text for one in additions[at + 1 : end]]
+            self.texts += more
+            self._n_text += sum(map(len, more))
+            self._told, at = additions[end - 1].timings, end
 
     def end(self, at_ms: float) -> None:
         """The answer is over. Raises ContradictionError."""

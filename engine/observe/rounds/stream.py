@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct
 
 from engine.foreign import (
     LONGEST_PART_MS,
@@ -33,18 +35,27 @@ class UnreadableError(ValueError):
     """The reply cannot be read any further. The message is a clause without its subject."""
 
 
-class Timings(NamedTuple):
-    """The server's counters at one time, cumulative over a request. Times are milliseconds.
-    n_timed: tokens that predicted_ms is of."""
+_OfPrompt = Annotated[int, Meta(ge=0, le=MOST_PROMPT_TOKENS)]
+_OfAnswer = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+_Milliseconds = Annotated[float, Meta(ge=0, le=LONGEST_PART_MS)]
 
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    predicted_n: int
-    predicted_ms: float
-    draft_n: int
-    draft_n_accepted: int
-    n_timed: int = 0
+
+class Timings(Struct, frozen=True):
+    """The server's counters at one time, cumulative over a request. Times are milliseconds."""
+
+    cache_n: _OfPrompt
+    prompt_n: _OfPrompt
+    prompt_ms: _Milliseconds
+    predicted_n: Annotated[int, Meta(ge=2, le=MOST_TOKENS)]  # the first is not an addition
+    predicted_ms: _Milliseconds
+    draft_n: _OfAnswer = 0
+    draft_n_accepted: _OfAnswer = 0
+    predicted_per_second: _Milliseconds | None = None
+
+    @property
+    def n_timed(self) -> int:
+        """Tokens that predicted_ms is of."""
+        return n_timed(self.predicted_ms, self.predicted_n, self.predicted_per_second)
 
 
 class Usage(NamedTuple):
@@ -67,7 +78,8 @@ class Chunk:
     and ids are those of the answer so far. usage: of the request. count: tokens of the answer
     so far, where that is given. processed: prompt tokens so far, of an event with the progress of
     the prompt that is there for no token. last: the answer is complete; final holds what was said
-    about it then. event: that this is of.
+    about it then. event: that this is of. additions: such events, one after another, in place of
+    one; timings are those of the last.
     """
 
     index: int = 0
@@ -85,6 +97,7 @@ class Chunk:
     final: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     event: Mapping[str, Any] = field(default_factory=dict)
+    additions: Sequence[Any] = ()
 
 
 _NOTHING = Chunk()
@@ -101,8 +114,11 @@ def read_json(text: bytes | str) -> Any:
 
 
 def chunks(event: Any) -> Iterator[Chunk]:
-    """What an event of any of the server's endpoints says. Raises UnreadableError."""
-    if isinstance(event, list):
+    """What an event of any of the server's endpoints says, or a tuple of additions to the same
+    answer. Raises UnreadableError."""
+    if isinstance(event, tuple):
+        yield Chunk(event[0].choices[0].index, timings=event[-1].timings, additions=event)
+    elif isinstance(event, list):
         for one in event:
             yield from chunks(one)
     elif isinstance(event, dict):
@@ -156,7 +172,7 @@ def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
         yield _completion(event)
 
 
-def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
+def _completion(event: dict[str, Any]) -> Chunk:
     """An event of /completion, or what `__verbose` repeats of it."""
     is_last = event.get("stop") is True
     ids = _ids(event.get("tokens"))
@@ -172,7 +188,7 @@ def _completion(event: dict[str, Any], text: str | None = None) -> Chunk:
         )
     return Chunk(
         index=_index(event),
-        text=_text(event.get("content")) if text is None else text,
+        text=_text(event.get("content")),
         token_id=ids[-1] if ids and not is_last and processed is None else None,
         ids=ids if processed is None else (),
         usage=usage if is_last or "stop" not in event else None,
@@ -198,7 +214,7 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
         is_last = isinstance(choice.get("finish_reason"), str)
         said = choice.get("delta")
         said = said if isinstance(said, dict) else choice.get("message")
-        text = _message(said) if isinstance(said, dict) else _text(choice.get("text"))
+        text = message(said) if isinstance(said, dict) else _text(choice.get("text"))
         logged, pieces = _logged(choice.get("logprobs"))
         token_id = logged[-1] if len(logged) == 1 else inner.token_id
         ids = _ids(choice.get("token_ids")) or inner.ids or logged
@@ -311,7 +327,7 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
         yield Chunk(timings=timings)
 
 
-def _message(said: dict[str, Any]) -> str:
+def message(said: Mapping[Any, Any]) -> str:
     """What a delta or a message of a chat adds: thoughts, words, arguments of tools."""
     if len(said) == 1 and isinstance(text := said.get("content"), str):
         return text
@@ -392,18 +408,16 @@ def _timings(event: dict[str, Any]) -> Timings | None:
     said = event.get("timings")
     if not isinstance(said, dict) or "predicted_n" not in said:
         return None
-    n, ms, speed = _count(said, "predicted_n"), _milliseconds(said, "predicted_ms"), None
-    if is_real(said.get("predicted_per_second")):
-        speed = said["predicted_per_second"]
+    speed = said.get("predicted_per_second")
     return Timings(
         _count(said, "cache_n", MOST_PROMPT_TOKENS),
         _count(said, "prompt_n", MOST_PROMPT_TOKENS),
         _milliseconds(said, "prompt_ms"),
-        n,
-        ms,
+        _count(said, "predicted_n"),
+        _milliseconds(said, "predicted_ms"),
         _count(said, "draft_n"),
         _count(said, "draft_n_accepted"),
-        n_timed(ms, n, speed),
+        speed if is_real(speed) else None,
     )
 
 

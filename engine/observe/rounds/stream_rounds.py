@@ -9,10 +9,13 @@ have no chunk of their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from engine.foreign import LONGEST_DRAFT
+from engine.observe.rounds.additions import Addition
 from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream import Chunk, Timings
 from engine.observe.rounds.withheld_tokens import (
@@ -169,6 +172,28 @@ class StreamRounds:
             told.predicted_ms, self._group.name_ms, drafted, accepted, n_new - 1, at, at
         )
         return found + self._settle()
+
+    def go_on(self, additions: Sequence[Addition], at: int) -> int:
+        """Take in those from one on that are each a token more of the round of the chunk before;
+        returns where others begin."""
+        told, group, begin = self._told, self._group, at
+        if group is None or group.name_ms != told.predicted_ms:
+            return at
+        for one in islice(additions, begin, None):
+            more = one.timings
+            if (
+                more is None
+                or more.predicted_ms != told.predicted_ms
+                or more.predicted_n != told.predicted_n + 1
+                or more.draft_n != told.draft_n
+                or more.draft_n_accepted != told.draft_n_accepted
+            ):
+                break
+            self._tokens.append(StreamedToken(None, one.text, self._is_text_whole))
+            self._is_text_whole, told, at = True, more, at + 1
+        self._told, group.last_seen = told, max(group.last_seen, told.predicted_n)
+        self._reach.hold_back(0, at - begin)
+        return at
 
     def end(self, *, is_whole: bool) -> list[ObservedRound]:
         """The answer is over: the rounds that were open. is_whole: the last one was not cut."""

@@ -109,7 +109,8 @@ class RowWriter:
         self.log_pieces: Mapping[int, bytes] = {}
         """Bytes of tokens as the server's log tells them."""
         self._tokens_of: list[Any] = []
-        self._rows: dict[str, list[dict[str, Any]]] = {"drafts": [], "rounds": []}
+        self._rounds_of: list[Any] = []
+        self._drafts: list[dict[str, Any]] = []
         """Not written yet; the row of a round comes after those of its tokens."""
 
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
@@ -128,16 +129,15 @@ class RowWriter:
         elif ready.round is not None:
             self._round(ids, t_ms, ready, ready.round)
         else:
-            self._append("rounds", **ids, num_emitted=1)
+            self._append(**ids, num_emitted=1)
 
     def flush(self) -> None:
         """Bring into the trace what was written."""
         self._writer.append_rows("tokens", _TOKEN, self._tokens_of)
-        self._tokens_of.clear()
-        for table, rows in self._rows.items():
-            if rows:
-                self._writer.append_all(table, rows)
-                rows.clear()
+        self._writer.append_all("drafts", self._drafts)
+        self._writer.append_rows("rounds", _ROUND, self._rounds_of)
+        for rows in (self._tokens_of, self._drafts, self._rounds_of):
+            rows.clear()
 
     def fill_in(self) -> None:
         """What was learned too late for the rows that were written: planes, and whose drafts they
@@ -152,8 +152,8 @@ class RowWriter:
             code = store.text_pool.code(self.drafters[0])
             store.rounds.fill(drafted, {"drafter": np.full(len(drafted), code, np.int32)})
 
-    def _append(self, table: str, **values: Any) -> None:
-        self._rows[table].append(values)
+    def _append(self, **values: Any) -> None:
+        self._rounds_of += map(values.get, _ROUND)
 
     def _token(
         self,
@@ -184,7 +184,6 @@ class RowWriter:
         if first is not None:
             self._tokens(ids, ready.n_prompt, first, first.kinds())
         self._append(
-            "rounds",
             **ids,
             t_ms=t_ms,
             pos0=part.pos0,
@@ -209,31 +208,30 @@ class RowWriter:
         self.n_merged += not is_one
         if is_placed:
             self._tokens(ids, ready.n_prompt, one, kinds)
-        self._rows["rounds"].append(
-            {
-                **ids,
-                "t_ms": t_ms,
-                "pos0": ready.n_prompt + one.first - 2 if is_placed else None,
-                "drafter": drafter,
-                "accept_rule": self.rule.name if one.drafted else "",
-                "num_draft_tokens": one.drafted,
-                "num_accepted_draft_tokens": one.accepted,
-                "num_target_tokens": (2 if restored else 1) if one.path and is_one else None,
-                "num_emitted": one.emitted,
-                "stop_kind": _stop_kind(one, kinds),
-                "rollback_depth": one.undone if is_one else None,
-                "memory_rollback": one.undone if is_one else None,
-                "rollback_path": path_name(one.path, self._reach),
-                "n_rs_seq": self._reach.n_rs_seq,
-                "replay_index": int(restored) if one.path and is_one else None,
-                "verify_width": one.drafted + 1 if is_one else None,
-                "total_ms": one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
-                "n_merged": one.n_merged if not is_one else None,
-                **_of_log(one.log),
-            }
+        own = is_one or None
+        self._rounds_of += (
+            ready.seq_id,
+            ids["round"],
+            t_ms,
+            ready.n_prompt + one.first - 2 if is_placed else None,
+            one.drafted,
+            one.accepted,
+            1 + restored if one.path and is_one else None,
+            one.emitted,
+            _stop_kind(one, kinds),
+            *(own and one.undone, own and one.undone),
+            path_name(one.path, self._reach),
+            self._reach.n_rs_seq,
+            int(restored) if one.path and is_one else None,
+            own and one.drafted + 1,
+            self.rule.name if one.drafted else "",
+            drafter,
+            one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
+            None if is_one else one.n_merged,
+            *_of_log(one.log),
         )
         if one.drafted and is_one and drafter:
-            self._append("drafts", **ids, drafter=drafter, num_draft_tokens=one.drafted)
+            self._drafts.append(ids | {"drafter": drafter, "num_draft_tokens": one.drafted})
 
     def _drafter(self, one: ObservedRound) -> str:
         """Whose draft was verified: the log's word, or the server's only drafter."""
@@ -305,19 +303,12 @@ class RowWriter:
         return None if pieces.get(token.token_id) == piece else text
 
 
-_TOKEN = (
-    "round",
-    "seq_id",
-    "pos",
-    "kind",
-    "token_id",
-    "text",
-    "draft_index",
-    "draft_p",
-    "draft_top_id",
-    "draft_top_p",
-)
+_OF_DRAFT = "draft_index", "draft_p", "draft_top_id", "draft_top_p"
+_TOKEN = ("round", "seq_id", *COLUMNS["tokens"], *_OF_DRAFT)
 """Columns of a token's row."""
+_OF_LOG = "checkpoint_bytes", "draft_n_max", *(f"{phase}_ms" for phase in PHASES)
+_ROUND = ("seq_id", *COLUMNS["rounds"], *_OF_LOG)
+"""Those of a round's."""
 
 
 def path_name(path: str, reach: PlaneReach) -> str:
@@ -345,15 +336,11 @@ def _drafted(
     return p, *zip(*tops[:N_TOP], strict=True)
 
 
-def _of_log(log: LogRound | None) -> dict[str, Any]:
+def _of_log(log: LogRound | None) -> tuple[Any, ...]:
     """Columns of a round that only the log tells."""
     if log is None:
-        return {}
-    phases = {name: log.phases.get(phase) for phase, name in _PHASES}
-    return {"checkpoint_bytes": log.checkpoint_bytes, "draft_n_max": log.n_max, **phases}
-
-
-_PHASES = [(phase, f"{phase}_ms") for phase in PHASES]
+        return (None,) * len(_OF_LOG)
+    return log.checkpoint_bytes, log.n_max, *map(log.phases.get, PHASES)
 
 
 def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import pairwise
 
 _MOST_TAIL = 64
@@ -37,10 +38,10 @@ class PlaneReach:
         self.shallowest_restore: float = math.inf
         self._n_hidden_left = _MOST_HIDDEN
 
-    def hold_back(self, n_tokens: int) -> bool:
-        """Take in a chunk that has this many tokens in addition to its own. False: for more than a
-        server can mean, all its chunks so far included."""
-        left = self._n_hidden_left + _HIDDEN_EACH - n_tokens
+    def hold_back(self, n_tokens: int, n_chunks: int = 1) -> bool:
+        """Take in chunks that have this many tokens in addition to their own. False: for more than
+        a server can mean, all its chunks so far included."""
+        left = self._n_hidden_left + _HIDDEN_EACH * n_chunks - n_tokens
         self._n_hidden_left = max(left, 0)
         return left >= 0
 
@@ -122,10 +123,9 @@ def possible_shares(
 
     Raises NoShareError where nothing fits.
     """
-    if len(groups) == 1 and not groups[0].gap:  # nothing is shared, as in nearly every round
-        fits = [one for one in _single(groups[0], reach) if one.n_tokens == stop - start]
-        if fits:
-            return [fits]
+    path = _path_of(groups[0], stop - start, reach) if len(groups) == 1 else None
+    if path is not None and not groups[0].gap:  # nothing is shared, as in nearly every round
+        return [[_one(stop - start, path)]]
     for strict in (True, False):
         ends = _ends(groups, start, stop, reach, lengths, strict)
         if all(ends):
@@ -200,22 +200,25 @@ def _may_be_single(group: Chunks, lengths: set[int], strict: bool) -> bool:
     return not (strict and group.gap and lengths) or group.drafted <= max(lengths)
 
 
-def _single(group: Chunks, reach: PlaneReach) -> Iterator[Merged]:
-    if not group.undone:
-        whole = {group.accepted + 1: "none"}
-    else:
-        path = reach.path(group.undone)
-        whole = {
-            group.accepted + n: name
-            for n, name in ((1, "seq_rm"), (2, "restore"))
-            if path in ("", name)
-        }
+def _path_of(group: Chunks, n_tokens: int, reach: PlaneReach) -> str | None:
+    """The path of a group as one round of n tokens, None where it cannot be one."""
+    n_own, undone = n_tokens - group.accepted, group.undone
+    told = reach.path(undone) if undone else "none"
     if not group.is_cut:
-        yield from (Merged(1, n, path) for n, path in whole.items())
-        return
-    for n in range(1, max(whole) + 1):
-        told = {path for length, path in whole.items() if n <= length}
-        yield Merged(1, n, told.pop() if len(told) == 1 else "")
+        path = _PATHS.get(n_own) if undone else "none" if n_own == 1 else None
+        return path if told in ("", path) else None
+    fits = n_tokens >= 1 and n_own <= (1 if told in ("none", "seq_rm") else 2)
+    return told or ("restore" if n_own == 2 else "") if fits else None
+
+
+_PATHS = {1: "seq_rm", 2: "restore"}
+_one = lru_cache(1 << 12)(partial(Merged, 1))
+
+
+def _single(group: Chunks, reach: PlaneReach) -> Iterator[Merged]:
+    for n in range(1 if group.is_cut else group.accepted + 1, group.accepted + 3):
+        if (path := _path_of(group, n, reach)) is not None:
+            yield _one(n, path)
 
 
 def _merged(

@@ -7,10 +7,9 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -26,6 +25,7 @@ from engine.foreign import (
     value_end,
 )
 from engine.gguf.binary import shorten
+from engine.observe.rounds.additions import additions
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
@@ -173,7 +173,9 @@ def _plain(found: re.Match[str]) -> str:
 def is_stream(text: str) -> bool:
     """Whether a text is of server-sent events, at or after its beginning."""
     begin = text[:_MOST_HEAD].lstrip()
-    return not begin.startswith(("{", "[", '"')) and any(map(_EVENT.match, _lines(begin)))
+    return not begin.startswith(("{", "[", '"')) and any(
+        _EVENT.match(line[0]) for line in _LINE.finditer(begin)
+    )
 
 
 def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
@@ -185,7 +187,7 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     left = LeftOut()
     held: list[str] = []
     fault: tuple[int, JsonError] | None = None
-    for number, line in enumerate(chain(_lines(text), [""]), start=1):
+    for number, line in enumerate([*_LINE.findall(text), ""], start=1):
         end = number + 1
         value = line.strip()
         is_object = value.startswith("{") and value.endswith("}")
@@ -221,16 +223,23 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
 def _plain_events(text: str) -> list[Any] | None:
     """The events of a stream that has nothing but a whole object in each line of data, read at
     once; None of another one."""
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = (text := text.replace("\r\n", "\n")).split("\n")
     data = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
     others = len(lines) - len(data) - lines.count("") - lines.count("data: [DONE]")
-    if others or not data or "\r" in text.replace("\r\n", "\n"):
-        return None
+    return None if others or not data or "\r" in text else _each(data)
+
+
+def _each(texts: list[str]) -> list[Any] | None:
+    """The objects that texts are, one each, all read at once, among them additions to one answer in
+    a row; None where one is none."""
+    found = additions(texts)
+    others = [text for text, one in zip(texts, found, strict=True) if one is None]
     try:
-        found = _parse(f"[{','.join(data)}]")
+        values = _parse(f"[{','.join(others)}]")
     except JsonError:
         return None
-    return found if len(found) == len(data) else None
+    each = iter(values)
+    return [one or next(each) for one in found] if len(values) == len(others) else None
 
 
 def _values(
@@ -265,7 +274,8 @@ def _values(
             is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
             if key is None and line[0] in "{[" and not (found or left.sentence or is_cut):
                 raise _invalid(name, f"line {whole.line}", whole)
-            if key is None and line[0] in "{[" and line[-1] in "]}," and _is_balanced(line):
+            is_even = all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
+            if key is None and line[0] in "{[" and line[-1] in "]}," and is_even:
                 # damaged, and neither cut nor a level of a log
                 start, end = at, stop
             else:
@@ -298,18 +308,10 @@ def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     where their lines end."""
     lines = [line.strip() for line in text.split("\n")]
     n = next((i for i, line in enumerate(lines) if line[:1] + line[-1:] != "{}"), len(lines))
-    try:
-        found = _parse(f"[{','.join(lines[:n])}]")
-    except JsonError:
-        return [], 0
-    if len(found) != n:
+    if (found := _each(lines[:n])) is None:
         return [], 0
     end = len(text) if n == len(lines) else sum(map(len, text.split("\n")[:n])) + n
     return [(f"line {i}", one) for i, one in enumerate(found, start=1)], end
-
-
-def _is_balanced(line: str) -> bool:
-    return all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
 
 
 class LeftOut:
@@ -338,10 +340,6 @@ class LeftOut:
             return ""
         lines = "1 line was" if self._n == 1 else f"{self._n:,} lines were"
         return f"{lines} left out, the first is {self._first}"
-
-
-def _lines(text: str) -> Iterator[str]:
-    return (found[0] for found in _LINE.finditer(text))
 
 
 def _parse(text: str) -> Any:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from engine.errors import TraceFileError
 from engine.observe.files.records.document import nodes
 from engine.observe.files.records.readers import READERS
 from engine.observe.files.records.request import RecordedRequest, sum_figures, sums_of
+from engine.observe.rounds.additions import Addition
 from engine.observe.rounds.answer import EmittedTokens
 from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import stop_of
@@ -43,21 +45,17 @@ _USED = {"choices", "usage", "model", "id", "object", "created"} | {
 class KeptReply:
     """The events of one reply, or the reply in one piece as the only one.
 
-    place: of the first. request: what was sent, as far as it is kept next to the reply.
+    events: objects, and tuples of additions. place: of the first. request: what was sent, as far as
+    it is kept next to the reply.
     """
 
     place: str
     request: Mapping[str, Any]
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
     name: str = ""
     _done: set[int] = field(default_factory=set)
     _clocks: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     _n_tokens: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether each of its answers has ended."""
-        return bool(self._done) and self._done.issuperset(self._n_tokens)
 
     def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
         """Whether an event may be of this reply. answers: see `_answers_in`."""
@@ -88,7 +86,6 @@ class KeptReply:
         self.events.append(event)
         timings = _timings_of(event)
         for index, is_last in answers:
-            self._n_tokens.setdefault(index, 0)
             if is_last:
                 self._done.add(index)
             if timings is not None and timings.get("predicted_n"):
@@ -101,7 +98,12 @@ def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
     """The replies of a file, in the order of their first events."""
     found: list[KeptReply] = []
     open_ones: list[KeptReply] = []
+    reply: KeptReply | None = None
     for place, event, around in _events(documents):
+        if isinstance(event, tuple):  # of the same reply as the event before
+            if reply is not None:
+                reply.events.append(event)
+            continue
         if not is_reply(event):  # an error belongs to what came before it
             if open_ones:
                 open_ones[-1].events.append(event)
@@ -186,7 +188,8 @@ def read_reply(
     stops: dict[int, str] = {}
     try:
         for event in reply.events:
-            taken.setdefault(id(event), set()).update(_USED)
+            if isinstance(event, dict):
+                taken.setdefault(id(event), set()).update(_USED)
             for chunk in chunks(event):
                 answers.setdefault(chunk.index, EmittedTokens()).take(chunk)
                 if chunk.last:
@@ -225,29 +228,28 @@ def _short(value: Any) -> str:
     return value[:1000] if isinstance(value, str) else ""
 
 
-def _events(
-    documents: Sequence[tuple[str, Any]],
-) -> Iterator[tuple[str, dict[str, Any], tuple[Any, ...]]]:
-    """Events and replies anywhere in documents, and objects that are errors."""
+def _events(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Events and replies anywhere in documents, tuples of additions between them, and objects that
+    are errors."""
 
-    def visit(
-        value: Any, place: str, around: tuple[Any, ...]
-    ) -> Iterator[tuple[str, dict[str, Any], tuple[Any, ...]]]:
-        if isinstance(value, dict):
-            if is_reply(value) or (isinstance(value.get("error"), dict) and len(value) < 4):
-                yield place, value, around
-                return
-            items: Any = value.items()
-        else:
-            items = enumerate(value)
-        inner = (*around, value)
-        for key, one in items:
-            if isinstance(one, (dict, list)):
-                yield from visit(one, f"{place}.{key}" if place else str(key), inner)
+    def walk(
+        items: Iterable[tuple[Any, Any]], place: str, around: tuple[Any, ...]
+    ) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+        for is_addition, some in groupby(items, lambda item: isinstance(item[1], Addition)):
+            if is_addition:
+                yield "", tuple(one for _, one in some), ()
+                continue
+            for key, one in some:
+                here = f"{place}.{key}" if place else str(key)
+                if isinstance(one, list):
+                    yield from walk(enumerate(one), here, (*around, one))
+                elif isinstance(one, dict):
+                    if is_reply(one) or (isinstance(one.get("error"), dict) and len(one) < 4):
+                        yield here, one, around
+                    else:
+                        yield from walk(one.items(), here, (*around, one))
 
-    for place, document in documents:
-        if isinstance(document, (dict, list)):
-            yield from visit(document, place, ())
+    yield from walk(documents, "", ())
 
 
 def _request(around: tuple[Any, ...]) -> Mapping[str, Any]:

@@ -330,10 +330,11 @@ def write_replies(
     alone = [(node.place, {"content": "", "timings": node.values}) for node in timings]
     for reply in (*replies, *kept_replies(alone)):
         *_, last = events = list(reply.events)
-        if not any("stop" in one or "choices" in one or "type" in one for one in events):
+        known = [one for one in events if isinstance(one, dict)]
+        if not any("stop" in one or "choices" in one or "type" in one for one in known):
             events[-1] = last | {"stop": True}  # a part of a reply, which says no more of its end
         body = {"prompt": last["prompt"]} if "prompt" in last else {}
-        now = _first_ms(events)  # the request then began at 0
+        now = _first_ms(known)  # the request then began at 0
         request = run.request("", {**body, **reply.request}, 0.0)
         request.learn(place=reply.place[-_LONGEST_PLACE:])
         request.head(200, {"content-type": "text/event-stream"}, now)

@@ -792,3 +792,11 @@ def test_a_mean_length_that_has_several_numbers_of_steps_is_told() -> None:
     counts = "draft acceptance = 0.43103 (  400 accepted /   928 generated), "
     store = read(f"{head}{counts}mean acceptance length =  2.00\n")
     assert told(store, "num_spec_steps", "mean_acceptance_length") == [(None, 2.0)]
+
+
+@pytest.mark.parametrize("damaged", ["foo pred=; acc=;", "foo xpred= 3 draft= 4 acc= 2 rate=0.5"])
+def test_a_damaged_row_of_a_table_is_told(damaged: str) -> None:
+    rows = [ROWS.format(name=name, p=192, d=150, a=138, r="0.920", s=7.0) for name in ("a", "b")]
+    store = read(f"{''.join(rows)}{damaged}\n")
+    assert rules(store) == ["log-unread"]
+    assert told(store, "predicted_n") == [(192,), (192,)]

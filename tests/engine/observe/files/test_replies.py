@@ -255,6 +255,50 @@ def test_answers_of_one_stream_are_sequences() -> None:
     assert summary(store, 0)["predicted_n"] == 10
 
 
+def _many(kind: str, name: str) -> list[dict[str, Any]]:
+    """Events of a stream of 60 tokens, in rounds of one to four that were drafted to three."""
+    found, rounds = [], [1 + (7 * i) % 4 for i in range(40)]
+    ends = [sum(rounds[:i]) for i in range(1, 41)]
+    for n in range(1, 61):
+        text = "\\" if n == 20 else (" the", '"', "\n", " é", '"')[n % 5]
+        choice: dict[str, Any] = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+        event = {"choices": [choice], "id": name, "model": "m"}
+        i = next(i for i, end in enumerate(ends) if n - 1 <= end) + 1 if n > 1 else 0
+        told = {"predicted_n": n - 5 * (kind == "falls" and n == 35), "predicted_ms": 10.5 * i}
+        told |= {"draft_n": 3 * i, "draft_n_accepted": sum(rounds[:i]) - i}
+        if kind == "ids":
+            choice["token_ids"] = [n, n + 1]
+        else:
+            event["timings"] = TIMINGS | told
+        found.append(event)
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "id": name}
+    return [*found, end] if kind != "cut" else found
+
+
+@pytest.mark.parametrize("form", [lines, sse])
+@pytest.mark.parametrize("kind", ["rounds", "ids", "falls", "cut"])
+def test_events_that_only_add_text_say_what_others_do(kind: str, form: Callable[..., str]) -> None:
+    """With a key more they are read one by one."""
+    events = [*_many(kind, "a"), *_many(kind, "b")]
+    found, wanted = filled(form(*events)), filled(form(*({**one, "more": 1} for one in events)))
+    assert len(found.tokens) > (30 if kind == "falls" else 100)
+    for table in ("tokens", "rounds"):
+        one, other = found.tables[table], wanted.tables[table]
+        assert len(one) == len(other)
+        rows = range(len(one))
+        assert [repr(one.row(i)) for i in rows] == [repr(other.row(i)) for i in rows]
+    facts, others = found.runs[0], wanted.runs[0]
+    assert (facts.stops, facts.told) == (others.stops, others.told)
+    assert rules(found) == rules(wanted)
+
+
+def test_a_key_twice_within_a_stream_is_named() -> None:
+    kept = [json.dumps(one) for one in _many("ids", "a")]
+    kept[30] = kept[30].replace('"model"', '"model": "m", "model"')
+    with pytest.raises(TraceFileError, match="the key 'model' is twice"):
+        filled("\n".join(kept))
+
+
 def test_a_stream_that_ends_early_is_a_cut_one() -> None:
     store = filled(lines(*chat()[:-2]))
     assert rules(store) == ["stream-cut"]
