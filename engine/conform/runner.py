@@ -1,4 +1,5 @@
-"""Checks of a package's kernels, each kernel in a child process of its own with a limit of time."""
+"""Checks of a package's kernels, each kernel in a child process of its own with a limit of the
+processor's time."""
 
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
 _MOST_SHRINK = 12000  # Player.work
 _ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
+_MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
+_TOO_LONG = getattr(signal, "SIGPROF", 0)  # ends a process that computes too long; 0: cannot
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,9 @@ def run(
     at_once: int = 2,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in."""
+    """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in.
+
+    limit_s: the processor's time that a check may take, and then once more to name its fault."""
     waiting = []
     # those of prompts take longest: first, so that the last to end is short
     for kernel in sorted(kernels(name, place), key=lambda kernel: not kernel.chunk):
@@ -257,7 +262,8 @@ class _Child:
     ) -> None:
         self.kernel, self.recurrence, self.left = kernel, recurrence, list(checks)
         self.device, self.seed, self.limit_s = device, seed, limit_s
-        request = [name, place, kernel, recurrence, ",".join(checks), str(seed), device]
+        limits = str(seed), device, str(limit_s)
+        request = [name, place, kernel, recurrence, ",".join(checks), *limits]
         environment = dict(os.environ)
         if device == "cpu":
             environment["TRITON_INTERPRET"] = "1"
@@ -300,9 +306,14 @@ class _Child:
             )  # fmt: skip
 
     def over(self) -> bool:
-        """Whether the process has ended or is past its limit; imports do not count to a check's."""
-        limit_s = self.limit_s if self._started else max(self.limit_s, _MOST_START_S)
-        return self._ended or time.monotonic() - self._since > limit_s
+        """Whether the process has ended, or for long said nothing; it ends by itself (`_limited`)
+        where it computes too long."""
+        return self._ended or time.monotonic() - self._since > self._most_s
+
+    @property
+    def _most_s(self) -> float:
+        most_s = _MOST_ASLEEP * self.limit_s
+        return most_s if self._started else max(most_s, _MOST_START_S)
 
     def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
         """The check that was lost with the process, if any, and those not started."""
@@ -322,7 +333,11 @@ class _Child:
         ended = f"the process ended with exit status {code}"
         if code < 0:
             ended = f"the process ended with signal {signal.Signals(-code).name}"
-        detail = f"more than {self.limit_s:g} s" if late else (words[-1:] or [ended])[0][:300]
+        detail = (words[-1:] or [ended])[0][:300]
+        if late:
+            detail = f"no answer for {self._most_s:g} s"
+        elif code == -_TOO_LONG:
+            late, detail = True, f"more than {self.limit_s:g} s of the processor's time"
         if self._unnamed is not None:  # only its cause was lost
             unsought = f"its cause was not found: {detail}"
             fault = replace(self._unnamed, detail=joined(self._unnamed.detail, unsought))
@@ -341,9 +356,16 @@ def _fault(fields: dict[str, Any]) -> Fault:
     return Fault(**(fields | rows | {"shape": Shape(**fields["shape"])}))
 
 
+def _limited(limit_s: float) -> None:
+    """This process ends when it has computed for this long from now on, where the system can."""
+    if _TOO_LONG:
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+
+
 def _in_child(
-    name: str, place: str, kernel: str, recurrence: Recurrence, checks: str, seed: str, device: str
-) -> None:
+    name: str, place: str, kernel: str, recurrence: Recurrence, checks: str, seed: str, device: str,
+    limit_s: str,
+) -> None:  # fmt: skip
     import torch
 
     # whatever the package prints must not mix with the answers
@@ -354,6 +376,7 @@ def _in_child(
     with _imports(name, place, found, device) as package:
         answers.write("\n")  # a check's limit of time runs from here
         answers.flush()
+        _limited(float(limit_s))
         for one in checks.split(","):
             began = time.monotonic()
             steps: Iterable[tuple[bool, list[Fault]]] = [(True, [])]
@@ -372,6 +395,7 @@ def _in_child(
                 }
                 answers.write(json.dumps(line) + "\n")
                 answers.flush()
+                _limited(float(limit_s))
 
 
 def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]:
@@ -483,5 +507,5 @@ def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("request", nargs=7)
+    parser.add_argument("request", nargs=8)
     _in_child(*parser.parse_args().request)
