@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
@@ -152,8 +153,8 @@ def mend() -> None:
     nearest number that has them, and `tl.dot` multiplies the whole numbers. Whenever
     a kernel calls another function, it searches all of triton.language for what the interpreter
     replaces, and replaces it again: milliseconds, and most of what a kernel takes. It computes
-    whether sums of integers overflow, which only its debugging reads, and for each value what
-    follows from its type.
+    whether sums of integers overflow, which only its debugging reads, for each value what
+    follows from its type, and types of blocks that it had before.
     """
     multiply, replace = InterpreterBuilder.create_dot, interpreter._patch_lang
     if multiply.__module__ == __name__:
@@ -171,6 +172,22 @@ def mend() -> None:
             type._attributes = vars(self).copy()
         else:
             vars(self).update(known, handle=handle)
+
+    blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
+    new_block, broadcast = tl.block_type.__init__, TritonSemantic.broadcast_impl_value
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *shape
+        if key not in blocks:
+            new_block(self, element_ty, shape)
+            blocks[key] = vars(self)
+        self.__dict__ = blocks[key]  # types that are equal have one
+
+    def broadcast_unlike(self: Any, a: Any, b: Any) -> Any:
+        x, y = a.type, b.type
+        if getattr(x, "shape", None) is getattr(y, "shape", None):
+            return a, b
+        return broadcast(self, a, b)
 
     def np_type_of(type: Any) -> np.dtype[Any]:
         name = type.scalar.name
@@ -232,6 +249,7 @@ def mend() -> None:
         return store(self, ptrs, value, mask, *others)
 
     tl.tensor.__init__, interpreter._get_np_dtype = tensor, np_type_of
+    tl.block_type.__init__, TritonSemantic.broadcast_impl_value = block, broadcast_unlike
     InterpreterBuilder.create_dot, interpreter._patch_lang = create_dot, replace_new
     InterpreterBuilder.cast_impl = cast_nearest
     InterpreterBuilder.create_masked_load = masked_load
