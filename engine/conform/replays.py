@@ -234,7 +234,10 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         return replace(fault, cause="wrong-wrap", detail=words)
     for (cause, may_be), words, changed, other in ways:
         if may_be and not _wrong_with(player, fault, changed, other):
-            if cause == "wrong-stride" and stale and fault.row_errors:
+            short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
+            if cause == "wrong-stride" and stale and not _wrong_with(player, fault, short, other):
+                cause, words = fault.cause, "steps without drafts are passes of one row"
+            elif cause == "wrong-stride" and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
                 stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
                 if _wrong_with(player, fault, stored, other, 1):
