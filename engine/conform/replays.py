@@ -45,6 +45,19 @@ Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
+def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
+    """The fault at the smallest shape that still shows the same, halving one size at a time."""
+    while fault.cause not in ("crash", "drift"):
+        for shape in fault.shape.smaller():
+            same = [f for f in again(shape) if f.symptom == fault.symptom]
+            if same:
+                fault = same[0]
+                break
+        else:
+            break
+    return fault
+
+
 def placed(player: Player, fault: Fault) -> Fault:
     """The fault with what further plays tell: with zeros in place of NaN, of every number of
     accepted rows, and with other passes and shapes."""

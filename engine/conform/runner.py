@@ -26,7 +26,7 @@ from engine.conform.checks import CHECKS, OF_ROWS, VAGUE, Fault, Player, check, 
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
-from engine.conform.replays import placed
+from engine.conform.replays import placed, smallest
 from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
 
@@ -492,19 +492,6 @@ def _checked(
         fault = replace(small, cause=fault.cause, detail=fault.detail)
         faults = [placed(Player(kernel, package, fault.shape, seed, device), fault)]
     yield True, faults
-
-
-def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
-    """The fault at the smallest shape that still shows the same, halving one size at a time."""
-    while fault.cause not in ("crash", "drift"):
-        for shape in fault.shape.smaller():
-            same = [f for f in again(shape) if f.symptom == fault.symptom]
-            if same:
-                fault = same[0]
-                break
-        else:
-            break
-    return fault
 
 
 if __name__ == "__main__":
