@@ -12,18 +12,8 @@ from engine.errors import OptionError
 from engine.files import write_text
 
 _CHECKS = (
-    "depths",
-    "lengths",
-    "subsets",
-    "no-drafts",
-    "rounds",
-    "padding",
-    "trees",
-    "prompts",
-    "repeat",
-    "batch",
-    "drift",
-    "cost",
+    *("depths", "lengths", "subsets", "no-drafts", "rounds", "padding", "trees", "prompts"),
+    *("repeat", "batch", "drift", "cost"),
 )
 
 

@@ -262,13 +262,12 @@ class _Child:
     ) -> None:
         self.kernel, self.recurrence, self.left = kernel, recurrence, list(checks)
         self.device, self.seed, self.limit_s = device, seed, limit_s
-        limits = str(seed), device, str(limit_s)
-        request = [name, place, kernel, recurrence, ",".join(checks), *limits]
+        request = [name, place, kernel, recurrence, ",".join(checks), str(seed), device]
         environment = dict(os.environ)
         if device == "cpu":
             environment["TRITON_INTERPRET"] = "1"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine.conform.runner", *request],
+            [sys.executable, "-m", "engine.conform.runner", *request, str(limit_s)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -357,7 +356,7 @@ def _fault(fields: dict[str, Any]) -> Fault:
 
 
 def _limited(limit_s: float) -> None:
-    """This process ends when it has computed for this long from now on, where the system can."""
+    """This process ends when it has computed for this long, where the system can."""
     if _TOO_LONG:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
 
