@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --checks A[,B]  of {", ".join(_CHECKS)} (default: all)
         --seed N  draws shapes, inputs and rounds (default 1)
         --device {{auto,cpu,cuda}}  cpu is Triton's interpreter (default: cuda where there is one)
-        --limit S  seconds for one check of one kernel (default 120)
+        --limit S  seconds of the processor's time for a check of a kernel (default 120)
         --force  play a version that has not been tried
         --json  print one JSON object
         --markdown FILE  write the table as Markdown
