@@ -249,8 +249,8 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         if may_be and not _wrong_with(player, fault, changed, other):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
             if cause == "wrong-stride" and stale and not _wrong_with(player, fault, short, other):
-                cause, words = fault.cause, "steps without drafts are passes of one row"
-            elif cause == "wrong-stride" and stale and fault.row_errors:
+                continue  # where steps without drafts are passes of one row it is right too
+            if cause == "wrong-stride" and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
                 stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
                 if _wrong_with(player, fault, stored, other, 1):

@@ -250,16 +250,9 @@ class _Child:
     """A process that runs checks of one kernel and prints a line for each."""
 
     def __init__(
-        self,
-        name: str,
-        place: str,
-        kernel: str,
-        recurrence: Recurrence,
-        checks: tuple[str, ...],
-        device: str,
-        seed: int,
-        limit_s: float,
-    ) -> None:
+        self, name: str, place: str, kernel: str, recurrence: Recurrence, checks: tuple[str, ...],
+        device: str, seed: int, limit_s: float,
+    ) -> None:  # fmt: skip
         self.kernel, self.recurrence, self.left = kernel, recurrence, list(checks)
         self.device, self.seed, self.limit_s = device, seed, limit_s
         request = [name, place, kernel, recurrence, ",".join(checks), str(seed), device]

@@ -12,7 +12,7 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import NoPlatform, Package
-from engine.conform.subject import Kernel, Memory, Prompts
+from engine.conform.subject import Kernel, Memory, Prompts, as_a_pass
 
 _FLA = "vllm.third_party.flash_linear_attention.ops"
 _MAMBA = "vllm.model_executor.layers.mamba.ops"
@@ -77,17 +77,17 @@ class _Delta(Paged):
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
-        graphs = SimpleNamespace(has_full_cudagraphs=lambda: True)
-        config = SimpleNamespace(
-            compilation_config=SimpleNamespace(
-                cudagraph_mode=graphs, max_cudagraph_capture_size=None
+        new = SimpleNamespace
+        config = new(
+            compilation_config=new(
+                cudagraph_mode=new(has_full_cudagraphs=lambda: True),
+                max_cudagraph_capture_size=None,
             ),
-            speculative_config=SimpleNamespace(num_speculative_tokens=shape.n_tokens - 1),
-            scheduler_config=SimpleNamespace(max_num_seqs=shape.n_sequences + 2),
-            cache_config=SimpleNamespace(mamba_cache_mode="none"),
-            use_v2_model_runner=False,
-        )
-        spec = SimpleNamespace(prefill_checkpoint_alignment=None)
+            speculative_config=new(num_speculative_tokens=shape.n_tokens - 1),
+            scheduler_config=new(max_num_seqs=shape.n_sequences + 2),
+            cache_config=new(mamba_cache_mode="none"), use_v2_model_runner=False,
+        )  # fmt: skip
+        spec = new(prefill_checkpoint_alignment=None)
         builder = package.module(_BUILDER).GDNAttentionMetadataBuilder
         self.builder = builder(spec, [], config, self.table.device)
 
@@ -105,16 +105,11 @@ class _Delta(Paged):
         the engine drafts none for it."""
         n = len(rows.sequences)
         batch = SimpleNamespace(
-            query_start_loc=rows.starts,
-            query_start_loc_cpu=rows.starts.cpu(),
-            block_table_tensor=self.table[rows.sequences],
-            num_reqs=n,
-            num_actual_tokens=sum(rows.lengths),
-            seq_lens=None,
-            seq_lens_cpu_upper_bound=self.memory.whole(rows.lengths).cpu() + 1,
-            is_prefilling=None,
-            compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
-        )
+            query_start_loc=rows.starts, query_start_loc_cpu=rows.starts.cpu(), num_reqs=n,
+            block_table_tensor=self.table[rows.sequences], num_actual_tokens=sum(rows.lengths),
+            seq_lens=None, seq_lens_cpu_upper_bound=self.memory.whole(rows.lengths).cpu() + 1,
+            is_prefilling=None, compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
+        )  # fmt: skip
         batch.replace = lambda **_: batch
         counts = self.accepted[rows.sequences], torch.tensor(drafts)
         plan = self.builder.build(0, batch, *counts)
@@ -287,7 +282,7 @@ class _Conv:
 
     def verify(self, rows: Rows) -> torch.Tensor:
         module = self.package.module(f"{_MAMBA}.causal_conv1d")
-        out = module.causal_conv1d_update(
+        out: torch.Tensor = module.causal_conv1d_update(
             rows.x.clone(),
             self.windows,
             rows.weight,
@@ -298,13 +293,9 @@ class _Conv:
             query_start_loc=rows.starts,
             max_query_len=self.shape.n_tokens,
         )
-        assert isinstance(out, torch.Tensor)
         return out
 
-    def decode(self, rows: Rows) -> torch.Tensor:
-        out = self.verify(rows)
-        self.accept(rows.sequences, [1] * len(rows.sequences))
-        return out
+    decode = as_a_pass
 
     def state(self, sequence: int) -> torch.Tensor:
         first = int(self.accepted[sequence]) - 1
