@@ -369,8 +369,8 @@ class Situation:
             part, rest = self._chunk(count - 1), (count - 1) % chunk + 1
             cause, words = part.explain_state(seen, rest, bound)
             if cause in ("wrong-state", "drift"):
-                right = f"state after {count} rows, of which all outputs are right"
-                return "wrong-chunk", joined(right, words)
+                after = f"state after {count} rows, of which all outputs are right"
+                return "wrong-chunk", joined(after, words)
             return cause, words
         right = states[count - 1]
         for cause, sentence, state in layouts(self.shape, right):
