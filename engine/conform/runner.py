@@ -379,12 +379,9 @@ def _in_child(
                 steps = _checked(found, package, recurrence, one, int(seed), device)
             for is_named, faults in steps:
                 line = {
-                    "check": one,
-                    "is_named": is_named,
-                    "faults": [asdict(fault) for fault in faults],
-                    "figures": figures,
-                    "seconds": time.monotonic() - began,
-                }
+                    "check": one, "is_named": is_named, "faults": [asdict(f) for f in faults],
+                    "figures": figures, "seconds": time.monotonic() - began,
+                }  # fmt: skip
                 answers.write(json.dumps(line) + "\n")
                 answers.flush()
                 _limited(float(limit_s))

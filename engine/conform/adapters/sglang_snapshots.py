@@ -166,12 +166,9 @@ class Mamba2(Snapshots):
         x, B, C = (m.view(n, t, *m.shape[1:]) for m in rows.beside("x", "B", "C"))
         slots = self.slots(rows.sequences)
         self.called(
-            self.pool,
-            x.to(self.dtype),
-            rows.dt.view(n, t, heads, 1).expand(n, t, heads, d),
+            *(self.pool, x.to(self.dtype), rows.dt.view(n, t, heads, 1).expand(n, t, heads, d)),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            B.to(self.dtype),
-            C.to(self.dtype),
+            *(B.to(self.dtype), C.to(self.dtype)),
             rows.D.view(heads, 1).expand(heads, d),
             dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,

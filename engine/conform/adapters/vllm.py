@@ -220,14 +220,10 @@ class _Recovered(_K3Gates):
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         rows = self.rows
         layer = SimpleNamespace(
-            kv_cache=(self.windows, self.pool),
-            recoverssm_records=self.records,
-            A_log=rows.A_log,
-            dt_bias=rows.dt_bias,
-            local_num_heads=self.shape.n_heads,
-            head_dim=self.shape.d_k,
-            gate_lower_bound=None,
-        )
+            kv_cache=(self.windows, self.pool), recoverssm_records=self.records,
+            A_log=rows.A_log, dt_bias=rows.dt_bias, local_num_heads=self.shape.n_heads,
+            head_dim=self.shape.d_k, gate_lower_bound=None,
+        )  # fmt: skip
         n = len(rows.sequences)
         context = self.module.KDARecoverSSMCommitContext.create(
             [layer], spec_query_len=self.shape.n_tokens, max_num_reqs=n
@@ -245,13 +241,9 @@ class _Mamba2(Paged):
         out = torch.empty_like(rows.x)
         x, B, C = rows.beside("x", "B", "C")
         module.selective_state_update(
-            self.pool,
-            x,
-            rows.dt.unsqueeze(-1).expand(n, heads, d),
+            *(self.pool, x, rows.dt.unsqueeze(-1).expand(n, heads, d)),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            B,
-            C,
-            rows.D.view(heads, 1).expand(heads, d),
+            *(B, C, rows.D.view(heads, 1).expand(heads, d)),
             rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,
             state_batch_indices=table,
@@ -339,14 +331,8 @@ ENGINE = Engine(
     package="vllm",
     versions=("0.33.0",),
     kept=(
-        _FLA,
-        _K3_KDA,
-        f"{_K3}.recoverssm",
-        _BUILDER,
-        f"{_MAMBA}.mamba_ssm",
-        f"{_MAMBA}.causal_conv1d",
-        f"{_MAMBA}.triton_helpers",
-        "vllm.utils.math_utils",
+        _FLA, _K3_KDA, f"{_K3}.recoverssm", _BUILDER, f"{_MAMBA}.mamba_ssm",
+        f"{_MAMBA}.causal_conv1d", f"{_MAMBA}.triton_helpers", "vllm.utils.math_utils",
     ),
     values={
         "vllm.v1.attention.backends.utils.NULL_BLOCK_ID": 0,
