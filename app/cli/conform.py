@@ -11,18 +11,8 @@ from engine.errors import OptionError
 from engine.files import write_text
 
 _CHECKS = (
-    "depths",
-    "lengths",
-    "subsets",
-    "no-drafts",
-    "rounds",
-    "padding",
-    "trees",
-    "prompts",
-    "repeat",
-    "batch",
-    "drift",
-    "cost",
+    *("depths", "lengths", "subsets", "no-drafts", "rounds", "padding", "trees", "prompts"),
+    *("repeat", "batch", "drift", "cost"),
 )
 
 
@@ -46,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --checks A[,B]  of {", ".join(_CHECKS)} (default: all)
         --seed N  draws shapes, inputs and rounds (default 1)
         --device {{auto,cpu,cuda}}  cpu is Triton's interpreter (default: cuda where there is one)
-        --limit S  seconds for one check of one kernel (default 120)
+        --limit S  seconds of the processor's time for a check of a kernel (default 120)
         --force  play a version that has not been tried
         --json  print one JSON object, which the window's File → Open Results shows
         --markdown FILE  write the table as Markdown

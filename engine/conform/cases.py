@@ -44,13 +44,8 @@ class Shape:
     def smaller(self) -> list[Shape]:
         """The shapes that take half of one size each, smallest first use."""
         shapes = []
-        for name, least in (
-            ("n_tokens", 2),
-            ("n_sequences", 1),
-            ("n_heads", self.n_groups),
-            ("d_v", 16),
-            ("d_k", 16),
-        ):
+        sizes = {"n_tokens": 2, "n_sequences": 1, "n_heads": self.n_groups, "d_v": 16, "d_k": 16}
+        for name, least in sizes.items():
             half = getattr(self, name) // 2
             if half >= least and not (self.recurrence == "conv" and name.startswith("d_")):
                 shapes.append(replace(self, **{name: half}))
@@ -132,22 +127,12 @@ class Rows:
         return self._part(slice(index, index + 1), self.sequences)
 
     def _part(self, part: slice, sequences: list[int]) -> Rows:
-        weights = _WEIGHTS[self._kind()]
-        tensors = {k: t if k in weights else t[part].contiguous() for k, t in self.tensors.items()}
+        tensors = {k: t if k in WEIGHTS else t[part].contiguous() for k, t in self.tensors.items()}
         return Rows(sequences, [part.stop - part.start], tensors)
-
-    def _kind(self) -> str:
-        if "weight" in self.tensors:
-            return "conv"
-        return "mamba2" if "B" in self.tensors else "gdn"
 
 
 _RARE, _LARGE = 0.25, 30.0  # large inputs: how many of 1, and their size
-_WEIGHTS = {
-    "gdn": ("A_log", "dt_bias"),
-    "mamba2": ("A", "D", "dt_bias"),
-    "conv": ("weight", "bias"),
-}
+WEIGHTS = ("A_log", "A", "D", "dt_bias", "weight", "bias")  # tensors that rows share
 
 
 class Source:

@@ -30,6 +30,7 @@ from engine.conform.mistakes import (
     formulas,
     layouts,
     of_heads,
+    of_other_heads,
     offsets,
     row_by_row,
     strides,
@@ -233,8 +234,8 @@ class Situation:
                 ]
                 yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
         placed = strides(self.shape, self.batch, self.first, tokens), offsets(self.shape, tokens)
-        heads = of_heads(self.shape, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), *placed, heads):
+        heads = of_heads(self.shape, tokens), of_other_heads(self.shape, tokens)
+        for cause, words, rows in chain(formulas(self.shape, tokens), *placed, *heads):
             yield cause, words, rows, ""
 
     def _played(
@@ -368,8 +369,8 @@ class Situation:
             part, rest = self._chunk(count - 1), (count - 1) % chunk + 1
             cause, words = part.explain_state(seen, rest, bound)
             if cause in ("wrong-state", "drift"):
-                words = f"state after {count} rows, of which all outputs are right; {words}"
-                return "wrong-chunk", words
+                after = f"state after {count} rows, of which all outputs are right"
+                return "wrong-chunk", joined(after, words)
             return cause, words
         right = states[count - 1]
         for cause, sentence, state in layouts(self.shape, right):

@@ -106,6 +106,7 @@ class Player:
         named: bool = True,  # causes are sought
         replaced: dict[str, float] | None = None,  # of cases.Source
         copies: bool = False,  # the same
+        large: bool = True,  # the same, where a check has large inputs
     ) -> None:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
@@ -113,6 +114,7 @@ class Player:
         if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
         self.blank, self.named, self.replaced, self.copies = blank, named, replaced, copies
+        self.large = large
         self.memory = Memory(device, blank)
 
     def like(self, **changes: Any) -> Player:
@@ -125,8 +127,8 @@ class Player:
         states are given, and the reference starts with zeros."""
         source = Source(
             self.shape, self.seed, self.device, self.kernel.rows_dtype,
-            long=self.kernel.chunk > 0 or check in ("drift", "subsets"), large=check == "subsets",
-            replaced=self.replaced, copies=self.copies,
+            long=self.kernel.chunk > 0 or check in ("drift", "subsets"),
+            large=check == "subsets" and self.large, replaced=self.replaced, copies=self.copies,
         )  # fmt: skip
         self.memory = Memory(self.device, self.blank)
         subject = self.kernel.make(self.shape, self.memory, self.package)
@@ -419,11 +421,11 @@ def errors_of(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, ...]:
 
 def check(
     kernel: Kernel, package: Package, shape: Shape, name: str, seed: int, device: str, rounds: int,
-    named: bool = True,
+    named: bool = True, large: bool = True,
 ) -> list[Fault]:  # fmt: skip
     """Faults that one check of one kernel finds at this shape, named or not; errors of the call
     are faults."""
-    player = Player(kernel, package, shape, seed, device, named=named)
+    player = Player(kernel, package, shape, seed, device, named=named, large=large)
     try:
         if name == "repeat":
             return player.repeat()

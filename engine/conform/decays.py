@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import formulas, heads_of
+from engine.conform.mistakes import formulas, heads_of, of_other_heads
 from engine.conform.reference import Row, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
@@ -329,7 +330,8 @@ class Log:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
         and of all that they do."""
         few = 1 < len(self.rows) <= _MOST_ROWS
-        for cause, words, rows in formulas(self.shape, self.rows):
+        others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
+        for cause, words, rows in chain(*others):
             yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
             state, writes = self.states[0], self._writes(rows)
             for row, write in zip(rows, writes, strict=True):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
@@ -152,8 +153,8 @@ def mend() -> None:
     nearest number that has them, and `tl.dot` multiplies the whole numbers. Whenever
     a kernel calls another function, it searches all of triton.language for what the interpreter
     replaces, and replaces it again: milliseconds, and most of what a kernel takes. It computes
-    whether sums of integers overflow, which only its debugging reads, and for each value its type,
-    and what follows from that.
+    whether sums of integers overflow, which only its debugging reads, for each value its type and
+    what follows from that, and spreads tensors that have one shape.
     """
     multiply, replace = InterpreterBuilder.create_dot, interpreter._patch_lang
     if multiply.__module__ == __name__:
@@ -164,6 +165,7 @@ def mend() -> None:
     new_tensor, np_type = tl.tensor.__init__, interpreter._get_np_dtype
     np_types: dict[str, np.dtype[Any]] = {}
     new_block, blocks = tl.block_type.__init__, dict[Any, Any]()
+    broadcast = TritonSemantic.broadcast_impl_value
 
     def block_of(cls: type, element: Any, shape: Any) -> Any:
         key = str(element), getattr(element, "address_space", None), *shape
@@ -180,6 +182,12 @@ def mend() -> None:
             type._attributes = vars(self).copy()
         else:
             vars(self).update(known, handle=handle)
+
+    def broadcast_unlike(self: Any, a: Any, b: Any) -> Any:
+        x, y = a.type, b.type
+        if getattr(x, "shape", None) is getattr(y, "shape", None):
+            return a, b
+        return broadcast(self, a, b)
 
     def np_type_of(type: Any) -> np.dtype[Any]:
         name = type.scalar.name
@@ -242,6 +250,7 @@ def mend() -> None:
 
     tl.tensor.__init__, interpreter._get_np_dtype = tensor, np_type_of
     tl.block_type.__new__, tl.block_type.__init__ = block_of, block
+    TritonSemantic.broadcast_impl_value = broadcast_unlike
     InterpreterBuilder.create_dot, interpreter._patch_lang = create_dot, replace_new
     InterpreterBuilder.cast_impl = cast_nearest
     InterpreterBuilder.create_masked_load = masked_load

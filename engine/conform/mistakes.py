@@ -158,7 +158,7 @@ def strides(
         cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
         layouts_of = [(cause, held.flatten(), 0, size)]
         for names in _BESIDE if name == key else ():
-            if name in names:
+            if name in names and batch[0].keys() >= set(names):
                 parts = [torch.stack([row[x].flatten() for row in made]) for x in names]
                 whole, at = torch.cat(parts, 1), sum(p.shape[1] for p in parts[: names.index(name)])
                 layouts_of.append(("wrong-stride", whole.flatten(), at, whole.shape[1]))
@@ -231,6 +231,20 @@ def of_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list
             at = slice(head, head + 1)
             made = [row | {x: row[x][at].expand_as(row[x]) for x in names} for row in rows]
             yield "head-mapping", f"{' and '.join(names)} of head {head}", made
+
+
+def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows where heads take one thing that a row does from other heads."""
+    if shape.recurrence == "conv" or shape.n_heads == 1:
+        return
+    kind, per_group = shape.recurrence == "mamba2", shape.n_heads // shape.n_groups
+    of_groups = torch.arange(shape.n_heads) % shape.n_groups * per_group
+    of_row = {"key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind], "decay": "the decay"}
+    of_row |= {"beta": ("beta", "dt, in what is written,")[kind]}
+    for key, what in of_row.items():
+        for words, at in (*heads_of(shape), ("key head h % groups", of_groups)):
+            made = [terms(shape, row) for row in rows]
+            yield "head-mapping", f"{what} of {words}", [r | {key: r[key][at]} for r in made]
 
 
 def row_by_row(

@@ -31,8 +31,8 @@ class Pass:
         return Pass(*parts, self.drafts, self.parents[at])
 
     def full(self, t: int) -> Pass:
-        """The pass with t rows of every sequence, where it has drafts."""
-        return replace(self, lengths=(t,) * len(self.lengths)) if self.drafts else self
+        """The pass with t rows of every sequence."""
+        return replace(self, lengths=(t,) * len(self.lengths), drafts=True)
 
     def counted(self) -> Pass:
         """The pass with its count set anew, where it has no drafts."""

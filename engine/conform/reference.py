@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.conform.cases import Rows, Shape, normed
+from engine.conform.cases import WEIGHTS, Rows, Shape, normed
 
 _MOST_PASSES = 4
 # Orders of operations that a kernel may have by mistake
@@ -95,7 +95,7 @@ def token(rows: Rows, index: int) -> Row:
     return {
         k: (t[index] if k in names and t.shape[0] == n else t).double().cpu()
         for k, t in rows.tensors.items()
-        if k in names or k in ("A_log", "A", "D", "dt_bias", "weight", "bias")
+        if k in (*names, *WEIGHTS)
     }
 
 

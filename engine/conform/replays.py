@@ -45,6 +45,19 @@ Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
+def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
+    """The fault at the smallest shape that still shows the same, halving one size at a time."""
+    while fault.cause not in ("crash", "drift"):
+        for shape in fault.shape.smaller():
+            same = [f for f in again(shape) if f.symptom == fault.symptom]
+            if same:
+                fault = same[0]
+                break
+        else:
+            break
+    return fault
+
+
 def placed(player: Player, fault: Fault) -> Fault:
     """The fault with what further plays tell: with zeros in place of NaN, of every number of
     accepted rows, and with other passes and shapes."""
@@ -234,6 +247,9 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         return replace(fault, cause="wrong-wrap", detail=words)
     for (cause, may_be), words, changed, other in ways:
         if may_be and not _wrong_with(player, fault, changed, other):
+            short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
+            if cause == "wrong-stride" and stale and not _wrong_with(player, fault, short, other):
+                continue  # where steps without drafts are passes of one row it is right too
             if cause == "wrong-stride" and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
                 stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731

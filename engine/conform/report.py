@@ -142,14 +142,9 @@ def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:
     for outcome in outcomes:
         if outcome.figures:
             ms, share = (outcome.figures.get(name) for name in ("ms", "copy_share"))
-            rows.append(
-                [
-                    _label(outcome),
-                    f"{outcome.figures['bytes'] / 2**20:.1f}",
-                    "n/a" if ms is None else f"{ms:.3f}",
-                    "n/a" if share is None else f"{share:.0%}",
-                ]
-            )
+            least = f"{outcome.figures['bytes'] / 2**20:.1f}"
+            measured = "n/a" if ms is None else f"{ms:.3f}", f"{share:.0%}" if share else "n/a"
+            rows.append([_label(outcome), least, *measured])
     return ReportTable(heads, rows, title) if rows else None
 
 

@@ -1,4 +1,5 @@
-"""Checks of a package's kernels, each kernel in a child process of its own with a limit of time."""
+"""Checks of a package's kernels, each kernel in a child process of its own with a limit of the
+processor's time."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from engine.conform.checks import CHECKS, OF_ROWS, VAGUE, Fault, Player, check, 
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
-from engine.conform.replays import placed
+from engine.conform.replays import placed, smallest
 from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
 
@@ -36,6 +37,8 @@ _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
 _MOST_SHRINK = 12000  # Player.work
 _ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
+_MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
+_TOO_LONG = getattr(signal, "SIGPROF", 0)  # ends a process that computes too long; 0: cannot
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
         sizes = [
             (2, 1, max(32, d), 16, 3, 3),
             (4, 2, max(16, d), 16, 4, 2),
-            (1, 1, max(64, d) if kernel.powers else max(48, d), 32, 2, 3),
+            (1, 1, *((max(64, d), 32) if kernel.powers else (max(48, d), 40)), 2, 3),
             (2, 2, 128, 16, 3, 2),
             (1, 1, 256 if kernel.powers else 192, 16, 2, 2),
         ]
@@ -184,7 +187,9 @@ def run(
     at_once: int = 2,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in."""
+    """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in.
+
+    limit_s: the processor's time that a check may take, and then once more to name its fault."""
     waiting = []
     # those of prompts take longest: first, so that the last to end is short
     for kernel in sorted(kernels(name, place), key=lambda kernel: not kernel.chunk):
@@ -245,16 +250,9 @@ class _Child:
     """A process that runs checks of one kernel and prints a line for each."""
 
     def __init__(
-        self,
-        name: str,
-        place: str,
-        kernel: str,
-        recurrence: Recurrence,
-        checks: tuple[str, ...],
-        device: str,
-        seed: int,
-        limit_s: float,
-    ) -> None:
+        self, name: str, place: str, kernel: str, recurrence: Recurrence, checks: tuple[str, ...],
+        device: str, seed: int, limit_s: float,
+    ) -> None:  # fmt: skip
         self.kernel, self.recurrence, self.left = kernel, recurrence, list(checks)
         self.device, self.seed, self.limit_s = device, seed, limit_s
         request = [name, place, kernel, recurrence, ",".join(checks), str(seed), device]
@@ -262,7 +260,7 @@ class _Child:
         if device == "cpu":
             environment["TRITON_INTERPRET"] = "1"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine.conform.runner", *request],
+            [sys.executable, "-m", "engine.conform.runner", *request, str(limit_s)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -300,9 +298,14 @@ class _Child:
             )  # fmt: skip
 
     def over(self) -> bool:
-        """Whether the process has ended or is past its limit; imports do not count to a check's."""
-        limit_s = self.limit_s if self._started else max(self.limit_s, _MOST_START_S)
-        return self._ended or time.monotonic() - self._since > limit_s
+        """Whether the process has ended, or for long said nothing; it ends by itself (`_limited`)
+        where it computes too long."""
+        return self._ended or time.monotonic() - self._since > self._most_s
+
+    @property
+    def _most_s(self) -> float:
+        most_s = _MOST_ASLEEP * self.limit_s
+        return most_s if self._started else max(most_s, _MOST_START_S)
 
     def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
         """The check that was lost with the process, if any, and those not started."""
@@ -322,7 +325,11 @@ class _Child:
         ended = f"the process ended with exit status {code}"
         if code < 0:
             ended = f"the process ended with signal {signal.Signals(-code).name}"
-        detail = f"more than {self.limit_s:g} s" if late else (words[-1:] or [ended])[0][:300]
+        detail = (words[-1:] or [ended])[0][:300]
+        if late:
+            detail = f"no answer for {self._most_s:g} s"
+        elif code == -_TOO_LONG:
+            late, detail = True, f"more than {self.limit_s:g} s of the processor's time"
         if self._unnamed is not None:  # only its cause was lost
             unsought = f"its cause was not found: {detail}"
             fault = replace(self._unnamed, detail=joined(self._unnamed.detail, unsought))
@@ -341,9 +348,16 @@ def _fault(fields: dict[str, Any]) -> Fault:
     return Fault(**(fields | rows | {"shape": Shape(**fields["shape"])}))
 
 
+def _limited(limit_s: float) -> None:
+    """This process ends when it has computed for this long, where the system can."""
+    if _TOO_LONG:
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+
+
 def _in_child(
-    name: str, place: str, kernel: str, recurrence: Recurrence, checks: str, seed: str, device: str
-) -> None:
+    name: str, place: str, kernel: str, recurrence: Recurrence, checks: str, seed: str, device: str,
+    limit_s: str,
+) -> None:  # fmt: skip
     import torch
 
     # whatever the package prints must not mix with the answers
@@ -354,6 +368,7 @@ def _in_child(
     with _imports(name, place, found, device) as package:
         answers.write("\n")  # a check's limit of time runs from here
         answers.flush()
+        _limited(float(limit_s))
         for one in checks.split(","):
             began = time.monotonic()
             steps: Iterable[tuple[bool, list[Fault]]] = [(True, [])]
@@ -364,14 +379,12 @@ def _in_child(
                 steps = _checked(found, package, recurrence, one, int(seed), device)
             for is_named, faults in steps:
                 line = {
-                    "check": one,
-                    "is_named": is_named,
-                    "faults": [asdict(fault) for fault in faults],
-                    "figures": figures,
-                    "seconds": time.monotonic() - began,
-                }
+                    "check": one, "is_named": is_named, "faults": [asdict(f) for f in faults],
+                    "figures": figures, "seconds": time.monotonic() - began,
+                }  # fmt: skip
                 answers.write(json.dumps(line) + "\n")
                 answers.flush()
+                _limited(float(limit_s))
 
 
 def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]:
@@ -460,28 +473,17 @@ def _checked(
         other = small.shape if fault.cause in VAGUE else fault.shape
         if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
             other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
-        if other != fault.shape:
-            more = check(kernel, package, other, name, seed, device, min(rounds, 20))
+        # where gates, q or k are large or zeros, mistakes that are unlike give the same
+        large = name != "subsets"
+        if other != fault.shape or not large:
+            more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
             fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
         fault = replace(small, cause=fault.cause, detail=fault.detail)
         faults = [placed(Player(kernel, package, fault.shape, seed, device), fault)]
     yield True, faults
 
 
-def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
-    """The fault at the smallest shape that still shows the same, halving one size at a time."""
-    while fault.cause not in ("crash", "drift"):
-        for shape in fault.shape.smaller():
-            same = [f for f in again(shape) if f.symptom == fault.symptom]
-            if same:
-                fault = same[0]
-                break
-        else:
-            break
-    return fault
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("request", nargs=7)
+    parser.add_argument("request", nargs=8)
     _in_child(*parser.parse_args().request)

@@ -236,14 +236,10 @@ def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int, last: bool)
         return made
     taken = [int(i in off.values()) for i in range(size)]
     whole = ("all of the state", "wrong-state") if last else ("q", "wrong-norm")
+    of_beta = tuple(a + b for a, b in zip(value, taken, strict=True))
     made += [
         (*whole, (1,) * size, at + 1),
-        (
-            "what the row writes (beta)",
-            "wrong-gate",
-            tuple(a + b for a, b in zip(value, taken, strict=True)),
-            at + 1,
-        ),
+        ("what the row writes (beta)", "wrong-gate", of_beta, at + 1),
         ("k", "wrong-norm", tuple(a + 2 * b for a, b in zip(value, taken, strict=True)), at + 1),
         ("v", "wrong-term", tuple(value), at + 1),
     ]

@@ -82,6 +82,13 @@ class Subject(Protocol):
         """The state after the accepted rows in the reference's layout; None: not readable."""
 
 
+def as_a_pass(self: Subject, rows: Rows) -> torch.Tensor:
+    """`decode` of a subject whose steps without drafts are passes of one row, which remains."""
+    out = self.verify(rows)
+    self.accept(rows.sequences, [1] * len(rows.sequences))
+    return out
+
+
 class Prompts:
     """A Subject of a kernel for prompts: it goes on from the last state, and keeps all rows."""
 

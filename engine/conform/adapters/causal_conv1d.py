@@ -10,7 +10,7 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory, Prompts
+from engine.conform.subject import Kernel, Memory, Prompts, as_a_pass
 
 _FN = "causal_conv1d.causal_conv1d_interface"
 _VARLEN = "causal_conv1d.causal_conv1d_varlen"
@@ -38,22 +38,18 @@ class _Update:
 
     def called(self, rows: Rows, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """The kernel's outputs [sequences, channels, rows of each]."""
-        out = self.package.module(_FN).causal_conv1d_update(
+        out: torch.Tensor = self.package.module(_FN).causal_conv1d_update(
             *(x, self.windows, rows.weight, rows.bias, "silu"),
             cache_seqlens=self.taken[slots],
             conv_state_indices=slots,
         )
-        assert isinstance(out, torch.Tensor)
         return out
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
             self.taken[1 + sequence] += count
 
-    def decode(self, rows: Rows) -> torch.Tensor:
-        out = self.verify(rows)
-        self.accept(rows.sequences, [1] * len(rows.sequences))
-        return out
+    decode = as_a_pass
 
     def state(self, sequence: int) -> torch.Tensor:
         first = int(self.taken[1 + sequence]) - self.width
@@ -66,11 +62,10 @@ class _UpdateRef(_Update):
 
     def called(self, rows: Rows, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         windows = self.windows[slots]
-        out = self.package.module(_FN).causal_conv1d_update_ref(
+        out: torch.Tensor = self.package.module(_FN).causal_conv1d_update_ref(
             x, windows, rows.weight, rows.bias, "silu", cache_seqlens=self.taken[slots]
         )
         self.windows[slots] = windows
-        assert isinstance(out, torch.Tensor)
         return out
 
 

@@ -29,7 +29,7 @@ class _Update(RowByRow):
 
     def step(self, rows: Rows) -> torch.Tensor:
         heads, d, n = self.shape.n_heads, self.shape.d_v, self.shape.d_k
-        out = self.package.module(_MODULE).selective_state_update(
+        out: torch.Tensor = self.package.module(_MODULE).selective_state_update(
             self.slots,
             rows.x,
             rows.dt.unsqueeze(-1).expand(-1, heads, d),
@@ -41,7 +41,6 @@ class _Update(RowByRow):
             dt_softplus=True,
             state_batch_indices=self.memory.whole([1 + s for s in rows.sequences]),
         )
-        assert isinstance(out, torch.Tensor)
         return out
 
     def state(self, sequence: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Recurrence, Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory, Prompts
+from engine.conform.subject import Kernel, Memory, Prompts, as_a_pass
 from kernels import dispatch
 
 
@@ -96,10 +96,7 @@ class _Slots:
         for sequence, count in zip(sequences, counts, strict=True):
             self.live[sequence] = count - 1
 
-    def decode(self, rows: Rows) -> torch.Tensor:
-        out = self.verify(rows)
-        self.accept(rows.sequences, [1] * len(rows.sequences))
-        return out
+    decode = as_a_pass
 
     def state(self, sequence: int) -> torch.Tensor:
         plane = self.pool[self.planes[sequence, self.live[sequence]]]
@@ -156,15 +153,8 @@ class _ScanSlots(_Slots):
         of_groups = (each.chunk(s.n_groups, -1) for each in (x.flatten(2), dt, A, D))
         outputs = [
             run(
-                x,
-                dt,
-                A.expand(s.d_k, -1),
-                B[..., i, :],
-                C[..., i, :],
-                D,
-                self.pool[:, i],
-                read,
-                write,
+                *(x, dt, A.expand(s.d_k, -1), B[..., i, :], C[..., i, :], D),
+                *(self.pool[:, i], read, write),
             )
             for i, (x, dt, A, D) in enumerate(zip(*of_groups, strict=True))
         ]
@@ -230,10 +220,7 @@ class _Log:
                 self.states[ids], folded, torch.tensor(n, device=self.states.device), **given
             )
 
-    def decode(self, rows: Rows) -> torch.Tensor:
-        out = self.verify(rows)
-        self.accept(rows.sequences, [1] * len(rows.sequences))
-        return out
+    decode = as_a_pass
 
     def state(self, sequence: int) -> torch.Tensor:
         return _as_stored(self.module, self.states[sequence])
@@ -300,17 +287,12 @@ ENGINE = Engine(
     values={},
     kernels=tuple(
         Kernel(
-            f"{name}.{backend}",
-            recurrences,
-            partial(make, backend=backend),
-            log=issubclass(make, _Log),
-            least_d=4,
-            dtypes=("float32",),
+            f"{name}.{backend}", recurrences, partial(make, backend=backend), least_d=4,
+            log=issubclass(make, _Log), dtypes=("float32",), host=backend == "llvm",
             chunk=(16 if backend == "triton" else 32) if make is _Chunked else 0,
-            host=backend == "llvm",
         )
         for name, make, recurrences in _KERNELS
         for backend in _backends()
         if (name, backend) != ("causal_conv_slots", "triton")  # which has no such kernel
     ),
-)
+)  # fmt: skip

@@ -49,7 +49,7 @@ class _Conv:
         if tree:
             wanted = self.memory.whole(rows.parents)[:, 1:]
             self.memory.keep("wrong-parent", "the list of parents", parents[:, 1:], wanted)
-        out = module.causal_conv1d_update(
+        out: torch.Tensor = module.causal_conv1d_update(
             rows.x.view(n, t, -1).transpose(1, 2).contiguous(),
             self.windows,
             rows.weight,
@@ -62,7 +62,6 @@ class _Conv:
             retrieve_next_sibling=self.memory.whole(tree[1]) if tree else None,
             retrieve_parent_token=parents if tree else None,
         )
-        assert isinstance(out, torch.Tensor)
         return out.transpose(1, 2).reshape(n * t, -1)
 
     def verify(self, rows: Rows) -> torch.Tensor:
@@ -116,8 +115,7 @@ class _Chunked(Prompts):
     def called(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
         """The outputs of the kernel."""
         module = self.package.module(f"{OPS}.attention.fla.chunk")
-        o = module.chunk_gated_delta_rule_fwd(*tensors, **options)[1]
-        assert isinstance(o, torch.Tensor)
+        o: torch.Tensor = module.chunk_gated_delta_rule_fwd(*tensors, **options)[1]
         return o
 
 
@@ -125,24 +123,14 @@ class _ChunkedKda(_Chunked):
     """chunk_kda_fwd."""
 
     def called(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-        o = self.package.module(f"{OPS}.attention.fla.kda").chunk_kda_fwd(*tensors, **options)
-        assert isinstance(o, torch.Tensor)
+        module = self.package.module(f"{OPS}.attention.fla.kda")
+        o: torch.Tensor = module.chunk_kda_fwd(*tensors, **options)
         return o
 
 
 _CHUNKS = (
-    "chunk",
-    "chunk_delta_h",
-    "chunk_fwd",
-    "chunk_intra",
-    "chunk_intra_token_parallel",
-    "chunk_o",
-    "cumsum",
-    "index",
-    "kda",
-    "l2norm",
-    "utils",
-    "wy_fast",
+    *("chunk", "chunk_delta_h", "chunk_fwd", "chunk_intra", "chunk_intra_token_parallel"),
+    *("chunk_o", "cumsum", "index", "kda", "l2norm", "utils", "wy_fast"),
 )
 _F32 = ("float32",)
 ENGINE = Engine(
@@ -150,16 +138,10 @@ ENGINE = Engine(
     versions=("0.5.23",),
     kept=(
         *(f"{OPS}.attention.fla.{name}" for name in _CHUNKS),
-        f"{LINEAR}.fused_recurrent_linear_replayssm",
-        f"{LINEAR}.fused_sigmoid_gating_recurrent",
-        f"{LINEAR}.gdn_replayssm_spec_decode",
-        f"{LINEAR}.gdn_replayssm_spec_fold",
-        f"{LINEAR}.kda_replayssm_spec_decode",
-        RECURRENT,
-        SCATTER,
-        f"{OPS}.attention.fla.op",
-        f"{OPS}.mamba.triton_ops.mamba_ssm",
-        f"{OPS}.mamba.causal_conv1d_triton",
+        f"{LINEAR}.fused_recurrent_linear_replayssm", f"{LINEAR}.fused_sigmoid_gating_recurrent",
+        f"{LINEAR}.gdn_replayssm_spec_decode", f"{LINEAR}.gdn_replayssm_spec_fold",
+        f"{LINEAR}.kda_replayssm_spec_decode", RECURRENT, SCATTER, f"{OPS}.attention.fla.op",
+        f"{OPS}.mamba.triton_ops.mamba_ssm", f"{OPS}.mamba.causal_conv1d_triton",
     ),
     values={
         "sglang.srt.utils.common.torch_release": (9,),
@@ -169,46 +151,27 @@ ENGINE = Engine(
     traced_ranges=(f"{LINEAR}.gdn_replayssm_spec_fold", f"{LINEAR}.kda_replayssm_spec_decode"),
     kernels=(
         Kernel(
-            "fused_sigmoid_gating_delta_rule_update",
-            ("gdn", "kda"),
-            Delta,
-            trees=True,
+            "fused_sigmoid_gating_delta_rule_update", ("gdn", "kda"), Delta, trees=True,
             padding=True,
         ),
         Kernel(
-            "fused_recurrent_gated_delta_rule_update",
-            ("gdn",),
-            DeltaUpdate,
-            trees=True,
+            "fused_recurrent_gated_delta_rule_update", ("gdn",), DeltaUpdate, trees=True,
             padding=True,
         ),
         Kernel(
             "gdn_replayssm_spec_decode", ("gdn",), Replay, ring=Replay.ROWS, least_d=32, dtypes=_F32
         ),
         Kernel(
-            "gdn_replayssm_circular",
-            ("gdn",),
-            CompactReplay,
-            ring=Replay.ROWS,
-            least_d=32,
-            powers=True,
-            dtypes=_F32,
+            "gdn_replayssm_circular", ("gdn",), CompactReplay, ring=Replay.ROWS, least_d=32,
+            powers=True, dtypes=_F32,
         ),
         Kernel("replayssm_fold", ("gdn", "kda"), Fold, log=True, padding=True),
         Kernel(
-            "fused_recurrent_linear_replayssm",
-            ("gdn", "kda"),
-            Ring,
-            ring=Ring.ROWS,
-            least_d=32,
+            "fused_recurrent_linear_replayssm", ("gdn", "kda"), Ring, ring=Ring.ROWS, least_d=32,
             dtypes=_F32,
         ),
         Kernel(
-            "selective_state_update",
-            ("mamba2",),
-            Mamba2,
-            equal_lengths=True,
-            trees=True,
+            "selective_state_update", ("mamba2",), Mamba2, equal_lengths=True, trees=True,
             padding=True,
         ),
         Kernel(
@@ -216,13 +179,8 @@ ENGINE = Engine(
         ),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(
-            "chunk_kda",
-            ("kda",),
-            _ChunkedKda,
-            grouped=False,
-            dtypes=_F32,
-            chunk=64,
+            "chunk_kda", ("kda",), _ChunkedKda, grouped=False, dtypes=_F32, chunk=64,
             bf16_products=True,
         ),
     ),
-)
+)  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from engine.conform.adapters.sglang_snapshots import LINEAR, Delta
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Memory, RowByRow
+from engine.conform.subject import Memory, RowByRow, as_a_pass
 
 
 class Replay:
@@ -59,19 +59,11 @@ class Replay:
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
         module.commit_gdn_replayssm_spec(
-            self.write,
-            self.base,
-            self.flush,
-            self.memory.whole(counts),
-            self.memory.whole([1 + s for s in sequences]),
-            self.ROWS,
-            self.shape.n_tokens,
+            *(self.write, self.base, self.flush, self.memory.whole(counts)),
+            *(self.memory.whole([1 + s for s in sequences]), self.ROWS, self.shape.n_tokens),
         )
 
-    def decode(self, rows: Rows) -> torch.Tensor:
-        out = self.verify(rows)
-        self.accept(rows.sequences, [1] * len(rows.sequences))
-        return out
+    decode = as_a_pass
 
     def state(self, sequence: int) -> None:
         return None
@@ -87,20 +79,12 @@ class CompactReplay(Replay):
         module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
         slots = self.memory.whole([1 + s for s in sequences])
         module.commit_gdn_replayssm_circular(
-            checkpoint_state=self.checkpoint.unsqueeze(0),
-            d_cache=self.d.unsqueeze(0),
-            k_cache=self.k.unsqueeze(0),
-            g_cache=self.g.unsqueeze(0),
-            d_residual_cache=None,
-            k_residual_cache=None,
-            state_batch_indices=slots,
-            replay_indices=slots,
-            write_pos=self.write,
-            cache_base=self.base,
-            is_flush=self.flush,
-            accept_lens=self.memory.whole(counts),
-            null_block_id=0,
-        )
+            checkpoint_state=self.checkpoint.unsqueeze(0), d_cache=self.d.unsqueeze(0),
+            k_cache=self.k.unsqueeze(0), g_cache=self.g.unsqueeze(0), d_residual_cache=None,
+            k_residual_cache=None, state_batch_indices=slots, replay_indices=slots,
+            write_pos=self.write, cache_base=self.base, is_flush=self.flush,
+            accept_lens=self.memory.whole(counts), null_block_id=0,
+        )  # fmt: skip
 
 
 class Fold(Delta):

@@ -113,7 +113,7 @@ class Delta(Snapshots):
         q, k, v = (t.unsqueeze(0) for t in rows.beside("q", "k", "v"))
         a, b = rows.beside("a", "b")
         self.calls += 1
-        o = module.fused_sigmoid_gating_delta_rule_update(
+        o: torch.Tensor = module.fused_sigmoid_gating_delta_rule_update(
             A_log=rows.A_log,
             dt_bias=rows.dt_bias.reshape(-1),
             q=q.as_subclass(_OnDevice) if self.calls % 2 else q,
@@ -131,7 +131,6 @@ class Delta(Snapshots):
             disable_state_update=True,
             **self.kept(rows),
         )
-        assert isinstance(o, torch.Tensor)
         return o.as_subclass(torch.Tensor).view(n, self.shape.n_heads, self.shape.d_v)
 
 
@@ -141,7 +140,7 @@ class DeltaUpdate(Snapshots):
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         module = self.package.module(RECURRENT)
         slots = self.slots(rows.sequences)
-        o = module.fused_recurrent_gated_delta_rule_update_fwd(
+        o: torch.Tensor = module.fused_recurrent_gated_delta_rule_update_fwd(
             *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
             scale=self.shape.d_k**-0.5,
             initial_state_source=self.pool,
@@ -153,7 +152,6 @@ class DeltaUpdate(Snapshots):
             cache_steps=self.shape.n_tokens if keep else None,
             retrieve_parent_token=self.parents(rows),
         )
-        assert isinstance(o, torch.Tensor)
         return o[0]
 
 
@@ -168,12 +166,9 @@ class Mamba2(Snapshots):
         x, B, C = (m.view(n, t, *m.shape[1:]) for m in rows.beside("x", "B", "C"))
         slots = self.slots(rows.sequences)
         self.called(
-            self.pool,
-            x.to(self.dtype),
-            rows.dt.view(n, t, heads, 1).expand(n, t, heads, d),
+            *(self.pool, x.to(self.dtype), rows.dt.view(n, t, heads, 1).expand(n, t, heads, d)),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            B.to(self.dtype),
-            C.to(self.dtype),
+            *(B.to(self.dtype), C.to(self.dtype)),
             rows.D.view(heads, 1).expand(heads, d),
             dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,

@@ -12,11 +12,13 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import NoPlatform, Package
-from engine.conform.subject import Kernel, Memory, Prompts
+from engine.conform.subject import Kernel, Memory, Prompts, as_a_pass
 
 _FLA = "vllm.third_party.flash_linear_attention.ops"
 _MAMBA = "vllm.model_executor.layers.mamba.ops"
 _K3 = "vllm.models.kimi_k3.nvidia.ops"
+_BUILDER = "vllm.v1.attention.backends.gdn_attn"
+_GDN = "vllm.model_executor.layers.mamba.gdn"
 _K3_KDA = f"{_K3}.third_party.kda.fused_recurrent"
 
 
@@ -68,9 +70,59 @@ class Paged:
 
 
 class _Delta(Paged):
-    """fused_recurrent_gated_delta_rule_fwd, one gate per head."""
+    """fused_recurrent_gated_delta_rule_fwd, one gate per head; blocks and counts of a pass are
+    those of vLLM's GDNAttentionMetadataBuilder."""
 
     call = f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule_fwd"
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        super().__init__(shape, memory, package)
+        new = SimpleNamespace
+        config = new(
+            compilation_config=new(
+                cudagraph_mode=new(has_full_cudagraphs=lambda: True),
+                max_cudagraph_capture_size=None,
+            ),
+            speculative_config=new(num_speculative_tokens=shape.n_tokens - 1),
+            scheduler_config=new(max_num_seqs=shape.n_sequences + 2),
+            cache_config=new(mamba_cache_mode="none"), use_v2_model_runner=False,
+        )  # fmt: skip
+        spec = new(prefill_checkpoint_alignment=None)
+        builder = package.module(_BUILDER).GDNAttentionMetadataBuilder
+        self.builder = builder(spec, [], config, self.table.device)
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        return self.planned(rows, [n - 1 for n in rows.lengths])
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        many, n = bool((self.accepted[rows.sequences] > 1).any()), len(rows.sequences)
+        o = self.planned(rows, [0 if many else -1] * n)
+        self.accept(rows.sequences, [1] * n)
+        return o
+
+    def planned(self, rows: Rows, drafts: Sequence[int]) -> torch.Tensor:
+        """A pass as the builder plans it; drafts: how many tokens of each sequence are drafted, -1:
+        the engine drafts none for it."""
+        n = len(rows.sequences)
+        batch = SimpleNamespace(
+            query_start_loc=rows.starts, query_start_loc_cpu=rows.starts.cpu(), num_reqs=n,
+            block_table_tensor=self.table[rows.sequences], num_actual_tokens=sum(rows.lengths),
+            seq_lens=None, seq_lens_cpu_upper_bound=self.memory.whole(rows.lengths).cpu() + 1,
+            is_prefilling=None, compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
+        )  # fmt: skip
+        batch.replace = lambda **_: batch
+        counts = self.accepted[rows.sequences], torch.tensor(drafts)
+        plan = self.builder.build(0, batch, *counts)
+        blocks, others = plan.spec_state_indices_tensor, plan.non_spec_state_indices_tensor
+        if blocks is None:
+            return self.run(rows, others.view(-1, 1), None)
+        if others is None:
+            return self.run(rows, blocks, plan.num_accepted_tokens)
+        of_drafts = zip(blocks.split(1), plan.num_accepted_tokens.split(1), strict=True)
+        each = of_drafts, ((block.view(1, 1), None) for block in others)
+        are = plan.spec_sequence_masks.tolist()
+        parts = (self.run(rows.one(i), *next(each[not are[i]])) for i in range(n))
+        return torch.cat(list(parts))
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module, name = self.call
@@ -142,8 +194,10 @@ class _Recovered(_K3Gates):
     """kda_recoverssm_verify writes corrections, keys and gates to a log; the commit applies those
     of the accepted rows to the only state of a sequence."""
 
+    verify, decode = Paged.verify, Paged.decode
+
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
-        super().__init__(replace(shape, n_tokens=1), memory, package)
+        Paged.__init__(self, replace(shape, n_tokens=1), memory, package)
         self.shape, self.module = shape, package.module(f"{_K3}.recoverssm")
         size = (shape.n_sequences + 2, shape.n_heads, shape.n_tokens)  # two of padding
         self.records = self.module.KDARecoverSSMRecords(
@@ -166,14 +220,10 @@ class _Recovered(_K3Gates):
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         rows = self.rows
         layer = SimpleNamespace(
-            kv_cache=(self.windows, self.pool),
-            recoverssm_records=self.records,
-            A_log=rows.A_log,
-            dt_bias=rows.dt_bias,
-            local_num_heads=self.shape.n_heads,
-            head_dim=self.shape.d_k,
-            gate_lower_bound=None,
-        )
+            kv_cache=(self.windows, self.pool), recoverssm_records=self.records,
+            A_log=rows.A_log, dt_bias=rows.dt_bias, local_num_heads=self.shape.n_heads,
+            head_dim=self.shape.d_k, gate_lower_bound=None,
+        )  # fmt: skip
         n = len(rows.sequences)
         context = self.module.KDARecoverSSMCommitContext.create(
             [layer], spec_query_len=self.shape.n_tokens, max_num_reqs=n
@@ -191,13 +241,9 @@ class _Mamba2(Paged):
         out = torch.empty_like(rows.x)
         x, B, C = rows.beside("x", "B", "C")
         module.selective_state_update(
-            self.pool,
-            x,
-            rows.dt.unsqueeze(-1).expand(n, heads, d),
+            *(self.pool, x, rows.dt.unsqueeze(-1).expand(n, heads, d)),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            B,
-            C,
-            rows.D.view(heads, 1).expand(heads, d),
+            *(B, C, rows.D.view(heads, 1).expand(heads, d)),
             rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,
             state_batch_indices=table,
@@ -228,7 +274,7 @@ class _Conv:
 
     def verify(self, rows: Rows) -> torch.Tensor:
         module = self.package.module(f"{_MAMBA}.causal_conv1d")
-        out = module.causal_conv1d_update(
+        out: torch.Tensor = module.causal_conv1d_update(
             rows.x.clone(),
             self.windows,
             rows.weight,
@@ -239,13 +285,9 @@ class _Conv:
             query_start_loc=rows.starts,
             max_query_len=self.shape.n_tokens,
         )
-        assert isinstance(out, torch.Tensor)
         return out
 
-    def decode(self, rows: Rows) -> torch.Tensor:
-        out = self.verify(rows)
-        self.accept(rows.sequences, [1] * len(rows.sequences))
-        return out
+    decode = as_a_pass
 
     def state(self, sequence: int) -> torch.Tensor:
         first = int(self.accepted[sequence]) - 1
@@ -271,22 +313,39 @@ class _Chunked(Prompts):
         return o[0], last.transpose(-1, -2)
 
 
+class _Builder:
+    """AttentionMetadataBuilder, as far as its subclass needs it."""
+
+    def __class_getitem__(cls, of: object) -> type:
+        return cls
+
+    def __init__(self, spec: object, layers: object, config: object, device: object) -> None:
+        self.kv_cache_spec, self.vllm_config, self.device = spec, config, device
+
+    def _init_reorder_batch_threshold(self, *_: object) -> None:
+        """Batches are not reordered."""
+
+
 _F32 = ("float32",)
 ENGINE = Engine(
     package="vllm",
     versions=("0.33.0",),
     kept=(
-        _FLA,
-        _K3_KDA,
-        f"{_K3}.recoverssm",
-        f"{_MAMBA}.mamba_ssm",
-        f"{_MAMBA}.causal_conv1d",
-        f"{_MAMBA}.triton_helpers",
-        "vllm.utils.math_utils",
+        _FLA, _K3_KDA, f"{_K3}.recoverssm", _BUILDER, f"{_MAMBA}.mamba_ssm",
+        f"{_MAMBA}.causal_conv1d", f"{_MAMBA}.triton_helpers", "vllm.utils.math_utils",
     ),
     values={
         "vllm.v1.attention.backends.utils.NULL_BLOCK_ID": 0,
         "vllm.v1.attention.backends.utils.PAD_SLOT_ID": -1,
+        "vllm.v1.attention.backends.utils.mamba_get_block_table_tensor": lambda table, *_: table,
+        "vllm.v1.attention.backends.utils.split_decodes_and_prefills": (
+            lambda batch, **_: (batch.num_reqs, 0, batch.num_reqs, 0)
+        ),
+        "vllm.v1.attention.backends.utils.compute_causal_conv1d_metadata": (
+            lambda *_, **__: (None, None, None)
+        ),
+        "vllm.v1.attention.backend.AttentionMetadataBuilder": _Builder,
+        f"{_GDN}.qwen_gdn_linear_attn._resolve_gdn_prefill_backend": lambda _: (None, "flashinfer"),
         "vllm.platforms.current_platform": NoPlatform(),
         "vllm.utils.torch_utils.async_tensor_h2d": torch.Tensor.to,
         "vllm.envs.VLLM_TUNED_CONFIG_FOLDER": None,

@@ -12,8 +12,7 @@ from engine.conform.adapters import own
 from engine.conform.cases import Rows, Shape
 from engine.conform.checks import CHECKS, Fault, Player, check, has_check
 from engine.conform.packages import Package
-from engine.conform.replays import elsewhere
-from engine.conform.runner import smallest
+from engine.conform.replays import elsewhere, smallest
 from engine.conform.subject import Kernel, Prompts
 
 PACKAGE = Package("kernels", Path("."), "")

@@ -83,6 +83,20 @@ class Exchanged(Altered):
         p.tensors |= {"k_normed": p.q_normed, "q_normed": p.k_normed}
 
 
+class Offset(own._ConvSlots):
+    """Outputs are too large by one, which no known mistake gives."""
+
+    def verify(self, rows):
+        return super().verify(rows) + 1
+
+
+class OtherKeys(Altered):
+    """Heads have the keys of other heads."""
+
+    def change(self, p):
+        p.tensors["k_normed"] = p.k_normed.flip(1)
+
+
 class MeanSquares(Altered):
     """Keys have a mean square of 1, not a length of 1."""
 
@@ -548,6 +562,8 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (FirstSkip, "mamba2", "head-mapping", "D of head 0"),
         (Backwards, "conv", "wrong-term", "tap 0 takes weight 3, tap 1 takes weight 2"),
         (SameTap, "conv", "wrong-term", "tap 1 takes weight 2"),
+        (OtherKeys, "gdn", "head-mapping", "k of the last head first"),
+        (Offset, "conv", "wrong-output", ""),
         (MeanSquares, "gdn", "wrong-norm", "k is divided by its root mean square"),
         (OneHead, "gdn", "wrong-gate", "applied twice; wrong in heads 2 of 4"),
         (LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
@@ -575,6 +591,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
 def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrence, cause, words):
     fault = first(adapter, recurrence)
     assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
+    assert "ended with" not in fault.detail
 
 
 @pytest.mark.parametrize(

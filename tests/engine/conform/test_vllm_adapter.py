@@ -1,0 +1,63 @@
+"""vLLM's adapter on a package of its names: passes go by the package's own index rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.conform import runner
+
+BUILDER = """
+from types import SimpleNamespace
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
+
+class GDNAttentionMetadataBuilder(AttentionMetadataBuilder[int]):
+    def build(self, prefix, batch, accepted, drafts):
+        blocks = mamba_get_block_table_tensor(batch.block_table_tensor, batch.seq_lens)
+        masks = RULE
+        some, others = bool(masks.any()), bool((~masks).any())
+        return SimpleNamespace(
+            spec_state_indices_tensor=blocks[masks] if some else None,
+            non_spec_state_indices_tensor=blocks[~masks, 0] if others else None,
+            num_accepted_tokens=accepted[masks] if some else None,
+            spec_sequence_masks=masks,
+        )
+"""
+KERNEL = """
+import torch
+
+def fused_recurrent_gated_delta_rule_fwd(
+    q, k, v, g, beta, scale, initial_state, inplace_final_state, cu_seqlens, ssm_state_indices,
+    num_accepted_tokens,
+):
+    q, k, v, g, beta = (t[0] for t in (q, k, v, g, beta))
+    q, k = (t.repeat_interleave(v.shape[1] // t.shape[1], 1) for t in (q, k))
+    outputs = []
+    for i, blocks in enumerate(ssm_state_indices):
+        column = 0 if num_accepted_tokens is None else num_accepted_tokens[i] - 1
+        state = initial_state[blocks[column]].float()
+        for j, row in enumerate(range(cu_seqlens[i], cu_seqlens[i + 1])):
+            state = state * g[row].exp()[:, None, None]
+            off = beta[row][:, None] * (v[row] - (state * k[row][:, None]).sum(-1))
+            state = state + off[:, :, None] * k[row][:, None]
+            outputs.append((state * q[row][:, None]).sum(-1) * scale)
+            initial_state[blocks[j]] = state.to(initial_state)
+    return torch.stack(outputs)[None], initial_state
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "causes"), [("drafts >= 0", []), ("drafts > 0", ["stale-column"])]
+)
+def test_the_next_column_is_that_of_the_packages_rule(tmp_path, rule, causes):
+    for place, text in (
+        ("v1/attention/backends/gdn_attn.py", BUILDER.replace("RULE", rule)),
+        ("third_party/flash_linear_attention/ops/fused_recurrent.py", KERNEL),
+    ):
+        (tmp_path / "vllm" / place).parent.mkdir(parents=True)
+        (tmp_path / "vllm" / place).write_text(text)
+    (tmp_path / "vllm" / "__init__.py").write_text('__version__ = "0.33.0"\n')
+    name, place, _ = runner.open_target(str(tmp_path))
+    only, checks = ["fused_recurrent_gated_delta_rule"], ["no-drafts"]
+    (seen,) = runner.run(name, place, seed=1, device="cpu", only=only, checks=checks)
+    assert [fault.cause for fault in seen.faults] == causes
