@@ -180,6 +180,9 @@ class StepwiseModel(DraftModel):
     """What a step makes of its row [1, n_row] for the next one, None to leave it as it is."""
     fed: Callable[[int], int] | None = None
     """The same of its token."""
+    lost: str = ""
+    """What branches of a tree lack in memory that begin with another than the best token: "all",
+    or the "drafted" tokens before."""
 
     @property
     def drafted_ids(self) -> torch.Tensor | None:
@@ -211,6 +214,8 @@ class StepwiseModel(DraftModel):
                 first + i * self._stride,
                 next(iter(found[-1])) if tokens is None else tokens[i],
             )
+            if self.lost and tokens is not None and tokens[i] != next(iter(found[-1])):
+                self._memory.seq_rm(seq, first if self.lost == "drafted" else 0, position)
             if self.fed is not None:
                 token = self.fed(token)
             written.append(token)

@@ -115,7 +115,7 @@ def drafter_diff(
             values_cause(session, side, its) if its is not None else None
             for side, its in zip(pairs[0], values, strict=True)
         ]
-    found = [_pair(*pair, session, cancelled, handed, known, watched) for pair in pairs]
+    found = [_pair(*pair, session, cancelled, handed, known, watched, sides) for pair in pairs]
     return DrafterDiff(tuple(found), session is not None)
 
 
@@ -127,6 +127,7 @@ def _pair(
     handed: Sequence[np.ndarray | None],
     known: Sequence[Identity],
     watched: Sequence[Cause | None],
+    sides: Sequence[Sequence[DraftSide]],
 ) -> PairDiff:
     causes: list[Cause] = []
     contexts = same_contexts(a, b)
@@ -137,7 +138,9 @@ def _pair(
     if session is not None:
         from engine.observe.rescoring.identity import SAME, is_observed
 
-        for side, rows, identity, seen_first in zip((a, b), handed, known, watched, strict=True):
+        for side, rows, identity, seen_first, all_of in zip(
+            (a, b), handed, known, watched, sides, strict=True
+        ):
             is_known = side.has_ids and side.prompt is not None and side.n_prompt < LONGEST_TEXT
             if side.looks_up or not is_known:
                 continue
@@ -146,7 +149,8 @@ def _pair(
                 continue
             from engine.observe.drafter_diff.redraft import Redrafter
 
-            redrafter = Redrafter(session, side, cancelled)
+            others = [one for one in all_of if one is not side and one.prompt is not None]
+            redrafter = Redrafter(session, side, cancelled, others)
             other = None if identity.verdict == SAME else redrafter.choices.other_model
             if other is not None and not is_observed(side.run.facts):
                 raise UnsupportedModelError(*other)

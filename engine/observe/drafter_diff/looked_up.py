@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from engine.audit.deviations import BEHIND
 from engine.audit.lookups import SHOWINGS, Showing
-from engine.audit.recorded_drafts import BEHIND, RecordedDraft
+from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft.drafter import Drafter, DraftRequest
 from engine.draft.ngram_cache import N_LONGEST
 from engine.draft.ngram_drafter import History

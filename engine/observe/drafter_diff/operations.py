@@ -27,8 +27,10 @@ PHASES = {
     "": "",
     "write": ", in what is written into its memory of the text",
     "draft": ", while it drafts",
+    "alone": ", in passes of one row",
+    "joined": ", in passes of several rows",
 }
-"""When a change is in force, by the method of a DraftModel, and how that is said."""
+"""When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
 _FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _MOST_HEADS, _MOST_ALONE = 8, 4
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)

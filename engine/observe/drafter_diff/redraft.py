@@ -87,8 +87,13 @@ class Redrafter:
 
     @torch.inference_mode()
     def __init__(
-        self, session: Session, side: DraftSide, cancelled: Callable[[], bool] = never
+        self,
+        session: Session,
+        side: DraftSide,
+        cancelled: Callable[[], bool] = never,
+        others: Sequence[DraftSide] = (),
     ) -> None:
+        """others: sequences of its run."""
         self._session, self._cancelled = session, cancelled
         self.drafter = drafter_for(session, side)
         facts = side.run.facts
@@ -123,7 +128,8 @@ class Redrafter:
         starts = [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt]
         table = self._model.table(self._target.rows)
         self._text = DraftedText(side.seq_id, side.text, starts, table, self._drafts)
-        self._mistakes = Mistakes(session, self._model, self._text, self._target, n_ctx, side.shown)
+        of_text = self._model, self._text, self._target, n_ctx, side.shown, others
+        self._mistakes = Mistakes(session, *of_text, in_trees=bool(self._tree))
         hidden = self._target.rows.hidden
         self.choices = TargetChoices(
             session, side, hidden, self._share, is_exact and facts.compute == session.compute

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from engine.audit.deviations import CLEAN
 from engine.audit.draft_models import Entries, StepwiseModel
-from engine.audit.recorded_drafts import CLEAN, DraftedText
+from engine.audit.recorded_drafts import DraftedText
 from engine.observe.drafter_diff.guesses import Guess
 
 
