@@ -13,7 +13,9 @@ from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import counting_cause, rule_cause, sampler_cause
 from engine.observe.drafter_diff.records import (
+    CANDIDATES,
     ROWS,
+    STAGES,
     Cause,
     Counts,
     Missing,
@@ -62,9 +64,10 @@ class DrafterDiff:
 
     @property
     def first(self) -> Cause | None:
-        """The first cause of all pairs; of one that not all of them have, its sequence is said."""
+        """The first cause of all pairs, of drafts one that explains them where any does; of one
+        that not all of them have, its sequence is said."""
         causes = [(cause, pair) for pair in self.pairs for cause in pair.causes]
-        first, pair = min(causes, key=lambda found: found[0].rank, default=(None, None))
+        first, pair = min(causes, key=_by_order, default=(None, None))
         if first is None or pair is None or len(self.pairs) == 1:
             return first
         alike = {
@@ -77,6 +80,11 @@ class DrafterDiff:
         where = "first of all in" if (first.stage, first.side) in alike else "only in"
         about = f"{first.about.rstrip('.')}, {where} sequence {seq_id}."
         return replace(first, about=about)
+
+
+def _by_order(found: tuple[Cause, PairDiff]) -> tuple[bool, bool, int]:
+    cause, _ = found
+    return cause.rank > STAGES.index(CANDIDATES), not cause.explains, cause.rank
 
 
 def drafter_diff(

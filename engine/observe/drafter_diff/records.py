@@ -52,7 +52,7 @@ class Cause:
     stage: one of STAGES. side: "A", "B", or "" where it cannot be known which of them is right.
     about: what it is, a sentence. place: where it shows first. size: how often. recorded, mended:
     accepted and drafted tokens over the same contexts, with the cause and without; None where that
-    cannot be played again.
+    cannot be played again. explains: whether it was seen, or gives what was recorded.
     """
 
     stage: str
@@ -62,6 +62,7 @@ class Cause:
     size: str = ""
     recorded: Counts | None = None
     mended: Counts | None = None
+    explains: bool = True
 
     @property
     def rank(self) -> int:
@@ -383,6 +384,10 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
             continue
         lost = max(draft.n_drafted for draft in none)
         about = f"{side.name} drafts nothing where {other.name} does"
+        sure = [[*top.values()][:1] for d in none for top in d.tops[:1]]
+        if sure and max(map(sum, sure)) < _SURE:
+            floor = max(map(sum, sure))
+            about += f", a first token of probability {floor:.2f} at most: another p_min"
         if lost < min(draft.n_drafted for draft in side.drafts):
             about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"
         size = f"{len(none)} rounds after the same text"

@@ -260,7 +260,8 @@ class Redrafter:
             stage, about = guess.stage, guess.about
             size += f"; of {len(window)} made again so, {n_right(left)} are equal"
         place = f"{place_of(first)}, drafted token {token}"
-        return Cause(stage, self._side.name, about, place, size, recorded, mended)
+        found = Cause(stage, self._side.name, about, place, size, recorded, mended)
+        return found if about or guess else replace(found, explains=False)
 
     @torch.inference_mode()
     def mended(self, cause: Cause) -> Cause:
