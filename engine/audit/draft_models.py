@@ -243,7 +243,7 @@ class SimpleModel(StepwiseModel):
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
         (position,) = newest.positions
-        if tokens is None or first != position + 1 or self._stride != 1:
+        if not n or tokens is None or first != position + 1 or self._stride != 1:
             return super()._draft(newest, first, tokens, n, seq)
         self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]))
         places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]

@@ -135,6 +135,9 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
     if a.n_prompt == b.n_prompt:
         return None
     size = f"{a.n_prompt} and {b.n_prompt} tokens"
+    if all(chats):
+        about = "The messages are equal and the chat template made another prompt of them."
+        return Cause(TEXT, "", about, "", size)
     about = "The prompts have other numbers of tokens; their ids are not known on both sides."
     return Cause(SPECIAL if abs(a.n_prompt - b.n_prompt) == 1 else TOKENS, "", about, "", size)
 
