@@ -4,7 +4,7 @@ and the counts. No torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -102,10 +102,7 @@ def counting_cause(side: DraftSide) -> Cause | None:
     if beyond := miscounting(side):
         more = all(one.n_drafted > len(one.tokens) for one in beyond)
         about = f"{'more' if more else 'fewer'} drafted tokens than its rounds have"
-        for which, of in _WAYS.items():
-            if _fits(rounds, of):
-                about = which
-                break
+        about = _way_of(rounds) or about
         size, place = f"{len(beyond)} of {len(side.drafts)} rounds", place_of(beyond[0])
         mended = _added(true for true, _ in rounds)
         return Cause(COUNTING, side.name, f"It counts {about}.", place, size, side.counts, mended)
@@ -123,44 +120,38 @@ def _true(side: DraftSide, draft: RecordedDraft) -> Counts:
     return min(draft.n_accepted, n) if accepted is None else accepted, n
 
 
-_Way = Callable[[int, int], Counts]
-_WAYS: dict[str, _Way] = {
-    "the target's own token of a round as an accepted one": lambda a, d: (a + 1, d),
-    "the target's own token after a rejection as an accepted one": lambda a, d: (a + (a < d), d),
-    "the target's own token of a round as drafted and accepted": lambda a, d: (a + 1, d + 1),
-    "the newest token of a round as a drafted one": lambda a, d: (a, d + 1),
-    "what was judged as drafted: accepted tokens and the first rejected": lambda a, d: (
-        a,
-        min(a + 1, d),
-    ),
-    "no drafted tokens of rounds in which none was accepted": lambda a, d: (a, d if a else 0),
-    "tokens of replays after a rejection again, as drafted and accepted": lambda a, d: (
-        a + a * (a < d),
-        d + a * (a < d),
-    ),
-    "tokens of replays after a rejection, with the target's own, again": lambda a, d: (
-        a + (a + 1) * (a < d),
-        d + (a + 1) * (a < d),
-    ),
-    "tokens of replays after a rejection again, as drafted ones": lambda a, d: (a, d + a * (a < d)),
-    "tokens of replays after a rejection again, as accepted ones": lambda a, d: (
-        a + a * (a < d),
-        d,
-    ),
-    "fewer accepted tokens than its rounds have, one for any number": lambda a, d: (min(a, 1), d),
-    "accepted tokens of drafts alone that were accepted whole": lambda a, d: (a * (a >= d), d),
-    "rejected tokens as accepted ones": lambda a, d: (d - a, d),
-    "all drafted tokens as accepted": lambda a, d: (d, d),
-    "drafts, not their tokens": lambda a, d: (a, min(d, 1)),
-    "accepted and drafted tokens twice": lambda a, d: (2 * a, 2 * d),
-}
-"""What a round with a accepted and d drafted tokens may be counted as."""
+def _ways(a: int, d: int) -> dict[str, Counts]:
+    """What a round with a accepted and d drafted tokens may be counted as."""
+    is_cut, again, replays = a < d, a * (a < d), "tokens of replays after a rejection"
+    return {
+        "the target's own token of a round as an accepted one": (a + 1, d),
+        "the target's own token after a rejection as an accepted one": (a + is_cut, d),
+        "the target's own token of a round as drafted and accepted": (a + 1, d + 1),
+        "the newest token of a round as a drafted one": (a, d + 1),
+        "what was judged as drafted: accepted tokens and the first rejected": (a, min(a + 1, d)),
+        "no drafted tokens of rounds in which none was accepted": (a, d if a else 0),
+        f"{replays} again, as drafted and accepted": (a + again, d + again),
+        f"{replays}, with the target's own, again": (a + again + is_cut, d + again + is_cut),
+        f"{replays} again, as drafted ones": (a, d + again),
+        f"{replays} again, as accepted ones": (a + again, d),
+        "fewer accepted tokens than its rounds have, one for any number": (min(a, 1), d),
+        "accepted tokens of drafts alone that were accepted whole": (a - again, d),
+        "rejected tokens as accepted ones": (d - a, d),
+        "all drafted tokens as accepted": (d, d),
+        "drafts, not their tokens": (a, min(d, 1)),
+        "accepted and drafted tokens twice": (2 * a, 2 * d),
+    }
 
 
-def _fits(rounds: Sequence[tuple[Counts, Counts]], way: _Way) -> bool:
-    """Whether rounds, as they were and as they are counted, are counted in a way."""
-    n_apart = sum(way(*true) != true for true, _ in rounds)
-    return n_apart >= FEW and sum(way(*true) == own for true, own in rounds) >= 0.9 * len(rounds)
+def _way_of(rounds: Sequence[tuple[Counts, Counts]]) -> str:
+    """In which way rounds, as they were and as they are counted, are counted; empty for none."""
+    known = [(_ways(*true), true, own) for true, own in rounds]
+    for which in _ways(0, 0):
+        n_apart = sum(ways[which] != true for ways, true, _ in known)
+        n = sum(ways[which] == own for ways, _, own in known)
+        if n_apart >= FEW and n >= 0.9 * len(known):
+            return which
+    return ""
 
 
 def _added(counts: Iterable[Counts]) -> Counts:
@@ -170,7 +161,7 @@ def _added(counts: Iterable[Counts]) -> Counts:
 
 def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
     """A sentence on rounds whose counts of accepted tokens are not what came of their drafts."""
-    if about := next((which for which, of in _WAYS.items() if _fits(rounds, of)), ""):
+    if about := _way_of(rounds):
         return f"It counts {about}."
     counted, right = [own[0] for _, own in rounds], [true[0] for true, _ in rounds]
     for by, which in ((1, "before"), (-1, "after")):
@@ -190,12 +181,12 @@ def _by_counters(side: DraftSide) -> Cause | None:
     beyond = theirs[0] - accepted, theirs[1] - drafted
     if max(map(abs, beyond)) < FEW or max(map(abs, beyond)) < 0.02 * max(drafted, 1):
         return None
-    rounds, what = [(d.n_accepted, d.n_drafted) for d in side.drafts], ""
-    for which, of in _WAYS.items():
-        sums_of = _added(of(*one) for one in rounds)
-        if not what and max(abs(x - y) for x, y in zip(sums_of, theirs, strict=True)) <= 1:
+    ways = [_ways(draft.n_accepted, draft.n_drafted) for draft in side.drafts]
+    what = "other tokens than its rounds have"
+    for which in [*_ways(0, 0)][::-1]:
+        added = _added(one[which] for one in ways)
+        if max(abs(added[0] - theirs[0]), abs(added[1] - theirs[1])) <= 1:
             what = which
-    what = what or "other tokens than its rounds have"
     about, place = f"Its counters count {what}.", "sums at the end of the request"
     size = f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds"
     counts = (theirs[0], theirs[1]), (accepted, drafted)
