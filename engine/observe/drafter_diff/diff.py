@@ -110,8 +110,8 @@ def drafter_diff(
     sides = sides_of("A", a, session), sides_of("B", b, session)
     names = [side[0].drafters for side in sides]
     if any(names) and not all(names):  # records do not say which
-        known_by = names[0] or names[1]
-        sides = tuple([replace(one, drafters=known_by) for one in side] for side in sides)
+        for side in sides:
+            side[:] = [replace(one, drafters=names[0] or names[1]) for one in side]
     if all(names) and not {*names[0]} & {*names[1]}:
         raise OptionError(
             f"A and B have two drafters: {', '.join(names[0])} and {', '.join(names[1])}.",

@@ -128,11 +128,10 @@ class Guess:
         in_block = self.during in _WIDTHS and not isinstance(model, StepwiseModel)
         if in_block or not self.deviation.acts(at + model.ahead):
             changes = ()
-        if steps is not None and changes:
-            n, step = count(), getattr(model, "_step", None)
+        if steps is not None and changes and isinstance(model, StepwiseModel):
+            n, step = count(), getattr(model, "_step")  # noqa: B009
 
             def stepping(*args: Any) -> Any:
-                assert step is not None
                 with in_place(self.changes if next(n) in steps else ()):
                     return step(*args)
 

@@ -113,8 +113,8 @@ class LookedUp:
         size = f"{len(wrong)} of {len(made)} drafts are not those of {self._name}"
         if made.index(wrong[0]) >= _MANY_RIGHT:
             size += f", only from position {at} on"
-        counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
-        return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
+        own, right = (self._counts(pair[i] for pair in made) for i in (0, 1))
+        return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, own, right)
 
     def _stops(self, ends: Sequence[int]) -> Iterator[tuple[str, str, Changes]]:
         """Functions of a drafter's parts that keep what they are given, none of which act from one
