@@ -247,6 +247,7 @@ class Redrafter:
         recorded, mended = self._walk(window[0].pos0)
         shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
+        explains = bool(about or guess)
         if about:
             stage = ROWS if one_token else STATE
         elif guess is None:
@@ -260,8 +261,7 @@ class Redrafter:
             stage, about = guess.stage, guess.about
             size += f"; of {len(window)} made again so, {n_right(left)} are equal"
         place = f"{place_of(first)}, drafted token {token}"
-        found = Cause(stage, self._side.name, about, place, size, recorded, mended)
-        return found if about or guess else replace(found, explains=False)
+        return Cause(stage, self._side.name, about, place, size, recorded, mended, explains)
 
     @torch.inference_mode()
     def mended(self, cause: Cause) -> Cause:
