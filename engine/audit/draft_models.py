@@ -180,6 +180,9 @@ class StepwiseModel(DraftModel):
     """What a step makes of its row [1, n_row] for the next one, None to leave it as it is."""
     fed: Callable[[int], int] | None = None
     """The same of its token."""
+    lost: str = ""
+    """What branches of a tree lack in memory that begin with another than the best token: "all",
+    or the "drafted" tokens before."""
 
     @property
     def drafted_ids(self) -> torch.Tensor | None:
@@ -211,6 +214,8 @@ class StepwiseModel(DraftModel):
                 first + i * self._stride,
                 next(iter(found[-1])) if tokens is None else tokens[i],
             )
+            if self.lost and tokens is not None and tokens[i] != next(iter(found[-1])):
+                self._memory.seq_rm(seq, first if self.lost == "drafted" else 0, position)
             if self.fed is not None:
                 token = self.fed(token)
             written.append(token)
@@ -238,7 +243,7 @@ class SimpleModel(StepwiseModel):
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
         (position,) = newest.positions
-        if tokens is None or first != position + 1 or self._stride != 1:
+        if not n or tokens is None or first != position + 1 or self._stride != 1:
             return super()._draft(newest, first, tokens, n, seq)
         self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]))
         places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.audit.draft_models import draft_model
-from engine.audit.lookups import audit_lookups
-from engine.audit.recorded_drafts import (
+from engine.audit.deviations import (
     CLEAN,
     DEVIATIONS,
     DIFFERS,
@@ -26,6 +24,10 @@ from engine.audit.recorded_drafts import (
     NOT_JUDGED,
     OTHER,
     Deviation,
+)
+from engine.audit.draft_models import draft_model
+from engine.audit.lookups import audit_lookups
+from engine.audit.recorded_drafts import (
     DraftAudit,
     DraftedText,
     RecordedDraft,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from engine.audit.recorded_drafts import BEHIND, DIFFERS, KEPT, OTHER, DraftAudit, drafted_rows
+from engine.audit.deviations import BEHIND, DIFFERS, KEPT, OTHER
+from engine.audit.recorded_drafts import DraftAudit, drafted_rows
 from engine.draft.drafter import Drafter, DraftRequest, branches
 from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS

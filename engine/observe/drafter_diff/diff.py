@@ -13,7 +13,9 @@ from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import counting_cause, rule_cause, sampler_cause
 from engine.observe.drafter_diff.records import (
+    CANDIDATES,
     ROWS,
+    STAGES,
     Cause,
     Counts,
     Missing,
@@ -62,9 +64,10 @@ class DrafterDiff:
 
     @property
     def first(self) -> Cause | None:
-        """The first cause of all pairs; of one that not all of them have, its sequence is said."""
+        """The first cause of all pairs, of drafts one that explains them where any does; of one
+        that not all of them have, its sequence is said."""
         causes = [(cause, pair) for pair in self.pairs for cause in pair.causes]
-        first, pair = min(causes, key=lambda found: found[0].rank, default=(None, None))
+        first, pair = min(causes, key=_by_order, default=(None, None))
         if first is None or pair is None or len(self.pairs) == 1:
             return first
         alike = {
@@ -77,6 +80,11 @@ class DrafterDiff:
         where = "first of all in" if (first.stage, first.side) in alike else "only in"
         about = f"{first.about.rstrip('.')}, {where} sequence {seq_id}."
         return replace(first, about=about)
+
+
+def _by_order(found: tuple[Cause, PairDiff]) -> tuple[bool, bool, int]:
+    cause, _ = found
+    return cause.rank > STAGES.index(CANDIDATES), not cause.explains, cause.rank
 
 
 def drafter_diff(
@@ -101,6 +109,9 @@ def drafter_diff(
             check_same(one)
     sides = sides_of("A", a, session), sides_of("B", b, session)
     names = [side[0].drafters for side in sides]
+    if any(names) and not all(names):  # records do not say which
+        for side in sides:
+            side[:] = [replace(one, drafters=names[0] or names[1]) for one in side]
     if all(names) and not {*names[0]} & {*names[1]}:
         raise OptionError(
             f"A and B have two drafters: {', '.join(names[0])} and {', '.join(names[1])}.",
@@ -115,7 +126,7 @@ def drafter_diff(
             values_cause(session, side, its) if its is not None else None
             for side, its in zip(pairs[0], values, strict=True)
         ]
-    found = [_pair(*pair, session, cancelled, handed, known, watched) for pair in pairs]
+    found = [_pair(*pair, session, cancelled, handed, known, watched, sides) for pair in pairs]
     return DrafterDiff(tuple(found), session is not None)
 
 
@@ -127,6 +138,7 @@ def _pair(
     handed: Sequence[np.ndarray | None],
     known: Sequence[Identity],
     watched: Sequence[Cause | None],
+    sides: Sequence[Sequence[DraftSide]],
 ) -> PairDiff:
     causes: list[Cause] = []
     contexts = same_contexts(a, b)
@@ -137,7 +149,9 @@ def _pair(
     if session is not None:
         from engine.observe.rescoring.identity import SAME, is_observed
 
-        for side, rows, identity, seen_first in zip((a, b), handed, known, watched, strict=True):
+        for side, rows, identity, seen_first, all_of in zip(
+            (a, b), handed, known, watched, sides, strict=True
+        ):
             is_known = side.has_ids and side.prompt is not None and side.n_prompt < LONGEST_TEXT
             if side.looks_up or not is_known:
                 continue
@@ -146,7 +160,8 @@ def _pair(
                 continue
             from engine.observe.drafter_diff.redraft import Redrafter
 
-            redrafter = Redrafter(session, side, cancelled)
+            others = [one for one in all_of if one is not side and one.prompt is not None]
+            redrafter = Redrafter(session, side, cancelled, others)
             other = None if identity.verdict == SAME else redrafter.choices.other_model
             if other is not None and not is_observed(side.run.facts):
                 raise UnsupportedModelError(*other)

@@ -13,15 +13,9 @@ from typing import Any
 
 import torch
 
+from engine.audit.deviations import CLEAN, Deviation
 from engine.audit.draft_models import Candidates, DraftModel, Entries, StepwiseModel
-from engine.audit.recorded_drafts import (
-    CLEAN,
-    Deviation,
-    Distance,
-    DraftedText,
-    RecordedDraft,
-    Redrafts,
-)
+from engine.audit.recorded_drafts import Distance, DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.candidate_mistakes import Change
 from engine.observe.drafter_diff.operations import Changes, in_place
 
@@ -41,7 +35,8 @@ mistake leaves that is so near that no part is tried."""
 _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 1800, 4, 8
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
 and those of which the most wrong one is tried first."""
-_NOTHING = 1e-9
+_NOTHING, _LONGEST = 1e-9, 64
+_WIDTHS = ("alone", "joined")
 
 
 Scope = tuple[str, Collection[int] | None, Collection[int] | None]
@@ -53,8 +48,8 @@ which drafted tokens from 0, None = all."""
 class Guess:
     """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
     candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
-    changes: what is in place of attributes of the model or its parts; during: the method of the
-    model that they are in force in, empty = always. steps: the drafted tokens that it is seen in,
+    changes: what is in place of attributes of the model or its parts; during: of PHASES, when they
+    are in force. steps: the drafted tokens that it is seen in,
     None = all; where in the text it is, the deviation says."""
 
     stage: str
@@ -109,15 +104,15 @@ class Guess:
             changes = tuple(
                 (model, name, partial(own, getattr(model, name)))
                 for name, own in (("write", self._write), ("draft", self._draft))
-                if self.during in ("", name)
+                if self.during in ("", name, *_WIDTHS)
             )
         with in_place(changes):
             yield
 
     def _write(self, own: Callable[[Entries], None], entries: Entries) -> None:
         """DraftModel.write, with the changes where the mistake is."""
-        start, before = 0, self.model.newest_row(0)
-        acting = [self.deviation.acts(at - before) for at in entries.positions]
+        start, before, inside = 0, self.model.newest_row(0), self._of_width()
+        acting = [self.deviation.acts(at - before) and inside(at) for at in entries.positions]
         for acts, some in groupby(acting):
             stop = start + len([*some])
             with in_place(self.changes if acts else ()):
@@ -126,19 +121,31 @@ class Guess:
 
     def _draft(self, own: Callable[..., Any], newest: Entries, *more: Any, **options: Any) -> Any:
         """DraftModel.draft, likewise."""
-        changes, model = self.changes, self.model
-        if not self.deviation.acts(newest.positions[0] + model.ahead):
+        changes, model, steps, (at,) = self.changes, self.model, self.steps, newest.positions
+        if self.during in _WIDTHS:
+            steps = range(1, _LONGEST) if self.during == "alone" else ()
+            steps = {*steps, *[0] * self._of_width()(at)}
+        in_block = self.during in _WIDTHS and not isinstance(model, StepwiseModel)
+        if in_block or not self.deviation.acts(at + model.ahead):
             changes = ()
-        if self.steps is not None and changes:
+        if steps is not None and changes and isinstance(model, StepwiseModel):
             n, step = count(), getattr(model, "_step")  # noqa: B009
 
             def stepping(*args: Any) -> Any:
-                with in_place(self.changes if next(n) in (self.steps or ()) else ()):
+                with in_place(self.changes if next(n) in steps else ()):
                     return step(*args)
 
-            changes = ((model, "_step", stepping),)
+            by_step = partial(StepwiseModel._draft, model)
+            changes = ((model, "_step", stepping), (model, "_draft", by_step))
         with in_place(changes):
             return own(newest, *more, **options)
+
+    def _of_width(self) -> Callable[[int], bool]:
+        """Whether entries at a position are written when the changes are in force."""
+        if self.during not in _WIDTHS:
+            return lambda at: True
+        alone = self.text.alone(self.model)
+        return lambda at: (at in alone) == (self.during == "alone")
 
 
 class Trials:

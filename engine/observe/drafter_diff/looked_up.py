@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from engine.audit.deviations import BEHIND
 from engine.audit.lookups import SHOWINGS, Showing
-from engine.audit.recorded_drafts import BEHIND, RecordedDraft
+from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft.drafter import Drafter, DraftRequest
 from engine.draft.ngram_cache import N_LONGEST
 from engine.draft.ngram_drafter import History
@@ -112,8 +113,8 @@ class LookedUp:
         size = f"{len(wrong)} of {len(made)} drafts are not those of {self._name}"
         if made.index(wrong[0]) >= _MANY_RIGHT:
             size += f", only from position {at} on"
-        counts = [self._counts(pair[i] for pair in made) for i in (0, 1)]
-        return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, *counts)
+        own, right = (self._counts(pair[i] for pair in made) for i in (0, 1))
+        return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, own, right)
 
     def _stops(self, ends: Sequence[int]) -> Iterator[tuple[str, str, Changes]]:
         """Functions of a drafter's parts that keep what they are given, none of which act from one

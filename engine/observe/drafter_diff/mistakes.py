@@ -11,19 +11,14 @@ from typing import Any
 
 import torch
 
+from engine.audit.deviations import CLEAN, OF_ENGINES, SHIFTED, Deviation
 from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseModel
-from engine.audit.recorded_drafts import (
-    CLEAN,
-    OF_ENGINES,
-    SHIFTED,
-    Deviation,
-    DraftedText,
-    RecordedDraft,
-)
+from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
 from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
+from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
 from engine.session import Session
 
@@ -31,12 +26,13 @@ _Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING, _MOST_LAYERS = 64, 3, 6, 5
+_MOST_OTHERS = 4
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Mistakes:
     """The mistakes that a drafter of a text may have made. n_ctx: cells of its memory. shown: a
-    token as it is written in a sentence."""
+    token as it is written in a sentence. others: of its run. in_trees: its drafts are trees."""
 
     def __init__(
         self,
@@ -46,9 +42,13 @@ class Mistakes:
         target: TextRows,
         n_ctx: int,
         shown: Callable[[int], str],
+        others: Sequence[DraftSide] = (),
+        *,
+        in_trees: bool = False,
     ) -> None:
         self._session, self._model, self._text, self._target = session, model, text, target
         self._n_ctx, self._shown, tokenizer = n_ctx, shown, session.tokenizer
+        self._others, self._in_trees = others, in_trees
         ids = (0, tokenizer.eos_id, tokenizer.bos_id, session.config.n_vocab - 1)
         self._special = [token for token in dict.fromkeys(ids) if token is not None]
 
@@ -63,6 +63,7 @@ class Mistakes:
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
+        yield from self._of_sequences()
 
     def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
         for deviation in (*OF_ENGINES, *self._unseen(wrong)):
@@ -212,6 +213,10 @@ class Mistakes:
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
             fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
             yield self._guess(CANDIDATES, about, changes=fed, during="draft")
+        for lost in ("all", "drafted") if self._in_trees else ():
+            what = "nothing" if lost == "all" else "no drafted token"
+            about = f"branches of its trees but the first begin with {what} in memory: not copied"
+            yield self._guess(STATE, about, changes=((self._model, "lost", lost),), during="draft")
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
@@ -226,6 +231,30 @@ class Mistakes:
             about = f"what a step hands on to the next one is {what}"
             changes_of = ((self._model, "handed_on", change),)
             yield self._guess(STATE, about, changes=changes_of, during="draft")
+
+    def _of_sequences(self) -> Iterator[Guess]:
+        """Rows of other sequences of the run: of the same positions, and of the same place in the
+        verify batch of a round."""
+        own, model = self._text.table, self._model
+        if own is None:
+            return
+        before, drafts = model.newest_row(0) + 1, self._text.drafts
+        for other in self._others[:_MOST_OTHERS]:
+            table = model.table(self._target.like(other.text[:LONGEST_TEXT]).rows)
+            assert table is not None
+            n, moved = min(len(own), len(table)), own.clone()
+            starts = {draft.round: draft for draft in other.drafts}
+            for one in (draft for draft in drafts if draft.round in starts):
+                start, n_rows = starts[one.round].pos0, starts[one.round].n_accepted + 1
+                n_rows = min(n_rows, one.n_accepted + 1, len(own) - before - one.pos0)
+                part = table[before + start : before + start + max(0, n_rows)]
+                moved[before + one.pos0 : before + one.pos0 + len(part)] = part
+            about = f"rows are those of sequence {other.seq_id}, not of {self._text.seq_id}"
+            for where, rows in (
+                (" at the same positions", torch.cat((table[:n], own[n:]))),
+                (" in the same places of verify batches", moved),
+            ):
+                yield self._of_table(about + where, rows)
 
     def _of_rejected(self, window: _Drafts) -> Iterator[Guess]:
         table = self._text.table

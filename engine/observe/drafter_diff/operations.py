@@ -1,7 +1,6 @@
 """Operations of a drafter's module, and what it may compute otherwise: each call of a kernel, found
 by letting the module run, is left out or scaled, or reads other numbers, rows or weights; layers
-are left out, ropes turned otherwise; always, or only in what is written into memory, or while it
-drafts."""
+are left out, ropes turned otherwise; always, or in some passes alone."""
 
 from __future__ import annotations
 
@@ -27,10 +26,12 @@ PHASES = {
     "": "",
     "write": ", in what is written into its memory of the text",
     "draft": ", while it drafts",
+    "alone": ", in passes of one row",
+    "joined": ", in passes of several rows",
 }
-"""When a change is in force, by the method of a DraftModel, and how that is said."""
+"""When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
 _FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
-_MOST_HEADS, _MOST_ALONE = 8, 4
+_MOST_HEADS, _MOST_ALONE, _NONE = 8, 4, object()
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
 _ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
@@ -56,9 +57,6 @@ def in_place(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
                 delattr(one, name)
             else:
                 setattr(one, name, value)
-
-
-_NONE = object()
 
 
 class PartChange(NamedTuple):

@@ -4,7 +4,7 @@ and the counts. No torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from engine.observe.drafter_diff.records import (
     FEW,
     RULE,
     Cause,
+    Counts,
     miscounting,
     n_common,
     place_of,
@@ -97,40 +98,77 @@ def counting_cause(side: DraftSide) -> Cause | None:
         size = f"{len(again)} of {len(side.drafts)} rounds"
         place = place_of(again[0][1])
         return Cause(COUNTING, side.name, about, place, size, side.counts, mended)
+    rounds = [(_true(side, draft), (draft.n_accepted, draft.n_drafted)) for draft in side.drafts]
     if beyond := miscounting(side):
         more = all(one.n_drafted > len(one.tokens) for one in beyond)
-        about = f"It counts {'more' if more else 'fewer'} drafted tokens than its rounds have."
-        if all(one.n_drafted == one.n_accepted + 1 for one in beyond):
-            about = "It counts as drafted what was judged: accepted tokens and the first rejected."
-        elif not any(one.n_drafted or one.n_accepted for one in beyond):
-            about = "It counts no drafted tokens of rounds in which none was accepted."
-        n_drafted = sum(
-            len(one.tokens) if side.knows_all else max(one.n_drafted, len(one.tokens))
-            for one in side.drafts
-        )
-        size, mended = f"{len(beyond)} of {len(side.drafts)} rounds", (side.counts[0], n_drafted)
-        place = place_of(beyond[0])
-        return Cause(COUNTING, side.name, about, place, size, side.counts, mended)
+        about = f"{'more' if more else 'fewer'} drafted tokens than its rounds have"
+        about = _way_of(rounds) or about
+        size, place = f"{len(beyond)} of {len(side.drafts)} rounds", place_of(beyond[0])
+        mended = _added(true for true, _ in rounds)
+        return Cause(COUNTING, side.name, f"It counts {about}.", place, size, side.counts, mended)
     if len(wrong) >= FEW and len(wrong) >= _SHARE * len(judged):
-        about, place = _miscounted(judged, wrong), place_of(wrong[0][0])
+        about, place = _miscounted(rounds), place_of(wrong[0][0])
         size = f"{len(wrong)} of {len(judged)} rounds"
         return Cause(COUNTING, side.name, about, place, size, recorded, mended)
     return _by_counters(side)
 
 
-def _miscounted(
-    judged: Sequence[tuple[RecordedDraft, int]], wrong: Sequence[tuple[RecordedDraft, int]]
-) -> str:
+def _true(side: DraftSide, draft: RecordedDraft) -> Counts:
+    """Accepted and drafted tokens of a round as the text and ids show, else as they are counted."""
+    accepted = side.advance(draft)
+    n = len(draft.tokens) if side.knows_all else max(draft.n_drafted, len(draft.tokens))
+    return min(draft.n_accepted, n) if accepted is None else accepted, n
+
+
+def _ways(a: int, d: int) -> dict[str, Counts]:
+    """What a round with a accepted and d drafted tokens may be counted as."""
+    is_cut, again, replays = a < d, a * (a < d), "tokens of replays after a rejection"
+    return {
+        "the target's own token of a round as an accepted one": (a + 1, d),
+        "the target's own token after a rejection as an accepted one": (a + is_cut, d),
+        "the target's own token of a round as drafted and accepted": (a + 1, d + 1),
+        "the newest token of a round as a drafted one": (a, d + 1),
+        "what was judged as drafted: accepted tokens and the first rejected": (a, min(a + 1, d)),
+        "no drafted tokens of rounds in which none was accepted": (a, d if a else 0),
+        f"{replays} again, as drafted and accepted": (a + again, d + again),
+        f"{replays}, with the target's own, again": (a + again + is_cut, d + again + is_cut),
+        f"{replays} again, as drafted ones": (a, d + again),
+        f"{replays} again, as accepted ones": (a + again, d),
+        "fewer accepted tokens than its rounds have, one for any number": (min(a, 1), d),
+        "accepted tokens of drafts alone that were accepted whole": (a - again, d),
+        "rejected tokens as accepted ones": (d - a, d),
+        "all drafted tokens as accepted": (d, d),
+        "drafts, not their tokens": (a, min(d, 1)),
+        "accepted and drafted tokens twice": (2 * a, 2 * d),
+    }
+
+
+def _way_of(rounds: Sequence[tuple[Counts, Counts]]) -> str:
+    """In which way rounds, as they were and as they are counted, are counted; empty for none."""
+    known = [(_ways(*true), true, own) for true, own in rounds]
+    for which in _ways(0, 0):
+        n_apart = sum(ways[which] != true for ways, true, _ in known)
+        n = sum(ways[which] == own for ways, _, own in known)
+        if n_apart >= FEW and n >= 0.9 * len(known):
+            return which
+    return ""
+
+
+def _added(counts: Iterable[Counts]) -> Counts:
+    accepted, drafted = zip(*counts, strict=True)
+    return sum(accepted), sum(drafted)
+
+
+def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
     """A sentence on rounds whose counts of accepted tokens are not what came of their drafts."""
-    beyond = {draft.n_accepted - n for draft, n in wrong}
-    if beyond == {1}:
-        return "It counts the target's own token of a round as accepted drafted tokens."
-    counted, right = [draft.n_accepted for draft, _ in judged], [n for _, n in judged]
+    if about := _way_of(rounds):
+        return f"It counts {about}."
+    counted, right = [own[0] for _, own in rounds], [true[0] for true, _ in rounds]
     for by, which in ((1, "before"), (-1, "after")):
         moved = [right[i - by] == n for i, n in enumerate(counted) if 0 <= i - by < len(right)]
         if moved.count(True) >= 0.9 * len(moved):
             return f"Its counts of accepted tokens are those of the round {which}."
-    if max(beyond) < 0:
+    if all(n <= own for n, own in zip(counted, right, strict=True)):
         return "It counts fewer accepted tokens than its rounds go on by."
     return "It counts tokens that it did not draft as accepted drafted tokens."
 
@@ -143,14 +181,13 @@ def _by_counters(side: DraftSide) -> Cause | None:
     beyond = theirs[0] - accepted, theirs[1] - drafted
     if max(map(abs, beyond)) < FEW or max(map(abs, beyond)) < 0.02 * max(drafted, 1):
         return None
-    partial = sum(draft.n_accepted < draft.n_drafted for draft in side.drafts)
-    if beyond[0] == len(side.drafts) and not beyond[1]:
-        what = "one token more for each round, as if the target's own counted"
-    elif beyond[0] in (partial, beyond[1]) or abs(beyond[0] - partial) <= 1:
-        what = "tokens of replays after a rejection"
-    else:
-        what = "other tokens than its rounds have"
-    about, place = f"Its counters have {what}.", "sums at the end of the request"
+    ways = [_ways(draft.n_accepted, draft.n_drafted) for draft in side.drafts]
+    what = "other tokens than its rounds have"
+    for which in [*_ways(0, 0)][::-1]:
+        added = _added(one[which] for one in ways)
+        if max(abs(added[0] - theirs[0]), abs(added[1] - theirs[1])) <= 1:
+            what = which
+    about, place = f"Its counters count {what}.", "sums at the end of the request"
     size = f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds"
     counts = (theirs[0], theirs[1]), (accepted, drafted)
     return Cause(COUNTING, side.name, about, place, size, *counts)

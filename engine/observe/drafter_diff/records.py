@@ -52,7 +52,7 @@ class Cause:
     stage: one of STAGES. side: "A", "B", or "" where it cannot be known which of them is right.
     about: what it is, a sentence. place: where it shows first. size: how often. recorded, mended:
     accepted and drafted tokens over the same contexts, with the cause and without; None where that
-    cannot be played again.
+    cannot be played again. explains: whether it was seen, or gives what was recorded.
     """
 
     stage: str
@@ -62,6 +62,7 @@ class Cause:
     size: str = ""
     recorded: Counts | None = None
     mended: Counts | None = None
+    explains: bool = True
 
     @property
     def rank(self) -> int:
@@ -134,6 +135,9 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
     if a.n_prompt == b.n_prompt:
         return None
     size = f"{a.n_prompt} and {b.n_prompt} tokens"
+    if all(chats):
+        about = "The messages are equal and the chat template made another prompt of them."
+        return Cause(TEXT, "", about, "", size)
     about = "The prompts have other numbers of tokens; their ids are not known on both sides."
     return Cause(SPECIAL if abs(a.n_prompt - b.n_prompt) == 1 else TOKENS, "", about, "", size)
 
@@ -383,6 +387,10 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
             continue
         lost = max(draft.n_drafted for draft in none)
         about = f"{side.name} drafts nothing where {other.name} does"
+        sure = [[*top.values()][:1] for d in none for top in d.tops[:1]]
+        if sure and max(map(sum, sure)) < _SURE:
+            floor = max(map(sum, sure))
+            about += f", a first token of probability {floor:.2f} at most: another p_min"
         if lost < min(draft.n_drafted for draft in side.drafts):
             about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"
         size = f"{len(none)} rounds after the same text"

@@ -87,8 +87,13 @@ class Redrafter:
 
     @torch.inference_mode()
     def __init__(
-        self, session: Session, side: DraftSide, cancelled: Callable[[], bool] = never
+        self,
+        session: Session,
+        side: DraftSide,
+        cancelled: Callable[[], bool] = never,
+        others: Sequence[DraftSide] = (),
     ) -> None:
+        """others: sequences of its run."""
         self._session, self._cancelled = session, cancelled
         self.drafter = drafter_for(session, side)
         facts = side.run.facts
@@ -123,7 +128,8 @@ class Redrafter:
         starts = [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt]
         table = self._model.table(self._target.rows)
         self._text = DraftedText(side.seq_id, side.text, starts, table, self._drafts)
-        self._mistakes = Mistakes(session, self._model, self._text, self._target, n_ctx, side.shown)
+        of_text = self._model, self._text, self._target, n_ctx, side.shown, others
+        self._mistakes = Mistakes(session, *of_text, in_trees=bool(self._tree))
         hidden = self._target.rows.hidden
         self.choices = TargetChoices(
             session, side, hidden, self._share, is_exact and facts.compute == session.compute
@@ -241,6 +247,7 @@ class Redrafter:
         recorded, mended = self._walk(window[0].pos0)
         shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
+        explains = bool(about or guess)
         if about:
             stage = ROWS if one_token else STATE
         elif guess is None:
@@ -254,7 +261,7 @@ class Redrafter:
             stage, about = guess.stage, guess.about
             size += f"; of {len(window)} made again so, {n_right(left)} are equal"
         place = f"{place_of(first)}, drafted token {token}"
-        return Cause(stage, self._side.name, about, place, size, recorded, mended)
+        return Cause(stage, self._side.name, about, place, size, recorded, mended, explains)
 
     @torch.inference_mode()
     def mended(self, cause: Cause) -> Cause:

@@ -44,6 +44,10 @@ class TextRows:
         memory = HybridMemory.for_model(model.config, 1, len(text) + 1, model.device)
         self.rows = self._forward(memory, 0, text)
 
+    def like(self, text: Sequence[int]) -> TextRows:
+        """The same of another text."""
+        return TextRows(self._model, text, self.taps, self._cancelled)
+
     def _all_taps(self) -> tuple[int, ...]:
         n_layer = self._model.config.n_layer
         near = {tap + i for tap in self.taps for i in range(-2, 3)} or {0, n_layer - 2, n_layer - 1}

@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from engine.analysis.findings.check import find, recorded
-from engine.audit.recorded_drafts import JUDGED, NOT_JUDGED, DraftAudit
+from engine.audit.deviations import JUDGED, NOT_JUDGED
+from engine.audit.recorded_drafts import DraftAudit
 from engine.draft.ngram_drafter import NgramSizes
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.run import Run

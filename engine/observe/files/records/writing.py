@@ -238,21 +238,34 @@ def _write_plain_tokens(
     writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows
 ) -> None:
     """Prompt and output of a request whose tokens are of unknown rounds."""
-    prompt, tokens = request.prompt_ids, request.tokens
-    if not prompt and not tokens:
-        return
-    n_prompt = request.prompt_tokens
-    if n_prompt is not None and len(prompt) != n_prompt:
-        prompt = ()
-    pos = len(prompt) if n_prompt is None else n_prompt
+    tokens, n_prompt = request.tokens, request.prompt_tokens
+    n_known = _write_prompt(writer, seq_id, request, rows.n)
+    pos = n_known if n_prompt is None else n_prompt
     columns: dict[str, list[Any]] = {
-        "pos": [*range(len(prompt)), *range(pos, pos + len(tokens))],
-        "kind": ["prompt"] * len(prompt) + ["unknown"] * len(tokens),
-        "token_id": [*prompt, *(_or_missing(token.token_id) for token in tokens)],
-        "text": [""] * len(prompt) + [(token.text or "")[:LONGEST_TOKEN] for token in tokens],
+        "pos": [*range(pos, pos + len(tokens))],
+        "kind": ["unknown"] * len(tokens),
+        "token_id": [_or_missing(token.token_id) for token in tokens],
+        "text": [(token.text or "")[:LONGEST_TOKEN] for token in tokens],
     }
+    _write_columns(writer, seq_id, rows.n, columns)
+
+
+def _write_prompt(writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int) -> int:
+    """Ids of the prompt, where they are as many as it has tokens; how many."""
+    ids, n = request.prompt_ids, request.prompt_tokens
+    if not ids or (n is not None and len(ids) != n):
+        return 0
+    columns = {"pos": [*range(len(ids))], "kind": ["prompt"] * len(ids), "token_id": [*ids]}
+    _write_columns(writer, seq_id, round_, columns)
+    return len(ids)
+
+
+def _write_columns(
+    writer: TraceWriter, seq_id: int, round_: int, columns: dict[str, list[Any]]
+) -> None:
     n = len(columns["pos"])
-    writer.extend("tokens", {"round": [rows.n] * n, "seq_id": [seq_id] * n, **columns})
+    if n:
+        writer.extend("tokens", {"round": [round_] * n, "seq_id": [seq_id] * n, **columns})
 
 
 def _or_missing(token_id: int | None) -> int:
@@ -289,6 +302,7 @@ def _write_tokens(
     chunks = [chunk for chunk in request.chunks if chunk[0]]
     if [len(ids) for ids, _ in chunks] != [1, *emitted] or request.prompt_tokens is None:
         return False
+    _write_prompt(writer, seq_id, request, round_)
     pos = request.prompt_tokens
     accepted = request.per_step_accepted or []
     drafted = request.per_step_drafted or []

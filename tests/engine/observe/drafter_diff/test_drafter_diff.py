@@ -17,7 +17,8 @@ import torch
 from engine.draft import ngram_cache
 from engine.draft.model_drafter import ModelDrafter
 from engine.errors import OptionError, UnsupportedModelError
-from engine.observe.drafter_diff.diff import drafter_diff
+from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff, drafter_diff
+from engine.observe.drafter_diff.records import Cause
 from engine.observe.drafter_diff.sides import sides_of
 from engine.observe.files.importing import import_file
 from engine.options import Prompt, SamplerOptions
@@ -135,6 +136,15 @@ def _of_all_tokens(self: Any, requests: Any, logits: torch.Tensor, of: Any = Non
 
 
 _STEP = ModelDrafter._step
+
+
+def test_of_several_sequences_a_cause_that_explains_its_drafts_is_the_first() -> None:
+    vague = Cause("target rows", "B", "Rows are wrong.", explains=False)
+    causes = vague, Cause("target rows", "B", "Rows are zeros."), Cause("counting", "B", "Twice.")
+    pairs = [PairDiff(i, i, (1, 2), (1, 2), 1, 9, 9, (one,), ()) for i, one in enumerate(causes)]
+    for some, first in ((pairs, causes[1]), (pairs[::2], vague)):
+        found = DrafterDiff(tuple(some), True).first
+        assert found is not None and found.about.startswith(first.about[:-1])
 
 
 def test_runs_that_have_only_sums_are_refused() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
+from engine.audit.deviations import CLEAN, Deviation
 from engine.audit.draft_models import Entries, StepwiseModel
-from engine.audit.recorded_drafts import CLEAN, DraftedText
+from engine.audit.recorded_drafts import DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.guesses import Guess
 
 
@@ -72,3 +74,66 @@ def test_a_change_acts_in_some_steps_of_a_draft() -> None:
         model.write(Entries([7], [0]))
         assert model.draft(Entries([5], [0]), 5, None, 4) == [0, 0, 10, 10]
     assert model.written == [7]
+
+
+_ROUNDS = [(2, 0), (3, 2), (6, 1)]
+"""Positions of drafts, and how many of their three tokens were accepted."""
+
+
+def _rounds() -> list[RecordedDraft]:
+    return [
+        RecordedDraft(i, pos0, [1, 2, 5], [], n, 0, 0.0, 3) for i, (pos0, n) in enumerate(_ROUNDS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("during", "written", "after_none", "after_two"),
+    [
+        ("alone", [2, 13, 4, 5, 6], [10] * 4, [0, 10, 10, 10]),
+        ("joined", [12, 3, 14, 15, 16], [0] * 4, [10, 0, 0, 0]),
+    ],
+)
+def test_a_change_acts_in_passes_of_some_rows(
+    during: str, written: list[int], after_none: list[int], after_two: list[int]
+) -> None:
+    guess, text, model = _guess(during=during)
+    text = replace(text, drafts=_rounds())
+    one = replace(guess, text=text, changes=((model, "more", 10),))
+    with one.applied():
+        model.write(Entries([2, 3, 4, 5, 6], [0] * 5))
+        found = [model.draft(Entries([at], [0]), at, None, 4) for at in (3, 6)]
+    assert (model.written, found) == (written, [after_none, after_two])
+
+
+@pytest.mark.parametrize(("which", "tokens"), [("rejected", [1, 5]), ("last", [5, 5])])
+def test_drafts_go_on_from_a_token_of_the_draft_before(which: str, tokens: list[int]) -> None:
+    _, text, model = _guess()
+    first, *drafts = _rounds()
+    text, how = replace(text, drafts=[first, *drafts]), Deviation("", "", guessed=which)
+    redrafts = Redrafts(model, text, how)
+    assert [redrafts._goes_on_from(draft, how) for draft in drafts] == tokens
+    assert redrafts._goes_on_from(first, how) is None
+
+
+class _Branches(StepwiseModel):
+    """Token 1 is always the best one; what is removed from its memory is kept."""
+
+    def __init__(self, lost: str) -> None:
+        self._memory, self.removed = self, list[tuple[int, int]]()  # type: ignore[assignment]
+        self.lost, self._steady, self._stride = lost, False, 1
+
+    def seq_rm(self, seq: int, start: int, stop: int) -> None:
+        self.removed.append((start, stop))
+
+    def _pass(self, ubatch: Any, rows: Any) -> None:
+        raise AssertionError
+
+    def _step(self, ubatch: Any, rows: Any) -> Any:
+        return torch.tensor([[0.0, 3.0, 1.0]]), None
+
+
+@pytest.mark.parametrize(("lost", "start"), [("all", 0), ("drafted", 5), ("", None)])
+def test_a_branch_lacks_what_was_before_it(lost: str, start: int | None) -> None:
+    model = _Branches(lost)
+    model._draft(Entries([4], [0]), 5, [1, 2, 1], 3, 0)
+    assert model.removed == ([] if start is None else [(start, 6)])

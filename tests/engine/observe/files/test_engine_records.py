@@ -125,6 +125,15 @@ def test_the_chunks_of_a_stream_are_the_steps_tokens() -> None:
     assert kinds == ["target", *["accepted"] * 3, "bonus", "accepted", "replacement"]
 
 
+def test_the_prompts_ids_are_kept_with_the_steps() -> None:
+    stream = json.loads((RECORDS / "vllm-detailed-stream.json").read_bytes())
+    stream["chunks"][1]["choices"][0]["prompt_token_ids"] = [*range(17)]
+    store = filled("stream", as_bytes(stream))
+    assert store.tokens.column("token_id")[:17].tolist() == [*range(17)]
+    assert store.tokens.texts("kind")[16:18] == ["prompt", "target"]
+    assert store.tokens.column("pos").tolist() == [*range(46)]
+
+
 def test_tokens_are_not_shared_out_where_chunks_are_not_steps() -> None:
     """One chunk of two steps: the ids are known, but not which step is which's."""
     stream = json.loads((RECORDS / "vllm-detailed-stream.json").read_bytes())

@@ -1,0 +1,162 @@
+"""Deviations: what may be wrong with the state that a drafter makes its drafts from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+AHEAD, BEHIND, KEPT, SHIFTED = "ahead", "behind", "rejected-kept", "shifted"
+LAYERS, OTHER, DIFFERS = "wrong-layers", "other-text", "differs"
+"""What may be wrong with a drafter's state; DIFFERS: no hypothesis gives the recorded drafts."""
+
+JUDGED, NOT_JUDGED = "judged", "not-judged"
+"""Nothing is wrong, or it cannot be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """A hypothesis about what a drafter's memory has instead of the text's entries, those that a
+    draft needs in order, the newest one last.
+
+    n_kept: drafted entries that stay after each round, None = all; counts: they are taken for the
+    text's. token_shift, row_shift: entries have the token, the row of this many positions on;
+    round_shift: the same of tokens decoded in rounds. batch: which row of its batch every token
+    has, or "rolled". skips: the first entry of each round is missing; closes: the others take its
+    place. loses: the last but one is missing. again: the one before the first is written again.
+    undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
+    and the drafted entries, or only these, are this many positions on; stride: positions from one
+    of these to the next. newest: its token is that of this many positions on, token: this one,
+    guessed: the "rejected" or the "last" one of the draft before, if that was rejected;
+    takes_back: it is noticed then. steady: all drafted tokens are paired with one row. drift:
+    positions that entries are moved by in each round; restarts: those of each begin at 0. unseen:
+    entries of this many first positions are missing; window: those further back than this, 0 =
+    none. own: entries of accepted tokens stay as drafting wrote them. forgets: memory is emptied
+    before every draft; frozen: nothing is written after the prompt. drops: the first token of every
+    draft is left out,
+    -1: the newest one put before it. best: a step goes on from the best token of the one before,
+    whatever was drafted. late: what a round decoded is written one round later. early: the first
+    token is taken from the row before the newest one, where a pass has several. only: of a memory
+    with states, the kept drafted entries stay in its "attention" or its "states" alone. places: it
+    happens only where the newest token has one of these positions, None = always. other: another
+    text is "instead" of the beginning, "before" this one, "next to" it in the same positions,
+    leaves a "gap", or "rows".
+    """
+
+    what: str
+    about: str
+    n_kept: int | None = 0
+    counts: bool = False
+    token_shift: int = 0
+    row_shift: int = 0
+    round_shift: int = 0
+    batch: str = ""
+    skips: bool = False
+    closes: bool = False
+    loses: bool = False
+    again: bool = False
+    undecoded: bool = False
+    place: int = 0
+    step: int = 0
+    newest: int = 0
+    token: int | None = None
+    guessed: str = ""
+    takes_back: bool = False
+    steady: bool = False
+    drift: int = 0
+    restarts: bool = False
+    stride: int = 1
+    unseen: int = 0
+    window: int = 0
+    own: bool = False
+    forgets: bool = False
+    frozen: bool = False
+    drops: int = 0
+    best: bool = False
+    late: bool = False
+    early: bool = False
+    only: str = ""
+    places: Collection[int] | None = None
+    other: str = ""
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it means nothing for a drafter that reads no rows."""
+        is_other = self.other == "rows" or self.own
+        return bool(self.row_shift or self.batch or self.steady or is_other)
+
+    def acts(self, pos0: int) -> bool:
+        """Whether it happens where the newest token has this position."""
+        return self.places is None or pos0 in self.places
+
+
+CLEAN = Deviation(JUDGED, "")
+DEVIATIONS = (
+    Deviation(AHEAD, "one drafted token counts as the text's", n_kept=1, counts=True),
+    Deviation(AHEAD, "two drafted tokens count as the text's", n_kept=2, counts=True),
+    Deviation(AHEAD, "the last token of a draft counts as decoded, and is not", undecoded=True),
+    Deviation(AHEAD, "the first token that it has to decode in each round is missing", skips=True),
+    Deviation(AHEAD, "the same, and the others are in its place", skips=True, closes=True),
+    Deviation(AHEAD, "positions in its memory run ahead by one in each round", drift=1),
+    Deviation(AHEAD, "drafts are made one position too far", place=1, step=1),
+    Deviation(AHEAD, "drafted tokens are decoded one position too far", step=1),
+    Deviation(BEHIND, "drafts are made one position too early", place=-1, step=-1),
+    Deviation(BEHIND, "drafted tokens are decoded one position too early", step=-1),
+    Deviation(AHEAD, "all drafted tokens are decoded in one position", stride=0),
+    Deviation(AHEAD, "drafted tokens are decoded two positions apart", stride=2),
+    Deviation(AHEAD, "drafts are made two positions too far", place=2, step=2),
+    Deviation(AHEAD, "the newest token is decoded one position too far", place=1),
+    Deviation(BEHIND, "drafts are made two positions too early", place=-2, step=-2),
+    Deviation(BEHIND, "the newest token is decoded one position too early", place=-1),
+    Deviation(BEHIND, "positions in its memory go on by one too few in each round", drift=-1),
+    Deviation(BEHIND, "one token decoded in each round is missing", loses=True),
+    Deviation(BEHIND, "one token is decoded twice in each round", again=True),
+    Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1),
+    Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1, takes_back=True),
+    Deviation(KEPT, "all drafted tokens stay in memory", n_kept=None),
+    Deviation(KEPT, "one drafted token of each round stays in memory", n_kept=1),
+    Deviation(SHIFTED, "rows of one position before", row_shift=-1),
+    Deviation(SHIFTED, "rows of one position after", row_shift=1),
+    Deviation(SHIFTED, "rows of two positions before", row_shift=-2),
+    Deviation(SHIFTED, "rows of two positions after", row_shift=2),
+    Deviation(SHIFTED, "rows of each batch, moved around by one", batch="rolled"),
+    Deviation(SHIFTED, "rows of each batch, in reverse order", batch="reversed"),
+    Deviation(SHIFTED, "the last row of its batch for every token", batch="last"),
+    Deviation(SHIFTED, "the first row of its batch for every token", batch="first"),
+    Deviation(SHIFTED, "one and the same row for all drafted tokens", steady=True),
+    Deviation(SHIFTED, "tokens of one position before", token_shift=-1),
+    Deviation(SHIFTED, "tokens of one position after", token_shift=1),
+    Deviation(SHIFTED, "tokens of one position after, since the prompt", round_shift=1),
+)
+OF_ENGINES = (
+    Deviation(KEPT, "accepted tokens keep entries of its own, not of the target's rows", own=True),
+    Deviation(AHEAD, "the first token of each draft is dropped: one token ahead", drops=1),
+    Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
+    Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),
+    Deviation(BEHIND, "what a round decoded comes into its memory one round late", late=True),
+    Deviation(
+        BEHIND,
+        "first tokens are of the row before the newest one, where a pass has several",
+        early=True,
+    ),
+    *(
+        Deviation(
+            KEPT, f"a rollback leaves {what} in its {only}, nowhere else", n_kept=n, only=only
+        )
+        for only in ("attention", "states")
+        for n, what in ((1, "the first rejected token"), (64, "rejected tokens"))
+    ),
+    *DEVIATIONS,
+    *(
+        Deviation(
+            KEPT,
+            f"drafts go on from the {which} token of the draft before, not from the target's own",
+            guessed=which,
+            takes_back=noticed,
+        )
+        for which in ("rejected", "last")
+        for noticed in (False, True)
+    ),
+    Deviation(BEHIND, "positions of what a pass writes begin at 0 again", restarts=True),
+    Deviation(BEHIND, "it has not seen what was decoded after the prompt", frozen=True),
+)
+"""Those, and what other engines may do."""
