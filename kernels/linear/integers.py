@@ -11,7 +11,6 @@ import torch
 
 from kernels.dispatch import uses_llvm
 from kernels.linear import bytes_with_llvm, naive
-from kernels.linear.max_norm import max_norm
 from kernels.linear.packed import (
     ROW_LEVELS,
     SECOND_ROW_STEPS,
@@ -22,6 +21,7 @@ from kernels.linear.packed import (
     quantise_rows,
     split_rows,
 )
+from kernels.linear.rounding import max_norm
 from kernels.processor import has_feature
 
 # rows of integers that a row of x becomes

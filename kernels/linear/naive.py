@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from kernels.linear.max_norm import max_norm_naive
 from kernels.linear.packed import (
     INTEGER_MODES,
     ROW_LEVELS,
@@ -14,6 +13,7 @@ from kernels.linear.packed import (
     quantise_rows,
     split_rows,
 )
+from kernels.linear.rounding import max_norm_naive
 
 
 def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> PackedWeight:

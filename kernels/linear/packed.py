@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from kernels.linear.max_norm import max_norm
+from kernels.linear.rounding import max_norm
 
 MODES = ("f32", "bf16", "int8", "int8x2")
 """Modes of a matrix that `pack` makes from f32 numbers. There are also "blocks" and "q8", rows

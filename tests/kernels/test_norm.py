@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels import norm
-from kernels.linear import max_norm
+from kernels.linear import rounding
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 
@@ -72,7 +72,7 @@ def test_head_norm(ops, n_heads):
 
 MAX_NORMS = pytest.mark.parametrize(
     "ops",
-    [*implementations(max_norm, "naive", "with_torch", "with_llvm"), max_norm],
+    [*implementations(rounding, "naive", "with_torch", "with_llvm"), rounding],
     ids=["naive", "torch", "llvm", "op"],
 )
 

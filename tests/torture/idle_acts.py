@@ -74,7 +74,7 @@ class IdleWindow:
         succeeded = self.heard["failed"] == before["failed"] and not act.tells(self)
         assert not succeeded or act.shows(self), f"it is not on show: {name}"
         bridge.hide_trace()
-        bridge.opened = []
+        bridge.opened = {}
         return succeeded
 
     def hear(self, name: str, _: object = None) -> None:

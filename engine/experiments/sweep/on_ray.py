@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -65,15 +65,6 @@ class OnRay:
             ray.shutdown()  # our workers go with it, whatever they do
 
 
-@dataclass(slots=True)
-class _Worker:
-    """A node's worker, and the job that it is at."""
-
-    node_id: str
-    actor: Any
-    job: SweepJob | None = None
-
-
 class _Cluster:
     def __init__(
         self, ray: ModuleType, jobs: Sequence[SweepJob], trace_of: TraceOf, ship: bool
@@ -81,43 +72,45 @@ class _Cluster:
         self._ray, self._trace_of, self._ship = ray, trace_of, ship
         self._waiting = deque(jobs)
         self._attempts: dict[str, int] = {}
-        self._nodes: dict[str, _Worker] = {}
-        self._running: dict[Any, _Worker] = {}
+        self._workers: dict[str, Any] = {}  # by node
+        self._running: dict[Any, tuple[str, SweepJob]] = {}  # node and job of each call
         self._files: dict[Path, list[Any]] = {}
         self._uses_gpu = any(job.setting(DEVICE) != "cpu" for job in jobs)
 
     def results(self) -> Generator[tuple[SweepJob, JobResult], None, None]:
         while self._waiting or self._running:
             self._look_at_nodes()
-            for node in self._nodes.values():
-                if node.job is None and self._waiting:
-                    self._begin(node, self._waiting.popleft())
+            for node in self._idle()[: len(self._waiting)]:
+                self._begin(node, self._waiting.popleft())
             if not self._running:
                 continue
             ended, _ = self._ray.wait(list(self._running), timeout=_LOOK_S)
             for call in ended:
-                node = self._running.pop(call)
-                job, node.job = node.job, None
-                assert job is not None
+                node, job = self._running.pop(call)
                 result = self._result(call, node, job)
                 if result is not None:
                     yield job, result
 
     def close(self) -> None:
         """Have idle workers remove their files; those of busy ones go when the next come."""
-        idle = [node.actor.close.remote() for node in self._nodes.values() if node.job is None]
+        idle = [self._workers[node].close.remote() for node in self._idle()]
         if idle:
             self._ray.wait(idle, num_returns=len(idle), timeout=_LOOK_S)
 
-    def _result(self, call: Any, node: _Worker, job: SweepJob) -> JobResult | None:
+    def _idle(self) -> list[str]:
+        """Nodes whose worker is at no job."""
+        busy = {node for node, _ in self._running.values()}
+        return [node for node in self._workers if node not in busy]
+
+    def _result(self, call: Any, node: str, job: SweepJob) -> JobResult | None:
         """What came of a job; None if it is to be started again."""
         errors = self._ray.exceptions
         try:
             result = self._ray.get(call)
             assert isinstance(result, JobResult)
-            return replace(result, machine={**result.machine, "node": node.node_id[:12]})
+            return replace(result, machine={**result.machine, "node": node[:12]})
         except errors.RayActorError as error:
-            self._nodes.pop(node.node_id, None)
+            self._workers.pop(node, None)
             self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
             if self._attempts[job.key] < _ATTEMPTS:
                 self._waiting.appendleft(job)
@@ -127,25 +120,25 @@ class _Cluster:
         except errors.RayError as error:
             return JobResult((str(error).splitlines() or [type(error).__name__])[0])
 
-    def _begin(self, node: _Worker, job: SweepJob) -> None:
+    def _begin(self, node: str, job: SweepJob) -> None:
         files = [self._shipped(path) for path in job.files] if self._ship else []
-        node.job = job
-        call = node.actor.run.remote(job, self._trace_of(job) is not None, version(), files)
-        self._running[call] = node
+        run = self._workers[node].run
+        call = run.remote(job, self._trace_of(job) is not None, version(), files)
+        self._running[call] = node, job
 
     def _look_at_nodes(self) -> None:
         """A worker for every node that has come."""
         strategies = self._ray.util.scheduling_strategies
         for about in self._ray.nodes():
             node_id, resources = about["NodeID"], about["Resources"]
-            if not about["Alive"] or node_id in self._nodes or not resources.get("CPU"):
+            if not about["Alive"] or node_id in self._workers or not resources.get("CPU"):
                 continue
             actor = self._ray.remote(_RayWorker).options(
                 num_cpus=resources["CPU"],
                 num_gpus=resources.get("GPU", 0) if self._uses_gpu else 0,
                 scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
             )
-            self._nodes[node_id] = _Worker(node_id, actor.remote())
+            self._workers[node_id] = actor.remote()
 
     def _shipped(self, path: Path) -> tuple[str, list[Any]]:
         """A file's name and its parts in the object store."""

@@ -88,16 +88,6 @@ class ObservedRound:
         return (kinds + ["unknown"] * (self.emitted - len(kinds)))[: self.emitted]
 
 
-@dataclass(slots=True)
-class _Segment:
-    """Groups that share hidden tokens with each other and with no one else: those after token
-    `start` up to token `stop`."""
-
-    groups: list[Chunks]
-    start: int
-    stop: int
-
-
 class StreamRounds:
     """The rounds of one answer of a stream.
 
@@ -110,7 +100,9 @@ class StreamRounds:
         self._told = Timings(0, 0, 0.0, 0, 0.0, 0, 0)
         self._group: Chunks | None = None
         self._open: list[Chunks] = []
-        self._segments: list[_Segment] = []
+        self._segments: list[tuple[list[Chunks], int, int]] = []
+        """Groups that share hidden tokens with each other and with no one else, and the tokens
+        after and up to which they are."""
         self._closed = 1  # the first token is sampled from the prompt
         self._lengths: set[int] = set()
         self._tried: object = None
@@ -131,7 +123,7 @@ class StreamRounds:
     @property
     def open_ms(self) -> float:
         """End of the earliest round that may still come out, on the server's clock."""
-        groups = self._segments[0].groups if self._segments else self._open
+        groups = self._segments[0][0] if self._segments else self._open
         if groups:
             return groups[0].name_ms
         return self._group.name_ms if self._group else 0.0
@@ -217,7 +209,7 @@ class StreamRounds:
         self._open, self._closed = [], max(stop, 1)
         if not groups:
             return
-        self._segments.append(_Segment(groups, start, stop))
+        self._segments.append((groups, start, stop))
         group = groups[0]
         if len(groups) == 1 and not group.gap and not group.is_cut:
             self._lengths.add(group.drafted)
@@ -229,24 +221,21 @@ class StreamRounds:
         """The rounds that nothing can change any more, or all that are closed."""
         found: list[ObservedRound] = []
         while self._segments:
-            segment, reach, lengths = self._segments[0], self._reach, self._lengths
+            (groups, start, stop), reach, lengths = self._segments[0], self._reach, self._lengths
             must = for_good or len(self._segments) >= _MOST_HELD
-            known = (segment.start, reach.deepest_removal, reach.shallowest_restore, len(lengths))
+            known = (start, reach.deepest_removal, reach.shallowest_restore, len(lengths))
             if known == self._tried and not must:
                 break
             self._tried = known
             try:
-                shares = possible_shares(
-                    segment.groups, segment.start, segment.stop, reach, lengths
-                )
+                shares = possible_shares(groups, start, stop, reach, lengths)
             except NoShareError as error:
                 raise ContradictionError(str(error)) from None
             if not must and not self._is_settled(shares):
                 break
             del self._segments[0]
             found += [
-                self._round(group, options)
-                for group, options in zip(segment.groups, shares, strict=True)
+                self._round(group, options) for group, options in zip(groups, shares, strict=True)
             ]
         return found
 

@@ -10,8 +10,7 @@ from engine.decode.acceptance import Judge, match
 from engine.decode.round import Round
 from engine.draft.drafter import Draft
 from engine.options import RunOptions, SamplerOptions, SpecOptions
-from engine.sampling.distribution import Distribution
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import Distribution, Sampler
 
 END = {99}
 

@@ -14,8 +14,7 @@ from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.spec import TokenDraws
 from engine.options import SamplerOptions, SpecOptions
-from engine.sampling.distribution import Distribution, softmax
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import Distribution, Sampler, softmax
 from tests.support.chi_square import chi_square
 
 N = 6000

@@ -156,7 +156,7 @@ def _forget(real: RealWindow) -> None:
     """Close what was opened; what runs leave in the trace is little."""
     bridge = real.window.bridge
     bridge.hide_trace()
-    bridge.opened = []
+    bridge.opened = {}
     real.until(lambda: not bridge.reading and not bridge.exporting, "reading and writing")
     for _ in range(5):
         real.events()
