@@ -250,9 +250,16 @@ class _Child:
     """A process that runs checks of one kernel and prints a line for each."""
 
     def __init__(
-        self, name: str, place: str, kernel: str, recurrence: Recurrence, checks: tuple[str, ...],
-        device: str, seed: int, limit_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        place: str,
+        kernel: str,
+        recurrence: Recurrence,
+        checks: tuple[str, ...],
+        device: str,
+        seed: int,
+        limit_s: float,
+    ) -> None:
         self.kernel, self.recurrence, self.left = kernel, recurrence, list(checks)
         self.device, self.seed, self.limit_s = device, seed, limit_s
         request = [name, place, kernel, recurrence, ",".join(checks), str(seed), device]
@@ -355,9 +362,15 @@ def _limited(limit_s: float) -> None:
 
 
 def _in_child(
-    name: str, place: str, kernel: str, recurrence: Recurrence, checks: str, seed: str, device: str,
+    name: str,
+    place: str,
+    kernel: str,
+    recurrence: Recurrence,
+    checks: str,
+    seed: str,
+    device: str,
     limit_s: str,
-) -> None:  # fmt: skip
+) -> None:
     import torch
 
     # whatever the package prints must not mix with the answers
@@ -379,9 +392,12 @@ def _in_child(
                 steps = _checked(found, package, recurrence, one, int(seed), device)
             for is_named, faults in steps:
                 line = {
-                    "check": one, "is_named": is_named, "faults": [asdict(f) for f in faults],
-                    "figures": figures, "seconds": time.monotonic() - began,
-                }  # fmt: skip
+                    "check": one,
+                    "is_named": is_named,
+                    "faults": [asdict(f) for f in faults],
+                    "figures": figures,
+                    "seconds": time.monotonic() - began,
+                }
                 answers.write(json.dumps(line) + "\n")
                 answers.flush()
                 _limited(float(limit_s))

@@ -287,12 +287,17 @@ ENGINE = Engine(
     values={},
     kernels=tuple(
         Kernel(
-            f"{name}.{backend}", recurrences, partial(make, backend=backend), least_d=4,
-            log=issubclass(make, _Log), dtypes=("float32",), host=backend == "llvm",
+            f"{name}.{backend}",
+            recurrences,
+            partial(make, backend=backend),
+            least_d=4,
+            log=issubclass(make, _Log),
+            dtypes=("float32",),
+            host=backend == "llvm",
             chunk=(16 if backend == "triton" else 32) if make is _Chunked else 0,
         )
         for name, make, recurrences in _KERNELS
         for backend in _backends()
         if (name, backend) != ("causal_conv_slots", "triton")  # which has no such kernel
     ),
-)  # fmt: skip
+)

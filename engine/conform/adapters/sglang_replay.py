@@ -79,12 +79,20 @@ class CompactReplay(Replay):
         module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
         slots = self.memory.whole([1 + s for s in sequences])
         module.commit_gdn_replayssm_circular(
-            checkpoint_state=self.checkpoint.unsqueeze(0), d_cache=self.d.unsqueeze(0),
-            k_cache=self.k.unsqueeze(0), g_cache=self.g.unsqueeze(0), d_residual_cache=None,
-            k_residual_cache=None, state_batch_indices=slots, replay_indices=slots,
-            write_pos=self.write, cache_base=self.base, is_flush=self.flush,
-            accept_lens=self.memory.whole(counts), null_block_id=0,
-        )  # fmt: skip
+            checkpoint_state=self.checkpoint.unsqueeze(0),
+            d_cache=self.d.unsqueeze(0),
+            k_cache=self.k.unsqueeze(0),
+            g_cache=self.g.unsqueeze(0),
+            d_residual_cache=None,
+            k_residual_cache=None,
+            state_batch_indices=slots,
+            replay_indices=slots,
+            write_pos=self.write,
+            cache_base=self.base,
+            is_flush=self.flush,
+            accept_lens=self.memory.whole(counts),
+            null_block_id=0,
+        )
 
 
 class Fold(Delta):

@@ -85,8 +85,9 @@ class _Delta(Paged):
             ),
             speculative_config=new(num_speculative_tokens=shape.n_tokens - 1),
             scheduler_config=new(max_num_seqs=shape.n_sequences + 2),
-            cache_config=new(mamba_cache_mode="none"), use_v2_model_runner=False,
-        )  # fmt: skip
+            cache_config=new(mamba_cache_mode="none"),
+            use_v2_model_runner=False,
+        )
         spec = new(prefill_checkpoint_alignment=None)
         builder = package.module(_BUILDER).GDNAttentionMetadataBuilder
         self.builder = builder(spec, [], config, self.table.device)
@@ -105,11 +106,16 @@ class _Delta(Paged):
         the engine drafts none for it."""
         n = len(rows.sequences)
         batch = SimpleNamespace(
-            query_start_loc=rows.starts, query_start_loc_cpu=rows.starts.cpu(), num_reqs=n,
-            block_table_tensor=self.table[rows.sequences], num_actual_tokens=sum(rows.lengths),
-            seq_lens=None, seq_lens_cpu_upper_bound=self.memory.whole(rows.lengths).cpu() + 1,
-            is_prefilling=None, compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
-        )  # fmt: skip
+            query_start_loc=rows.starts,
+            query_start_loc_cpu=rows.starts.cpu(),
+            num_reqs=n,
+            block_table_tensor=self.table[rows.sequences],
+            num_actual_tokens=sum(rows.lengths),
+            seq_lens=None,
+            seq_lens_cpu_upper_bound=self.memory.whole(rows.lengths).cpu() + 1,
+            is_prefilling=None,
+            compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
+        )
         batch.replace = lambda **_: batch
         counts = self.accepted[rows.sequences], torch.tensor(drafts)
         plan = self.builder.build(0, batch, *counts)
@@ -220,10 +226,14 @@ class _Recovered(_K3Gates):
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         rows = self.rows
         layer = SimpleNamespace(
-            kv_cache=(self.windows, self.pool), recoverssm_records=self.records,
-            A_log=rows.A_log, dt_bias=rows.dt_bias, local_num_heads=self.shape.n_heads,
-            head_dim=self.shape.d_k, gate_lower_bound=None,
-        )  # fmt: skip
+            kv_cache=(self.windows, self.pool),
+            recoverssm_records=self.records,
+            A_log=rows.A_log,
+            dt_bias=rows.dt_bias,
+            local_num_heads=self.shape.n_heads,
+            head_dim=self.shape.d_k,
+            gate_lower_bound=None,
+        )
         n = len(rows.sequences)
         context = self.module.KDARecoverSSMCommitContext.create(
             [layer], spec_query_len=self.shape.n_tokens, max_num_reqs=n
