@@ -48,7 +48,7 @@ file.open_demo Open De&mo | Ctrl+D | demo
 file.open_trace Open &Trace… | Ctrl+Shift+T
     Open an exported trace, or a capture, log or record of another engine; it takes no model
 file.open_results Open Res&ults…
-    Open the results of draftscope sweep, tune or conform
+    Open the results of draftscope sweep or draftscope tune, or of checks of kernels
 file.paste P&aste | @Paste
     Open what was copied: files, or the text of a log, a reply or a record of another engine
 file.connect Connect to &Server… | Ctrl+Shift+K | connect
