@@ -100,7 +100,8 @@ def test_against_the_definition(name, edit, variant):
         config = read_config(file)
         shapes = block_shapes(config, 3, file.tensors)
         (part,) = config.blocks[3].mixers
-        layer = Attention(part, Weights(TensorReader(file), shapes, "f32", BLOCK), config, 3)
+        weights = Weights(TensorReader(file), shapes, "f32", BLOCK)
+        layer = Attention(part, weights, config.rope, config.eps, 3)
         expected = _definition(
             file,
             x[0].double().numpy(),
