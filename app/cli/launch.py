@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_line
@@ -82,20 +81,9 @@ def run(args: argparse.Namespace) -> int:
     if models and args.demo:
         raise OptionError("Both a model and --demo are given.", "Use one of them.")
     check_display()
-    _leave_sources()
     from app.window.gui import run_window
 
     return run_window(models, args.spec_draft_model or [], args.demo, trace)
-
-
-def _leave_sources() -> None:
-    """Import Qt so that PySide does not read the source of every module that is imported later,
-    to see whether it may use snake_case names, which none does: a tenth of a start."""
-    import PySide6.QtCore  # noqa: F401
-
-    features: Any = sys.modules.get("shibokensupport.feature")
-    if hasattr(features, "_mod_uses_pyside"):
-        features._mod_uses_pyside = lambda module: False
 
 
 def _trace(paths: list[Path]) -> Path | None:

@@ -21,7 +21,8 @@ from engine.decode.round import Round
 from engine.decode.sequences import DecodingSequence
 from engine.draft.drafter import Draft
 from engine.options import RunOptions
-from engine.sampling.sampler import Distribution, RowDistribution, Sampler, SamplerState
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import RowDistribution, Sampler, SamplerState
 
 _SAME_P = 1e-6
 _MOST_ROUNDS, _MOST_BYTES = 16, 32 << 20

@@ -32,7 +32,8 @@ from engine.model.layers import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
 from engine.options.llama_cpp import DEFAULT_SETTINGS, LlamaSettings
 from engine.run import Run
-from engine.sampling.sampler import Distribution, Sampler
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Sampler
 from engine.session import Session
 from engine.trace.records import NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.store import TraceStore

@@ -20,8 +20,9 @@ from engine.decode.round import Round
 from engine.decode.sequences import SlotAssignment
 from engine.draft.drafter import Draft
 from engine.options import RunOptions
+from engine.sampling.distribution import Distribution
 from engine.sampling.grammar import GrammarState, is_allowed
-from engine.sampling.sampler import Distribution, RowDistribution, Sampler
+from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.facts import RunFacts
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from engine.draft.drafter import Draft, branches
-from engine.sampling.sampler import Distribution, RowDistribution, Sampler
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import RowDistribution, Sampler
 
 PlainRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], list[int]]
 """Tokens chosen at the rows of a verify batch: 1 .. len(draft.tokens) + 1 of them, each accepted by

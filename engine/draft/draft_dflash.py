@@ -15,7 +15,7 @@ from engine.draft.block_drafter import BlockDrafter
 from engine.draft.drafter import N_TOP, Draft, DraftRequest
 from engine.machine.device import read, upload
 from engine.model.drafters.dflash import BlockOutput
-from engine.sampling.sampler import softmax
+from engine.sampling.distribution import softmax
 
 
 class DraftDflash(BlockDrafter):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from engine.sampling.sampler import Distribution
+from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
     import numpy as np

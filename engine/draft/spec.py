@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from engine.option_fields import FormRow, NumberRange, option, options_in
-from engine.sampling.sampler import Distribution, softmax
+from engine.sampling.distribution import Distribution, softmax
 
 if TYPE_CHECKING:
     from engine.draft.drafter import Drafter

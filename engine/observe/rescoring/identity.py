@@ -24,7 +24,7 @@ from engine.gguf.content import HASH_S
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.observe.server.address import is_loopback
-from engine.sampling.sampler import softmax
+from engine.sampling.distribution import softmax
 from engine.trace.facts import RunFacts
 from engine.trace.run_ref import same_model
 from engine.trace.writer import this_engine

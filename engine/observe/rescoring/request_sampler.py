@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from engine.errors import OptionError
+from engine.sampling.distribution import Distribution
 from engine.sampling.options import SamplerOptions
-from engine.sampling.sampler import Distribution, LogitBias, Penalties, Sampler
+from engine.sampling.sampler import LogitBias, Penalties, Sampler
 
 _FIELDS = {
     "temperature": "temp",

@@ -30,7 +30,7 @@ from engine.observe.rescoring.request_sampler import (
 )
 from engine.observe.rescoring.texts import RescoredText, Teacher, TextReader, noise_of_gaps
 from engine.progress import ReportProgress
-from engine.sampling.sampler import Distribution
+from engine.sampling.distribution import Distribution
 from engine.session import Session
 from engine.trace.facts import ChangedToken, RescoredSequence
 from engine.trace.records import MISSING, N_TOP, ColumnState

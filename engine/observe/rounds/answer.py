@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign import is_whole
-from engine.observe.rounds.additions import Addition
 from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
 from engine.observe.rounds.log_prompts import LoggedPrompt
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, Usage
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
-from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken, StreamRounds
+from engine.observe.rounds.stream_rounds import Addition, ObservedRound, StreamedToken, StreamRounds
 from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, told_figures
 from engine.observe.rounds.withheld_tokens import PlaneReach
 

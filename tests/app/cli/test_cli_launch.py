@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import launch
 from engine.trace.export import export_csv
 from engine.trace.store import TraceStore
 from resources import DEMO_DRAFT, DEMO_TARGET
@@ -141,14 +140,3 @@ def test_what_another_engine_wrote_is_opened_like_a_trace(
     record.write_text('{"num_spec_steps": 2, "mean_acceptance_length": 1.5, "engine": "vllm"}')
     assert cli(record).status == 0
     assert opened == [record]
-
-
-def test_pyside_reads_no_source_of_what_is_imported_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "imported_later.py").write_text('"""PySide6"""')
-    launch._leave_sources()
-    __import__("imported_later")
-    ignored = -1  # 0 where the name is found in the source
-    assert sys.modules["shibokensupport.feature"].pyside_feature_dict["imported_later"] == ignored

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pytestqt.qtbot import QtBot
@@ -71,3 +73,13 @@ def test_what_was_imported_is_looked_through_once(
     qtbot.waitUntil(lambda: later() is None)
     collector.stop()
     assert gc.get_freeze_count() == 0
+
+
+def test_pyside_reads_no_source_of_what_is_imported_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imported_later.py").write_text('"""PySide6"""')
+    __import__("imported_later")
+    ignored = -1  # 0 where the name is found in the source
+    assert sys.modules["shibokensupport.feature"].pyside_feature_dict["imported_later"] == ignored

@@ -10,7 +10,8 @@ from engine.decode.acceptance import Judge, match
 from engine.decode.round import Round
 from engine.draft.drafter import Draft
 from engine.options import RunOptions, SamplerOptions, SpecOptions
-from engine.sampling.sampler import Distribution, Sampler
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Sampler
 
 END = {99}
 

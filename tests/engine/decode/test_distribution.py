@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.sampling.sampler import Distribution, softmax
+from engine.sampling.distribution import Distribution, softmax
 
 
 def test_a_number_falls_on_the_token_whose_share_it_is_in() -> None:

@@ -12,7 +12,8 @@ from engine.decode import acceptance
 from engine.decode.plain_acceptance import PLAIN_RULES
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
-from engine.sampling.sampler import Distribution, Sampler
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Sampler
 from tests.support.golden_runs import SAMPLED, options_of, prompt_of, session
 
 N_VOCAB, END = 12, (3,)

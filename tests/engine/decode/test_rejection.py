@@ -14,7 +14,8 @@ from engine.decode import acceptance
 from engine.decode.acceptance import match, reject, residual
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
-from engine.sampling.sampler import Distribution, Sampler
+from engine.sampling.distribution import Distribution
+from engine.sampling.sampler import Sampler
 from tests.support.chi_square import chi_square
 
 N = 10_000

@@ -14,7 +14,8 @@ from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.spec import TokenDraws
 from engine.options import SamplerOptions, SpecOptions
-from engine.sampling.sampler import Distribution, Sampler, softmax
+from engine.sampling.distribution import Distribution, softmax
+from engine.sampling.sampler import Sampler
 from tests.support.chi_square import chi_square
 
 N = 6000

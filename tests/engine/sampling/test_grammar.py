@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from engine.decode.acceptance import cut_at_forbidden, reject
 from engine.draft.drafter import Draft
 from engine.options import SamplerOptions
+from engine.sampling.distribution import Distribution
 from engine.sampling.grammar import Grammar, GrammarState, GrammarTokens, is_allowed, masked
-from engine.sampling.sampler import Distribution, Sampler
+from engine.sampling.sampler import Sampler
 from tests.support.chi_square import chi_square
 from tests.support.golden_runs import MTP_MODELS, session
 

@@ -25,7 +25,7 @@ from engine.foreign import (
     value_end,
 )
 from engine.gguf.binary import shorten
-from engine.observe.rounds.additions import additions
+from engine.observe.rounds.stream_rounds import additions
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000

@@ -13,11 +13,11 @@ from engine.errors import TraceFileError
 from engine.observe.files.records.document import nodes
 from engine.observe.files.records.readers import READERS
 from engine.observe.files.records.request import RecordedRequest, sum_figures, sums_of
-from engine.observe.rounds.additions import Addition
 from engine.observe.rounds.answer import EmittedTokens
 from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import stop_of
 from engine.observe.rounds.stream import UnreadableError, chunks, is_reply
+from engine.observe.rounds.stream_rounds import Addition
 
 _SIGNS = {key for shape in READERS for sign in shape.signs for key in sign}
 _MOST_OPEN = 64
