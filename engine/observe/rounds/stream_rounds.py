@@ -173,7 +173,7 @@ class StreamRounds:
     def __init__(self, reach: PlaneReach) -> None:
         """reach: what is known of the server, shared by its answers."""
         self._reach = reach
-        self._told = Timings(0, 0, 0.0, 0, 0.0, 0, 0)
+        self._last = Timings(0, 0, 0.0, 0, 0.0, 0, 0)
         self._group: Chunks | None = None
         self._open: list[Chunks] = []
         self._segments: list[tuple[list[Chunks], int, int]] = []
@@ -189,12 +189,12 @@ class StreamRounds:
     @property
     def n_tokens(self) -> int:
         """Tokens so far, hidden ones included."""
-        return self._told.predicted_n
+        return self._last.predicted_n
 
     @property
     def told(self) -> Timings:
         """The counters as they were sent last."""
-        return self._told
+        return self._last
 
     @property
     def open_ms(self) -> float:
@@ -207,15 +207,15 @@ class StreamRounds:
     def add(self, chunk: Chunk) -> list[ObservedRound]:
         """Take in a chunk that has tokens, or the last one; returns rounds that are
         settled now, in order. Raises ContradictionError, and is then of no use any more."""
-        told, before = chunk.timings, self._told
-        assert told is not None
-        n_new = told.predicted_n - before.predicted_n
-        drafted = told.draft_n - before.draft_n
-        accepted = told.draft_n_accepted - before.draft_n_accepted
-        _check(told, before)
+        now, before = chunk.timings, self._last
+        assert now is not None
+        n_new = now.predicted_n - before.predicted_n
+        drafted = now.draft_n - before.draft_n
+        accepted = now.draft_n_accepted - before.draft_n_accepted
+        _check(now, before)
         if not self._reach.hold_back(max(n_new - 1, 0)):
             raise ContradictionError(f"predicted_n rose by {n_new:,} at once")
-        self._told = told
+        self._last = now
         if not n_new:
             self._add_text(chunk)
             return []
@@ -226,40 +226,40 @@ class StreamRounds:
             self._group = Chunks(0.0, 0.0, 0, 0, 0, 1, 1)
             n_new -= 1
             if not n_new:
-                self._group.name_ms = told.predicted_ms
+                self._group.name_ms = now.predicted_ms
                 return found
         assert self._group is not None
-        if told.predicted_ms == self._group.name_ms:
-            self._group.last_seen = told.predicted_n
+        if now.predicted_ms == self._group.name_ms:
+            self._group.last_seen = now.predicted_n
             return found
         self._push_group()
         if n_new == 1:
-            self._close(told.predicted_n - 1)
-        at = told.predicted_n
+            self._close(now.predicted_n - 1)
+        at = now.predicted_n
         self._group = Chunks(
-            told.predicted_ms, self._group.name_ms, drafted, accepted, n_new - 1, at, at
+            now.predicted_ms, self._group.name_ms, drafted, accepted, n_new - 1, at, at
         )
         return found + self._settle()
 
     def go_on(self, additions: Sequence[Addition], at: int) -> int:
         """Take in those from one on that are each a token more of the round of the chunk before;
         returns where others begin."""
-        told, group, begin = self._told, self._group, at
-        if group is None or group.name_ms != told.predicted_ms:
+        now, group, begin = self._last, self._group, at
+        if group is None or group.name_ms != now.predicted_ms:
             return at
         for one in islice(additions, begin, None):
             more = one.timings
             if (
                 more is None
-                or more.predicted_ms != told.predicted_ms
-                or more.predicted_n != told.predicted_n + 1
-                or more.draft_n != told.draft_n
-                or more.draft_n_accepted != told.draft_n_accepted
+                or more.predicted_ms != now.predicted_ms
+                or more.predicted_n != now.predicted_n + 1
+                or more.draft_n != now.draft_n
+                or more.draft_n_accepted != now.draft_n_accepted
             ):
                 break
             self._tokens.append(StreamedToken(None, one.text, self._is_text_whole))
-            self._is_text_whole, told, at = True, more, at + 1
-        self._told, group.last_seen = told, max(group.last_seen, told.predicted_n)
+            self._is_text_whole, now, at = True, more, at + 1
+        self._last, group.last_seen = now, max(group.last_seen, now.predicted_n)
         self._reach.hold_back(0, at - begin)
         return at
 
@@ -364,12 +364,12 @@ class StreamRounds:
         return taken
 
 
-def _check(told: Timings, before: Timings) -> None:
+def _check(now: Timings, before: Timings) -> None:
     """Raises ContradictionError where counters cannot follow those before."""
-    n_new = told.predicted_n - before.predicted_n
-    drafted = told.draft_n - before.draft_n
-    accepted = told.draft_n_accepted - before.draft_n_accepted
-    later = told.predicted_ms - before.predicted_ms
+    n_new = now.predicted_n - before.predicted_n
+    drafted = now.draft_n - before.draft_n
+    accepted = now.draft_n_accepted - before.draft_n_accepted
+    later = now.predicted_ms - before.predicted_ms
     if n_new < 0 or drafted < 0 or accepted < 0 or later < 0:
         names = "predicted_n", "draft_n", "draft_n_accepted", "predicted_ms"
         every = zip(names, (n_new, drafted, accepted, later), strict=True)

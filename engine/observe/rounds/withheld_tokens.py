@@ -203,12 +203,12 @@ def _may_be_single(group: Chunks, lengths: set[int], strict: bool) -> bool:
 def _path_of(group: Chunks, n_tokens: int, reach: PlaneReach) -> str | None:
     """The path of a group as one round of n tokens, None where it cannot be one."""
     n_own, undone = n_tokens - group.accepted, group.undone
-    told = reach.path(undone) if undone else "none"
+    known = reach.path(undone) if undone else "none"
     if not group.is_cut:
         path = _PATHS.get(n_own) if undone else "none" if n_own == 1 else None
-        return path if told in ("", path) else None
-    fits = n_tokens >= 1 and n_own <= (1 if told in ("none", "seq_rm") else 2)
-    return told or ("restore" if n_own == 2 else "") if fits else None
+        return path if known in ("", path) else None
+    fits = n_tokens >= 1 and n_own <= (1 if known in ("none", "seq_rm") else 2)
+    return known or ("restore" if n_own == 2 else "") if fits else None
 
 
 _PATHS = {1: "seq_rm", 2: "restore"}
