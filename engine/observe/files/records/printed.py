@@ -19,25 +19,28 @@ from engine.observe.files.records.request import RecordedRequest
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
 _NAMES = {
-    "n_predict": _EMITTED,
-    "n_drafted": _DRAFTED,
-    "n_accept": _ACCEPTED,
+    "n predict": _EMITTED,
+    "n drafted": _DRAFTED,
+    "n accept": _ACCEPTED,
     "accept": _RATE,
-    "total_num_output_tokens": _EMITTED,
-    "num_drafts": _STEPS,
-    "num_draft_tokens": _DRAFTED,
-    "num_accepted_tokens": _ACCEPTED,
+    "total num output tokens": _EMITTED,
+    "total output tokens": _EMITTED,
+    "num drafts": _STEPS,
+    "num draft tokens": _DRAFTED,
+    "num accepted tokens": _ACCEPTED,
     "mean acceptance length": _MEAN,
     "total generated tokens": _EMITTED,
     "acceptance rate (%)": _RATE,
+    "acceptance rate": _RATE,
     "acceptance length": _MEAN,
     "accept length": _MEAN,
     "average accept length": _MEAN,
-    "acc_length": _MEAN,
+    "acc length": _MEAN,
+    "accpt len": _MEAN,
     "[al] average": _MEAN,
     "[dar] average": _RATE,
     "avg draft acceptance rate": _RATE,
-    "per-position acceptance rate": _BY_INDEX,
+    "per position acceptance rate": _BY_INDEX,
     "accept len": _MEAN,
     "accept rate": _RATE,
     "num accepted token": _ACCEPTED,
@@ -45,22 +48,27 @@ _NAMES = {
     "drafts": _STEPS,
     "draft tokens": _DRAFTED,
     "accepted tokens": _ACCEPTED,
-    "predicted_n": _EMITTED,
-    "draft_n": _DRAFTED,
-    "draft_n_accepted": _ACCEPTED,
+    "predicted n": _EMITTED,
+    "draft n": _DRAFTED,
+    "draft n accepted": _ACCEPTED,
 }
+"""In lower case, and with spaces for other signs between words."""
+_SPACE = re.compile(r"[-_]")
+_BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    r"(?:^|, )[ \t|>*`-]{0,20}(?P<name>"
-    + "|".join(re.escape(one) for one in sorted(_NAMES, key=len, reverse=True))
-    + r"|acceptance at token \d{1,4}|pos(?:ition)? \d{1,4})[ \t]{0,60}[:=][ \t]{0,60}"
-    r"(?P<value>\d{1,20}(?:\.\d{1,20})?)(?P<percent>[ \t]?%)?(?=[\s,|`*]|$)",
+    _BEFORE
+    + r"(?P<name>"
+    + "|".join(
+        re.escape(one).replace(r"\ ", "[ _-]") for one in sorted(_NAMES, key=len, reverse=True)
+    )
+    + r"|acceptance at token \d{1,4}|pos(?:ition)? \d{1,4})s?\"?[ \t]{0,60}[:=][ \t*\[]{0,60}"
+    r"(?P<value>\d{1,20}(?:\.\d{1,20})?)(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)",
     re.IGNORECASE | re.MULTILINE,
 )
 _SIGN = re.compile(
-    r"^[ \t|>*`-]{0,20}(?:n_drafted[ \t]{0,20}=|draft_n:|num_draft_tokens:"
-    r"|draft tokens:|num accepted token:|(?:average )?accept length:|\[al\] average:"
-    r"|acc_length=)[ \t]{0,60}\d"
-    r"|(?:^|, )acceptance length:[ \t]{0,60}\d",
+    _BEFORE + r"(?:n_drafted[ \t]{0,20}=|draft_n:|num_draft_tokens:|draft[ _]tokens\"?:"
+    r"|num accepted token:|(?:average )?accept[ _]length\"?:|\[al\] average:|acc_length="
+    r"|accpt len:|acceptance[ _]length\"?:)[ \t*]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,
 )
 _ALONE = re.compile(
@@ -101,7 +109,7 @@ def read_printed(text: str) -> list[RecordedRequest]:
         values.clear()
 
     for match in _LINE.finditer(text):
-        name = match["name"].lower()
+        name = _SPACE.sub(" ", match["name"].lower())
         name = _NAMES.get(name, name)
         if name in values:
             close()
@@ -140,7 +148,7 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
     is_percent = rate is not None and "%" in values[_RATE]["name"] + (
         values[_RATE]["percent"] or ""
     )
-    scale = 100 if is_percent else 1
+    scale = 100 if is_percent or (rate or 0) > 1 else 1
     if rate is not None and drafted is None and rate <= scale:
         found.given["draft_acceptance_rate"] = rate / scale
     for name, given, part, whole_ in (

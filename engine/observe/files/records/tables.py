@@ -2,7 +2,8 @@
 then a row for each setting, category or attempt, or the same by columns; also of HTML and CSV.
 
 llama.cpp's speed_bench.py and speed_bench_compare.py and ik_llama.cpp's llama-spec-bench have such;
-most have rates alone. Rows of all others together are left out.
+most have rates alone. Rows of all others together are left out. A text without tables may have
+lines that say a rate next to the counts which make it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
@@ -50,10 +51,15 @@ _COLUMNS = (
 )
 """Names of columns, in lower case and with spaces."""
 _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
+_SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
+_COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
+_FEWEST, _LONGEST_SAID, _MOST_COUNTS = 20, 300, 12
+"""Drafted tokens, below which other numbers make a rate by chance; characters and counts of a
+line."""
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
-_OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$")
+_OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
 _ALL = re.compile(r"(?:.{0,60} )?(?:overall|total|average|avg|mean):?", re.IGNORECASE)
 _ENGINES = (
     *(("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"), ("ik llama", "ik_llama.cpp")),
@@ -61,7 +67,7 @@ _ENGINES = (
     ("llama-server", "llama-server"),
 )
 """By parts of the names of columns."""
-_ABOUT = re.compile("acc|draft|接受|^al$|angenommen|akzept")
+_ABOUT = re.compile(r"acc|draft|接受|^al$|^a\.len$|angenommen|akzept")
 _ACCEPTED = ("rate", "mean", "accepted")
 _SAYS_WHAT = re.compile(
     r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
@@ -75,13 +81,13 @@ _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?
 
 
 def has_table(text: str) -> bool:
-    """Whether a text has such a table."""
-    return next(_requests(text), None) is not None
+    """Whether a text has such a table, or such a line."""
+    return bool(read_tables(text))
 
 
 def read_tables(text: str) -> list[RecordedRequest]:
     """The rows of such tables. Numbers that cannot be are left out."""
-    found = list(_requests(text))
+    found = list(_requests(text)) or list(_said(text))
     return [one for one in found if _ALL.fullmatch(one.place) is None] or found
 
 
@@ -104,6 +110,29 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
                     mine = [plain[i] for i in places]
                     if (found := _row(names, mine, number, side)) is not None:
                         yield found
+
+
+def _said(text: str) -> Iterator[RecordedRequest]:
+    """The lines in which two counts, and no others, make the rate of acceptance next to them."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > _LONGEST_SAID or "accept" not in line.lower():
+            continue
+        plain = _THOUSANDS.sub(lambda one: re.sub(r"\D", "", one[0]), line)
+        counts = {int(one) for one in _COUNT.findall(plain)}
+        pairs = {
+            (accepted, drafted)
+            for share, percent in _SHARE.findall(line)
+            for accepted, drafted in permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)
+            if drafted >= _FEWEST
+            and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
+            <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
+            and accepted <= drafted
+            and (scale > 1 or float(share) <= 1)
+        }
+        if len(pairs) == 1:  # so it is sure what they are
+            found = RecordedRequest("", f"line {number}", stop="end")
+            found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
+            yield found
 
 
 def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], list[str]]]:
@@ -246,6 +275,8 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
     counts = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
+    if counts == (None, None) and found.num_draft_tokens is None:
+        found.num_spec_steps = None  # a setting, of how far a draft goes
     is_empty = counts == (None, None) and not found.given and "speed" not in numbers
     return None if is_empty else found
 

@@ -40,6 +40,16 @@ Per-position acceptance (%):
   Position 1:                            20.00
 ==================================
 """
+SAVED = {
+    "backend": "vllm",
+    "total_output_tokens": 800,
+    "spec_decode_acceptance_rate": 30.0,
+    "spec_decode_acceptance_length": 1.6,
+    "spec_decode_num_drafts": 500,
+    "spec_decode_draft_tokens": 1000,
+    "spec_decode_accepted_tokens": 300,
+    "spec_decode_per_position_acceptance_rates": [0.4, 0.2],
+}
 EXAMPLE = """total_num_output_tokens: 90
 num_drafts: 40
 num_draft_tokens: 120
@@ -71,6 +81,9 @@ def rules(store: TraceStore) -> list[str]:
     [
         (SPECULATIVE, [(129, None, 132, 47)], "llama.cpp"),
         (BENCH, [(800, 500, 1000, 300)], "vllm"),
+        (json.dumps(SAVED), [(800, 500, 1000, 300)], "vllm"),
+        ('before:\n- "spec_decode_draft_tokens": **90**\n- "spec_decode_accepted_tokens": 60\n',
+         [(None, None, 90, 60)], "vllm"),
         (BENCH.replace("\n", "\r\n"), [(800, 500, 1000, 300)], "vllm"),
         (EXAMPLE, [(90, 40, 120, 50)], "vllm"),
         (EXAMPLE + EXAMPLE.replace("50", "40").replace("2.25", "2.00"), [(90, 40, 120, 50),
@@ -344,6 +357,9 @@ Pos 2: 0.378
     [
         ("acc_length=2.20\nspeed=125.59 token/s\n", (2.2, None, None)),
         (POSITIONS, (2.76, 0.25, [0.576, 0.378])),
+        ('{"backend": "sglang", "total_output_tokens": 9, "accept_length": 2.61}',
+         (2.61, None, None)),
+        ("k=2: [01:34<00:00, output: 175.49 toks/s] **Accpt Len: 1.89**\n", (1.89, None, None)),
         ("```\nMean acceptance length: 2.50\nPer-position acceptance rate: 1.000, 0.500\n```\n",
          (2.5, None, [1.0, 0.5])),
     ],
@@ -563,6 +579,34 @@ def test_engines_side_by_side_are_rows_of_their_own(tmp_path: Path, table: str) 
 def test_timings_as_people_paste_them(tmp_path: Path, text: str) -> None:
     told = _read(text, tmp_path).runs[0]["told"]
     assert (told["draft_n"], told["draft_n_accepted"]) == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("`--draft-max 3`: 61.4 t/s, acceptance 0.72 (1210/1680)", (1680, 1210)),
+        (" -- Draft: 410 tokens, accepted 301 (73.41%)", (410, 301)),
+        ("accepted 1,810 of 2,600 drafted tokens, 69.6 %", (2600, 1810)),
+        ("acceptance 0.73 (1210/1680)", None),  # other counts
+        ("accepted 50% with n_max 4 and n_min 2", None),
+        ("acceptance 50%: 20/40, later 60/120", None),
+        ("tokens 301/410 (73.41%)", None),
+    ],
+)
+def test_a_line_has_counts_that_make_its_rate(
+    tmp_path: Path, line: str, counts: tuple[int, int] | None
+) -> None:
+    if counts is None:
+        assert recognise(line.encode()) is None
+    else:
+        assert sums(imported(tmp_path, f"On my card:\n\n- {line}\n")) == [(None, None, *counts)]
+
+
+def test_a_column_of_steps_without_counts_is_a_setting(tmp_path: Path) -> None:
+    table = "bs | steps | num_draft | acc len mean/std\n--|--|--|--\n1 | 3 | 4 | 1.88/0.02\n"
+    (one,) = imported(tmp_path, table).runs[0]["requests"]
+    assert one["told"].get("num_spec_steps") is None
+    assert one["told"]["mean_acceptance_length"] == 1.88
 
 
 @pytest.mark.parametrize(
