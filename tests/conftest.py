@@ -77,15 +77,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _thinned(items: list[pytest.Item]) -> Iterable[pytest.Item]:
-    """What is left out of tests whose cases are many, long and much alike."""
-    seen = Counter[object]()
+    """What is left out of tests whose cases are many, long and much alike, and those that repeat
+    what others show. A value that several cases share stays in one of them."""
+    tests = defaultdict[object, list[pytest.Function]](list)
     for item in items:
-        mark = item.get_closest_marker("thinned")
-        if mark is not None and isinstance(item, pytest.Function):
-            test = item.parent, item.originalname
-            if seen[test] % mark.args[0]:
-                yield item
-            seen[test] += 1
+        if item.get_closest_marker("repeats"):
+            yield item
+        elif isinstance(item, pytest.Function) and item.get_closest_marker("thinned"):
+            tests[item.parent, item.originalname].append(item)
+    for cases in tests.values():
+        mark = cases[0].get_closest_marker("thinned")
+        assert mark is not None
+        values = [{(k, id(v)) for k, v in case.callspec.params.items()} for case in cases]
+        shared = Counter(value for some in values for value in some)
+        missing = {value for value, n in shared.items() if n > 1}
+        for some in values[:: mark.args[0]]:
+            missing -= some
+        for turn, (case, some) in enumerate(zip(cases, values, strict=True)):
+            if turn % mark.args[0] and not missing & some:
+                yield case
+            missing -= some
 
 
 def _beyond_pairs(items: list[pytest.Item]) -> Iterable[pytest.Item]:

@@ -110,6 +110,7 @@ def test_a_conversation_goes_on_as_if_nothing_were_cached(policy, kv, n, turns):
 )
 @settings(max_examples=2)
 @conversations
+@pytest.mark.thinned(2)
 def test_a_draft_model_keeps_in_step(target, draft, n, turns):
     opened, source = session(target, draft), list(prompt_of(target).tokens)
     converse(opened, source, options_of("draft-simple"), OpenCache(CACHE), n, turns)

@@ -85,6 +85,7 @@ CASES = [
     CASES,
     ids=lambda v: ("greedy" if v is GREEDY else "sampled") if hasattr(v, "temp") else str(v),
 )
+@pytest.mark.thinned(2)
 def test_no_token_changes(types, n, m, n_max, slots, policy, sampler):
     spec = spec_of(*types, n_max=n_max, n=n, m=m)
     options = RunOptions(n_predict=N, sampler=sampler, parallel=slots, rollback=policy, spec=spec)

@@ -88,7 +88,7 @@ def plain(sessions) -> dict[str, list[list[int]]]:
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
 @pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_no_token_changes(sessions, plain, arch, policy, kv):
     split = list(SPLITS)[list(ROLLBACK_POLICIES).index(policy) % len(SPLITS)]
     options = options_of(12, "ngram-simple", rollback=policy, kv=kv, split=split, parallel=2)

@@ -64,7 +64,7 @@ def check(arch: str, policy: str, path, recorded, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_recorded_runs_are_plain_ones(arch, tmp_path, recorded, monkeypatch):
     # each family with another policy
     policy = POLICIES[FAMILIES.index(arch) % len(POLICIES)]

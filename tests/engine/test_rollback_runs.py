@@ -56,7 +56,7 @@ def plain_tokens(name: str, sampler: SamplerOptions) -> list[list[int]]:
     ("models", "policy", "how", "sampler"),
     all_pairs(PAIRS, list(ROLLBACK_POLICIES), list(product(SPLITS, KV_MODES)), SAMPLERS),
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_no_token_changes(models, policy, how, sampler):
     (name, draft, drafter), (split, kv) = models, how
     opened, prompts = session(name, draft), four_prompts(name)
@@ -119,7 +119,7 @@ DEMO_TEXTS = ("def quicksort(arr):", "class Node:\n    def ", "import os\n", "fo
 @pytest.mark.parametrize(("split", "kv"), list(product(SPLITS, KV_MODES)))
 @pytest.mark.parametrize("drafter", ["draft-mtp", "draft-simple"])
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "sampled"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_demo_models_say_the_same(demo, policy, split, kv, drafter, sampler):
     prompts = [demo.prompt(text) for text in DEMO_TEXTS]
     options = replace(

@@ -37,6 +37,7 @@ from tests.support.golden_runs import (
 
 
 @pytest.mark.parametrize("name", [*MODELS, *second_set()])
+@pytest.mark.thinned(2)
 def test_greedy_decoding_gives_the_golden_tokens(name):
     run = decode(session(name), [prompt_of(name)], options_of())
     assert tokens_of(run) == [golden(name)["greedy"].tolist()]
@@ -98,7 +99,7 @@ def plain_tokens(name: str, sampler: SamplerOptions) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("models", "variant", "sampler"), all_pairs(PAIRS, list(VARIANTS), (SamplerOptions(), SAMPLED))
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_drafting_changes_no_token(models, variant, sampler):
     name, draft, drafter = models
     options = replace(options_of(30, drafter), sampler=sampler, **VARIANTS[variant])

@@ -25,6 +25,7 @@ def test_no_clean_run_is_accused(mode: str) -> None:
 
 @pytest.mark.skipif(len(models()) < 20, reason="numbers are those with all golden models")
 @pytest.mark.parametrize("number", [204, 225, 249, 486, 569])
+@pytest.mark.thinned(2)
 def test_what_was_accused_once_is_clean(number: int) -> None:
     """States in f16 over several rounds, experts tipped in int8, both in bf16, and a noise lane in
     int8 with experts."""

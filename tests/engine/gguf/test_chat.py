@@ -280,6 +280,7 @@ def test_a_template_that_takes_too_much_is_an_error(source: str, named: str) -> 
     ids=["loops", "power", "modulus", "macros"],
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit of processor time")
+@pytest.mark.thinned(2)
 def test_a_template_that_does_not_end_is_stopped(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,13 +79,14 @@ def test_every_script_is_there() -> None:
 @pytest.mark.parametrize(
     ("script", "policy"), [case for case in CASES if case[0].startswith(("7-", "8-", "9-", "11-"))]
 )
+@pytest.mark.thinned(2)
 def test_rings_by_position(script: str, policy: str) -> None:
     """Where they differ from other states, or copies of copies share them."""
     assert wrong(play("deepseek4-a-mtp-f32", SCRIPTS[script], policy)) == []
 
 
 @pytest.mark.parametrize(("case", "model", "fill"), all_pairs(CASES, MODELS, list(FILLS)))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_scenario(case: tuple[str, str], model: str, fill: str) -> None:
     name, policy = case
     played = play(model, SCRIPTS[name], policy, fill)

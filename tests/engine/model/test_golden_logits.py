@@ -41,7 +41,7 @@ def _widths(shape: str, n_prompt: int, n: int) -> list[int]:
 
 @pytest.mark.parametrize("shape", ["prompt and continuation", "token by token", "sevens"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_logits(name, shape, golden, reference):
     arrays, model = reference(name), golden(name)
     tokens = arrays["tokens"].tolist()

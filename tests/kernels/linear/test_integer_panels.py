@@ -40,6 +40,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize("n_out", [1, OUTPUTS, 2 * OUTPUTS + 3])
+@pytest.mark.thinned(3)
 def test_every_edge(type_name, n_out):
     blocks = random_blocks(type_name, n_out, 768)
     x = torch.randn(9, 768) * torch.logspace(-3, 3, 9).unsqueeze(1)

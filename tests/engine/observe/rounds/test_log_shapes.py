@@ -178,6 +178,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 5, 12])
+@pytest.mark.thinned(2)
 def test_lines_that_are_passed_over_would_have_said_nothing(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
