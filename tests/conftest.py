@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -21,8 +22,11 @@ import kernels  # noqa: F401
 from tests.support.all_pairs import rows_of_all_pairs
 
 # a busy machine is slow at everything; only the results of a test count
-settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any")
+settings.register_profile(
+    "any", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("all", settings.get_profile("any"), max_examples=100)
+settings.load_profile("all" if "--all" in sys.argv else "any")
 
 # what the program keeps between two starts belongs to no test
 os.environ["DRAFTSCOPE_DATA_DIR"] = _data = tempfile.mkdtemp(prefix="draftscope-tests-")

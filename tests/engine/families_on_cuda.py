@@ -76,7 +76,7 @@ def test_families(fake, tmp_path, name, pytestconfig):
     policy = list(ROLLBACK_POLICIES)[number % len(ROLLBACK_POLICIES)]
     path = tmp_path / f"{name}.gguf"
     write_random_model(path, arch=name, size="tiny", quant="q4_k_m")
-    options = options_of(8, "ngram-mod", n_max=2, rollback=policy)
+    options = options_of(5, "ngram-mod", n_max=2, rollback=policy)
     opened = Session.open(path, compute="auto", device="cuda")
     for invariant in (False, True) if pytestconfig.getoption("all") else (number % 2 == 1,):
         decode(fake, opened, replace(options, batch_invariant=invariant))

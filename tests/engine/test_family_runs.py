@@ -92,7 +92,7 @@ def test_wrong_drafts_are_undone(name):
         assert run.trace.rounds.column("rollback_depth").max() > 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_whatever_is_drawn(data):
     """Short drafts and long ones, snapshots that reach and that do not, passes that split."""
@@ -145,6 +145,7 @@ def test_faults_change_the_output(name, fault):
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+@pytest.mark.thinned(2)
 def test_the_last_of_several_passes_says_how_far_back(policy):
     """Where rows go by position, how far a state serves depends on where its pass began."""
     name = "deepseek4-a-mtp-f32"

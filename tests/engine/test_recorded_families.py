@@ -72,6 +72,7 @@ def test_recorded_runs_are_plain_ones(arch, tmp_path, recorded, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["planes", "replay"])
+@pytest.mark.thinned(2)
 def test_where_queries_choose_among_blocks(policy, tmp_path, recorded, monkeypatch):
     tiny = RANDOM_FAMILIES["qwen4exp"]["tiny"]
     ratios = tiny.keys["attention.compress_ratios"] // 4

@@ -84,6 +84,7 @@ def test_unequal_drafts_of_a_dense_model_share_a_pass():
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+@pytest.mark.thinned(2)
 def test_unequal_drafts_in_several_passes(policy, monkeypatch):
     """A pass that leaves a sequence out may relocate it: it has rolled back before that."""
     opened, prompts = session(MTP), four_prompts(MTP)[:3]
@@ -290,6 +291,7 @@ def test_bytes_add_up(policy):
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+@pytest.mark.thinned(2)
 def test_ten_identical_requests_give_one_output(policy):
     options = replace(options_of(20, "draft-mtp"), rollback=policy, parallel=3, sampler=SAMPLED)
     run = decode(session(MTP), [prompt_of(MTP)] * 10, options)

@@ -49,6 +49,7 @@ DEMO_TEXTS = ("def quicksort(arr):", "import os\n")
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.thinned(2)
 def test_matching_changes_no_token_of_the_demo(demo, sampler):
     prompts = [demo.prompt(text) for text in DEMO_TEXTS]
     base = options_of(12, ignore_eos=True)

@@ -54,6 +54,7 @@ def test_logits_are_within_the_golden_bounds(name):
 
 
 @pytest.mark.parametrize("name", [*MTP_MODELS, *with_mtp(second_set())])
+@pytest.mark.thinned(2)
 def test_mtp_drafts_and_acceptance_follow_the_golden_trace(name):
     data = golden(name)
     run = decode(session(name), [prompt_of(name)], options_of(60, "draft-mtp"))

@@ -138,7 +138,7 @@ def test_no_token_changes(name, policy, split, kv, way):
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_whatever_is_drawn(seed, pytestconfig):
     """200 runs, 40 of them without --all: snapshots that reach and that do not, passes that split,
     replays of both kinds."""
@@ -231,6 +231,7 @@ def test_a_wrong_parent_is_caught():
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
+@pytest.mark.thinned(2)
 def test_the_state_of_another_branch_is_caught(policy):
     """The text goes on from its first branch, whichever was accepted."""
     copy = HybridMemory.fork

@@ -141,6 +141,7 @@ def test_each_is_kept_for_itself(
 
 @pytest.mark.usefixtures("each_font")
 @pytest.mark.parametrize(("n_lines", "n_columns"), [(38, 2), (64, 1)])
+@pytest.mark.thinned(4)
 def test_plots_fit_a_low_window_in_two_columns(
     window: MainWindow, qtbot: QtBot, n_lines: int, n_columns: int
 ) -> None:

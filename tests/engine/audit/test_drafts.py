@@ -233,6 +233,7 @@ CLEAN = [
 
 
 @pytest.mark.parametrize(("kind", "front", "spec"), CLEAN)
+@pytest.mark.thinned(2)
 def test_clean_drafts_are_made_again(kind, front, spec):
     options = replace(options_for(kind, 12, *front, **spec), parallel=2)
     if "accept" in spec:

@@ -64,6 +64,7 @@ def test_a_token_that_its_logits_do_not_give_is_no_near_tie(
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.thinned(2)
 def test_every_fault_that_changes_a_token_fails_its_free_lane(
     sampler: SamplerOptions | None,
 ) -> None:

@@ -84,6 +84,7 @@ def test_rejection_draws_from_what_both_know(side, n, monkeypatch):
         assert (table.column("token_id")[own] >= N_VOCAB).any()
 
 
+@pytest.mark.repeats("test_rejection_runs.py")
 def test_texts_are_distributed_as_by_plain_sampling():
     opened = pair(NAME, 7, 64)
     sampler = SamplerOptions(temp=1.0, top_k=3, top_p=1.0, min_p=0.0)

@@ -129,7 +129,7 @@ def check_vectors(tokenizer: Tokenizer, golden: dict[str, Any], parse_special: b
         assert tokenizer.decode(ids, special=True) == vector["text"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(text=TEXT, pre=st.sampled_from(sorted(SPLITTINGS)))
 def test_split_agrees_with_the_naive_splitter(text: str, pre: str) -> None:
     pieces = [
@@ -152,6 +152,7 @@ def assigned() -> list[str]:
 
 
 @pytest.mark.parametrize("pre", ["qwen2", "qwen35", "lfm2", "kimi-k2", "refact", "granite-docling"])
+@pytest.mark.thinned(2)
 def test_split_puts_every_assigned_character_in_the_class_of_its_category(pre: str) -> None:
     splitter, known = pre_tokenizer(SPLITTINGS[pre]), assigned()
     for start in range(0, len(known), 512):
@@ -161,7 +162,7 @@ def test_split_puts_every_assigned_character_in_the_class_of_its_category(pre: s
         assert pieces == list(naive_pieces(text, pre))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=TEXT | st.text(alphabet=" thei0an\n", max_size=40))
 def test_ids_agree_with_naive_merging_and_come_back_as_text(tiny: Tokenizer, text: str) -> None:
     entries = metadata(TINY[tiny.pre])
@@ -396,6 +397,7 @@ def test_of_a_merge_listed_twice_the_first_counts() -> None:
 @pytest.mark.parametrize(
     "unit", ["a", " ", "1", "!", "\n", " \n", "the", "\u4e2d", "'", "<|im_end|>", "<|im_end|"]
 )
+@pytest.mark.thinned(3)
 def test_work_grows_in_proportion_to_the_text(unit: str) -> None:
     tokenizer = build({})
     short, long = (unit * (n // len(unit)) for n in (5_000, 20_000))

@@ -111,6 +111,7 @@ def test_scenario_with_bits_that_no_batch_changes(policy: str) -> None:
 
 @pytest.mark.parametrize("target", [*ROLLING, "checkpoint"])
 @pytest.mark.parametrize("policy", ROLLING)
+@pytest.mark.thinned(3)
 def test_a_saved_state_fits_every_policy(policy: str, target: str) -> None:
     script = changed(FIRST, "context B n_rs_seq=8", f"context B n_rs_seq=8 policy={target}")
     text = [o for o in play(MODELS[0], script, policy).failures if o.bound is None]
@@ -124,6 +125,7 @@ def test_a_saved_state_fits_every_policy(policy: str, target: str) -> None:
     [("planes", "plane-off-by-one"), ("carry", "plane-off-by-one")]
     + [(policy, "no-conv-rollback") for policy in ROLLING],
 )
+@pytest.mark.thinned(2)
 def test_a_fault_fails_the_scenario(model: str, policy: str, fault: str) -> None:
     """So that a script that passes says something."""
     played = play(
@@ -186,6 +188,7 @@ def test_rejected_drafts_leave_the_golden_logits(model, policy, n_draft):
         ("12-idle-neighbours", "carry", carry_reads_by_cell),
     ],
 )
+@pytest.mark.thinned(2)
 def test_a_bug_of_copies_or_neighbours_fails_its_script(
     script: str, policy: str, bug: Callable[[pytest.MonkeyPatch], None], monkeypatch
 ) -> None:

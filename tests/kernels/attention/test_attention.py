@@ -177,7 +177,7 @@ def test_nan_in_what_is_seen_reaches_the_output():
     assert o[0, 0].isnan().all() and o[0, 1].isfinite().all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(1, 3),
     st.integers(1, 20),

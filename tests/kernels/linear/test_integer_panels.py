@@ -131,6 +131,7 @@ def test_sums_of_16_bits_hold_their_products(type_name):
 
 
 @pytest.mark.parametrize(("type_name", "bits"), list(zip(TYPES, cycle((256, 512)))))
+@pytest.mark.thinned(2)
 def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
     if bits == 512 and not has_feature("avx512bw"):
         pytest.skip("this processor has no vectors of 512 bits")

@@ -34,6 +34,7 @@ def stacked(parts: list[PackedWeight]) -> PackedWeight:
 
 
 @pytest.mark.parametrize("type", TYPES)
+@pytest.mark.thinned(2)
 def test_pairs_have_the_bits_of_each_experts_product(type: str) -> None:
     """Rows that share an expert, and experts that no one chose; 70 rows: one task is short."""
     from kernels.moe.with_llvm import multiply_pairs

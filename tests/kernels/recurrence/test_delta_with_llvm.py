@@ -16,7 +16,7 @@ from tests.support.delta_inputs import make, strided
 F32 = 1e-12
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     cuts=st.sets(st.integers(1, 40)),
     n_batch=st.integers(1, 3),
@@ -38,7 +38,7 @@ def test_bits_depend_neither_on_portions_nor_on_neighbours(cuts, n_batch, row, k
         assert torch.equal(state[0], states[row, 41 - stop])
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(n_tokens=st.integers(1, 20), n=st.integers(0, 20), seed=st.integers(0, 99))
 def test_a_log_folds_to_the_very_states(n_tokens, n, seed):
     torch.manual_seed(seed)

@@ -20,8 +20,8 @@ def test_they_pass(device, monkeypatch, name, recurrence):
         for module, width in ((delta_rule, "NARROW"), (delta_rule, "WIDE"), (ssd, "ROWS")):
             monkeypatch.setattr(module, width, 128)
         monkeypatch.setattr(ssd, "CHUNK_ROWS", 32)
-        # it computes in one order, always
-        assert not faults(name, recurrence, n_shapes=1, without=["repeat"])
+        # it computes in one order, always; rows among others have tests of each kernel
+        assert not faults(name, recurrence, n_shapes=1, without=["repeat", "batch"])
     else:
         assert not faults(name, recurrence, device)
 

@@ -37,6 +37,7 @@ def best_length(rate: float, width_ms: float, lengths: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize(("rate", "width_ms"), [(0.8, 1.0), (0.5, 3.0)])
+@pytest.mark.thinned(2)
 def test_the_fastest_length_is_recommended(rate: float, width_ms: float) -> None:
     asked = plan("--rate", rate, "--width-ms", width_ms)
     found = tune_server(asked)

@@ -59,7 +59,7 @@ def test_a_capture_gives_the_table_of_its_readme(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "with_log"), list(zip(STREAMED, cycle((True, False)))))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_rows_have_the_sums_of_the_server(name: str, with_log: bool) -> None:
     store = imported(load(name), with_log=with_log)
     for seq_id, request in enumerate(store.runs[0]["requests"]):
