@@ -62,6 +62,9 @@ _LONG = (
 )
 
 
+MANY_PAIRS = 8
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="all mixes of parameters, not only those of all pairs"
@@ -104,14 +107,15 @@ def _thinned(items: list[pytest.Item]) -> Iterable[pytest.Item]:
 
 
 def _beyond_pairs(items: list[pytest.Item]) -> Iterable[pytest.Item]:
-    """The cases of tests whose parameters have met in others of their cases, two by two."""
+    """The cases of tests whose parameters have met in others of their cases, two by two; of two
+    parameters with many cases, every other pair, as the fields of a chessboard."""
     tests = defaultdict[object, list[pytest.Function]](list)
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tests[item.parent, item.originalname].append(item)
     for cases in tests.values():
         marks = [mark for mark in cases[0].iter_markers("parametrize") if len(mark.args[1]) > 1]
-        if len(marks) < 3:
+        if len(marks) < 2 or (cases[0].get_closest_marker("thinned") and len(marks) < 3):
             continue
         joint = [
             [name.strip() for name in mark.args[0].split(",")]
@@ -124,7 +128,20 @@ def _beyond_pairs(items: list[pytest.Item]) -> Iterable[pytest.Item]:
             [tuple(id(case.callspec.params[name]) for name in names) for names in joint]
             for case in cases
         ]
-        kept = set(rows_of_all_pairs(rows))
+        if len(marks) > 2:
+            kept = set(rows_of_all_pairs(rows))
+        elif len(rows) < MANY_PAIRS:
+            continue
+        else:
+            seen = [
+                {value: i for i, value in enumerate(dict.fromkeys(some))}
+                for some in zip(*rows, strict=True)
+            ]
+            kept = {
+                i
+                for i, row in enumerate(rows)
+                if sum(places[value] for places, value in zip(seen, row, strict=True)) % 2 == 0
+            }
         yield from (case for row, case in enumerate(cases) if row not in kept)
 
 
