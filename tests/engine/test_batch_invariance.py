@@ -118,7 +118,7 @@ def test_every_verify_width_gives_the_same_bits(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [*MODES, "q8"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_the_demo_model(mode: str) -> None:
     for cuts, n_seqs in (((16, 20, 24, 28, 32), 3), (range(3, N_TOKENS, 3), 1)):
         assert torch.equal(logits_in("demo", mode, cuts, n_seqs), alone("demo", mode))

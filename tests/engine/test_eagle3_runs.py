@@ -90,6 +90,7 @@ def check_trace(run: Run, golden: dict[str, np.ndarray], kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), list(product(NAMES, ("spec", "pmin"))))
+@pytest.mark.thinned(2)
 def test_drafts_and_acceptance_are_golden(name, kind):
     golden = golden_drafter(name)
     p_min = float(golden["pmin_value"]) if kind == "pmin" else 0.0

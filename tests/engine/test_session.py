@@ -131,6 +131,7 @@ def test_restores_happen_and_replay_the_accepted_tokens():
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 3])
+@pytest.mark.thinned(2)
 def test_sequences_side_by_side_give_what_they_give_alone(parallel):
     name = "qwen35-c-v2x-mtp-f32"
     opened, whole = session(name), prompt_of(name).tokens

@@ -256,7 +256,7 @@ def test_products_with_blocks(compiled, type_and_rows):
 
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 @in_turn("sizes", [(1, 256), (512, 32)])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_mixture_of_experts(compiled, sizes, mode):
     n_tokens, n_experts = sizes
     weights, ids = moe.route(torch.ones(n_tokens, n_experts), 8)

@@ -221,7 +221,7 @@ def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> No
 
 @pytest.mark.usefixtures("each_font")
 @pytest.mark.parametrize("name", [min(LAYOUTS), max(LAYOUTS)])
-@pytest.mark.thinned(2)  # of the layouts it is left in: all are chosen afterwards
+@pytest.mark.thinned(4)  # of the layouts it is left in: all are chosen afterwards
 def test_a_layout_left_on_a_large_screen_fits_a_small_one(
     make_window: Callable[[Bridge], MainWindow],
     engine: FakeEngine,

@@ -299,6 +299,7 @@ def test_noise_raises_the_bounds_of_scripts(monkeypatch: pytest.MonkeyPatch) -> 
         ("keep-stale-kv", ("checkpoint-and-slot-file",)),
     ],
 )
+@pytest.mark.thinned(2)
 def test_scripts_see_planted_faults(fault: str | None, seen_by: tuple[str, ...]) -> None:
     """On this engine, whose memory can be made wrong."""
     seen = []

@@ -260,6 +260,7 @@ def test_a_template_cannot_reach_the_interpreter(source: str) -> None:
     ids=lambda value: value[:20].strip(),
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
+@pytest.mark.thinned(2)
 def test_a_template_that_takes_too_much_is_an_error(source: str, named: str) -> None:
     tracemalloc.start()
     try:

@@ -69,6 +69,7 @@ def naive_merge(piece: str, ids: dict[str, int], ranks: dict[str, int]) -> list[
 
 @NEEDS_VOCAB
 @pytest.mark.parametrize("parse_special", [False, True])
+@pytest.mark.thinned(2)
 def test_golden_vectors_of_the_full_vocabulary(parse_special: bool) -> None:
     golden = json.loads((VOCAB / "qwen35_vectors.json").read_text(encoding="utf-8"))
     with GgufFile.open(VOCAB / golden["vocab"]) as file:

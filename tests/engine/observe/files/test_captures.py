@@ -45,6 +45,7 @@ STREAMED = [*TOLD, "endpoints", "jsonl", "stops", "proxy-openai-client"]
 
 
 @pytest.mark.parametrize("name", TOLD)
+@pytest.mark.thinned(2)
 def test_a_capture_gives_the_table_of_its_readme(name: str) -> None:
     store = imported(load(name), with_log=False)
     for seq_id, (n_rows, n_tokens, accepted, drafted, paths) in enumerate(TOLD[name]):
