@@ -50,7 +50,7 @@ def rows(n: int, device: str) -> torch.Tensor:
     return wide.to(device)[:, 4 : 4 + N_IN]
 
 
-@pytest.mark.parametrize("n_rows", [1, 16])
+@pytest.mark.parametrize("n_rows", [1, 9])
 def test_matrices_of_several_types_are_one_launch(device, n_rows):
     """Long and short blocks, two kinds of sums, and numbers, into one row with a residual."""
     x, types = rows(n_rows, device), ["Q4_K", "Q6_K", "Q8_0", "Q2_K", "Q4_0"]
@@ -73,7 +73,7 @@ def test_a_row_has_the_bits_it_has_alone(device):
     x, weights = rows(11, device), [blocks("Q4_K", 6, device), numbers(5, device)]
     whole = products(x, weights, invariant=True)
     gated = opened(x, weights[0], "swiglu", (), invariant=True)
-    for i in (0, 1, 6, 10):
+    for i in (0, 6, 10):
         alone = products(x[i : i + 1], weights, invariant=True)
         assert all(torch.equal(a[i : i + 1], b) for a, b in zip(whole, alone, strict=True))
         assert torch.equal(opened(x[i : i + 1], weights[0], "swiglu", ())[0], gated[i])
