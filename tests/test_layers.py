@@ -135,7 +135,7 @@ FIRST_SECOND = (
 
 
 def test_modules_of_the_first_second_load_without_torch() -> None:
-    """All in one process: whoever loads it, it is there."""
+    """All in one process: loaded by one of them, it is there."""
     assert "torch" not in loaded_after(f"import {', '.join(FIRST_SECOND)}")
 
 
