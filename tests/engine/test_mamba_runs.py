@@ -58,7 +58,7 @@ def _weighted(tensors):
         ("plamo2", {"plamo2.attention.head_count": [0, 4, 0, 4]}, True),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_logits_are_those_of_the_definition(folder, tmp_path, arch, keys, normed, width):
     path = rewrite(folder / f"{arch}.gguf", tmp_path / "x.gguf", keys, _weighted)
     with GgufFile.open(path) as file:

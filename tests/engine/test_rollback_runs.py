@@ -120,7 +120,7 @@ DEMO_TEXTS = ("def quicksort(arr):", "class Node:\n    def ", "import os\n", "fo
 @pytest.mark.parametrize(("split", "kv"), list(product(SPLITS, KV_MODES)))
 @pytest.mark.parametrize("drafter", ["draft-mtp", "draft-simple"])
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "sampled"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_demo_models_say_the_same(demo, policy, split, kv, drafter, sampler):
     prompts = [demo.prompt(text) for text in DEMO_TEXTS]
     options = replace(

@@ -37,7 +37,7 @@ from tests.support.golden_runs import (
 
 
 @pytest.mark.parametrize("name", [*MODELS, *second_set()])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_greedy_decoding_gives_the_golden_tokens(name):
     run = decode(session(name), [prompt_of(name)], options_of())
     assert tokens_of(run) == [golden(name)["greedy"].tolist()]

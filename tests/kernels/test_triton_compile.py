@@ -100,7 +100,7 @@ def compiled(
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @in_turn("sizes", [(1, 1, 1), (4, 4, 1), (16, 8, 1), (1, 1, 32), (4, 4, 32)])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_delta_rule(compiled, sizes, kda):
     n_tokens, n_snapshots, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
@@ -156,6 +156,7 @@ def test_the_delta_rule_of_prompts(compiled, widths):
 
 
 @in_turn("d", [256, 16])
+@pytest.mark.thinned(2)
 def test_attention(compiled, d):
     """More rows of queries are more programs, so one number of tokens stands for all."""
     q, k, v = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d), torch.ones(1, 2, 4096, d)
@@ -336,7 +337,7 @@ def test_records_of_rows(compiled, n_vocab):
 
 
 @in_turn("type_and_rows", list(zip(INTEGER_TYPES, itertools.cycle([1, 4, 8]))))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_integer_products(compiled, type_and_rows):
     type_name, n_rows = type_and_rows
     n_in = 2560

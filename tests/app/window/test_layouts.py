@@ -98,6 +98,7 @@ def test_a_layout_makes_the_plots_in_sight_and_no_others(window: MainWindow, qtb
 
 
 @pytest.mark.usefixtures("each_font")
+@pytest.mark.thinned(2)
 def test_divergence_gets_the_room(window: MainWindow, qtbot: QtBot) -> None:
     choose(window, "divergence")
     dock = window.docks["divergence"]
@@ -156,6 +157,7 @@ def test_plots_fit_a_low_window_in_two_columns(
 
 
 @pytest.mark.usefixtures("each_font")
+@pytest.mark.thinned(2)
 def test_panels_at_the_right_leave_room_for_the_text(window: MainWindow, qtbot: QtBot) -> None:
     window.resize(1024, 720)
     window.docks.reveal("findings")

@@ -78,7 +78,7 @@ def test_sequences_side_by_side_are_clean(name: str) -> None:
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_lane_does_what_a_run_does(name: str, lane: str) -> None:
     loaded, prompts = opened(name)
     comparison = compared(name)

@@ -47,7 +47,7 @@ turns = given(st.lists(moves(), min_size=3, max_size=6))
 )
 @settings(max_examples=3)
 @turns
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_answers_are_those_of_plain_decoding(policy, n_slots, made):
     options = options_of("draft-mtp", rollback=policy, parallel=n_slots)
     converse(session(MTP), options, made, CACHE)

@@ -52,7 +52,7 @@ def first_tokens(q: Distribution | None, seed: int, token: int = 1) -> Iterator[
 
 
 @pytest.mark.parametrize(("q", "seed"), list(zip(QS.values(), cycle(SEEDS))), ids=QS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_target_distribution_is_kept(q: Distribution, seed: int) -> None:
     assert chi_square(first_tokens(q, seed), PROBS) > UNLIKELY
 

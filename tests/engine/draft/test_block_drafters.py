@@ -84,7 +84,7 @@ def golden_rounds(golden, kind: str, seq: int = 0) -> list[tuple[int, list[int],
 
 @pytest.mark.parametrize("kind", ["spec", "pmin", "multi"])
 @pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_traces_are_golden(name, kind):
     golden = golden_drafter(name)
     if f"{kind}_past" not in golden:

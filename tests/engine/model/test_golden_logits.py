@@ -121,7 +121,7 @@ def test_rings_and_rows_of_blocks_after_the_prompt(name, golden, reference):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_greedy_continuation(name, golden, reference):
     arrays, model = reference(name), golden(name)
     memory = NaiveMemory.for_model(model.config)

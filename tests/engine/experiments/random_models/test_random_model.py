@@ -84,7 +84,7 @@ def load(path: Path) -> HybridModel:
 
 
 @EVERY_FILE
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_it_has_the_keys_and_tensors_of_a_converted_model(
     folder: Path, size: str, quant: str
 ) -> None:
