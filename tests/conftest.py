@@ -63,6 +63,7 @@ _LONG = (
 
 
 MANY_PAIRS = 8
+"""Cases of two parameters from which on every other one is left out."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,7 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     are left out. The files that take longest come first, so that no process is left with one at
     the end."""
     if not config.getoption("all"):
-        surplus = {*_beyond_pairs(items), *_thinned(items)}
+        surplus = set(_beyond_pairs(items))
+        surplus.update(_thinned([item for item in items if item not in surplus]))
         config.hook.pytest_deselected(items=[item for item in items if item in surplus])
         items[:] = [item for item in items if item not in surplus]
     places = {name: place for place, name in enumerate(_LONG)}
@@ -95,7 +97,7 @@ def _thinned(items: list[pytest.Item]) -> Iterable[pytest.Item]:
     for cases in tests.values():
         mark = cases[0].get_closest_marker("thinned")
         assert mark is not None
-        values = [{(k, id(v)) for k, v in case.callspec.params.items()} for case in cases]
+        values = [{(k, _key(v)) for k, v in case.callspec.params.items()} for case in cases]
         shared = Counter(value for some in values for value in some)
         missing = {value for value, n in shared.items() if n > 1}
         for some in values[:: mark.args[0]]:
@@ -104,6 +106,15 @@ def _thinned(items: list[pytest.Item]) -> Iterable[pytest.Item]:
             if turn % mark.args[0] and not missing & some:
                 yield case
             missing -= some
+
+
+def _key(value: object) -> object:
+    """The same of equal values, in every process."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
 
 
 def _beyond_pairs(items: list[pytest.Item]) -> Iterable[pytest.Item]:
