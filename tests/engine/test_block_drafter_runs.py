@@ -59,7 +59,7 @@ def options_for(name: str, *others: str, **kwargs) -> RunOptions:
 
 
 @HERE
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from(FAMILY or [""]),
     st.sampled_from(list(ROLLBACK_POLICIES)),
@@ -86,6 +86,7 @@ def test_no_token_changes(name, policy, split, kv, parallel, sampler, chained, n
 
 
 @pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.thinned(2)
 def test_a_prompt_that_goes_on_from_the_cache_drafts_the_same(name):
     """Cut in the middle of what was decoded, and from a context checkpoint."""
     first, *_ = prompts_of(name)
@@ -129,6 +130,7 @@ def test_passes_are_recorded_and_blocks_stay_as_they_are(tmp_path, kind):
 
 
 @HERE
+@pytest.mark.repeats("test_rejection_runs.py")
 def test_texts_are_distributed_as_by_plain_sampling():
     found, drafted, accepted = written(opened("dspark-a-anchor"), 150, "draft-dspark")
     assert 0.05 < accepted / drafted < 0.95

@@ -39,7 +39,7 @@ def recorded_text(run: Run) -> list[int]:
     return found
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**31))
 def test_with_equal_options_it_is_the_rest_of_its_parent(seed: int) -> None:
     """Any family, drafter, policy, sampler and grammar: every number that is recorded is equal."""
@@ -169,6 +169,7 @@ def test_a_fork_is_forked(at: tuple[int, int]) -> None:
         ({"types": ("draft-simple",)}, {"types": ("draft-simple",), "n_max": 5}),
     ],
 )
+@pytest.mark.thinned(2)
 def test_from_a_checkpoint_it_goes_on_as_one_that_was_decoded_again(
     first: dict[str, Any], later: dict[str, Any]
 ) -> None:

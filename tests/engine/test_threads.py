@@ -128,6 +128,7 @@ def test_a_folder_that_cannot_be_written_costs_another_trial(machine, demo, tmp_
 
 
 @pytest.mark.parametrize("compute", threads.MODES)
+@pytest.mark.thinned(2)
 def test_bits_do_not_depend_on_the_number_of_threads(compute) -> None:
     model, found = Session.open(DEMO_TARGET, compute=compute).model, []
     before = torch.get_num_threads()

@@ -100,7 +100,7 @@ def compiled(
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @in_turn("sizes", [(1, 1, 1), (4, 4, 1), (16, 8, 1), (1, 1, 32), (4, 4, 32)])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_delta_rule(compiled, sizes, kda):
     n_tokens, n_snapshots, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
@@ -114,6 +114,7 @@ def test_the_delta_rule(compiled, sizes, kda):
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @in_turn("sizes", [(4, 4, 2), (16, 8, 1)])
+@pytest.mark.thinned(3)
 def test_the_delta_rule_between_rows_of_a_pool(compiled, sizes, kda):
     n_tokens, n, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
@@ -155,6 +156,7 @@ def test_the_delta_rule_of_prompts(compiled, widths):
 
 
 @in_turn("d", [256, 16])
+@pytest.mark.thinned(2)
 def test_attention(compiled, d):
     """More rows of queries are more programs, so one number of tokens stands for all."""
     q, k, v = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d), torch.ones(1, 2, 4096, d)
@@ -194,6 +196,7 @@ def test_no_product_is_fused_with_a_sum(compiled, n_tokens):
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @in_turn("n_tokens", [1, 4])
+@pytest.mark.thinned(3)
 def test_the_log_and_its_fold(compiled, n_tokens, kda):
     inputs = make(16, 128, n_tokens, 2, repeat=2, kda=kda)
     _, log = delta.gated_delta_log(*inputs, grouped=False)
@@ -243,7 +246,7 @@ def test_state_space_duality_of_prompts(compiled, n):
 
 
 @in_turn("type_and_rows", list(zip(TYPES, itertools.cycle([1, 8, 16]))))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_products_with_blocks(compiled, type_and_rows):
     type_name, n_rows = type_and_rows
     blocks = random_blocks(type_name, 8, 1024)
@@ -254,7 +257,7 @@ def test_products_with_blocks(compiled, type_and_rows):
 
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 @in_turn("sizes", [(1, 256), (512, 32)])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_mixture_of_experts(compiled, sizes, mode):
     n_tokens, n_experts = sizes
     weights, ids = moe.route(torch.ones(n_tokens, n_experts), 8)
@@ -334,7 +337,7 @@ def test_records_of_rows(compiled, n_vocab):
 
 
 @in_turn("type_and_rows", list(zip(INTEGER_TYPES, itertools.cycle([1, 4, 8]))))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(8)
 def test_integer_products(compiled, type_and_rows):
     type_name, n_rows = type_and_rows
     n_in = 2560
@@ -349,7 +352,7 @@ def test_integer_products(compiled, type_and_rows):
 
 
 @in_turn("sizes", [(1024, 4), (2560, 1), (4096, 4)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_products_with_what_is_done_to_their_rows(compiled, sizes):
     """The layers of models of 0.65 to 8 billion: a norm that rounds, products of two types and of
     gates in one launch, a gated norm that rounds, SwiGLU, and a residual."""
@@ -401,7 +404,7 @@ def test_expanding_a_matrix(compiled, type_name, monkeypatch):
     "activation",
     [swiglu_within(1.0), situ_activation(4.0, 25.0), RELU2, SWIGLU, clamped_swiglu_activation(7.0)],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_activations_of_experts(compiled, activation):
     n_opened = 256 if activation.gated else 128
     pairs = [(torch.ones(n_opened, 128), torch.ones(128, 128))] * 4

@@ -30,6 +30,7 @@ def test_it_can_be_planted(name: str) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.repeats("test_torture_frame.py::test_every_planted_fault_is_found_and_made_small")
 def test_one_is_caught() -> None:
     name = "a worker of templates is never reaped"
     command = [sys.executable, "-m", "tests.torture.plants", "--only", name, "--seeds", "1"]

@@ -102,6 +102,7 @@ def test_frames_and_opening(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeats("test_frames_and_opening")
 def test_a_start_and_an_engine_in_processes_of_their_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

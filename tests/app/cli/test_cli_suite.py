@@ -34,6 +34,7 @@ def names(report: dict) -> list[str]:
     return [one["name"] for one in report["configurations"]]
 
 
+@pytest.mark.repeats("test_every_spec_type_is_a_configuration")
 def test_the_demo_measures_every_drafter_on_its_own_prompts(cli: Cli) -> None:
     outcome = cli("bench", "--demo", "--json", *QUICK[:-1], 2)
     assert outcome.status == 0

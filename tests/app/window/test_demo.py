@@ -184,6 +184,7 @@ def test_draft_with_another_vocabulary_is_a_banner(real_window: MainWindow, qtbo
     wait(qtbot, real_window, State.INSPECTED)
 
 
+@pytest.mark.repeats("test_layouts.py")
 def test_no_panel_makes_a_small_window_larger(real_window: MainWindow, qtbot: QtBot) -> None:
     window = real_window
     window.resize(1024, 720)

@@ -85,6 +85,7 @@ PASSING = set(DAMAGES) - {"beyond the largest", "beyond all integers", "a word"}
 
 
 @pytest.mark.parametrize("damage", sorted(PASSING))
+@pytest.mark.thinned(3)
 def test_damage_that_opens_is_shown(
     real: Path, tmp_path: Path, window: MainWindow, qtbot: QtBot, damage: str
 ) -> None:
@@ -108,14 +109,14 @@ def test_damage_that_opens_is_shown(
 
 
 def test_damaged_facts_that_open_are_shown(
-    real: Path, tmp_path: Path, window: MainWindow, qtbot: QtBot
+    real: Path, tmp_path: Path, window: MainWindow, qtbot: QtBot, pytestconfig: pytest.Config
 ) -> None:
-    """Every fact replaced by something else, where a reader lets it pass."""
+    """Every fact replaced by something else, where a reader lets it pass; with --all twice."""
     folder = tmp_path / "trace"
     shutil.copytree(real, folder)
     session = json.loads((real / SESSION_FILE).read_text("utf-8"))
     runs = without_tables(session)
-    for first in range(2):
+    for first in range(1 + pytestconfig.getoption("all")):
         changed = session
         for i, place in enumerate(facts(session), start=first * 5):
             junk = JUNK[i % len(JUNK)]

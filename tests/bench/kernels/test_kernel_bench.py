@@ -105,6 +105,7 @@ def test_bytes_of_experts_count_each_matrix_once():
         assert found[f"{mode} 3"].n_bytes in several
 
 
+@pytest.mark.repeats("the tests of the kernels")
 def test_a_case_runs_the_same_work_as_its_law():
     for name in all_cases(TINY, CPU):
         for case in cases(name):

@@ -251,7 +251,7 @@ TEXT = (
 WORDS = st.sampled_from(TEXT.split())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(WORDS, max_size=7).map(" ".join), max_size=6).map("\n".join))
 def test_any_text_is_a_script_or_an_error_of_a_line(text: str) -> None:
     message = ""

@@ -234,6 +234,7 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("kernel", "package"), COMPILED, ids=lambda x: x.name)
+@pytest.mark.thinned(2)
 def test_the_calls_fit_the_published_signatures(kernel, package):
     shape = runner.shapes(kernel, kernel.recurrences[0], "cpu")[0]
     if kernel.chunk:

@@ -588,6 +588,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
 )
+@pytest.mark.thinned(2)
 def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrence, cause, words):
     fault = first(adapter, recurrence)
     assert (fault.cause, words in fault.detail) == (cause, True), fault.detail

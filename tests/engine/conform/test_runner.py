@@ -67,6 +67,7 @@ def outcomes(tmp_path, body, checks, limit_s=30.0):
     )
 
 
+@pytest.mark.repeats("test_a_kernel_of_one_token_is_played_row_by_row")
 def test_an_adapter_of_the_user_passes_all_checks(tmp_path):
     seen = outcomes(tmp_path, "pass", runner.CHECKS)
     assert {o.check for o in seen} == set(runner.CHECKS) - {"padding", "trees", "prompts"}
@@ -108,15 +109,11 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
     suite = ElementTree.fromstring(report.junit(seen, "my kernel", "my_kernel.py:adapter"))
     assert suite.get("failures") == "1"
     assert [case.get("name") for case in suite if len(case)] == ["no-drafts"]
-
-
-def test_causes_that_differ_between_checks_are_not_certain(tmp_path):
-    seen = outcomes(tmp_path, "os.abort()", ("no-drafts",))
-    (lost,) = seen[0].faults
-    other = replace(seen[0], check="depths", faults=(replace(lost, cause="drift"),))
+    # causes that differ between checks are not certain
+    other = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="drift"),))
     words = "not certain: adapter conv: its checks name different causes: crash (no-drafts); drift"
-    assert any(words in line for line in report.lines([*seen, other], ""))
-    assert not any("not certain" in line for line in report.lines(seen, ""))
+    assert any(words in line for line in report.lines([lost, other], ""))
+    assert not any("not certain" in line for line in report.lines([lost], ""))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +240,7 @@ def selective_state_update"""
     ],
 )
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_a_changed_signature_names_the_argument(mamba_ssm, old, new, cause, words, wrapped):
     text = MAMBA.replace(old, new)
     if wrapped:

@@ -68,7 +68,7 @@ def cost(parts: list[list[int]], lengths: list[int]) -> int:
     return sum(PASS_COST + len(part) * max(lengths[i] for i in part) for part in parts)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.sampled_from([8, 24, 60, 512]))
 def test_no_grouping_is_cheaper(lengths: list[int], n_ubatch: int) -> None:
     found = group(lengths, n_ubatch, free)
@@ -86,7 +86,7 @@ def test_no_grouping_is_cheaper(lengths: list[int], n_ubatch: int) -> None:
     assert cost([list(members) for members, *_ in found], lengths) >= min(allowed)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_every_span_is_in_one_group_that_it_may_be_in(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 65), min_size=1, max_size=20))

@@ -46,6 +46,7 @@ def drafted(run: Run) -> np.ndarray:
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("side", ["target", "draft"])
+@pytest.mark.thinned(3)
 def test_no_token_changes(side, n):
     opened = pair(NAME, n, 0) if side == "target" else pair(NAME, 0, n)
     expected = tokens_of(decode(opened, prompts(opened), options(side=side)))
@@ -83,6 +84,7 @@ def test_rejection_draws_from_what_both_know(side, n, monkeypatch):
         assert (table.column("token_id")[own] >= N_VOCAB).any()
 
 
+@pytest.mark.repeats("test_rejection_runs.py")
 def test_texts_are_distributed_as_by_plain_sampling():
     opened = pair(NAME, 7, 64)
     sampler = SamplerOptions(temp=1.0, top_k=3, top_p=1.0, min_p=0.0)

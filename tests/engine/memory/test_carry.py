@@ -149,7 +149,7 @@ def test_a_finer_split_leaves_the_same_planes():
             assert_plane(memory, 0, plane, text)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), bound=st.sampled_from([1, 2, 3, 8]))
 def test_every_plane_down_to_the_depth_is_true(data, bound):
     """INV1 and INV5, with the depth formula of llama.cpp #25004 kept next to."""

@@ -254,7 +254,7 @@ class History:
 
 
 @pytest.mark.parametrize("poison", [math.nan, PATTERN, 0.0])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_sequences_hold_what_their_history_says(poison, data):
     history = History(data, poison)
@@ -270,7 +270,7 @@ def everything(kv: AttentionKV) -> list[bytes]:
     return [*tensors, table._pos.tobytes(), table._owners.tobytes(), counts]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_a_dry_run_foretells_and_changes_nothing(data):
     history = History(data, math.nan)

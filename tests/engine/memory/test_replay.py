@@ -251,7 +251,7 @@ def test_a_window_that_is_not_rolled_back_shows(others):
             assert close(o, unaffected)  # these tests' states do not depend on the convolution
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_random_operations_agree_with_decoding_from_scratch(data):
     walk(data, make, lambda cursor, n, bound: min(n, bound))

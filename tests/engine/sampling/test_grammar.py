@@ -67,7 +67,7 @@ def test_what_may_come_next():
     assert state.n_good == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["go", "go", "back", "copy"]), st.integers(0, 99))))
 def test_back_and_copies_are_as_a_fresh_start(acts):
     state, text, copies = sums().start(), [], []
@@ -142,6 +142,7 @@ def test_a_draft_ends_before_what_is_forbidden(text, kept, end, drawn):
 
 
 @pytest.mark.parametrize("q", [(0.1, 0.2, 0.7), (0.5, 0.4, 0.1), (0.0, 0.9, 0.1)], ids=str)
+@pytest.mark.thinned(2)
 def test_a_cut_at_forbidden_keeps_the_target_distribution(q):
     """Where a forbidden token was drawn the target draws freely; else p/q over the allowed."""
     state = sums("start: /[abc]/\n").start()

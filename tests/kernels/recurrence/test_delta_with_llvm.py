@@ -16,7 +16,7 @@ from tests.support.delta_inputs import make, strided
 F32 = 1e-12
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     cuts=st.sets(st.integers(1, 40)),
     n_batch=st.integers(1, 3),
@@ -38,7 +38,7 @@ def test_bits_depend_neither_on_portions_nor_on_neighbours(cuts, n_batch, row, k
         assert torch.equal(state[0], states[row, 41 - stop])
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(n_tokens=st.integers(1, 20), n=st.integers(0, 20), seed=st.integers(0, 99))
 def test_a_log_folds_to_the_very_states(n_tokens, n, seed):
     torch.manual_seed(seed)
@@ -77,6 +77,7 @@ def test_bits_do_not_depend_on_threads(threads, kda):
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("d_v", [1, 3, 6, 12, 48, 96, COLUMNS, 3 * COLUMNS])
 @pytest.mark.parametrize("d_k", [1, 7, 12, 48])
+@pytest.mark.thinned(6)
 def test_any_sides(d_k, d_v, kda):
     plain = make(2, d_k, 3, 2, repeat=2, kda=kda, lowest_g=-1.0, d_v=d_v)
     truth = naive.gated_delta_rule(*plain.double(), grouped=True, n_snapshots=2)

@@ -417,6 +417,7 @@ def test_another_theme(faulty: DivergenceView) -> None:
 
 
 @pytest.mark.usefixtures("each_font")
+@pytest.mark.thinned(2)
 def test_an_open_editor_leaves_plots_and_tables_readable(
     faulty: DivergenceView, qtbot: QtBot
 ) -> None:
@@ -434,6 +435,7 @@ def test_an_open_editor_leaves_plots_and_tables_readable(
 
 
 @pytest.mark.usefixtures("each_font")
+@pytest.mark.thinned(2)
 def test_a_low_view_fits_without_the_editor(faulty: DivergenceView, qtbot: QtBot) -> None:
     line = faulty.fontMetrics().height()
     faulty.resize(1280, 31 * line)  # what the same window has with a tall font

@@ -154,7 +154,7 @@ def test_a_long_prompt_is_not_repeated_in_a_thousand_jobs(tmp_path: Path) -> Non
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.characters(max_codepoint=300)), max_size=6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_plan_is_a_plan_or_one_sentence(changes: list[tuple[int, str]]) -> None:
     text = (
         'title = "lengths"\n[settings]\nmodel = "demo"\nprompt = "x"\nlimit = 2\n[[grid]]\n'

@@ -407,7 +407,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
 """The identities of each engine, written down once more."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_changed_number_that_breaks_an_identity_is_found_with_its_key(
     data: st.DataObject,
@@ -617,7 +617,7 @@ def test_positions_that_accepted_more_than_was_drafted_make_no_histogram() -> No
     assert histograms and not any(histograms)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.data())
 def test_whatever_a_file_holds_it_is_read_or_refused(data: st.DataObject) -> None:
     """Values of any type anywhere in a record, and bytes cut or changed anywhere."""

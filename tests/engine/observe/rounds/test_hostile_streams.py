@@ -97,7 +97,7 @@ def test_sums_hold_wherever_a_stream_is_cut(name: str) -> None:
         assert [finding.rule for finding in find(store)] == ["stream-cut"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_changed_counter_never_raises(data: st.DataObject) -> None:
     stream = stream_of(data.draw(st.sampled_from(NAMES)))
