@@ -234,8 +234,6 @@ def _plain_events(text: str) -> list[Any] | None:
 
 def _list(text: str) -> list[Any] | None:
     """The objects of a list, read as those of a stream are; None of another text."""
-    if not text.lstrip().startswith("["):
-        return None
     try:
         return _each([bytes(one).decode() for one in _ELEMENTS.decode(text)])
     except (msgspec.MsgspecError, ValueError, RecursionError):
