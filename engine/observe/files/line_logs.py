@@ -52,6 +52,11 @@ _TABLE_END = 40
 _SHAPES = {"vllm": VLLM, "speed": VLLM, "batch": SGLANG_LOG}
 _OF_ENGINE = {"omlx": "mtp-log", "koboldcpp": KOBOLD, "tabbyapi": "tabbyapi-log", "atom": ATOM}
 """Of which run the lines are that tell of a whole request."""
+_WORDS = (
+    *("metrics: ", "Decode batch", "spec_verify_ct", "pred=", "throughput:", "Aggregate", "Draft"),
+    *(word for word, *_ in REQUESTS),
+)
+"""One of these is in each line that is read."""
 _ALONE = "no line of its request is next to it"
 _TOTALS = {
     "total_draft": "num_draft_tokens",
@@ -85,16 +90,7 @@ class LineLogs:
         if self._n_left_of_table:
             self._n_left_of_table -= 1
             self._total(number, said)
-        elif (
-            "metrics: " in said
-            or "Decode batch" in said
-            or "spec_verify_ct" in said
-            or "pred=" in said
-            or "throughput:" in said
-            or "Aggregate" in said
-            or any(word in said for word, *_ in REQUESTS)
-            or "Draft" in said
-        ):
+        elif any(map(said.__contains__, _WORDS)):
             return self._takes(number, stream, said[:_LONGEST])
         elif "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
             self._rules.add(rule.text)

@@ -78,6 +78,10 @@ _BARE = re.compile(
     r"|total time {0,8}=)"
 )
 """Where a server's text begins that has no time: what entries of llama-server begin with."""
+_OF_BARE = (
+    *("slot ", "srv ", "spec ", "que ", "cmn ", "llama_", "common_", "main: ", "build: ", "[ "),
+    *("eval time", "draft acceptance", "statistics ", "total time", "system"),
+)
 _TIMES = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]{1,2}\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?)?"
     r"(?: ?(?:Z|[+-]\d\d:?\d\d|UTC)\b)?"
@@ -125,23 +129,7 @@ def may_have_stamp(line: str) -> bool:
 
 def _may_be_bare(line: str) -> bool:
     """Whether a line has what one has that _BARE finds."""
-    return (
-        "slot " in line
-        or "srv " in line
-        or "spec " in line
-        or "eval time" in line
-        or "draft acceptance" in line
-        or "statistics " in line
-        or "main: " in line
-        or "llama_" in line
-        or "common_" in line
-        or "build: " in line
-        or "[ " in line
-        or "total time" in line
-        or "system" in line
-        or "que " in line
-        or "cmn " in line
-    )
+    return any(map(line.__contains__, _OF_BARE))
 
 
 def name_of(prefix: str, *, is_loose: bool = False) -> str:

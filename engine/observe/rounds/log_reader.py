@@ -36,7 +36,7 @@ MOST_ROUNDS = 1 << 22
 _FEW_LINES = 64
 """Of which the shapes are not looked for."""
 _USUAL_LINE = 128
-_FIRST_BYTES, _MOST_BYTES = 1 << 13, 1 << 22
+_FIRST_BYTES, _MOST_BYTES = 1 << 13, 1 << 23
 """Of the first block, since none of its shapes is known, and of the longest."""
 _MOST_HASHES = 1 << 18
 _MOST_BETWEEN = 64
@@ -464,6 +464,8 @@ class LogReader(LogServers):
         if n == 0 and self._others is not None and self._others.last_read is not None:
             reading = self._other_reading(line, *self._others.last_read)
         elif n == 1 and server is after and message is not None and after.last_read is not None:
+            if (inner := after.inner) is not None:
+                time, message = inner, inner.string[inner.end() :]
             reading = self._reading(line, stream, time, message, after.last_read)
         if reading is not None:
             if len(self._readings) >= MOST_SHAPES:

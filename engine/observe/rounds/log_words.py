@@ -95,6 +95,7 @@ LOOKS_LIKE = re.compile(
     r"|eval time\s{0,5}=|#gen drafts|draft candidate"
 )
 """What no line of a server has that says nothing of rounds and sums."""
+_OF_LOOKS = "n_gen =", "n_decoded =", "accepted ", "draft ", "eval time", "#gen "
 _MARKS = {
     "max possible draft": "draft",
     "n_batch (effective)": "verify",
@@ -115,14 +116,7 @@ def has_entries(text: str) -> bool:
 
 def may_look_like(message: str) -> bool:
     """Whether a message has a word that one has that LOOKS_LIKE finds."""
-    return (
-        "n_gen =" in message
-        or "n_decoded =" in message
-        or "accepted " in message
-        or "draft " in message
-        or "eval time" in message
-        or "#gen " in message
-    )
+    return any(map(message.__contains__, _OF_LOOKS))
 
 
 def values_of(said: str, values: tuple[Value, ...]) -> list[Any]:

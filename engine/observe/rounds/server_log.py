@@ -89,6 +89,8 @@ class ServerLog(ServerState):
         self.has_wrong_numbers = False
         self.last_read: Read | None = None
         """How the newest line was read, where another line of its shape says the same."""
+        self.inner: re.Match[str] | None = None
+        """The time of the entry within the newest line that it was read as."""
         self.is_waiting = False
         """Whether the newest line may go on in the next one."""
         self._waiting: tuple[int, Time, str] = 0, None, ""
@@ -98,7 +100,7 @@ class ServerLog(ServerState):
     def add(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
         """The next line; it may go on with the one before it, which a token's text has cut. Returns
         the log that takes the lines that follow: a new one where a process began."""
-        self.last_read = None
+        self.last_read = self.inner = None
         if self.is_waiting:
             return self._go_on(number, time, message, is_head)
         if not is_head and message is not None and len(message) < SHORTEST_LINE:
@@ -266,6 +268,7 @@ class ServerLog(ServerState):
         """A line that nothing was made of. Whether there is nothing in it."""
         if (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)
+            self.last_read = None
         elif LOOKS_LIKE.search(message, 0, _LOOKED_AT) if may_look_like(message) else False:
             self._unread(line, repr(message[:_SHOWN]))
         else:
@@ -277,7 +280,7 @@ class ServerLog(ServerState):
             self._depth += 1
             self.add(line, inner, inner.string[inner.end() :], True)
             self._depth -= 1
-        self.last_read = None
+            self.inner = self.inner or inner
 
     @staticmethod
     def _inner(message: str) -> re.Match[str] | None:
@@ -290,6 +293,7 @@ class ServerLog(ServerState):
         self._prompts.server(message)
         if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)
+            self.last_read = None if _CHANGES_MORE.search(message) else self.last_read
         elif "adding speculative" in message:
             found = IMPLEMENTATION.search(message)
             if found is not None and len(self.drafters) < MOST_DRAFTERS:

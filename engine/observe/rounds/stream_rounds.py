@@ -13,6 +13,7 @@ many at a time.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -79,6 +80,7 @@ class Addition(Struct, forbid_unknown_fields=True):
 
 
 _DECODER = msgspec.json.Decoder(Addition)
+_DIGITS = b"0123456789"
 
 
 def additions(texts: Sequence[str]) -> list[Addition | None]:
@@ -93,18 +95,17 @@ def additions(texts: Sequence[str]) -> list[Addition | None]:
 
 
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
-    """An event, and what it has in common with the next one of its answer: the quotes too, of which
-    an object with a key twice has others."""
+    """An event, and what it has in common with the next one of its answer: all but digits and what
+    it adds, so that none of them has a key twice if the first and the last have not."""
     try:
         found = _DECODER.decode(text)
     except (msgspec.MsgspecError, ValueError):
         return None
-    n_quotes = text.count('"')
-    if "\\" in text:
-        n_quotes -= text.count('\\"')
-    if not found.text or "\\\\" in text:
+    if not (added := found.text):
         return None
-    return found, (found.id, found.choices[0].index, found.timings is None, n_quotes)
+    quoted = f'"{added}"' if "\\" not in text else json.dumps(added, ensure_ascii="\\u" in text)
+    form = text.replace(quoted, "", 1).encode().translate(None, _DIGITS)
+    return found, (found.id, found.choices[0].index, hash(form))
 
 
 class ContradictionError(ValueError):

@@ -12,6 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from engine.errors import TraceFileError
 from engine.foreign import (
     COUNT,
@@ -74,6 +76,7 @@ _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 _STATUS = re.compile(r"(?:< )?HTTP/\d")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE\]|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _MOST_HEAD = 1 << 16
 """Characters among which a stream's first event is looked for."""
 _REMEDY = "Save the record again as the engine wrote it."
@@ -134,7 +137,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     if is_stream(text):
         return _events(text, name)
     try:
-        return [("", _parse(text))], ""
+        return [("", _list(text) or _parse(text))], ""
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
             raise _invalid(name, f"line {error.line}", error) from error
@@ -227,6 +230,14 @@ def _plain_events(text: str) -> list[Any] | None:
     data = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
     others = len(lines) - len(data) - lines.count("") - lines.count("data: [DONE]")
     return None if others or not data or "\r" in text else _each(data)
+
+
+def _list(text: str) -> list[Any] | None:
+    """The objects of a list, read as those of a stream are; None of another text."""
+    try:
+        return _each([bytes(one).decode() for one in _ELEMENTS.decode(text)])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 def _each(texts: list[str]) -> list[Any] | None:

@@ -275,7 +275,11 @@ def _many(kind: str, name: str) -> list[dict[str, Any]]:
     return [*found, end] if kind != "cut" else found
 
 
-@pytest.mark.parametrize("form", [lines, sse])
+def _list(*events: Any) -> str:
+    return json.dumps(events, indent=1)
+
+
+@pytest.mark.parametrize("form", [lines, sse, _list])
 @pytest.mark.parametrize("kind", ["rounds", "ids", "falls", "cut"])
 def test_events_that_only_add_text_say_what_others_do(kind: str, form: Callable[..., str]) -> None:
     """With a key more they are read one by one."""
@@ -292,11 +296,18 @@ def test_events_that_only_add_text_say_what_others_do(kind: str, form: Callable[
     assert rules(found) == rules(wanted)
 
 
-def test_a_key_twice_within_a_stream_is_named() -> None:
+@pytest.mark.parametrize(
+    ("key", "instead"), [("model", '"model": "m", "model": "m"'), ("index", '"index": 0')]
+)
+@pytest.mark.parametrize("form", ["{}", "[{}]", "data: {}\n\n"])
+def test_a_key_twice_within_a_stream_is_named(form: str, key: str, instead: str) -> None:
+    """Also where another one is missing for it."""
     kept = [json.dumps(one) for one in _many("ids", "a")]
-    kept[30] = kept[30].replace('"model"', '"model": "m", "model"')
-    with pytest.raises(TraceFileError, match="the key 'model' is twice"):
-        filled("\n".join(kept))
+    before = '"model": "m"' if key == "model" else '"finish_reason": null'
+    kept[30] = kept[30].replace(before, instead)
+    joined = {"{}": "\n", "[{}]": ",", "data: {}\n\n": "\n\ndata: "}[form].join(kept)
+    with pytest.raises(TraceFileError, match=f"the key '{key}' is twice"):
+        filled(form.format(joined))
 
 
 def test_a_stream_that_ends_early_is_a_cut_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -224,16 +225,18 @@ def _words(n: int) -> list[str]:
     return [" " + "".join(letters[i >> k & 15] for k in (0, 4, 8)) for i in range(n)]
 
 
+@pytest.mark.parametrize("before", ["", "No parser found."])
 def test_lines_that_differ_in_the_text_of_a_token_are_read_by_columns(
-    monkeypatch: pytest.MonkeyPatch,
+    before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a long log is not read line by line: few of its lines are looked at as a whole."""
+    """So that a long log is not read line by line: few of its lines are looked at as a whole. Also
+    after a message that has no end."""
     head, lines = "0.{:02}.{:03}.000 D ", []
     for i, word in enumerate(_words(2000)):
         time = head.format(i // 1000, i % 1000)
         lines.append(
-            f"{time}slot process_toke: id  0 | task 2 | n_gen = {i + 1}, n_remaining = 9, "
-            f"next token: {i + 300:5} '{word}'"
+            f"{time}{before and before.join(['', time])}slot process_toke: id  0 | task 2 | "
+            f"n_gen = {i + 1}, n_remaining = 9, next token: {i + 300:5} '{word}'"
         )
         chunk = f'{{"content":"{word}","draft_n":9}}'
         lines.append(f"{time}srv    operator(): http: streamed chunk: data: {chunk}")
@@ -250,6 +253,7 @@ def test_lines_that_differ_in_the_text_of_a_token_are_read_by_columns(
     found = facts(text)
     assert n_placed < len(lines) / 4
     assert repr(found) == repr(by_line(monkeypatch, facts, text))
+    assert not before or repr(found) == repr(facts(re.sub(r".*found\.", "", text)))
 
 
 def test_what_a_model_writes_is_not_an_entry() -> None:
