@@ -62,8 +62,8 @@ class RunPanel(QWidget):
     loading_changed = Signal()
     """The user has chosen another compute mode or device, or whether files are mapped."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._wished_drafters: tuple[str, ...] = ("draft-mtp",)
         self._refused: dict[tuple[str, ...], str] = {}
         """Options that the server in use does not take, and why."""
@@ -331,8 +331,8 @@ class PromptBox(QWidget):
 
     changed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._examples = titled_prompts()
         self._texts = [""]
         self._removed: list[tuple[int, str]] = []

@@ -124,8 +124,8 @@ class BannerArea(QWidget):
     """The newest few messages, one under the other; empty it takes no room. Notices make room
     first, sticky messages last."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self._column = vbox(of=self, margins=(0, 0, 0, 0), spacing=1)
         self._ages = QTimer(self)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QToolButton
 
 from app.engine_thread.feed import Pacer
 from app.looks import Theme, icon
@@ -35,8 +35,8 @@ class WhyNotStrip(QFrame):
 
     position_selected = Signal(object)  # Position
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         theme.changed.connect(self._recolour)
         self._run: RunRef | None = None

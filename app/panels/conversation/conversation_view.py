@@ -65,8 +65,8 @@ class ConversationView(QWidget):
     start), the text, and whether the chat template is used."""
     run_selected = Signal(object)  # RunRef
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self.store: TraceStore | None = None
         """The trace that the conversation on show is part of."""

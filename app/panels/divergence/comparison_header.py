@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from PySide6.QtCore import QObject, QSize, Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QAction, QTextCursor
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -50,8 +50,8 @@ class ComparisonHeader(QWidget):
 
     lane_chosen = Signal(int)  # run_id
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._costs_shown: dict[int, RunCost] | None = None
         self._low = False
         self.cards = LaneCards(theme)
@@ -61,7 +61,7 @@ class ComparisonHeader(QWidget):
         bold = self.cost.font()
         bold.setBold(True)
         self.cost.setFont(bold)
-        self.cost_model = CostTable(self)
+        self.cost_model = CostTable()
         self.costs = plain_table(self.cost_model, "Cost of the lanes")
         self.costs.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         self.costs.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
@@ -193,26 +193,22 @@ _COST_TIPS = {
 class CostTable(ColumnTable):
     """Rows are lanes."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        tips = [_COST_TIPS.get(head, f"{head}: mean time a round") for head in COST_HEADS]
-        columns = (
-            TableColumn(head, f"{head}, ms" if head in PHASES else head, tip, head == "lane")
-            for head, tip in zip(COST_HEADS, tips, strict=True)
+    columns = tuple(
+        TableColumn(
+            head,
+            f"{head}, ms" if head in PHASES else head,
+            _COST_TIPS.get(head, f"{head}: mean time a round"),
+            head == "lane",
         )
-        super().__init__(tuple(columns), parent)
-        self._rows: list[dict[str, str]] = []
+        for head in COST_HEADS
+    )
 
     def show_costs(self, costs: Sequence[RunCost]) -> None:
         """A row for each."""
-        self.beginResetModel()
-        self._rows = [dict(zip(COST_HEADS, cost_cells(cost), strict=True)) for cost in costs]
-        self.endResetModel()
-
-    def n_rows(self) -> int:
-        return len(self._rows)
+        self.show_rows([dict(zip(COST_HEADS, cost_cells(cost), strict=True)) for cost in costs])
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        return self._rows[row][name] if role == Qt.ItemDataRole.DisplayRole else None
+        return self.rows[row][name] if role == Qt.ItemDataRole.DisplayRole else None
 
 
 _ICON = 16
@@ -225,8 +221,8 @@ class PositionBar(QWidget):
 
     seq_chosen = Signal(int)
 
-    def __init__(self, actions: Actions, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, actions: Actions) -> None:
+        super().__init__()
         self.seq = made(QComboBox, accessibleName=_SEQUENCE, toolTip=_SEQUENCE)
         self.seq.activated.connect(lambda i: self.seq_chosen.emit(int(self.seq.itemData(i))))
         row = hbox(self.seq, of=self, margins=(0, 0, 0, 0), spacing=4)
@@ -295,8 +291,8 @@ class LaneEditor(QWidget):
 
     lanes_changed = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._options = RunOptions()
         self.error = self.note = ""
         self.text = QPlainTextEdit()

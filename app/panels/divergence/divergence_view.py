@@ -54,8 +54,8 @@ class DivergenceView(QWidget):
     lane_selected = Signal(object)  # RunRef
     divergences_changed = Signal(bool)
 
-    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, actions: Actions) -> None:
+        super().__init__()
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._pos: int | None = None

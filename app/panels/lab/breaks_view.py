@@ -39,8 +39,8 @@ class BreaksView(QWidget):
 
     rules_changed = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._hit: BreakHit | None = None
         self.error = ""
         self.list = QListWidget()
@@ -213,10 +213,8 @@ class FaultsView(QWidget):
     """scenarios: the action that offers them. groups: options of the next run, which the Run panel
     reads."""
 
-    def __init__(
-        self, scenarios: QAction, groups: Sequence[ProvokingGroup], parent: QWidget | None = None
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, scenarios: QAction, groups: Sequence[ProvokingGroup]) -> None:
+        super().__init__()
         self.button = QPushButton(scenarios.text())
         self.button.setToolTip(scenarios.toolTip())
         self.button.clicked.connect(scenarios.trigger)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QGuiApplication, QPen
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
@@ -53,8 +53,8 @@ class ConformView(QWidget):
     asked = Signal(str)  # target
     stop_asked = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme, self._target = theme, ""
         theme.changed.connect(self._recolour)
         self._outcomes: dict[tuple[int, int], Outcome] = {}
@@ -239,18 +239,16 @@ class ConformView(QWidget):
 class ErrorPlot(PlotSurface):
     """Bars: the relative error of each row, or the distance of a state from that at each depth."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__("0.00000", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, "0.00000")
         self.setAccessibleName("Relative errors")
         self.setFont(figures_font())
         self.setMinimumHeight(10 * self.fontMetrics().height())
-        self._bars = pg.BarGraphItem(x=[], height=[], width=0.8)
-        self.addItem(self._bars)
+        bars = pg.BarGraphItem(x=[], height=[], width=0.8)
+        self._bars = self.put(bars, "", "status.error")
         self._errors = np.empty(0)
         self._axis = ""
         self.tip = self._words
-        self._theme = theme
-        theme.apply(self._recolour)
 
     def show_errors(self, rows: tuple[float, ...], depths: tuple[float, ...]) -> None:
         """Draw one of the two; infinite errors are as high as the plot."""
@@ -263,14 +261,7 @@ class ErrorPlot(PlotSurface):
         self.set_x_range(-0.5, max(len(errors), 1) - 0.5)
         self.set_y_range(0.0, 1.1 * top)
         self.set_ticks("bottom", [(i, str(i)) for i in range(len(errors))])
-        self.name_axes("relative error", self._axis, self._theme)
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        self.colour_axes(theme)
-        self._bars.setOpts(brush=theme.color("status.error"), pen=QPen(Qt.PenStyle.NoPen))
-        if self._axis:
-            self.name_axes("relative error", self._axis, theme)
+        self.name_axes("relative error", self._axis)
 
     def _words(self, x: float, y: float) -> str:
         at = round(x)

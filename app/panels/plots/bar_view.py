@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRect, Qt
-from PySide6.QtGui import QBrush, QColor, QPainter, QPen
+from PySide6.QtGui import QBrush, QColor, QPainter
 
 from app.looks import Theme
 from app.panels.plots.round_view import RoundView
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import OVERLAYS, OverlayLine, overlay_sample, plot_pen
+from app.widgets.line_styles import OVERLAYS, overlay_sample
+from app.widgets.plot_surface import PlotSurface
 
 
 class OverlaidView(RoundView):
@@ -99,12 +100,9 @@ class BarView(OverlaidView):
     sequences: ClassVar[np.ufunc] = np.add
     means: ClassVar[bool] = False
 
-    def __init__(self, theme: Theme, *args: Any) -> None:
-        super().__init__(theme, *args)
-        self._lines = tuple(map(OverlayLine, OVERLAYS))
-        for line in self._lines:
-            self.plot.addItem(line, ignoreBounds=True)
-            line.follow(theme)
+    def __init__(self, theme: Theme, swatches: Sequence[Swatch]) -> None:
+        super().__init__(theme, swatches)
+        self._lines = tuple(overlay_line(self.plot, *style) for style in OVERLAYS)
 
     @abstractmethod
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
@@ -137,7 +135,7 @@ class BarView(OverlaidView):
         lines = zip(self._lines, every, strict=False)
         return max((self._draw_line(line, one) for line, one in lines), default=0.0)
 
-    def _draw_line(self, line: OverlayLine, overlay: RunOverlay) -> float:
+    def _draw_line(self, line: pg.PlotCurveItem, overlay: RunOverlay) -> float:
         axis, rows = overlay.axis(self.plot.run_axis.unit), self._rows_of(overlay)
         start, stop = rows.between(*axis.between(*self.plot.x_range))
         of_row, heights = rows.rounds.values[start:stop], self._heights(rows, start, stop)
@@ -167,18 +165,37 @@ class BarView(OverlaidView):
         return self._height_words(float(self.sequences.reduce(self._heights(rows, start, stop))))
 
 
+_CASING, _ABOVE_BARS = 3.0, 10
+
+
+def overlay_line(
+    plot: PlotSurface, role: str, dashes: Sequence[float], *, cased: bool = True
+) -> pg.PlotCurveItem:
+    """A line of another run, above bars and below the cursor. cased: whether it is parted from bars
+    below; lines below would be lost under a casing."""
+    line = plot.put(pg.PlotCurveItem(), role, dashes=dashes, casing=_CASING * cased)
+    line.setZValue(_ABOVE_BARS)
+    return line
+
+
 _GAPS_FROM_PIXELS = 5.0
 """Bars at least as wide are parted by a gap."""
 _GAP = 0.14
 
 
 class StackedBars:
-    """At most one bar for each column of pixels. `items` go into a plot."""
+    """At most one bar for each column of pixels. roles, patterns: of the parts, the first at the
+    bottom."""
 
-    def __init__(self, n_parts: int) -> None:
+    def __init__(
+        self, plot: PlotSurface, roles: Sequence[str], patterns: Sequence[Qt.BrushStyle]
+    ) -> None:
+        none = np.zeros(0)
         self.items = [
-            pg.BarGraphItem(x0=np.zeros(0), x1=np.zeros(0), y0=np.zeros(0), height=np.zeros(0))
-            for _ in range(n_parts)
+            plot.put(
+                pg.BarGraphItem(x0=none, x1=none, y0=none, height=none), "", role, pattern=pattern
+            )
+            for role, pattern in zip(roles, patterns, strict=True)
         ]
         self.n_bars = 0
 
@@ -199,14 +216,6 @@ class StackedBars:
             return
         none = np.zeros(0)
         self.set(none, none, np.zeros((len(self.items), 0)), 1.0)
-
-    def recolour(self, colours: Sequence[QColor], patterns: Sequence[Qt.BrushStyle]) -> None:
-        """A colour and a pattern for each part; patterns other than solid get an outline."""
-        for item, colour, pattern in zip(self.items, colours, patterns, strict=True):
-            pen = QPen(Qt.PenStyle.NoPen)
-            if pattern is not Qt.BrushStyle.SolidPattern:
-                pen = plot_pen(colour)
-            item.setOpts(brush=QBrush(colour, pattern), pen=pen)
 
 
 def sample(pattern: Qt.BrushStyle) -> Callable[[QPainter, QRect, QColor], None]:

@@ -314,8 +314,8 @@ class FindBar(QWidget):
     step_asked = Signal(int)
     closed = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self.line = QLineEdit()
         self.line.setPlaceholderText(_EXAMPLES)
         self.line.setAccessibleName("Find tokens")

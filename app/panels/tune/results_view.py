@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import (
-    QItemSelection,
-    QItemSelectionModel,
-    QModelIndex,
-    QObject,
-    QSize,
-    Qt,
-    Signal,
-)
+from PySide6.QtCore import QItemSelection, QItemSelectionModel, QModelIndex, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -61,13 +53,13 @@ class ResultsView(QStackedWidget):
     trace_asked = Signal(int)  # row of the results
     again_asked = Signal(object)  # Results
 
-    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, actions: Actions) -> None:
+        super().__init__()
         self.setAccessibleName("Results")
         self._results: Results | None = None
         self._map: ResultMap | None = None
         self._axes_chosen = False
-        self.model = ResultTable(self)
+        self.model = ResultTable()
         self.table = plain_table(self.model, "Results")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.table.setSortingEnabled(True)
@@ -294,8 +286,8 @@ def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None
 class ResultTable(ColumnTable):
     """Rows are numbered as in the results; `order` is how they are shown."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__((), parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._results: Results | None = None
         self.failed_colour = QColor()
         self.order: np.ndarray = np.zeros(0, np.int64)
@@ -305,7 +297,7 @@ class ResultTable(ColumnTable):
         """Show these rows in their own order."""
         self.beginResetModel()
         self._results = results
-        self._columns = [TableColumn(c.name, c.title, c.tip, c.is_text) for c in results.columns]
+        self.columns = [TableColumn(c.name, c.title, c.tip, c.is_text) for c in results.columns]
         self.order = np.arange(results.n)
         self.endResetModel()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy, QWidget
+from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy
 
 from app.looks import Theme
 from app.panels.tune.drafter_view import DrafterFacts, DrafterQuality
@@ -47,6 +47,12 @@ _CLICK = " · click: put it into Run settings"
 class TuneView(WholeRunView):
     """Speeds are estimated elsewhere: `asked` wants them, `show_surface` brings them."""
 
+    name = "Tune"
+    empty_title = "No draft yet"
+    about = (
+        "Estimates which n_max and p_min would have been fastest. Record long drafts once, with "
+        "n_max 16 and p_min 0, and press Run (F5)."
+    )
     untold = "the lengths of its drafts"
     period_ms = 1500
 
@@ -54,14 +60,8 @@ class TuneView(WholeRunView):
     setting_chosen = Signal(object, int, float)  # RunRef, n_max, p_min
     run_selected = Signal(object)  # RunRef
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(
-            "Tune",
-            "No draft yet",
-            "Estimates which n_max and p_min would have been fastest. Record long drafts once, "
-            "with n_max 16 and p_min 0, and press Run (F5).",
-            parent,
-        )
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._facts: DrafterFacts | None = None
         self._found: TuneSurface | None = None
         self._waits: SurfaceRequest | None = None
@@ -154,20 +154,20 @@ class TuneView(WholeRunView):
     def _ask(self) -> None:
         """One request at a time: what is asked meanwhile is asked when it is answered."""
         self._is_stale = self._waits is not None
-        if self._run is not None and not self._is_stale:
-            self._waits = (self._run, self.rule.currentText())
+        if self.run is not None and not self._is_stale:
+            self._waits = (self.run, self.rule.currentText())
             self.asked.emit(self._waits)
 
     def _list_drafters(self) -> None:
         """The drafters of the runs in this trace, each with its newest run."""
-        assert self._run is not None
+        assert self.run is not None
         newest: dict[str, RunRef] = {}
-        for run_id in self._run.store.runs:
-            run = self._run.sibling(run_id)
+        for run_id in self.run.store.runs:
+            run = self.run.sibling(run_id)
             if name := drafter_name(run):
                 newest[name] = run
-        if name := drafter_name(self._run):
-            newest[name] = self._run
+        if name := drafter_name(self.run):
+            newest[name] = self.run
         names = list(newest)
         if names != [self.drafter.itemText(i) for i in range(self.drafter.count())]:
             self.drafter.clear()
@@ -175,12 +175,12 @@ class TuneView(WholeRunView):
         for part in (self._labels["drafter"], self.drafter):
             part.setVisible(bool(names))
         self._drafter_runs = list(newest.values())
-        if self._run in self._drafter_runs:
-            self.drafter.setCurrentIndex(self._drafter_runs.index(self._run))
+        if self.run in self._drafter_runs:
+            self.drafter.setCurrentIndex(self._drafter_runs.index(self.run))
 
     def _select_drafter(self, index: int) -> None:
         run = self._drafter_runs[index]
-        if run != self._run:
+        if run != self.run:
             self.run_selected.emit(run)
 
     def _tell(self, cell: tuple[int, int] | None) -> None:
