@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
-from app.widgets.build import hbox, vbox
+from app.widgets.build import hbox, made, vbox
 from app.widgets.fitted_labels import ClampedLabel
 from engine.trace.run_ref import RunRef
 
@@ -64,26 +64,21 @@ class Banner(QFrame):
         self._icon = QLabel()
         self.text = ClampedLabel(f"{message} {remedy}".strip())
         self.text.setMaximumWidth(_LINE_CHARACTERS * self.fontMetrics().averageCharWidth())
-        self.details = QToolButton()
-        self.details.setText("Details")
-        self.details.setAutoRaise(True)
-        self.details.setCheckable(True)
+        self.details = made(QToolButton, text="Details", autoRaise=True, checkable=True)
         self.details.setToolTip("Show the whole message")
         self.details.toggled.connect(self.text.set_open)
         self.details.setVisible(self.text.is_cut)
         self.text.cut_changed.connect(self.details.setVisible)
-        self._close = QToolButton()
-        self._close.setAutoRaise(True)
-        self._close.setToolTip("Dismiss")
-        self._close.setAccessibleName("Dismiss this message")
+        self._close = made(
+            QToolButton, autoRaise=True, toolTip="Dismiss", accessibleName="Dismiss this message"
+        )
         self._close.clicked.connect(self.dismissed)
         self.offer_buttons = [QPushButton(text) for text, _ in offers]
         self._offers = QHBoxLayout()
         for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
             button.clicked.connect(lambda _=False, run=act: run())
             self._offers.addWidget(button)
-        self._body = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._body.setSpacing(6)
+        self._body = made(QBoxLayout, QBoxLayout.Direction.LeftToRight, spacing=6)
         self._body.addWidget(self.text, 1)
         self._body.addStretch()
         self._body.addLayout(self._offers)

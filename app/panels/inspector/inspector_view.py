@@ -192,9 +192,7 @@ class InspectorView(QStackedWidget):
         facts = hbox((self.facts, 1), 0)
         parts = head, self.sentence, self.tokens, self._tops_title, self.rest, self.tops, facts
         vbox(*parts, 1, of=(page := QWidget()), margins=(8, 4, 8, 8), spacing=6)
-        scroll = QScrollArea()
-        scroll.setAccessibleName("Round in full")
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll = made(QScrollArea, accessibleName="Round in full", frameShape=QFrame.Shape.NoFrame)
         scroll.setWidgetResizable(True)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setWidget(page)

@@ -85,8 +85,7 @@ class GateForm(QWidget):
             if one.kind is bool:
                 field.toggled.connect(self._tell)
             else:
-                label = QLabel(one.row.label)
-                label.setToolTip(tip(one))
+                label = made(QLabel, one.row.label, toolTip=tip(one))
                 label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
                 grid.addWidget(label, row, 2 * column)
                 field.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())

@@ -181,9 +181,7 @@ class ModelMapView(QStackedWidget):
         undo = self._costs_title, self.costs, self._load
         column = vbox(form, *below, *undo, 1, of=page, margins=(6, 6, 6, 6), spacing=4)
         column.insertSpacing(1, 2)
-        area = QScrollArea()
-        area.setAccessibleName("Model in full")
-        area.setFrameShape(QFrame.Shape.NoFrame)
+        area = made(QScrollArea, accessibleName="Model in full", frameShape=QFrame.Shape.NoFrame)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         area.setWidgetResizable(True)
         area.setWidget(page)

@@ -94,11 +94,11 @@ class AcceptanceView(OverlaidView):
     def _draw(self) -> None:
         curves = self.curves
         self._draw_curves(curves, self.plot.run_axis, (self._windowed, self._lifetime))
-        if self._overlay is not None:
-            over = self._read_over(self._overlay)
-            self._draw_curves(over, self._overlay.axis(self.plot.run_axis.unit), self._lines_over)
+        if self.overlay is not None:
+            over = self._read_over(self.overlay)
+            self._draw_curves(over, self.overlay.axis(self.plot.run_axis.unit), self._lines_over)
             self.rates.set_overlay(per_position(over.sums.counts)["acceptance_per_position"])
-            for line, one in zip(self._lines_further, self._overlay.every[1:], strict=False):
+            for line, one in zip(self._lines_further, self.overlay.every[1:], strict=False):
                 axis = one.axis(self.plot.run_axis.unit)
                 self._draw_curves(self._read_over(one), axis, (line,))
         for label, name, values in (
@@ -133,7 +133,7 @@ class AcceptanceView(OverlaidView):
         """Acceptance by more than the index, with what is clear of two runs."""
         if self.run is None or not 0 < len(self.curves) <= _MOST_GROUPED:
             return ""
-        return by_words(breakdown(self.run, self._overlay.run if self._overlay else None))
+        return by_words(breakdown(self.run, self.overlay.run if self.overlay else None))
 
     def _read_over(self, overlay: RunOverlay) -> StepCurves:
         """The rates of an overlaid run by now."""

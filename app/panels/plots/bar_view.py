@@ -25,17 +25,13 @@ class OverlaidView(RoundView):
     """A RoundView with an overlay, or without one. The second run is read when it is drawn: out of
     sight nothing of it is computed."""
 
-    _overlay: RunOverlay | None = None
+    overlay: RunOverlay | None = None
+    """The second run, drawn over the one on show; None without one."""
     _n_drawn = 0
     """Rows that the overlaid run had when it was drawn last."""
 
-    @property
-    def overlay(self) -> RunOverlay | None:
-        """The second run, drawn over the one on show; None without one."""
-        return self._overlay
-
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        self._overlay, self._n_drawn = overlay, 0
+        self.overlay, self._n_drawn = overlay, 0
         self._clear_overlay()
         self.legend.set_leading([] if overlay is None else self._overlay_swatches(overlay))
         self._fit_legend()
@@ -45,17 +41,17 @@ class OverlaidView(RoundView):
 
     def refresh(self) -> None:
         super().refresh()
-        if self._overlay is None or self._stale or not self.has_rounds:
+        if self.overlay is None or self._stale or not self.has_rounds:
             return
-        if self.visibleRegion().isEmpty() or _n_rows(self._overlay) != self._n_drawn:
+        if self.visibleRegion().isEmpty() or _n_rows(self.overlay) != self._n_drawn:
             self._redraw()
 
     def readout(self, x: float, y: float) -> str:
         own = super().readout(x, y)
-        if self._overlay is None:
+        if self.overlay is None:
             return own
-        parts = [f"{run_name(self._overlay.over)}, {own}"] if own else []
-        for overlay in self._overlay.every:
+        parts = [f"{run_name(self.overlay.over)}, {own}"] if own else []
+        for overlay in self.overlay.every:
             axis = overlay.axis(self.plot.run_axis.unit)
             round_ = axis.round_at(x)
             if words := self._overlay_words(overlay, round_):
@@ -76,13 +72,13 @@ class OverlaidView(RoundView):
 
     def _words(self) -> str:
         own = super()._words()
-        names = [one.name for one in self._overlay.every] if self._overlay else []
+        names = [one.name for one in self.overlay.every] if self.overlay else []
         return f"{own}, overlaid: {', '.join(names)}" if names else own
 
     def _redraw(self) -> None:
         super()._redraw()
-        if self._overlay is not None and not self._stale:
-            self._n_drawn = _n_rows(self._overlay)
+        if self.overlay is not None and not self._stale:
+            self._n_drawn = _n_rows(self.overlay)
 
 
 def _n_rows(overlay: RunOverlay) -> int:
@@ -131,7 +127,7 @@ class BarView(OverlaidView):
 
     def _draw_overlay(self) -> float:
         """Draw the steps in sight; the height that they need, 0 without a second run."""
-        every = self._overlay.every if self._overlay is not None else ()
+        every = self.overlay.every if self.overlay is not None else ()
         lines = zip(self._lines, every, strict=False)
         return max((self._draw_line(line, one) for line, one in lines), default=0.0)
 

@@ -156,7 +156,7 @@ class RollbackView(BarView):
     @property
     def _n_strips(self) -> int:
         n = max(1, len(self._seq_ids))
-        return n + 1 if n > 1 and self._overlay is not None else n
+        return n + 1 if n > 1 and self.overlay is not None else n
 
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         return np.maximum(rows.column("rollback_depth", start, stop), 0)
@@ -192,7 +192,7 @@ class RollbackView(BarView):
         if n > 1:
             names = [f"seq {seq_id}" for seq_id in self._seq_ids]
             if n > n_seqs:
-                names.append("other" if self._overlay is None else self._overlay.name)
+                names.append("other" if self.overlay is None else self.overlay.name)
             middles = [strip * (n - 0.5 - at) for at in range(n)]
             self.plot.set_rows(list(zip(middles, names, strict=True)))
         else:

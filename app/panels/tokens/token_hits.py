@@ -316,10 +316,9 @@ class FindBar(QWidget):
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self.line = QLineEdit()
-        self.line.setPlaceholderText(_EXAMPLES)
-        self.line.setAccessibleName("Find tokens")
-        self.line.setToolTip(_HELP)
+        self.line = made(
+            QLineEdit, placeholderText=_EXAMPLES, accessibleName="Find tokens", toolTip=_HELP
+        )
         self.line.textChanged.connect(self._on_text)
         self.count = made(QLabel, accessibleName="Hits")
         self.error = words(accessibleName="What is wrong with the query")

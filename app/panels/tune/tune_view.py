@@ -63,7 +63,8 @@ class TuneView(WholeRunView):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._facts: DrafterFacts | None = None
-        self._found: TuneSurface | None = None
+        self.shown: TuneSurface | None = None
+        """The surface on show."""
         self._waits: SurfaceRequest | None = None
         self._is_stale = False
         self._drafter_runs: list[RunRef] = []
@@ -99,8 +100,7 @@ class TuneView(WholeRunView):
             named = hbox(label, field, 1, spacing=6)
             fields.addLayout(named)
             self._named.append(named)
-        self._head = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._head.setSpacing(6)
+        self._head = made(QBoxLayout, QBoxLayout.Direction.LeftToRight, spacing=6)
         self._head.addWidget(self.headline, 1)
         self._head.addLayout(fields)
         left = vbox((self.grid, 1), self.readout, self.note, 0, spacing=_SPACING)
@@ -109,12 +109,7 @@ class TuneView(WholeRunView):
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """Every cell of the heat map."""
-        return ([], []) if self._found is None else rows(self._found)
-
-    @property
-    def shown(self) -> TuneSurface | None:
-        """The surface on show."""
-        return self._found
+        return ([], []) if self.shown is None else rows(self.shown)
 
     def show_surface(self, request: SurfaceRequest, found: TuneSurface | None) -> None:
         """What came of a request; None: the run has no draft."""
@@ -122,7 +117,7 @@ class TuneView(WholeRunView):
             return
         self._waits = None
         if found is not None:
-            self._found = found
+            self.shown = found
             self.headline.setText(headline(found))
             self.note.setText(note(found))
             self.grid.set_map(heat_map(found))
@@ -133,7 +128,7 @@ class TuneView(WholeRunView):
 
     def _begin(self, run: RunRef | None) -> None:
         self._facts = None if run is None else DrafterFacts(run)
-        self._found = self._waits = None
+        self.shown = self._waits = None
         self._is_stale = False
         self.grid.set_map(None)
         for label in (self.headline, self.readout, self.note):
@@ -184,24 +179,24 @@ class TuneView(WholeRunView):
             self.run_selected.emit(run)
 
     def _tell(self, cell: tuple[int, int] | None) -> None:
-        if self._found is None:
+        if self.shown is None:
             return
         if cell is not None:
-            self.readout.setText(readout(self._found, cell[1], cell[0]))
+            self.readout.setText(readout(self.shown, cell[1], cell[0]))
         else:
-            runs_here = RULES[self._found.request[1]].runs_here
-            rule = self._found.request[1]
+            runs_here = RULES[self.shown.request[1]].runs_here
+            rule = self.shown.request[1]
             more = _CLICK if rule == FIXED.name else f" · --spec-draft-adapt {rule}"
-            star = _STAR if BEST in heat_map(self._found).marks else ""
+            star = _STAR if BEST in heat_map(self.shown).marks else ""
             self.readout.setText(
                 star + _HINT + (more if runs_here else " · not a rule of this engine")
             )
 
     def _words_of(self, row: int, column: int) -> str:
-        return "" if self._found is None else readout(self._found, column, row)
+        return "" if self.shown is None else readout(self.shown, column, row)
 
     def _choose(self, row: int, column: int) -> None:
-        found = self._found
+        found = self.shown
         if found is not None and found.request[1] == FIXED.name:
             self.setting_chosen.emit(found.request[0], *found.setting(column, row))
 
@@ -253,9 +248,7 @@ def drafter_name(run: RunRef) -> str:
 
 
 def _choice(name: str) -> QComboBox:
-    box = QComboBox()
-    box.setAccessibleName(name)
-    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    box = made(QComboBox, accessibleName=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
     box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
     box.setMinimumContentsLength(_LEAST_CHARACTERS)
     return box
