@@ -78,7 +78,8 @@ class Banner(QFrame):
         for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
             button.clicked.connect(lambda _=False, run=act: run())
             self._offers.addWidget(button)
-        self._body = made(QBoxLayout, QBoxLayout.Direction.LeftToRight, spacing=6)
+        self._body = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._body.setSpacing(6)
         self._body.addWidget(self.text, 1)
         self._body.addStretch()
         self._body.addLayout(self._offers)

@@ -203,8 +203,7 @@ class DeltaPlot(RoundPlot):
     """One line per lane. Equal logits lie on the line "exact", under the lowest decade."""
 
     def __init__(self, theme: Theme) -> None:
-        self.metric = next(iter(METRICS))
-        """The measure that is drawn."""
+        self._metric = next(iter(METRICS))
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._curves: dict[int, pg.PlotDataItem] = {}
@@ -229,13 +228,18 @@ class DeltaPlot(RoundPlot):
         theme.apply(self._recolour)
 
     @property
+    def metric(self) -> str:
+        """The measure that is drawn."""
+        return self._metric
+
+    @property
     def has_refusals(self) -> bool:
         """Whether memory refused a rollback of any lane."""
         return any("x" in signs.data["symbol"] for signs in self._signs.values())
 
     def set_metric(self, metric: str) -> None:
         """Draw another measure."""
-        self.metric = metric
+        self._metric = metric
         self.draw()
 
     def set_lanes(self, lanes: ComparedLanes | None, run_id: int) -> None:
@@ -271,17 +275,17 @@ class DeltaPlot(RoundPlot):
         lanes = self._lanes
         if lanes is None:
             return
-        name = self.metric
+        name = self._metric
         places = {run_id: lanes.values(run_id, "pos") for run_id in lanes.followers}
         values = {run_id: lanes.values(run_id, name) for run_id in lanes.followers}
-        if self.metric in _SPARSE:
+        if self._metric in _SPARSE:
             known = {run_id: ~np.isnan(own) for run_id, own in values.items()}
             places = {run_id: pos[known[run_id]] for run_id, pos in places.items()}
             values = {run_id: own[known[run_id]] for run_id, own in values.items()}
         noise = [values[run_id] for run_id in lanes.noise_of(self._run_id)]
         envelope = max((float(np.nanmax(v, initial=0.0)) for v in noise), default=0.0)
         bound = lanes.bounds.get(self._run_id, 0.0)
-        limits = [envelope, bound if self.metric == "nmse" else 0.0]
+        limits = [envelope, bound if self._metric == "nmse" else 0.0]
         everything = np.concatenate([*values.values(), limits])
         self.axis = LogAxis.over(everything, len(self._signs))
         for run_id, curve in self._curves.items():
@@ -293,7 +297,7 @@ class DeltaPlot(RoundPlot):
         self._band.setRegion((bottom, top[0]))
         self._band.setVisible(envelope > 0)
         self._bound.setValue(top[1])
-        self._bound.setVisible(self.metric == "nmse")
+        self._bound.setVisible(self._metric == "nmse")
         self._draw_signs(lanes)
         self._tell(lanes)
 
@@ -349,7 +353,7 @@ class DeltaPlot(RoundPlot):
             return ""
         lines = [f"position {pos} · {lanes.text(token)}"]
         for run_id in lanes.followers:
-            value = lanes.measure(run_id, self.metric, pos)
+            value = lanes.measure(run_id, self._metric, pos)
             if value is not None:
                 lines.append(f"{lanes.names[run_id]}: {error_text(value)}")
         return "\n".join(lines)

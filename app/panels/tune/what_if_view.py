@@ -74,7 +74,8 @@ class WhatIfView(WholeRunView):
         head.setMinimumSectionSize(table.fontMetrics().horizontalAdvance("00"))
         self._widest_head = max(head.sectionSizeHint(at) for at in range(head.count()))
         self.plot = SpeedPlot(theme)
-        self._parts = made(QBoxLayout, QBoxLayout.Direction.LeftToRight, spacing=8)
+        self._parts = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._parts.setSpacing(8)
         self._parts.addWidget(self.table_widget, _TABLE_SHARE)
         self._parts.addWidget(self.plot, _PLOT_SHARE)
         parts = self.headline, (self._parts, 1), self.note
