@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
-from PySide6.QtWidgets import QSplitter, QStackedWidget, QWidget
+from PySide6.QtWidgets import QSplitter, QStackedWidget
 
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
@@ -36,12 +36,12 @@ class FindingsView(QStackedWidget):
     run_selected = Signal(object)  # RunRef
     count_changed = Signal(int)
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._has_run = False
         self._lane_width = 0
         """What the longest name of a lane needs."""
-        self.model = FindingTable(theme, self)
+        self.model = FindingTable(theme)
         self.table = plain_table(self.model, "Findings")
         self.table.selectionModel().selectionChanged.connect(self._on_selected)
         self._set_up_headers()
@@ -209,8 +209,10 @@ class FindingTable(ColumnTable):
     run, lane, and cause: the rule of the first cause that it follows from, empty for such a cause.
     """
 
-    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(_COLUMNS, parent)
+    columns = _COLUMNS
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self.rows: list[dict[str, Any]] = []
         self._runs: tuple[RunRef, ...] = ()
         self._n_read = 0

@@ -8,18 +8,10 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import (
-    QCheckBox,
-    QComboBox,
-    QHBoxLayout,
-    QLabel,
-    QPlainTextEdit,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPlainTextEdit, QToolButton, QWidget
 
 from app.engine_thread.events import OpenedFiles
-from app.widgets.build import made, vbox
+from app.widgets.build import hbox, made, vbox
 from app.widgets.fields import WheelGuard, add_row, choice, new_form, text, whole
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import (
@@ -62,8 +54,8 @@ class RunPanel(QWidget):
     loading_changed = Signal()
     """The user has chosen another compute mode or device, or whether files are mapped."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._wished_drafters: tuple[str, ...] = ("draft-mtp",)
         self._refused: dict[tuple[str, ...], str] = {}
         """Options that the server in use does not take, and why."""
@@ -331,8 +323,8 @@ class PromptBox(QWidget):
 
     changed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._examples = titled_prompts()
         self._texts = [""]
         self._removed: list[tuple[int, str]] = []
@@ -429,14 +421,12 @@ class PromptBox(QWidget):
         self.examples.setCurrentIndex(-1)
         self.examples.setAccessibleName("Example prompts")
         self.examples.setToolTip("Put an example into the prompt on show")
-        self.choice = QComboBox()
-        self.choice.setAccessibleName("Prompt to edit")
+        self.choice = made(QComboBox, accessibleName="Prompt to edit")
         self.choice.setToolTip("The prompt on show; each is a sequence of its own")
         self.add_button = _button("+", "Add a sequence with a prompt of its own")
         self.remove_button = _button("−", "Remove the prompt on show")
         self.undo_button = _button("↶", "Bring back the prompt removed last")
-        self.editor = QPlainTextEdit()
-        self.editor.setAccessibleName("Prompt")
+        self.editor = made(QPlainTextEdit, accessibleName="Prompt")
         self.editor.setPlaceholderText("Text to continue")
         self.editor.setTabChangesFocus(True)
         self.editor.setAcceptDrops(False)  # a dropped model is for the window
@@ -453,18 +443,12 @@ class PromptBox(QWidget):
         self.chat_kwargs.hide()
 
     def _lay_out(self) -> None:
-        top, below = QHBoxLayout(), QHBoxLayout()
-        for row in (top, below):
-            row.setSpacing(4)
         for box in (self.examples, self.choice):
             box.setMinimumContentsLength(6)
             box.setSizeAdjustPolicy(box.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-            top.addWidget(box, 1)
-        for widget in (self.undo_button, self.add_button, self.remove_button):
-            top.addWidget(widget)
-        below.addWidget(self.chat_box)
-        below.addStretch(1)
-        below.addWidget(self.copies)
+        buttons = self.undo_button, self.add_button, self.remove_button
+        top = hbox((self.examples, 1), (self.choice, 1), *buttons, spacing=4)
+        below = hbox(self.chat_box, 1, self.copies, spacing=4)
         vbox(top, self.editor, below, self.chat_kwargs, of=self, margins=(0, 0, 0, 0), spacing=4)
 
     def _list(self, index: int = 0) -> None:

@@ -181,10 +181,8 @@ class NamesChoice(QToolButton):
     changed = Signal()
     chosen = Signal()
 
-    def __init__(
-        self, names: Mapping[str, str], parent: QWidget | None = None, *, alarming: bool = False
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, names: Mapping[str, str], *, alarming: bool = False) -> None:
+        super().__init__()
         self._alarming = alarming
         self._names: tuple[str, ...] = ()
         menu = _StayingMenu(self)

@@ -60,8 +60,8 @@ class ClampedLabel(QLabel):
 
     cut_changed = Signal(bool)
 
-    def __init__(self, text: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, text: str) -> None:
+        super().__init__()
         self._full, self._open, self.is_cut = visible(text, keep_lines=True), False, False
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -137,8 +137,8 @@ class ScrollPage(QScrollArea):
     What is on the page shrinks to its least height before anything scrolls.
     """
 
-    def __init__(self, layout: QLayout, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, layout: QLayout) -> None:
+        super().__init__()
         self._page = _Page(layout)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

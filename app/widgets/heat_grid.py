@@ -38,8 +38,8 @@ class HeatGrid(QWidget):
     pointed = Signal(object)  # Cell, or None
     chosen = Signal(int, int)  # row, column
 
-    def __init__(self, theme: Theme, name: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, name: str) -> None:
+        super().__init__()
         self._theme = theme
         self.shown: HeatMap | None = None
         self._at: Cell | None = None

@@ -23,8 +23,8 @@ _MOST_COLUMNS = 3
 class FlowLegend(QWidget):
     """Entries from left to right, in as many lines as the width asks for."""
 
-    def __init__(self, name: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, name: str) -> None:
+        super().__init__()
         self._column = False
         self.set_beside(False)
         self.setAccessibleName(name)
@@ -97,8 +97,8 @@ class FlowLegend(QWidget):
 class TokenLegend(FlowLegend):
     """The kinds of tokens, each name painted as a token of that kind."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__("Kinds of tokens", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__("Kinds of tokens")
         font = fixed_font()
         font.setPointSizeF(font.pointSizeF() * 0.9)
         self._metrics = TokenMetrics(font)
@@ -130,10 +130,8 @@ class Swatch:
 class SwatchLegend(FlowLegend):
     """The samples of a plot."""
 
-    def __init__(
-        self, name: str, swatches: Sequence[Swatch], theme: Theme, parent: QWidget | None = None
-    ) -> None:
-        super().__init__(name, parent)
+    def __init__(self, name: str, swatches: Sequence[Swatch], theme: Theme) -> None:
+        super().__init__(name)
         self._swatches = list(swatches)
         self._leading: list[Swatch] = []
         self._trailing: list[Swatch] = []

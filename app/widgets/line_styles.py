@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
-import pyqtgraph as pg
 from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen, QPolygon
 
@@ -20,11 +19,16 @@ _NOISE_DASHES = [1.0, 2.0]
 
 
 def plot_pen(
-    colour: QColor, width: float = 1.0, style: Qt.PenStyle = Qt.PenStyle.SolidLine
+    colour: QColor,
+    width: float = 1.0,
+    style: Qt.PenStyle = Qt.PenStyle.SolidLine,
+    dashes: Sequence[float] = (),
 ) -> QPen:
     """A pen for items of plots. width: in pixels, however far the plot is zoomed in."""
     pen = QPen(colour, width, style)
     pen.setCosmetic(True)
+    if dashes:
+        pen.setDashPattern(list(dashes))
     return pen
 
 
@@ -37,47 +41,13 @@ def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0
         place = others.index(run_id)
         role = f"lane.{_ROLES[place % len(_ROLES)]}"
         dashes = _DASHES[place % len(_DASHES)]
-    pen = plot_pen(theme.color(role), width)
-    if dashes:
-        pen.setStyle(Qt.PenStyle.CustomDashLine)
-        pen.setDashPattern(dashes)
-    return pen
+    return plot_pen(theme.color(role), width, dashes=dashes)
 
 
 DASHES = (5.0, 3.0)
 DOTS = (1.5, 2.5)
 OVERLAYS = tuple(zip(OVERLAY_ROLES, (DASHES, (9.0, 2.0, 1.5, 2.0), (3.0, 2.0)), strict=True))
 """Colour role and dashes of each run that lies over the one on show."""
-_CASING = 3.0
-_ABOVE_BARS = 10
-
-
-def overlay_pen(colour: QColor, dashes: Sequence[float] = DASHES) -> QPen:
-    """The dashed pen of another run, one pixel wide."""
-    pen = plot_pen(colour)
-    pen.setDashPattern(list(dashes))
-    return pen
-
-
-class OverlayLine(pg.PlotCurveItem):
-    """A line of another run, above bars and below the cursor. style: role and dashes. cased:
-    whether it is parted from bars below; lines below would be lost under a casing."""
-
-    def __init__(self, style: tuple[str, Sequence[float]], *, cased: bool = True) -> None:
-        super().__init__()
-        self._role, self._dashes = style
-        self._cased = cased
-        self.setZValue(_ABOVE_BARS)
-
-    def follow(self, theme: Theme) -> None:
-        """Take the colours of a theme, now and after each change."""
-        self._theme = theme
-        theme.apply(self._recolour)
-
-    def _recolour(self) -> None:
-        if self._cased:
-            self.setShadowPen(plot_pen(self._theme.color("plot.background"), _CASING))
-        self.setPen(overlay_pen(self._theme.color(self._role), self._dashes))
 
 
 @cache
@@ -85,9 +55,7 @@ def overlay_sample(dashes: tuple[float, ...]) -> Callable[[QPainter, QRect, QCol
     """A function that paints a line with these dashes into a legend."""
 
     def draw(painter: QPainter, box: QRect, colour: QColor) -> None:
-        pen = overlay_pen(colour, [length / 1.5 for length in dashes])
-        pen.setWidthF(1.5)
-        painter.setPen(pen)
+        painter.setPen(plot_pen(colour, 1.5, dashes=[length / 1.5 for length in dashes]))
         painter.drawLine(box.left(), box.center().y(), box.right(), box.center().y())
 
     return draw

@@ -51,8 +51,8 @@ class FormGroup(QWidget):
     folded = Signal()
     """The user has folded the rows away, or unfolded them."""
 
-    def __init__(self, title: str, parent: QWidget | None = None, *, plain: str = "") -> None:
-        super().__init__(parent)
+    def __init__(self, title: str, *, plain: str = "") -> None:
+        super().__init__()
         self._title, self._plain = title, plain
         self._relevant: dict[QWidget, bool] = {}
         self._first: dict[QWidget, tuple[str, str]] = {}
@@ -237,15 +237,8 @@ class OptionGroup(FormGroup):
 
     changed = Signal()
 
-    def __init__(
-        self,
-        title: str,
-        options: Iterable[PlacedOption],
-        parent: QWidget | None = None,
-        *,
-        plain: str = "",
-    ) -> None:
-        super().__init__(title, parent, plain=plain)
+    def __init__(self, title: str, options: Iterable[PlacedOption], *, plain: str = "") -> None:
+        super().__init__(title, plain=plain)
         self._fields: dict[tuple[str, ...], tuple[PlacedOption, QWidget]] = {}
         for one in options:
             self.append(one)
@@ -294,8 +287,8 @@ class OptionGroup(FormGroup):
 class SamplerGroup(OptionGroup):
     """The sampler, and whether the end token counts."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__("Sampling", shown("decoding"), parent, plain="greedy")
+    def __init__(self) -> None:
+        super().__init__("Sampling", shown("decoding"), plain="greedy")
         self.refresh()
 
     def refresh(self) -> None:
@@ -311,16 +304,16 @@ class SamplerGroup(OptionGroup):
 class LimitsGroup(OptionGroup):
     """Bounds on sequences, cells and batches."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__("Limits", shown("slots", "sizes"), parent)
+    def __init__(self) -> None:
+        super().__init__("Limits", shown("slots", "sizes"))
 
 
 class MemoryGroup(OptionGroup):
     """Options of the memory, but for the rollback policy, which is above the groups."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self) -> None:
         self._speculative, self._keeps = False, False
-        super().__init__("Memory", shown("memory"), parent)
+        super().__init__("Memory", shown("memory"))
         self.refresh()
 
     def set_use(self, *, speculative: bool, keeps_snapshots: bool) -> None:
@@ -343,7 +336,8 @@ class ProvokingGroup(OptionGroup):
 
     def __init__(self, title: str, options: str, what: str, parent: QWidget) -> None:
         self._speculative, self._what = False, what
-        super().__init__(title, shown(options), parent, plain="none")
+        super().__init__(title, shown(options), plain="none")
+        self.setParent(parent)
         self.refresh()
 
     def set_use(self, speculative: bool) -> None:
@@ -364,12 +358,12 @@ class ProvokingGroup(OptionGroup):
 class DraftGroup(OptionGroup):
     """What the drafters are set by, but for their longest draft; rows for each one's own sizes."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self) -> None:
         self._types: tuple[str, ...] = ()
         self._rows: dict[str, list[QWidget]] = {}
         options = shown("speculation", "ngram")
         common = [one for one in options if one.path[1:] in _COMMON]
-        super().__init__("Drafter options", common, parent)
+        super().__init__("Drafter options", common)
         for name, drafter in DRAFTERS.items():
             own = [one for one in options if one.path[1:-1] == (drafter.field,)]
             for start in range(0, len(own), _PER_ROW):

@@ -52,16 +52,14 @@ class TableColumn(NamedTuple):
 class ColumnTable(QAbstractTableModel):
     """Subclasses tell `cell`, and `n_rows` where lines are not `rows`."""
 
-    def __init__(self, columns: Sequence[TableColumn], parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self._columns = columns
-        self.rows: Sequence[Any] = ()
+    columns: Sequence[TableColumn] = ()
+    rows: Sequence[Any] = ()
 
     def show_rows(self, rows: Sequence[Any], columns: Sequence[TableColumn] | None = None) -> None:
         """Show other rows, under other columns where they are given."""
         self.beginResetModel()
         self.rows = rows
-        self._columns = self._columns if columns is None else columns
+        self.columns = self.columns if columns is None else columns
         self.endResetModel()
 
     def n_rows(self) -> int:
@@ -73,20 +71,20 @@ class ColumnTable(QAbstractTableModel):
 
     def column_of(self, name: str) -> int:
         """The index of a column by its name. Raises ValueError for an unknown name."""
-        return [column.name for column in self._columns].index(name)
+        return [column.name for column in self.columns].index(name)
 
     def rowCount(self, parent: _Index = _NOWHERE) -> int:
         return 0 if parent.isValid() else self.n_rows()
 
     def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self._columns)
+        return 0 if parent.isValid() else len(self.columns)
 
     def headerData(
         self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
     ) -> Any:
-        if orientation is not Qt.Orientation.Horizontal or section >= len(self._columns):
+        if orientation is not Qt.Orientation.Horizontal or section >= len(self.columns):
             return None
-        column = self._columns[section]
+        column = self.columns[section]
         if role == Qt.ItemDataRole.DisplayRole:
             return column.title
         if role == _TIP:
@@ -96,7 +94,7 @@ class ColumnTable(QAbstractTableModel):
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
             return None
-        column = self._columns[index.column()]
+        column = self.columns[index.column()]
         if role == _ALIGNMENT:
             return _SIDES[column.is_text]
         value = self.cell(index.row(), column.name, role)

@@ -1,18 +1,22 @@
-"""What all plots have in common: a frame, axes in the colours of a theme, and the pointer."""
+"""What all plots have in common: a frame, axes and items in the colours of a theme, and the
+pointer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QHelpEvent, QPen
-from PySide6.QtWidgets import QFrame, QMenu, QToolTip, QWidget
+from PySide6.QtGui import QBrush, QContextMenuEvent, QHelpEvent, QPen
+from PySide6.QtWidgets import QFrame, QMenu, QToolTip
 
 from app.looks import Theme
 from app.trace_models.shown_text import plain_tip
+from app.widgets.line_styles import plot_pen
+
+_Item = TypeVar("_Item", bound=pg.GraphicsObject)
 
 
 def draw_nothing(*items: pg.PlotCurveItem | pg.ScatterPlotItem) -> None:
@@ -29,18 +33,20 @@ class PlotSurface(pg.PlotWidget):
     clicked = Signal(float, float)  # x, y
     double_clicked = Signal()
 
-    def __init__(
-        self, widest_label: str, parent: QWidget | None = None, *, box: pg.ViewBox | None = None
-    ) -> None:
+    def __init__(self, theme: Theme, widest_label: str, *, box: pg.ViewBox | None = None) -> None:
         figures = ValueAxis()
         axes = {"left": figures, "bottom": PlotAxis("bottom")}
-        super().__init__(parent, axisItems=axes, enableMenu=False, viewBox=box)
+        super().__init__(axisItems=axes, enableMenu=False, viewBox=box)
+        self._theme = theme
+        self._dressing: list[Callable[[Theme], None]] = []
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
         """Text of the tooltip for an x and a y, empty for none."""
         self.menu: QMenu | None = None
         """What a right click and the menu key open."""
         self._ticks: dict[str, Sequence[tuple[float, str]]] = {}
         self._names: dict[str, tuple[str, str]] = {}
+        """Of the axes, each with the role of its colour."""
+        self._labels: dict[str, tuple[str, str]] = {}
         self.setFrameShape(QFrame.Shape.NoFrame)
         plot = self.getPlotItem()
         plot.hideButtons()
@@ -57,9 +63,52 @@ class PlotSurface(pg.PlotWidget):
         self.box = plot.getViewBox()
         self.box.setMouseEnabled(x=False, y=False)
         self.scene().sigMouseClicked.connect(self._on_clicked)
+        theme.apply(self._dress)
 
-    def colour_axes(self, theme: Theme) -> None:
-        """Take the colours of a theme for the ground, the axes and their figures."""
+    def put(
+        self,
+        item: _Item,
+        pen: str = "",
+        brush: str = "",
+        *,
+        width: float = 1.0,
+        style: Qt.PenStyle = Qt.PenStyle.SolidLine,
+        dashes: Sequence[float] = (),
+        pattern: Qt.BrushStyle = Qt.BrushStyle.SolidPattern,
+        casing: float = 0.0,
+    ) -> _Item:
+        """Add an item in the colours of these roles. A pattern has an outline in its colour; a line
+        has symbols filled by the brush, hollow ones without. casing: width of the ground around a
+        line, which parts it from bars below."""
+        edge = pen or ("" if pattern is Qt.BrushStyle.SolidPattern else brush)
+
+        def dress(theme: Theme) -> None:
+            line, thin = QPen(Qt.PenStyle.NoPen), QPen(Qt.PenStyle.NoPen)
+            if edge:
+                line = plot_pen(theme.color(edge), width, style, dashes)
+                thin = thin if brush else plot_pen(theme.color(edge))
+            fill = QBrush(theme.color(brush), pattern) if brush else QBrush(Qt.BrushStyle.NoBrush)
+            if isinstance(item, pg.BarGraphItem):
+                item.setOpts(pen=line, brush=fill)
+                return
+            item.setPen(line)
+            if isinstance(item, pg.PlotDataItem):
+                item.setSymbolPen(thin)
+                item.setSymbolBrush(fill)
+            elif isinstance(item, pg.ScatterPlotItem):
+                item.setBrush(fill)
+            elif casing:
+                item.setShadowPen(plot_pen(theme.color("plot.background"), casing))
+
+        if edge or brush:
+            self._dressing.append(dress)
+            dress(self._theme)
+        self.addItem(item, ignoreBounds=True)
+        return item
+
+    def _dress(self) -> None:
+        """Take the colours of the theme for the ground, the axes, their figures and the items."""
+        theme = self._theme
         self.setBackground(theme.color("plot.background"))
         for side in ("left", "bottom"):
             axis = self.getPlotItem().getAxis(side)
@@ -67,16 +116,21 @@ class PlotSurface(pg.PlotWidget):
             axis.setTickPen(QPen(theme.color("plot.axis")))
             axis.setStyle(tickLength=3, maxTickLevel=1)  # the finest ticks cost most and say least
             axis.setTextPen(theme.color("plot.text"))
+        self._label_axes()
+        for dress in self._dressing:
+            dress(theme)
 
-    def name_axes(self, left: str, bottom: str, theme: Theme, role: str = "plot.text") -> None:
+    def name_axes(self, left: str, bottom: str, role: str = "plot.text") -> None:
         """Label the axes; role: the colour of the words below."""
-        for side, name in (
-            ("left", (left, theme.color("plot.text").name())),
-            ("bottom", (bottom, theme.color(role).name())),
-        ):
-            if self._names.get(side) != name:  # pyqtgraph would lay the plot out for the same too
-                self._names[side] = name
-                self.getPlotItem().getAxis(side).setLabel(name[0], color=name[1])
+        self._names = {"left": (left, "plot.text"), "bottom": (bottom, role)}
+        self._label_axes()
+
+    def _label_axes(self) -> None:
+        for side, (name, role) in self._names.items():
+            label = name, self._theme.color(role).name()
+            if self._labels.get(side) != label:  # pyqtgraph would lay the plot out for the same too
+                self._labels[side] = label
+                self.getPlotItem().getAxis(side).setLabel(name, color=label[1])
 
     def set_x_range(self, left: float, right: float) -> None:
         """Bring this part of the x-axis into sight; pyqtgraph works for the same one too."""

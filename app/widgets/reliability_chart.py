@@ -25,8 +25,8 @@ _MOST_SLENDER = 1.2
 class RateChart(QWidget):
     """Subclasses draw into `area`, in which `place` finds a rate at a fraction of the width."""
 
-    def __init__(self, theme: Theme, name: str, below: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, name: str, below: str) -> None:
+        super().__init__()
         self._below = below
         self.theme = theme
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
@@ -117,8 +117,8 @@ class ReliabilityChart(RateChart):
     """A bar for each bin of confidence, as high as the part accepted, with its count and its 95 %
     interval; a line through the bins' own means; dashed, where the two would be equal."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(theme, "Confidence against acceptance", "confidence", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, "Confidence against acceptance", "confidence")
         self._shown: Calibration | None = None
 
     def set_calibration(self, found: Calibration | None) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
 from app.trace_models.run_rows import UNITS, RunAxis, RunOverlay
@@ -66,13 +65,11 @@ class RoundPlot(PlotSurface):
     follow_changed = Signal(bool)
     unit_changed = Signal()
 
-    def __init__(
-        self, theme: Theme, y_label: str, parent: QWidget | None = None, *, unit: str = "round"
-    ) -> None:
-        super().__init__(_WIDEST_LABEL, parent, box=_DragBox(enableMenu=False))
+    def __init__(self, theme: Theme, y_label: str, *, unit: str = "round") -> None:
+        super().__init__(theme, _WIDEST_LABEL, box=_DragBox(enableMenu=False))
         self.overlay: RunOverlay | None = None
         """A second run on the same axis; `show_all` brings its end into sight too."""
-        self._theme, self._y_label, self._unit = theme, y_label, unit
+        self._y_label, self._unit = y_label, unit
         self._first = 0
         self.n_rounds = 0
         self._cursor_round: int | None = None
@@ -92,10 +89,9 @@ class RoundPlot(PlotSurface):
         self.box.setMouseEnabled(x=True, y=False)
         self.box.disableAutoRange()
         self.box.setDefaultPadding(0.0)
-        self.cursor_line = pg.InfiniteLine(angle=90, movable=False)
+        self.cursor_line = self.put(pg.InfiniteLine(angle=90, movable=False), "plot.cursor")
         self.cursor_line.setZValue(20)
         self.cursor_line.hide()
-        self.addItem(self.cursor_line, ignoreBounds=True)
         self.chosen_range: tuple[int, int] | None = None
         self._range_item = pg.LinearRegionItem(movable=False)
         self._range_item.setZValue(15)  # over bars and images, below the cursor
@@ -307,11 +303,8 @@ class RoundPlot(PlotSurface):
             self._use_taken()
 
     def _colour_plot(self) -> None:
-        theme = self._theme
-        self.colour_axes(theme)
         self._name_axis()
-        self.cursor_line.setPen(plot_pen(theme.color("plot.cursor")))
-        shade = theme.color("plot.cursor")
+        shade = self._theme.color("plot.cursor")
         for edge in self._range_item.lines:
             edge.setPen(plot_pen(shade))
         shade.setAlphaF(_RANGE_ALPHA)
@@ -340,12 +333,12 @@ class RoundPlot(PlotSurface):
         counts_rounds = self._unit == "round"
         if self._cursor_round is None:
             words = UNITS[self.run_axis.unit] if counts_rounds else self._unit
-            self.name_axes(self._y_label, words, self._theme)
+            self.name_axes(self._y_label, words)
             return
         words = f"{self._unit} {self._cursor_round}"
         if counts_rounds:
             words = self.run_axis.text(self._cursor_round)
-        self.name_axes(self._y_label, words, self._theme, "plot.cursor")
+        self.name_axes(self._y_label, words, "plot.cursor")
 
     def _set_x(self, left: float, right: float) -> None:
         """Show these rounds, here and in linked plots."""

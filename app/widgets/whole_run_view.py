@@ -19,27 +19,25 @@ _EMPTY, _PAGE = range(2)
 
 class WholeRunView(QStackedWidget):
     """Neither reads nor draws while it is out of sight. Subclasses fill `page`, which pictures
-    show. `untold`: what a run of another engine lacks then, in words after "does not report"."""
+    show. `about`: what it shows, said under a title while there is nothing. `untold`: what a run of
+    another engine lacks then, in words after "does not report"."""
 
+    name: ClassVar[str]
+    empty_title: ClassVar[str]
+    about: ClassVar[str]
     untold: ClassVar[str]
     period_ms: ClassVar[int] = 400
 
-    def __init__(
-        self, name: str, empty_title: str, empty_text: str, parent: QWidget | None = None
-    ) -> None:
-        super().__init__(parent)
-        self._run: RunRef | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: RunRef | None = None
         self._is_behind = False
         self._pacer = Pacer(self._read_and_show, self.period_ms, self)
         self.page = QWidget()
-        self.empty = EmptyState(empty_title, empty_text, waits_for_run=True)
+        self.empty = EmptyState(self.empty_title, self.about, waits_for_run=True)
         self.addWidget(self.empty)
         self.addWidget(self.page)
-        self.setAccessibleName(name)
-
-    @property
-    def run(self) -> RunRef | None:
-        return self._run
+        self.setAccessibleName(self.name)
 
     @property
     def has_rounds(self) -> bool:
@@ -51,7 +49,7 @@ class WholeRunView(QStackedWidget):
         return not self.visibleRegion().isEmpty()
 
     def show_run(self, run: RunRef | None) -> None:
-        self._run = run
+        self.run = run
         self._pacer.stop()
         self._begin(run)
         self.setCurrentIndex(_EMPTY)
@@ -61,7 +59,7 @@ class WholeRunView(QStackedWidget):
     def refresh(self) -> None:
         """Take in what has joined the trace since the last call, now or a little later; out of
         sight, when it comes into sight."""
-        self._is_behind = self._run is not None
+        self._is_behind = self.run is not None
         if self._is_behind and self.in_sight:
             self._pacer.ask()
 
@@ -85,14 +83,14 @@ class WholeRunView(QStackedWidget):
         """Show what has been read."""
 
     def _read_and_show(self) -> None:
-        if self._run is None or not self.in_sight:
+        if self.run is None or not self.in_sight:
             return
         self._is_behind = False
         if self._read():
             self.setCurrentIndex(_PAGE)
             self._show()
         else:
-            self._say_what_is_untold(self._run)
+            self._say_what_is_untold(self.run)
 
     def _say_what_is_untold(self, run: RunRef) -> None:
         if is_ours(run.facts) or not run.ended:

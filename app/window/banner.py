@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
-from app.widgets.build import hbox, vbox
+from app.widgets.build import hbox, made, vbox
 from app.widgets.fitted_labels import ClampedLabel
 from engine.trace.run_ref import RunRef
 
@@ -64,18 +64,14 @@ class Banner(QFrame):
         self._icon = QLabel()
         self.text = ClampedLabel(f"{message} {remedy}".strip())
         self.text.setMaximumWidth(_LINE_CHARACTERS * self.fontMetrics().averageCharWidth())
-        self.details = QToolButton()
-        self.details.setText("Details")
-        self.details.setAutoRaise(True)
-        self.details.setCheckable(True)
+        self.details = made(QToolButton, text="Details", autoRaise=True, checkable=True)
         self.details.setToolTip("Show the whole message")
         self.details.toggled.connect(self.text.set_open)
         self.details.setVisible(self.text.is_cut)
         self.text.cut_changed.connect(self.details.setVisible)
-        self._close = QToolButton()
-        self._close.setAutoRaise(True)
-        self._close.setToolTip("Dismiss")
-        self._close.setAccessibleName("Dismiss this message")
+        self._close = made(
+            QToolButton, autoRaise=True, toolTip="Dismiss", accessibleName="Dismiss this message"
+        )
         self._close.clicked.connect(self.dismissed)
         self.offer_buttons = [QPushButton(text) for text, _ in offers]
         self._offers = QHBoxLayout()
@@ -124,8 +120,8 @@ class BannerArea(QWidget):
     """The newest few messages, one under the other; empty it takes no room. Notices make room
     first, sticky messages last."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self._column = vbox(of=self, margins=(0, 0, 0, 0), spacing=1)
         self._ages = QTimer(self)

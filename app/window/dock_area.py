@@ -335,8 +335,8 @@ class Pages(QWidget):
 
     turned = Signal()
 
-    def __init__(self, titles: Mapping[str, str], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, titles: Mapping[str, str]) -> None:
+        super().__init__()
         self._names = tuple(titles)
         self._views: dict[str, QWidget] = {}
         self._pages: dict[str, QWidget] = {}

@@ -129,8 +129,8 @@ class Collector(QObject):
     which Qt does not allow. So automatic collection is off and timers collect here instead.
     """
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._timers = []
         self._n_modules = 0
         for collect, period in ((lambda: gc.collect(1), YOUNG_MS), (self._collect_all, FULL_MS)):

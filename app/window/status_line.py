@@ -45,8 +45,8 @@ class StatusLine(QStatusBar):
 
     cancel_asked = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.texts = {"waiting": "", "going": "", "model": ""}
         """What is waited for; how far the run is, or which lane is on show; the model."""
         self._model = _ElidedLine()

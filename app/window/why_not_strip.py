@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QToolButton
 
 from app.engine_thread.feed import Pacer
 from app.looks import Theme, icon
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, made
+from app.widgets.build import hbox, words
 from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
 from engine.trace.facts import RunFacts
@@ -35,8 +35,8 @@ class WhyNotStrip(QFrame):
 
     position_selected = Signal(object)  # Position
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         theme.changed.connect(self._recolour)
         self._run: RunRef | None = None
@@ -46,9 +46,7 @@ class WhyNotStrip(QFrame):
         self.reasons: list[WhyNotReason] = []
         self._pacer = Pacer(self._read, _PERIOD_MS, self)
         self._icon = QLabel()
-        self.text = made(QLabel, textFormat=Qt.TextFormat.PlainText)
-        self.text.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.text = words(wraps=False, shrinks=True, selectable=True)
         self.show_button, self.next_button = QToolButton(), QToolButton()
         self.show_button.setText("Show")
         self.show_button.setToolTip("Go to the round where it happened first")

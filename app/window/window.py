@@ -355,26 +355,21 @@ class MainWindow(QMainWindow):
         actions.explain(at_server=served)
         single = bridge.has_run and bridge.live is not None and not lanes_of(bridge.live)
         self.tokens.cancellable = bridge.live if single else None
-        for action_id, enabled in (
-            *self.control.allowed(shown).items(),
-            ("go.first_divergence", diverges or self.run_pairs.part),
-            ("go.next_divergence", diverges),
-            ("go.previous_divergence", diverges),
-            ("file.open_draft", bridge.files is not None),
-            ("file.export", shown is not None and not bridge.exporting),
-            ("file.export_run", shown is not None and not bridge.exporting),
-            ("run.again", self.library.can_repeat(shown)),
-            ("run.measure_plain", self.run_ends.can_measure),
-            ("file.report", shown is not None),
-            ("file.perfetto", shown is not None),
-            ("file.share", shown is not None),
-            ("file.copy_text", shown is not None),
-            *((name, shown is not None) for name in _NEED_RUN),
-            ("file.copy_issue", shown is not None),
-            ("file.open_trace", not bridge.reading),
-            ("file.close_trace", bridge.trace_folder is not None),
-            ("file.disconnect", served),
-        ):
+        allowed = dict.fromkeys(_NEED_RUN, shown is not None) | self.control.allowed(shown)
+        allowed |= {
+            "go.first_divergence": diverges or self.run_pairs.part,
+            "go.next_divergence": diverges,
+            "go.previous_divergence": diverges,
+            "file.open_draft": bridge.files is not None,
+            "file.export": shown is not None and not bridge.exporting,
+            "file.export_run": shown is not None and not bridge.exporting,
+            "run.again": self.library.can_repeat(shown),
+            "run.measure_plain": self.run_ends.can_measure,
+            "file.open_trace": not bridge.reading,
+            "file.close_trace": bridge.trace_folder is not None,
+            "file.disconnect": served,
+        }
+        for action_id, enabled in allowed.items():
             actions[action_id].setEnabled(enabled)
         for scenario in self.scenarios:
             scenario.setEnabled(bridge.can_start and not served)
@@ -445,18 +440,6 @@ class MainWindow(QMainWindow):
         event.accept()
 
 
-_NEED_RUN = (
-    "file.copy_step",
-    "go.previous_rejection",
-    "go.next_rejection",
-    "go.previous_round",
-    "go.next_round",
-    "go.inspect",
-    "go.find",
-    "go.find_next",
-    "go.find_previous",
-)
-
-
+_NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a run on show")
 _A_MODEL = "a model that is loaded and idle"
 _TO_PASTE = "Copy a file, or the text of a log, a reply or a record of another engine."

@@ -65,8 +65,8 @@ class ConversationView(QWidget):
     start), the text, and whether the chat template is used."""
     run_selected = Signal(object)  # RunRef
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self.store: TraceStore | None = None
         """The trace that the conversation on show is part of."""
@@ -232,8 +232,7 @@ class ConversationView(QWidget):
         self.how = words(muted=True)
         self.cancel = QPushButton("Cancel edit")
         self.cancel.hide()
-        self.box = QPlainTextEdit()
-        self.box.setAccessibleName("What is said next")
+        self.box = made(QPlainTextEdit, accessibleName="What is said next")
         self.box.setPlaceholderText("What is said next; Ctrl+Enter sends it")
         self.box.setTabChangesFocus(True)
         self.box.setAcceptDrops(False)

@@ -28,8 +28,8 @@ class TurnCard(QFrame):
     sibling_asked = Signal(int)
     """The turn before (-1) or after (+1) this one among those that follow the same turn."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self.title = words(wraps=False, bold=True)
         self.earlier = _button("‹", "The earlier version of this turn")
         self.later = _button("›", "The later version of this turn")
@@ -155,8 +155,8 @@ class CheckpointStrip(QWidget):
     """The prompt of one turn from left to right: reused, processed again (hatched), new; over it a
     mark for each checkpoint kept, filled where it has served; below it a cross for each miss."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self._record: PromptReuseRecord | None = None
         self._history = CheckpointHistory()

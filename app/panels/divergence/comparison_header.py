@@ -7,21 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from PySide6.QtCore import QObject, QSize, Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QAction, QTextCursor
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QComboBox,
-    QHBoxLayout,
     QHeaderView,
-    QLabel,
     QMenu,
     QPlainTextEdit,
     QProgressBar,
     QPushButton,
-    QSizePolicy,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -30,7 +26,7 @@ from app.looks import Theme, fixed_font
 from app.panels.divergence.lane_cards import LaneCards
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import StatusMessage
 from app.widgets.plain_table import ColumnTable, TableColumn, fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
@@ -50,30 +46,27 @@ class ComparisonHeader(QWidget):
 
     lane_chosen = Signal(int)  # run_id
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._costs_shown: dict[int, RunCost] | None = None
         self._low = False
         self.cards = LaneCards(theme)
         self.cards.lane_chosen.connect(self.lane_chosen)
         self.editor = LaneEditor(theme)
-        self.cost, self.sentence = _sentence(), _sentence()
-        bold = self.cost.font()
-        bold.setBold(True)
-        self.cost.setFont(bold)
-        self.cost_model = CostTable(self)
+        self.cost, self.sentence = (
+            words(shrinks=True, selectable=True, bold=bold) for bold in (True, False)
+        )
+        self.cost_model = CostTable()
         self.costs = plain_table(self.cost_model, "Cost of the lanes")
         self.costs.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         self.costs.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.costs.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.costs.horizontalScrollBar().rangeChanged.connect(lambda *_: self._fit_costs())
-        self.progress = QProgressBar()
-        self.progress.setTextVisible(False)
+        self.progress = made(QProgressBar, textVisible=False)
         self.progress.setAccessibleName("Progress of the comparison")
         self.progress.setFixedWidth(_BAR_CHARACTERS * self.fontMetrics().averageCharWidth())
         self.progress.setMaximumHeight(self.fontMetrics().height())
-        self.edit_button = QToolButton()
-        self.edit_button.setText("&Lanes")
+        self.edit_button = made(QToolButton, text="&Lanes")
         self.edit_button.setToolTip("Choose the lanes of the next comparison")
         self.edit_button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.edit_button.setCheckable(True)
@@ -153,27 +146,11 @@ class ComparisonHeader(QWidget):
             self.costs.setFixedHeight(self.costs.minimumHeight() + bar.sizeHint().height())
 
     def _lay_out(self) -> None:
-        line = QHBoxLayout()
+        right = Qt.AlignmentFlag.AlignRight
+        line = hbox((self.sentence, 1), self.progress, (self.edit_button, 0, right), spacing=4)
         line.setContentsMargins(0, 0, 0, 0)
-        line.setSpacing(4)
-        line.addWidget(self.sentence, 1)
-        line.addWidget(self.progress)
-        line.addWidget(self.edit_button, 0, Qt.AlignmentFlag.AlignRight)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(6, 4, 6, 0)
-        column.setSpacing(4)
-        column.addWidget(self.cards)
-        column.addWidget(self.cost)
-        column.addLayout(line)
-        column.addWidget(self.costs)
-        column.addWidget(self.editor)
-
-
-def _sentence() -> QLabel:
-    label = made(QLabel, textFormat=Qt.TextFormat.PlainText, wordWrap=True)
-    label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return label
+        parts = self.cards, self.cost, line, self.costs, self.editor
+        vbox(*parts, of=self, margins=(6, 4, 6, 0), spacing=4)
 
 
 _COST_TIPS = {
@@ -193,26 +170,22 @@ _COST_TIPS = {
 class CostTable(ColumnTable):
     """Rows are lanes."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        tips = [_COST_TIPS.get(head, f"{head}: mean time a round") for head in COST_HEADS]
-        columns = (
-            TableColumn(head, f"{head}, ms" if head in PHASES else head, tip, head == "lane")
-            for head, tip in zip(COST_HEADS, tips, strict=True)
+    columns = tuple(
+        TableColumn(
+            head,
+            f"{head}, ms" if head in PHASES else head,
+            _COST_TIPS.get(head, f"{head}: mean time a round"),
+            head == "lane",
         )
-        super().__init__(tuple(columns), parent)
-        self._rows: list[dict[str, str]] = []
+        for head in COST_HEADS
+    )
 
     def show_costs(self, costs: Sequence[RunCost]) -> None:
         """A row for each."""
-        self.beginResetModel()
-        self._rows = [dict(zip(COST_HEADS, cost_cells(cost), strict=True)) for cost in costs]
-        self.endResetModel()
-
-    def n_rows(self) -> int:
-        return len(self._rows)
+        self.show_rows([dict(zip(COST_HEADS, cost_cells(cost), strict=True)) for cost in costs])
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        return self._rows[row][name] if role == Qt.ItemDataRole.DisplayRole else None
+        return self.rows[row][name] if role == Qt.ItemDataRole.DisplayRole else None
 
 
 _ICON = 16
@@ -225,8 +198,8 @@ class PositionBar(QWidget):
 
     seq_chosen = Signal(int)
 
-    def __init__(self, actions: Actions, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, actions: Actions) -> None:
+        super().__init__()
         self.seq = made(QComboBox, accessibleName=_SEQUENCE, toolTip=_SEQUENCE)
         self.seq.activated.connect(lambda i: self.seq_chosen.emit(int(self.seq.itemData(i))))
         row = hbox(self.seq, of=self, margins=(0, 0, 0, 0), spacing=4)
@@ -295,12 +268,11 @@ class LaneEditor(QWidget):
 
     lanes_changed = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._options = RunOptions()
         self.error = self.note = ""
-        self.text = QPlainTextEdit()
-        self.text.setAccessibleName("Lanes of the next comparison")
+        self.text = made(QPlainTextEdit, accessibleName="Lanes of the next comparison")
         self.text.setPlaceholderText("planes")
         self.text.setTabChangesFocus(True)
         self.text.setAcceptDrops(False)  # a dropped model is for the window

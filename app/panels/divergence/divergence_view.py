@@ -54,12 +54,13 @@ class DivergenceView(QWidget):
     lane_selected = Signal(object)  # RunRef
     divergences_changed = Signal(bool)
 
-    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, actions: Actions) -> None:
+        super().__init__()
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._pos: int | None = None
-        self._has_divergences = False
+        self.has_divergences = False
+        """Whether any lane is beyond the bound anywhere."""
         self._is_stale = False
         self._theme, self._actions = theme, actions
         self._parts: tuple[LanePlots, LaneTables] | tuple[()] = ()
@@ -76,11 +77,6 @@ class DivergenceView(QWidget):
     def chosen_lanes(self) -> tuple[LaneSpec, ...] | None:
         """The lanes of the next comparison; None, and the text in sight, if one is wrong."""
         return self.header.chosen_lanes()
-
-    @property
-    def has_divergences(self) -> bool:
-        """Whether any lane is beyond the bound anywhere."""
-        return self._has_divergences
 
     @property
     def outcome(self) -> str:
@@ -269,7 +265,7 @@ class DivergenceView(QWidget):
 
     def _go(self, find: FindPosition) -> None:
         lanes = self._lanes
-        if lanes is None or not self._has_divergences:
+        if lanes is None or not self.has_divergences:
             return
         if not len(lanes.beyond(self._run_id)):
             run_id = min(
@@ -291,8 +287,8 @@ class DivergenceView(QWidget):
         found = lanes is not None and any(len(lanes.beyond(run)) for run in lanes.followers)
         if lanes is not None and self._pos is None and self.tables.shown != self._shown_pos():
             self.tables.show_position(self._shown_pos(), None)
-        if found != self._has_divergences:
-            self._has_divergences = found
+        if found != self.has_divergences:
+            self.has_divergences = found
             self.divergences_changed.emit(found)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -314,8 +314,8 @@ class LaneCards(QWidget):
 
     lane_chosen = Signal(int)  # run_id
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self.cards: dict[int, LaneCard] = {}
         self._n_columns = 0

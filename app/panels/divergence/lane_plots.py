@@ -47,8 +47,8 @@ class LanePlots(QSplitter):
     range_chosen = Signal(int, int)  # first and last position
     range_left = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(Qt.Orientation.Vertical, parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(Qt.Orientation.Vertical)
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._span = 0
@@ -202,27 +202,27 @@ _SPARSE = ("state_error", "conv_error")
 class DeltaPlot(RoundPlot):
     """One line per lane. Equal logits lie on the line "exact", under the lowest decade."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         self._metric = next(iter(METRICS))
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._curves: dict[int, pg.PlotDataItem] = {}
         self.axis = LogAxis.over(np.zeros(0))
         self._everything = np.zeros(0)
-        super().__init__(theme, "", parent, unit="position")
+        super().__init__(theme, "", unit="position")
         self._band = pg.LinearRegionItem(orientation="horizontal", movable=False)
         self._band.setZValue(-10)
         for edge in self._band.lines:
             edge.setPen(pg.mkPen(None))
-        self._bound = pg.InfiniteLine(angle=0, movable=False)
-        self._first_line = pg.InfiniteLine(angle=90, movable=False)
         self._signs: dict[int, pg.ScatterPlotItem] = {}
         """Signs of the rollbacks of each lane that rolls back, a row below the other."""
         plot = self.getPlotItem()
         plot.setDownsampling(auto=True, mode="peak")
         plot.setClipToView(True)
-        for item in (self._band, self._bound, self._first_line):
-            plot.addItem(item, ignoreBounds=True)
+        plot.addItem(self._band, ignoreBounds=True)
+        bound, first = (pg.InfiniteLine(angle=angle, movable=False) for angle in (0, 90))
+        self._bound = self.put(bound, "plot.limit", style=Qt.PenStyle.DashLine)
+        self._first_line = self.put(first, "status.error", style=Qt.PenStyle.DotLine)
         self.setAccessibleName("Error over positions")
         self.tip = self._tip
         theme.apply(self._recolour)
@@ -316,8 +316,6 @@ class DeltaPlot(RoundPlot):
                 signs.setPen(plot_pen(colour))
                 signs.setBrush(colour)
         self._band.setBrush(theme.color("plot.band"))
-        self._bound.setPen(plot_pen(theme.color("plot.limit"), style=Qt.PenStyle.DashLine))
-        self._first_line.setPen(plot_pen(theme.color("status.error"), style=Qt.PenStyle.DotLine))
 
     def _draw_signs(self, lanes: ComparedLanes) -> None:
         """Signs of the rollbacks of every lane, under the last position of their rounds."""

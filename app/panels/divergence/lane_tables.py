@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
+from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
 
@@ -40,15 +40,15 @@ class LaneTables(QSplitter):
 
     pos_chosen = Signal(int)
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(Qt.Orientation.Horizontal, parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(Qt.Orientation.Horizontal)
         self._lanes: ComparedLanes | None = None
         self.shown: int | None = None
         """The position at which all lanes are shown."""
         self._placing = False
         self._known: object = None
         self.detail_model = PositionDetail(self)
-        self.position_model = PositionTable(self)
+        self.position_model = PositionTable()
         self.detail = plain_table(self.detail_model, "Lanes at one position")
         self.detail.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self._delegate = ProbabilityDelegate(self)
@@ -192,8 +192,10 @@ _DISPLAY, _FOREGROUND = Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ForegroundR
 class PositionTable(ColumnTable):
     """Rows are positions. Those beyond the bound say so and have the colour `beyond`."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(_COLUMNS, parent)
+    columns = _COLUMNS
+
+    def __init__(self) -> None:
+        super().__init__()
         self.beyond_colour = QColor()
         self._lanes: ComparedLanes | None = None
         self._run_id = -1

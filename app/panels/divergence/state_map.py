@@ -46,12 +46,12 @@ class StateMap(RoundPlot):
     x is the position of the token that the states choose, as in the tables.
     """
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         self._lanes: ComparedLanes | None = None
         self._run_id = -1
         self._part = "state_error"
         self._clear()
-        super().__init__(theme, "layer", parent, unit="position")
+        super().__init__(theme, "layer", unit="position")
         self._image = pg.ImageItem(axisOrder="row-major")
         self._image.setLevels((0, 255))
         self.getPlotItem().addItem(self._image, ignoreBounds=True)
@@ -205,8 +205,8 @@ def _mixed(one: QColor, two: QColor, share: float) -> QColor:
 class LogScale(QWidget):
     """A column of colour with its decades, and a box for no error at all under it."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
         self.setAccessibleName("Colours of the state error")

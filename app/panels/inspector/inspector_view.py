@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
+from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -72,17 +72,17 @@ class InspectorView(QStackedWidget):
 
     position_selected = Signal(object)  # Position
 
-    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, actions: Actions) -> None:
+        super().__init__()
         self._run: RunRef | None = None
         self._cursor: Position | None = None
         self._n_seen = -1
         self._placing = False
         self.step: Step | None = None
         self._pacer = Pacer(self._show, _PERIOD_MS, self)
-        self.tokens_model = StepTable(theme, self)
-        self.tops_model = TopTable(theme, self)
-        self.facts_model = FactTable(self)
+        self.tokens_model = StepTable(theme)
+        self.tops_model = TopTable(theme)
+        self.facts_model = FactTable()
         self.tokens = plain_table(self.tokens_model, "Judged tokens of the round")
         self.tops = plain_table(self.tops_model, "Most probable tokens at the chosen position")
         self.facts = plain_table(self.facts_model, "Facts about the round")
@@ -192,9 +192,7 @@ class InspectorView(QStackedWidget):
         facts = hbox((self.facts, 1), 0)
         parts = head, self.sentence, self.tokens, self._tops_title, self.rest, self.tops, facts
         vbox(*parts, 1, of=(page := QWidget()), margins=(8, 4, 8, 8), spacing=6)
-        scroll = QScrollArea()
-        scroll.setAccessibleName("Round in full")
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll = made(QScrollArea, accessibleName="Round in full", frameShape=QFrame.Shape.NoFrame)
         scroll.setWidgetResizable(True)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setWidget(page)
@@ -395,9 +393,6 @@ _HINT = (
 class RangeTable(ColumnTable):
     """Lines are figures, columns are ranges. Figures that nothing has are left out."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__((), parent)
-
     def show_ranges(self, ranges: list[RunRange]) -> None:
         figures = [range_figures(one) for one in ranges]
         self.heads = ["", *(one.title for one in ranges)]
@@ -421,12 +416,12 @@ class RangeView(QWidget):
     closed = Signal()
     zoom_asked = Signal(object)  # RunRange
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.shown: RunRange | None = None
         self._kept: RunRange | None = None
         self.title = made(QLabel, bold=True)
-        self.model = RangeTable(self)
+        self.model = RangeTable()
         self.table = plain_table(self.model, "Figures of the range and of the whole run")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         header = self.table.horizontalHeader()

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QFont
 
 from app.trace_models.run_rows import Position
@@ -211,8 +211,10 @@ def _ms(value: float | None) -> str:
 class FactTable(ColumnTable):
     """FactLines: labels at the left, values at the right."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__([TableColumn("label", "", "", True), TableColumn("value", "", "")], parent)
+    columns = TableColumn("label", "", "", True), TableColumn("value", "", "")
+
+    def __init__(self) -> None:
+        super().__init__()
         self.muted_colour = QColor()
 
     def cell(self, row: int, name: str, role: int) -> Any:

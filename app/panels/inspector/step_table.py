@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
 
 from app.looks import Theme
@@ -84,9 +84,11 @@ def default_row(step: Step) -> int:
 class StepTable(ColumnTable):
     """`Step.tokens`, a row each."""
 
-    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(COLUMNS, parent)
-        self.step: Step | None = None
+    columns = COLUMNS
+    step: Step | None = None
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         theme.changed.connect(self.layoutChanged)
 
@@ -185,11 +187,13 @@ class TopTable(ColumnTable):
     """`alternatives` of one token; the token of the row chosen is bold, what the grammar forbids
     has a mark and is muted."""
 
-    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(_COLUMNS, parent)
+    columns = _COLUMNS
+    _step: Step | None = None
+    _token_id: int | None = None
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
-        self._step: Step | None = None
-        self._token_id: int | None = None
 
     def show_token(self, step: Step | None, row: int) -> None:
         """Show the alternatives of a row of `Step.tokens`, or nothing."""

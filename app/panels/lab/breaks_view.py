@@ -39,13 +39,11 @@ class BreaksView(QWidget):
 
     rules_changed = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._hit: BreakHit | None = None
         self.error = ""
-        self.list = QListWidget()
-        self.list.setAccessibleName("Break rules")
-        self.list.setFont(fixed_font())
+        self.list = made(QListWidget, accessibleName="Break rules", font=fixed_font())
         self.list.setEditTriggers(
             QAbstractItemView.EditTrigger.EditKeyPressed
             | QAbstractItemView.EditTrigger.DoubleClicked
@@ -54,20 +52,16 @@ class BreaksView(QWidget):
         delete = QShortcut(QKeySequence(Qt.Key.Key_Delete), self.list)
         delete.setContext(Qt.ShortcutContext.WidgetShortcut)
         delete.activated.connect(self.remove_current)
-        self.line = QLineEdit()
-        self.line.setFont(fixed_font())
-        self.line.setAccessibleName("New break rule")
+        self.line = made(QLineEdit, font=fixed_font(), accessibleName="New break rule")
         self.line.setPlaceholderText(EXAMPLES[0])
         self.line.setAcceptDrops(False)  # a dropped model is for the window
         self.line.textChanged.connect(self._check)
         self.line.returnPressed.connect(self._add_typed)
-        self.add_button = QPushButton("Add")
-        self.add_button.setToolTip("Add the rule that is written (Enter)")
+        self.add_button = made(QPushButton, "Add", toolTip="Add the rule that is written (Enter)")
         self.add_button.clicked.connect(self._add_typed)
         self.examples_button = made(QPushButton, "Examples", toolTip="Write a rule of each kind")
         self.examples_button.setMenu(self._make_menu())
-        self.remove_button = QPushButton("Remove")
-        self.remove_button.setToolTip("Remove the chosen rule (Delete)")
+        self.remove_button = made(QPushButton, "Remove", toolTip="Remove the chosen rule (Delete)")
         self.remove_button.clicked.connect(self.remove_current)
         self._message = StatusMessage(theme)
         self.list.currentRowChanged.connect(lambda row: self.remove_button.setEnabled(row >= 0))
@@ -213,12 +207,9 @@ class FaultsView(QWidget):
     """scenarios: the action that offers them. groups: options of the next run, which the Run panel
     reads."""
 
-    def __init__(
-        self, scenarios: QAction, groups: Sequence[ProvokingGroup], parent: QWidget | None = None
-    ) -> None:
-        super().__init__(parent)
-        self.button = QPushButton(scenarios.text())
-        self.button.setToolTip(scenarios.toolTip())
+    def __init__(self, scenarios: QAction, groups: Sequence[ProvokingGroup]) -> None:
+        super().__init__()
+        self.button = made(QPushButton, scenarios.text(), toolTip=scenarios.toolTip())
         self.button.clicked.connect(scenarios.trigger)
         column = vbox(margins=(8, 6, 8, 6))
         for text, parts in ((_SCENARIOS, [self.button]), (_ABOUT, groups)):

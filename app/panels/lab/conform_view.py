@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QGuiApplication, QPen
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
-    QHBoxLayout,
     QHeaderView,
-    QLabel,
     QLineEdit,
     QPushButton,
     QSplitter,
@@ -26,7 +24,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks import Theme, figures_font
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
 from engine.report.text import visible
@@ -53,14 +51,13 @@ class ConformView(QWidget):
     asked = Signal(str)  # target
     stop_asked = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme, self._target = theme, ""
         theme.changed.connect(self._recolour)
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._runs = False
-        self.target = QLineEdit()
-        self.target.setPlaceholderText(_HINT)
+        self.target = made(QLineEdit, placeholderText=_HINT)
         self.target.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
         self.target.setAccessibleName("Package or adapter whose kernels are checked")
         self.target.setToolTip(f"{_HINT}; Help (Shift+F1) explains adapters")
@@ -68,21 +65,15 @@ class ConformView(QWidget):
         self.target.returnPressed.connect(self._press)
         self.browse = made(QPushButton, "Bro&wse…", clicked=self._browse)
         self.button = made(QPushButton, "Chec&k", clicked=self._press)
-        self.headline = ElidedLabel()
-        self.headline.setWordWrap(True)
-        self.headline.setText(_FIRST)
-        self.grid = QTableWidget()
-        self.grid.setAccessibleName("Checks of each kernel")
+        self.headline = made(ElidedLabel, _FIRST, wordWrap=True)
+        self.grid = made(QTableWidget, accessibleName="Checks of each kernel")
         self.grid.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.grid.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.grid.setTabKeyNavigation(False)
         for heads in (self.grid.horizontalHeader(), self.grid.verticalHeader()):
             heads.setHighlightSections(False)  # bold names would not fit
         self.grid.currentCellChanged.connect(lambda *_: self._show_chosen())
-        self.words = QLabel()
-        self.words.setTextFormat(Qt.TextFormat.PlainText)
-        self.words.setWordWrap(True)
-        self.words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.words = words(selectable=True)
         self.copy = QPushButton("&Copy Command")
         self.copy.setToolTip("The command that plays this check again")
         self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self._command()))
@@ -162,11 +153,10 @@ class ConformView(QWidget):
             self._colour(at)
 
     def _lay_out(self) -> None:
-        line = QHBoxLayout()
-        for widget, stretch in ((self.headline, 1), (self.browse, 0), (self.button, 0)):
-            line.addWidget(widget, stretch, Qt.AlignmentFlag.AlignTop)
+        top = Qt.AlignmentFlag.AlignTop
+        line = hbox((self.headline, 1, top), (self.browse, 0, top), (self.button, 0, top))
         self._below = QWidget()
-        said = hbox((self.words, 1), (self.copy, 0, Qt.AlignmentFlag.AlignTop))
+        said = hbox((self.words, 1), (self.copy, 0, top))
         vbox(said, (self.plot, 1), 0, of=self._below, margins=(0, 0, 0, 0))
         parts = self._parts = QSplitter(Qt.Orientation.Vertical)
         parts.addWidget(self.grid)
@@ -239,18 +229,16 @@ class ConformView(QWidget):
 class ErrorPlot(PlotSurface):
     """Bars: the relative error of each row, or the distance of a state from that at each depth."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__("0.00000", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, "0.00000")
         self.setAccessibleName("Relative errors")
         self.setFont(figures_font())
         self.setMinimumHeight(10 * self.fontMetrics().height())
-        self._bars = pg.BarGraphItem(x=[], height=[], width=0.8)
-        self.addItem(self._bars)
+        bars = pg.BarGraphItem(x=[], height=[], width=0.8)
+        self._bars = self.put(bars, "", "status.error")
         self._errors = np.empty(0)
         self._axis = ""
         self.tip = self._words
-        self._theme = theme
-        theme.apply(self._recolour)
 
     def show_errors(self, rows: tuple[float, ...], depths: tuple[float, ...]) -> None:
         """Draw one of the two; infinite errors are as high as the plot."""
@@ -263,14 +251,7 @@ class ErrorPlot(PlotSurface):
         self.set_x_range(-0.5, max(len(errors), 1) - 0.5)
         self.set_y_range(0.0, 1.1 * top)
         self.set_ticks("bottom", [(i, str(i)) for i in range(len(errors))])
-        self.name_axes("relative error", self._axis, self._theme)
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        self.colour_axes(theme)
-        self._bars.setOpts(brush=theme.color("status.error"), pen=QPen(Qt.PenStyle.NoPen))
-        if self._axis:
-            self.name_axes("relative error", self._axis, theme)
+        self.name_axes("relative error", self._axis)
 
     def _words(self, x: float, y: float) -> str:
         at = round(x)

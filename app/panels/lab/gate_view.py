@@ -57,8 +57,8 @@ class GateForm(QWidget):
 
     asked = Signal(object)  # tuple[GateOptions, ...]
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._kept: list[GateOptions] = []
         self.unfold = made(
             QToolButton,
@@ -85,8 +85,7 @@ class GateForm(QWidget):
             if one.kind is bool:
                 field.toggled.connect(self._tell)
             else:
-                label = QLabel(one.row.label)
-                label.setToolTip(tip(one))
+                label = made(QLabel, one.row.label, toolTip=tip(one))
                 label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
                 grid.addWidget(label, row, 2 * column)
                 field.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
@@ -184,19 +183,19 @@ class GateView(WholeRunView):
     a build was checked at several settings, those, each with its worst way. All of it is facts of
     the runs, so that an opened trace of `check-rollback --trace` shows it too."""
 
+    name = "Gate"
+    empty_title = "No build checked yet"
+    about = (
+        "Shows which ways of rolling back a build of llama.cpp gets right: Run → Check llama.cpp "
+        "Rollback, or open a trace of draftscope check-rollback."
+    )
     untold = "checks of rollback"
     period_ms = 500
 
     run_selected = Signal(object)  # RunRef
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(
-            "Gate",
-            "No build checked yet",
-            "Shows which ways of rolling back a build of llama.cpp gets right: Run → Check "
-            "llama.cpp Rollback, or open a trace of draftscope check-rollback.",
-            parent,
-        )
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self.empty.waits_for_run = False  # a run checks nothing
         self._cells: dict[tuple[int, int], list[Check]] = {}
         """Checks of a cell, the worst first."""
@@ -252,8 +251,8 @@ class GateView(WholeRunView):
         self.grid.set_map(None)
 
     def _read(self) -> bool:
-        assert self._run is not None
-        runs = [self._run.sibling(run_id) for run_id in list(self._run.store.runs)]
+        assert self.run is not None
+        runs = [self.run.sibling(run_id) for run_id in list(self.run.store.runs)]
         self._found = [(run, facts) for run in runs if (facts := run.facts.gate) is not None]
         for run in runs[:1]:
             self._found += [(run, facts) for facts in run.facts.gate_scripts or ()]

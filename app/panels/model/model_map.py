@@ -57,10 +57,8 @@ class ModelMapView(QStackedWidget):
 
     load_asked = Signal()
 
-    def __init__(
-        self, theme: Theme, open_actions: Sequence[QAction], parent: QWidget | None = None
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, open_actions: Sequence[QAction]) -> None:
+        super().__init__()
         self._files: OpenedFiles | None = None
         self._compute = ""
         self._memory: DeviceMemory | None = None
@@ -183,9 +181,7 @@ class ModelMapView(QStackedWidget):
         undo = self._costs_title, self.costs, self._load
         column = vbox(form, *below, *undo, 1, of=page, margins=(6, 6, 6, 6), spacing=4)
         column.insertSpacing(1, 2)
-        area = QScrollArea()
-        area.setAccessibleName("Model in full")
-        area.setFrameShape(QFrame.Shape.NoFrame)
+        area = made(QScrollArea, accessibleName="Model in full", frameShape=QFrame.Shape.NoFrame)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         area.setWidgetResizable(True)
         area.setWidget(page)
@@ -240,8 +236,8 @@ _NAME, _PRODUCT, _TOTAL = range(3)
 class PolicyCosts(QWidget):
     """Bytes of a snapshot × snapshots × sequences, and what that comes to."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._labels = {name: (QLabel(), QLabel(), QLabel()) for name in POLICIES}
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
@@ -291,8 +287,8 @@ _ROW_GAP = 4
 class SizeBars(QWidget):
     """One row per entry: name, bar, size. The bars share the scale of the largest entry."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self._sizes: dict[str, int] = {}
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -343,8 +339,8 @@ _GAP = 2
 class LayerStrip(QWidget):
     """One cell per layer, wrapped to the width; the tooltip of a cell tells its quantisation."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self._layers: tuple[LayerInfo, ...] = ()
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)

@@ -27,8 +27,8 @@ _COUNTS = {
 class ServerPage(QScrollArea):
     """What the server reports; what it does not is "not observed"."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setAccessibleName("Server")
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setWidgetResizable(True)

@@ -12,21 +12,13 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
-from app.panels.plots.bar_view import OverlaidView, envelope
+from app.panels.plots.bar_view import OverlaidView, envelope, overlay_line
 from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionRatesPlot
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
 from app.trace_models.shown_text import significant
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import (
-    DOTS,
-    OVERLAYS,
-    OverlayLine,
-    draw_bar,
-    draw_dashes,
-    overlay_sample,
-    plot_pen,
-)
+from app.widgets.line_styles import DOTS, OVERLAYS, draw_bar, draw_dashes, overlay_sample
 from app.widgets.plot_surface import draw_nothing
 from engine.analysis.acceptance.breakdown import breakdown, by_words
 from engine.trace.run_ref import RunRef
@@ -45,21 +37,17 @@ _MOST_GROUPED = 50_000
 class AcceptanceView(OverlaidView):
     """Two lines over the rounds; next to them three rates by index and a table by draft length."""
 
+    name, y_label = "Acceptance", "rate"
+    about = "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter chosen."
     widest_label = "lifetime: 0.999"
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         windowed = f"Accepted / drafted over the last {WINDOW} steps"
-        super().__init__(
-            theme,
-            "Acceptance",
-            "rate",
-            (
-                Swatch(f"last {WINDOW}", "accepted.line", windowed, draw_bar),
-                Swatch("lifetime", "plot.text", "Accepted / drafted so far", draw_dashes),
-            ),
-            "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter chosen.",
-            parent,
+        swatches = (
+            Swatch(f"last {WINDOW}", "accepted.line", windowed, draw_bar),
+            Swatch("lifetime", "plot.text", "Accepted / drafted so far", draw_dashes),
         )
+        super().__init__(theme, swatches)
         self._stacked = False
         self.rates = PositionRatesPlot(theme)
         self.rates.tip = self._by_words
@@ -69,20 +57,19 @@ class AcceptanceView(OverlaidView):
             widget.setFixedWidth(_SIDE_CHARACTERS * self.fontMetrics().averageCharWidth())
             widget.setMinimumHeight(1)  # they go where there is little room
             self._row.insertWidget(place, widget)
-        self._windowed, self._lifetime = pg.PlotCurveItem(), pg.PlotCurveItem()
-        for curve in (self._lifetime, self._windowed):
-            self.plot.addItem(curve, ignoreBounds=True)
-        first, *further = (OverlayLine(style, cased=False) for style in OVERLAYS)
-        self._lines_over = first, OverlayLine((OVERLAYS[0][0], DOTS), cased=False)
-        self._lines_further = further
-        for line in (*self._lines_over, *self._lines_further):
-            self.plot.addItem(line, ignoreBounds=True)
-            line.follow(theme)
+        put, dashes = self.plot.put, Qt.PenStyle.DashLine
+        self._lifetime = put(pg.PlotCurveItem(), "plot.text", style=dashes)
+        self._windowed = put(pg.PlotCurveItem(), "accepted.line")
+        dotted = OVERLAYS[0][0], DOTS
+        first, second, *self._lines_further = (
+            overlay_line(self.plot, *style, cased=False)
+            for style in (OVERLAYS[0], dotted, *OVERLAYS[1:])
+        )
+        self._lines_over = first, second
         self._curves_over: dict[RunRef, tuple[StepCurves, int]] = {}
         self.plot.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
         self.plot.set_y_range(-0.04, 1.08)
         self._reset()
-        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
@@ -107,11 +94,11 @@ class AcceptanceView(OverlaidView):
     def _draw(self) -> None:
         curves = self.curves
         self._draw_curves(curves, self.plot.run_axis, (self._windowed, self._lifetime))
-        if self._overlay is not None:
-            over = self._read_over(self._overlay)
-            self._draw_curves(over, self._overlay.axis(self.plot.run_axis.unit), self._lines_over)
+        if self.overlay is not None:
+            over = self._read_over(self.overlay)
+            self._draw_curves(over, self.overlay.axis(self.plot.run_axis.unit), self._lines_over)
             self.rates.set_overlay(per_position(over.sums.counts)["acceptance_per_position"])
-            for line, one in zip(self._lines_further, self._overlay.every[1:], strict=False):
+            for line, one in zip(self._lines_further, self.overlay.every[1:], strict=False):
                 axis = one.axis(self.plot.run_axis.unit)
                 self._draw_curves(self._read_over(one), axis, (line,))
         for label, name, values in (
@@ -146,7 +133,7 @@ class AcceptanceView(OverlaidView):
         """Acceptance by more than the index, with what is clear of two runs."""
         if self.run is None or not 0 < len(self.curves) <= _MOST_GROUPED:
             return ""
-        return by_words(breakdown(self.run, self._overlay.run if self._overlay else None))
+        return by_words(breakdown(self.run, self.overlay.run if self.overlay else None))
 
     def _read_over(self, overlay: RunOverlay) -> StepCurves:
         """The rates of an overlaid run by now."""
@@ -181,14 +168,6 @@ class AcceptanceView(OverlaidView):
 
     def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
         return _rates_words(self._read_over(overlay), round_)
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        for curve, role, style in (
-            (self._windowed, "accepted.line", Qt.PenStyle.SolidLine),
-            (self._lifetime, "plot.text", Qt.PenStyle.DashLine),
-        ):
-            curve.setPen(plot_pen(theme.color(role), style=style))
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)

@@ -5,36 +5,33 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRect, Qt
-from PySide6.QtGui import QBrush, QColor, QPainter, QPen
+from PySide6.QtGui import QBrush, QColor, QPainter
 
 from app.looks import Theme
 from app.panels.plots.round_view import RoundView
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunAxis, RunOverlay, RunRows
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import OVERLAYS, OverlayLine, overlay_sample, plot_pen
+from app.widgets.line_styles import OVERLAYS, overlay_sample
+from app.widgets.plot_surface import PlotSurface
 
 
 class OverlaidView(RoundView):
     """A RoundView with an overlay, or without one. The second run is read when it is drawn: out of
     sight nothing of it is computed."""
 
-    _overlay: RunOverlay | None = None
+    overlay: RunOverlay | None = None
+    """The second run, drawn over the one on show; None without one."""
     _n_drawn = 0
     """Rows that the overlaid run had when it was drawn last."""
 
-    @property
-    def overlay(self) -> RunOverlay | None:
-        """The second run, drawn over the one on show; None without one."""
-        return self._overlay
-
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        self._overlay, self._n_drawn = overlay, 0
+        self.overlay, self._n_drawn = overlay, 0
         self._clear_overlay()
         self.legend.set_leading([] if overlay is None else self._overlay_swatches(overlay))
         self._fit_legend()
@@ -44,17 +41,17 @@ class OverlaidView(RoundView):
 
     def refresh(self) -> None:
         super().refresh()
-        if self._overlay is None or self._stale or not self.has_rounds:
+        if self.overlay is None or self._stale or not self.has_rounds:
             return
-        if self.visibleRegion().isEmpty() or _n_rows(self._overlay) != self._n_drawn:
+        if self.visibleRegion().isEmpty() or _n_rows(self.overlay) != self._n_drawn:
             self._redraw()
 
     def readout(self, x: float, y: float) -> str:
         own = super().readout(x, y)
-        if self._overlay is None:
+        if self.overlay is None:
             return own
-        parts = [f"{run_name(self._overlay.over)}, {own}"] if own else []
-        for overlay in self._overlay.every:
+        parts = [f"{run_name(self.overlay.over)}, {own}"] if own else []
+        for overlay in self.overlay.every:
             axis = overlay.axis(self.plot.run_axis.unit)
             round_ = axis.round_at(x)
             if words := self._overlay_words(overlay, round_):
@@ -75,13 +72,13 @@ class OverlaidView(RoundView):
 
     def _words(self) -> str:
         own = super()._words()
-        names = [one.name for one in self._overlay.every] if self._overlay else []
+        names = [one.name for one in self.overlay.every] if self.overlay else []
         return f"{own}, overlaid: {', '.join(names)}" if names else own
 
     def _redraw(self) -> None:
         super()._redraw()
-        if self._overlay is not None and not self._stale:
-            self._n_drawn = _n_rows(self._overlay)
+        if self.overlay is not None and not self._stale:
+            self._n_drawn = _n_rows(self.overlay)
 
 
 def _n_rows(overlay: RunOverlay) -> int:
@@ -99,12 +96,9 @@ class BarView(OverlaidView):
     sequences: ClassVar[np.ufunc] = np.add
     means: ClassVar[bool] = False
 
-    def __init__(self, theme: Theme, *args: Any) -> None:
-        super().__init__(theme, *args)
-        self._lines = tuple(map(OverlayLine, OVERLAYS))
-        for line in self._lines:
-            self.plot.addItem(line, ignoreBounds=True)
-            line.follow(theme)
+    def __init__(self, theme: Theme, swatches: Sequence[Swatch]) -> None:
+        super().__init__(theme, swatches)
+        self._lines = tuple(overlay_line(self.plot, *style) for style in OVERLAYS)
 
     @abstractmethod
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
@@ -133,11 +127,11 @@ class BarView(OverlaidView):
 
     def _draw_overlay(self) -> float:
         """Draw the steps in sight; the height that they need, 0 without a second run."""
-        every = self._overlay.every if self._overlay is not None else ()
+        every = self.overlay.every if self.overlay is not None else ()
         lines = zip(self._lines, every, strict=False)
         return max((self._draw_line(line, one) for line, one in lines), default=0.0)
 
-    def _draw_line(self, line: OverlayLine, overlay: RunOverlay) -> float:
+    def _draw_line(self, line: pg.PlotCurveItem, overlay: RunOverlay) -> float:
         axis, rows = overlay.axis(self.plot.run_axis.unit), self._rows_of(overlay)
         start, stop = rows.between(*axis.between(*self.plot.x_range))
         of_row, heights = rows.rounds.values[start:stop], self._heights(rows, start, stop)
@@ -167,18 +161,37 @@ class BarView(OverlaidView):
         return self._height_words(float(self.sequences.reduce(self._heights(rows, start, stop))))
 
 
+_CASING, _ABOVE_BARS = 3.0, 10
+
+
+def overlay_line(
+    plot: PlotSurface, role: str, dashes: Sequence[float], *, cased: bool = True
+) -> pg.PlotCurveItem:
+    """A line of another run, above bars and below the cursor. cased: whether it is parted from bars
+    below; lines below would be lost under a casing."""
+    line = plot.put(pg.PlotCurveItem(), role, dashes=dashes, casing=_CASING * cased)
+    line.setZValue(_ABOVE_BARS)
+    return line
+
+
 _GAPS_FROM_PIXELS = 5.0
 """Bars at least as wide are parted by a gap."""
 _GAP = 0.14
 
 
 class StackedBars:
-    """At most one bar for each column of pixels. `items` go into a plot."""
+    """At most one bar for each column of pixels. roles, patterns: of the parts, the first at the
+    bottom."""
 
-    def __init__(self, n_parts: int) -> None:
+    def __init__(
+        self, plot: PlotSurface, roles: Sequence[str], patterns: Sequence[Qt.BrushStyle]
+    ) -> None:
+        none = np.zeros(0)
         self.items = [
-            pg.BarGraphItem(x0=np.zeros(0), x1=np.zeros(0), y0=np.zeros(0), height=np.zeros(0))
-            for _ in range(n_parts)
+            plot.put(
+                pg.BarGraphItem(x0=none, x1=none, y0=none, height=none), "", role, pattern=pattern
+            )
+            for role, pattern in zip(roles, patterns, strict=True)
         ]
         self.n_bars = 0
 
@@ -199,14 +212,6 @@ class StackedBars:
             return
         none = np.zeros(0)
         self.set(none, none, np.zeros((len(self.items), 0)), 1.0)
-
-    def recolour(self, colours: Sequence[QColor], patterns: Sequence[Qt.BrushStyle]) -> None:
-        """A colour and a pattern for each part; patterns other than solid get an outline."""
-        for item, colour, pattern in zip(self.items, colours, patterns, strict=True):
-            pen = QPen(Qt.PenStyle.NoPen)
-            if pattern is not Qt.BrushStyle.SolidPattern:
-                pen = plot_pen(colour)
-            item.setOpts(brush=QBrush(colour, pattern), pen=pen)
 
 
 def sample(pattern: Qt.BrushStyle) -> Callable[[QPainter, QRect, QColor], None]:

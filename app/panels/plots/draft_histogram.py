@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.looks import Theme
 from app.trace_models.shown_text import significant
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import draw_bar, draw_diamond, draw_triangle, overlay_pen, plot_pen
+from app.widgets.line_styles import DASHES, draw_bar, draw_diamond, draw_triangle
 from app.widgets.plot_surface import PlotSurface
 
 _X_NAME, _Y_NAME = "drafted", "accepted"
@@ -31,8 +31,8 @@ class DraftHistogram(QWidget):
     length; the share in per cent is written in it where it fits.
     """
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._counts = np.zeros((1, 1), np.int64)
         self.setAccessibleName("Accepted tokens by draft length")
         self._theme = theme
@@ -192,24 +192,22 @@ SWATCHES = (
 class PositionRatesPlot(PlotSurface):
     """Three lines over the index in the draft; an index never reached has no point."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__("0.5 0 ", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, "0.5 0 ")
         self.setAccessibleName("Acceptance by index in the draft")
         self.getPlotItem().getAxis("left").setTicks([[(0, "0"), (0.5, "0.5"), (1, "1")]])
+        self.name_axes("rate", "index in draft")
+        looks = list(zip(RATES, _SYMBOLS, _ROLES, _DASHES, strict=True))
         self.curves = {
-            name: pg.PlotDataItem(symbol=symbol, symbolSize=7, connect="finite")
-            for name, symbol in zip(RATES, _SYMBOLS, strict=True)
+            name: self.put(_curve(symbol, 7), role, role, style=style)
+            for name, symbol, role, style in looks
         }
         self.curves_over = {
-            name: pg.PlotDataItem(symbol=symbol, symbolSize=10, connect="finite")
-            for name, symbol in zip(RATES, _SYMBOLS, strict=True)
+            name: self.put(_curve(symbol, 10), role, dashes=DASHES)
+            for name, symbol, role, _ in looks
         }
-        for curve in (*self.curves.values(), *self.curves_over.values()):
-            self.addItem(curve)
         self._n = self._n_over = 0
         self.set_rates({name: [] for name in RATES})
-        self._theme = theme
-        theme.apply(self._recolour)
 
     def set_rates(self, rates: dict[str, list[float | None]]) -> None:
         """Show the three lists of `engine.trace.timings.acceptance`, each [n_max]."""
@@ -229,19 +227,9 @@ class PositionRatesPlot(PlotSurface):
         self.getPlotItem().getAxis("bottom").setTicks([ticks])
         self.box.setRange(xRange=(-0.4, max(n - 1, 1) + 0.4), yRange=(-0.06, 1.08), padding=0)
 
-    def _recolour(self) -> None:
-        theme = self._theme
-        self.colour_axes(theme)
-        self.name_axes("rate", "index in draft", theme)
-        for curve, role, dashes in zip(self.curves.values(), _ROLES, _DASHES, strict=True):
-            colour = theme.color(role)
-            curve.setPen(plot_pen(colour, style=dashes))
-            curve.setSymbolPen(QPen(Qt.PenStyle.NoPen))
-            curve.setSymbolBrush(colour)
-        for curve, role in zip(self.curves_over.values(), _ROLES, strict=True):
-            curve.setPen(overlay_pen(theme.color(role)))
-            curve.setSymbolPen(plot_pen(theme.color(role)))
-            curve.setSymbolBrush(QBrush(Qt.BrushStyle.NoBrush))
+
+def _curve(symbol: str, size: int) -> pg.PlotDataItem:
+    return pg.PlotDataItem(symbol=symbol, symbolSize=size, connect="finite")
 
 
 def _show(curves: dict[str, pg.PlotDataItem], rates: dict[str, list[float | None]]) -> int:

@@ -7,7 +7,6 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
-from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
 from app.panels.plots.bar_view import BarView, StackedBars, per_round, sample
@@ -74,17 +73,13 @@ def _swatch(state: str) -> Swatch:
 class RingView(RoundView):
     """Heat map of rounds and slots, one band of slots for each sequence, slot 0 on top."""
 
+    name, y_label = "Ring occupancy", "slot"
+    about = "Shows what each snapshot slot holds after every round. Press Run (F5)."
     untold = "what its snapshot slots hold"
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(
-            theme,
-            "Ring occupancy",
-            "slot",
-            [_swatch(state) for state in ("live", "fresh", "carried", "pending", "stale", "free")],
-            "Shows what each snapshot slot holds after every round. Press Run (F5).",
-            parent,
-        )
+    def __init__(self, theme: Theme) -> None:
+        states = ("live", "fresh", "carried", "pending", "stale", "free")
+        super().__init__(theme, [_swatch(state) for state in states])
         self._image = pg.ImageItem(axisOrder="row-major")
         self._image.setLevels((0, 255))
         self._marks = {
@@ -315,30 +310,23 @@ class KvCellsView(BarView):
     """Bars of cells in use after each round, all its sequences together, duplicates on top; a
     triangle wherever there are any, however few."""
 
+    name, y_label = "KV cells", "cells"
+    about = "Shows how many attention cells the sequences use. Press Run (F5)."
     widest_label = "duplicates"
     untold = "how many attention cells are in use"
     overlay_tip = "Cells in use after each round, duplicates too,"
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(
-            theme,
-            "KV cells",
-            "cells",
-            (
-                Swatch("duplicates", _ROLES[1], "Cells beyond one per position", draw_triangle),
-                Swatch(
-                    "used", _ROLES[0], "Cells with a position of their own", sample(_PATTERNS[0])
-                ),
-            ),
-            "Shows how many attention cells the sequences use. Press Run (F5).",
-            parent,
+    def __init__(self, theme: Theme) -> None:
+        used, twice = "Cells with a position of their own", "Cells beyond one per position"
+        swatches = (
+            Swatch("duplicates", _ROLES[1], twice, draw_triangle),
+            Swatch("used", _ROLES[0], used, sample(_PATTERNS[0])),
         )
-        self._bars = StackedBars(len(_CELLS))
-        self._signs = pg.ScatterPlotItem(symbol="t", size=_SIGN_PIXELS)
-        for item in (*self._bars.items, self._signs):
-            self.plot.addItem(item, ignoreBounds=True)
+        super().__init__(theme, swatches)
+        self._bars = StackedBars(self.plot, _ROLES, _PATTERNS)
+        signs = pg.ScatterPlotItem(symbol="t", size=_SIGN_PIXELS)
+        self._signs = self.plot.put(signs, "", _ROLES[1])
         self._reset()
-        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
@@ -379,12 +367,6 @@ class KvCellsView(BarView):
 
     def _height_words(self, height: float) -> str:
         return f"{height:,.0f} cells in all"
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
-        self._signs.setBrush(theme.color(_ROLES[1]))
-        self._signs.setPen(QPen(Qt.PenStyle.NoPen))
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)

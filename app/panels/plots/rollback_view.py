@@ -10,22 +10,13 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QBrush, QPen
-from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
 from app.panels.plots.bar_view import BarView, PixelColumns
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import whole_text
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import (
-    draw_bar,
-    draw_cross,
-    draw_dashes,
-    draw_hatched,
-    draw_hollow,
-    plot_pen,
-)
+from app.widgets.line_styles import draw_bar, draw_cross, draw_dashes, draw_hatched, draw_hollow
 from app.widgets.plot_surface import draw_nothing
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
@@ -66,29 +57,25 @@ class RollbackView(BarView):
     """Bars of rollback depth and the dashed n_rs_seq line; of several sequences each has a strip of
     its own, the first one on top, and a second run the one below them."""
 
+    name, y_label = "Rollback depth", "depth"
+    about = "Shows how deep each round rolled back and by which path. Press Run (F5)."
     overlay_tip = "Deepest rollback of each round, all sequences,"
     sequences = np.maximum
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(
-            theme,
-            "Rollback depth",
-            "depth",
-            _SWATCHES,
-            "Shows how deep each round rolled back and by which path. Press Run (F5).",
-            parent,
-        )
-        self._bars = {
-            group: pg.BarGraphItem(x=np.zeros(0), height=np.zeros(0), width=1.0)
-            for group in _GROUPS
-        }
-        self._crosses = pg.ScatterPlotItem(symbol="x", size=9)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, _SWATCHES)
+        put, dotted, none = self.plot.put, Qt.PenStyle.DotLine, np.zeros(0)
+        bars = {group: pg.BarGraphItem(x=none, height=none, width=1.0) for group in _GROUPS}
+        self._bars = bars
+        put(bars["seq_rm"], "", "path.seq_rm")
+        put(bars["restore"], "", "path.restore", pattern=Qt.BrushStyle.BDiagPattern)
+        put(bars["refused"], "path.refused")
+        put(bars["untold"], "path.untold", style=dotted)
+        crosses = pg.ScatterPlotItem(symbol="x", size=9)
+        self._crosses = put(crosses, "path.refused", "path.refused", width=2.0)
         self._limits: list[pg.InfiniteLine] = []
         """One for each strip."""
-        for item in (*self._bars.values(), self._crosses):
-            self.plot.addItem(item, ignoreBounds=True)
         self._reset()
-        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._next_row = 0
@@ -169,7 +156,7 @@ class RollbackView(BarView):
     @property
     def _n_strips(self) -> int:
         n = max(1, len(self._seq_ids))
-        return n + 1 if n > 1 and self._overlay is not None else n
+        return n + 1 if n > 1 and self.overlay is not None else n
 
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         return np.maximum(rows.column("rollback_depth", start, stop), 0)
@@ -193,9 +180,8 @@ class RollbackView(BarView):
         enough for."""
         limit, n = self._n_rs_seq, self._n_strips
         while len(self._limits) < min(n, _MOST_LIMITS):
-            line = pg.InfiniteLine(angle=0, movable=False, pen=self._limit_pen)
-            self._limits.append(line)
-            self.plot.addItem(line, ignoreBounds=True)
+            line = pg.InfiniteLine(angle=0, movable=False)
+            self._limits.append(self.plot.put(line, "plot.limit", style=Qt.PenStyle.DashLine))
         n_seqs = max(1, len(self._seq_ids))
         for number, line in enumerate(self._limits):
             line.setVisible(limit is not None and number < n_seqs)
@@ -206,28 +192,12 @@ class RollbackView(BarView):
         if n > 1:
             names = [f"seq {seq_id}" for seq_id in self._seq_ids]
             if n > n_seqs:
-                names.append("other" if self._overlay is None else self._overlay.name)
+                names.append("other" if self.overlay is None else self.overlay.name)
             middles = [strip * (n - 0.5 - at) for at in range(n)]
             self.plot.set_rows(list(zip(middles, names, strict=True)))
         else:
             depths = range(0, top + 1, -(-top // 4))
             self.plot.set_rows([(value, str(value)) for value in depths])
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        blue, orange, red, grey = (theme.color(f"path.{group}") for group in _GROUPS)
-        self._bars["seq_rm"].setOpts(brush=blue, pen=QPen(Qt.PenStyle.NoPen))
-        self._bars["restore"].setOpts(
-            brush=QBrush(orange, Qt.BrushStyle.BDiagPattern), pen=plot_pen(orange)
-        )
-        self._bars["refused"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=plot_pen(red))
-        dotted = plot_pen(grey, style=Qt.PenStyle.DotLine)
-        self._bars["untold"].setOpts(brush=QBrush(Qt.BrushStyle.NoBrush), pen=dotted)
-        self._crosses.setPen(plot_pen(red, 2.0))
-        self._crosses.setBrush(red)
-        self._limit_pen = plot_pen(theme.color("plot.limit"), style=Qt.PenStyle.DashLine)
-        for line in self._limits:
-            line.setPen(self._limit_pen)
 
     def _row_at(self, round_: int, seq_id: int | None) -> int | None:
         rounds, seq_ids = self._data["round"], self._data["seq_id"]

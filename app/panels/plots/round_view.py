@@ -57,30 +57,26 @@ class RoundView(QStackedWidget):
 
     position_selected = Signal(object)  # Position
     range_selected = Signal(object)  # RunRange or None
+    name: ClassVar[str]
+    y_label: ClassVar[str]
+    about: ClassVar[str]
+    """What it shows, said while there is no run."""
     widest_label: ClassVar[str] = "n_rs_seq = 64"
     """What the legend is given room for."""
     untold: ClassVar[str] = ""
     """What a run lacks that leaves nothing to draw, in words that follow "does not report"."""
 
-    def __init__(
-        self,
-        theme: Theme,
-        name: str,
-        y_label: str,
-        swatches: Sequence[Swatch],
-        empty_text: str,
-        parent: QWidget | None = None,
-    ) -> None:
-        super().__init__(parent)
-        self._name, self._theme = name, theme
+    def __init__(self, theme: Theme, swatches: Sequence[Swatch]) -> None:
+        super().__init__()
+        self._theme = theme
         self.run: RunRef | None = None
         self._cursor: Position | None = None
         self._stale = self._is_behind = self._has_ended = False
         self.has_rounds = False
         self._legend_least = 0
         self._group = RoundGroup(self, self)
-        self.plot = RoundPlot(theme, y_label)
-        self.plot.setAccessibleName(name)
+        self.plot = RoundPlot(theme, self.y_label)
+        self.plot.setAccessibleName(self.name)
         self.plot.tip = self.readout
         self.plot.clicked.connect(self._on_clicked)
         self.plot.round_stepped.connect(self._on_stepped)
@@ -89,7 +85,7 @@ class RoundView(QStackedWidget):
         self.plot.unit_changed.connect(self._redraw)
         self.plot.box.sigXRangeChanged.connect(self._redraw)
         self.plot.box.sigResized.connect(self._on_resized)
-        self.legend = SwatchLegend(f"{name}: colours", swatches, theme)
+        self.legend = SwatchLegend(f"{self.name}: colours", swatches, theme)
         self.page = QWidget()
         """The plot and what is next to it, as pictures show it."""
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self.page)
@@ -97,10 +93,10 @@ class RoundView(QStackedWidget):
         self._row.setSpacing(8)
         self._row.addWidget(self.plot, 1)
         self._row.addWidget(self.legend)
-        self.empty = EmptyState("No run yet", empty_text, waits_for_run=True)
+        self.empty = EmptyState("No run yet", self.about, waits_for_run=True)
         self.addWidget(self.empty)
         self.addWidget(self.page)
-        self.setAccessibleName(name)
+        self.setAccessibleName(self.name)
 
     def show_run(self, run: RunRef | None) -> None:
         self.run = run
@@ -216,10 +212,6 @@ class RoundView(QStackedWidget):
     @abstractmethod
     def _draw(self) -> None:
         """Draw the rounds in sight."""
-
-    @abstractmethod
-    def _recolour(self) -> None:
-        """Take the colours of `_theme`."""
 
     @abstractmethod
     def _tip(self, x: float, y: float) -> str:

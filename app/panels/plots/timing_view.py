@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
 from app.panels.plots.bar_view import BarView, StackedBars, per_round, sample
@@ -13,7 +12,7 @@ from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import significant
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import draw_dashes, plot_pen
+from app.widgets.line_styles import draw_dashes
 from app.widgets.plot_surface import draw_nothing
 from engine.analysis.run_cost import PlainRatio
 from engine.trace.records import MISSING, PHASES
@@ -58,31 +57,25 @@ _BASELINE_TIP = (
 class TimingView(BarView):
     """Stacked bars of the phases of each round, all its sequences together, in milliseconds."""
 
+    name, y_label = "Time per round", "ms"
+    about = "Shows what the time of every round was spent on. Press Run (F5)."
     widest_label = "0.00 to 0.00×"
     untold = "how long its rounds took"
     overlay_tip = "Time of each round, all phases together,"
     means = True
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         swatches = [
             Swatch(phase, f"phase.{phase}", _TIPS[phase], sample(pattern))
             for phase, pattern in zip(PHASES, _PATTERN_OF, strict=False)
         ]
-        super().__init__(
-            theme,
-            "Time per round",
-            "ms",
-            [Swatch(NO_BASELINE, "plot.limit", _BASELINE_TIP, draw_dashes), *reversed(swatches)],
-            "Shows what the time of every round was spent on. Press Run (F5).",
-            parent,
-        )
-        self._bars = StackedBars(len(_PARTS))
-        self._longest = pg.PlotDataItem(connect="finite")
-        self._plain = pg.InfiniteLine(angle=0, movable=False)
-        for item in (*self._bars.items, self._longest, self._plain):
-            self.plot.addItem(item, ignoreBounds=True)
+        baseline = Swatch(NO_BASELINE, "plot.limit", _BASELINE_TIP, draw_dashes)
+        super().__init__(theme, [baseline, *reversed(swatches)])
+        self._bars = StackedBars(self.plot, _ROLES, _PATTERN_OF)
+        self._longest = self.plot.put(pg.PlotDataItem(connect="finite"), "plot.text")
+        plain = pg.InfiniteLine(angle=0, movable=False)
+        self._plain = self.plot.put(plain, "plot.limit", style=Qt.PenStyle.DashLine)
         self._reset()
-        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
@@ -154,15 +147,6 @@ class TimingView(BarView):
         shown = total[~prompt] if not prompt.all() else total
         top = max(float(shown.max(initial=0.0)), self._draw_overlay()) or 1.0
         self.plot.set_y_range(0, top * 1.1)
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERN_OF)
-        for item, role, style in (
-            (self._longest, "plot.text", Qt.PenStyle.SolidLine),
-            (self._plain, "plot.limit", Qt.PenStyle.DashLine),
-        ):
-            item.setPen(plot_pen(theme.color(role), style=style))
 
     def _tip(self, x: float, _y: float) -> str:
         if self._rows is None:

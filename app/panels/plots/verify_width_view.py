@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
 from app.panels.plots.bar_view import BarView, PixelColumns, StackedBars, sample
@@ -13,7 +12,7 @@ from app.trace_models.run_facts import is_ours
 from app.trace_models.run_rows import RunOverlay, RunRows
 from app.trace_models.shown_text import whole_text
 from app.widgets.legend import Swatch
-from app.widgets.line_styles import draw_dashes, plot_pen
+from app.widgets.line_styles import draw_dashes
 from app.widgets.plot_surface import draw_nothing
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
@@ -42,10 +41,12 @@ class VerifyWidthView(BarView):
     """Bars of tokens per round, padding included, cut where one ubatch ends and another begins; a
     line at the widest verification that adaptive depth allowed."""
 
+    name, y_label = "Verify width", "tokens"
+    about = "Shows the tokens of every forward pass and how they were split. Press Run (F5)."
     widest_label = "n_max + 1: 16"
     overlay_tip = "Tokens that the target decoded in each round"
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         swatches = [
             Swatch(part, role, tip, sample(pattern))
             for part, role, tip, pattern in zip(_PARTS, _ROLES, _TIPS, _PATTERNS, strict=True)
@@ -62,22 +63,13 @@ class VerifyWidthView(BarView):
             "Longest draft that adaptive depth allows, where it is in use, and the token before",
             draw_dashes,
         )
-        super().__init__(
-            theme,
-            "Verify width",
-            "tokens",
-            [border, *reversed(swatches), longest],
-            "Shows the tokens of every forward pass and how they were split. Press Run (F5).",
-            parent,
-        )
+        super().__init__(theme, [border, *reversed(swatches), longest])
         self._rows_over: dict[RunRef, RunRows] = {}
-        self._bars = StackedBars(len(_PARTS))
-        self._borders = pg.PlotCurveItem(connect="pairs")
-        self._longest = pg.PlotCurveItem(connect="pairs")
-        for item in (*self._bars.items, self._borders, self._longest):
-            self.plot.addItem(item, ignoreBounds=True)
+        self._bars = StackedBars(self.plot, _ROLES, _PATTERNS)
+        put, pairs = self.plot.put, pg.PlotCurveItem
+        self._borders = put(pairs(connect="pairs"), "plot.limit", width=1.5)
+        self._longest = put(pairs(connect="pairs"), "plot.text", width=2.0)
         self._reset()
-        theme.apply(self._recolour)
 
     def _reset(self) -> None:
         self._rows: RunRows | None = None
@@ -202,12 +194,6 @@ class VerifyWidthView(BarView):
         y = (tops - before[lane])[inner]
         x = np.stack([axis.starts(at), axis.ends(at)], axis=1).ravel()
         self._borders.setData(x, np.repeat(y, 2).astype(float))
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        self._bars.recolour([theme.color(role) for role in _ROLES], _PATTERNS)
-        self._borders.setPen(plot_pen(theme.color("plot.limit"), 1.5))
-        self._longest.setPen(plot_pen(theme.color("plot.text"), 2.0))
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QFont
 
 from app.looks import OVERLAY_ROLES, Theme, icon
@@ -193,8 +193,10 @@ class RunTable(ColumnTable):
 
     renamed = Signal(object, str)  # RunRef and what it is to be called
 
-    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(_COLUMNS, parent)
+    columns = _COLUMNS
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self.lines: list[RunLine] = []
         """What the table shows, from above."""
         self.rows: list[RunRow] = []
@@ -444,9 +446,8 @@ _SHORT = 24
 class RunPairTable(ColumnTable):
     """Lines are figures."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__([TableColumn("", "", "")] * 4, parent)
-        self._runs = ("", "")
+    columns = (TableColumn("", "", ""),) * 4
+    _runs = ("", "")
 
     def show_pairs(self, runs: tuple[str, str], pairs: list[FigurePair]) -> None:
         """Show these figures of two runs, which go by these names."""

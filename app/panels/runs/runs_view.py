@@ -84,9 +84,9 @@ class RunsView(QStackedWidget):
     again_asked = Signal(object)  # RunRef
     export_asked = Signal(object)  # RunRef
 
-    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.model = RunTable(theme, self)
+    def __init__(self, theme: Theme, actions: Actions) -> None:
+        super().__init__()
+        self.model = RunTable(theme)
         self.model.renamed.connect(self.rename_asked)
         self.can_repeat: Callable[[RunRef], bool] = lambda _: False
         """Whether a run could begin again now."""
@@ -375,8 +375,8 @@ class RunSearch(QWidget):
 
     changed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.field = made(
             QLineEdit,
             placeholderText="Name, prompt, model or drafter",
@@ -411,12 +411,12 @@ class RunPair(QWidget):
     Hidden without a second run; figures are computed only while the table is in sight.
     """
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._overlay: RunOverlay | None = None
         self._size_shown: int | None = None
         self._verdict = ""
-        self.model = RunPairTable(self)
+        self.model = RunPairTable()
         self.table = plain_table(self.model, "Run on show and overlaid run")
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)

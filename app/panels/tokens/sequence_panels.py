@@ -24,8 +24,8 @@ NARROW = 60
 class SequencePanels(QStackedWidget):
     """Panels by sequence, at most three side by side. One sequence never has a tab."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._panels: dict[int, QWidget] = {}
         self._as_tabs = False
         self._rows = made(QSplitter, Qt.Orientation.Vertical, childrenCollapsible=False)

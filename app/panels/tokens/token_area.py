@@ -20,7 +20,7 @@ from PySide6.QtGui import (
     QPen,
     QResizeEvent,
 )
-from PySide6.QtWidgets import QToolTip, QWidget
+from PySide6.QtWidgets import QToolTip
 
 from app.looks import Theme, fixed_font
 from app.panels.tokens.token_scroll import (
@@ -54,8 +54,8 @@ class TokenArea(TokenScroll):
     inspect_asked = Signal()
     """Enter or a double click: show all about the round of the outlined token."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(theme, parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
         self._theme = theme
         self._painter = TokenPainter(theme, self._metrics)
         self.current = NOWHERE

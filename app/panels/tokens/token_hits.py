@@ -314,12 +314,11 @@ class FindBar(QWidget):
     step_asked = Signal(int)
     closed = Signal()
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.line = QLineEdit()
-        self.line.setPlaceholderText(_EXAMPLES)
-        self.line.setAccessibleName("Find tokens")
-        self.line.setToolTip(_HELP)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.line = made(
+            QLineEdit, placeholderText=_EXAMPLES, accessibleName="Find tokens", toolTip=_HELP
+        )
         self.line.textChanged.connect(self._on_text)
         self.count = made(QLabel, accessibleName="Hits")
         self.error = words(accessibleName="What is wrong with the query")

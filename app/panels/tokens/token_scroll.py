@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame
 
 from app.looks import Theme, fixed_font
 from app.panels.tokens.token_layout import TokenFragment, TokenLayout
@@ -35,8 +35,8 @@ class TokenScroll(QAbstractScrollArea):
     scrolled = Signal()
     """By the reader, not by the layout."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self.stream: TokenStream | None = None
         self._metrics = TokenMetrics(fixed_font())
         self._rows: TokenRows | None = None

@@ -45,8 +45,8 @@ class TokensView(QStackedWidget):
     cancel_asked = Signal(object, int)  # RunRef, sequence
     """The sequence that is to end."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self.menu_actions: list[QAction] = []
         """What a right click offers at a token."""

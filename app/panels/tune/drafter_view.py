@@ -48,8 +48,8 @@ _TWO_FROM, _THREE_FROM = 72, 110
 class DrafterQuality(QWidget):
     """Four parts in one, two or three columns. One drafter, or several together."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self.setAccessibleName("Quality of the drafter")
         self.reliability = ReliabilityChart(theme)
         self.survival = SurvivalChart(theme)
@@ -210,8 +210,8 @@ _MOST_TICKS = 8
 class SurvivalChart(RateChart):
     """A dot for each index that drafts were judged at, its rate next to it where there is room."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(theme, "Survival by index in the draft", "index in draft", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, "Survival by index in the draft", "index in draft")
         self._shown = Survival(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def set_survival(self, found: Survival) -> None:
@@ -282,8 +282,8 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 class RankBars(QWidget):
     """A bar for each rank, the share of the rejections next to it; the last bar: beyond them."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self._rows: list[tuple[str, int]] = []
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -409,16 +409,16 @@ _ALL = "all drafters"
 class DrafterView(WholeRunView):
     """One drafter, or with a chain of them the chosen one or all together."""
 
+    name = "Drafter"
+    empty_title = "No draft yet"
+    about = (
+        "Shows whether a drafter's confidence can be trusted, how far its drafts come and what it "
+        "ranked next when it was wrong. Press Run (F5) with a drafter chosen."
+    )
     untold = "the tokens of its drafts"
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(
-            "Drafter",
-            "No draft yet",
-            "Shows whether a drafter's confidence can be trusted, how far its drafts come and what "
-            "it ranked next when it was wrong. Press Run (F5) with a drafter chosen.",
-            parent,
-        )
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._facts: DrafterFacts | None = None
         self.choice = made(
             QComboBox,

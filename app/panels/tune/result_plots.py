@@ -6,15 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QBrush, QPen
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import Signal
 
 from app.looks import Theme
 from app.trace_models.results import ResultColumn, Results, short_text
 from app.trace_models.shown_text import significant
 from app.trace_models.tune_surface import BEST, HeatMap
-from app.widgets.line_styles import plot_pen
 from app.widgets.plot_surface import PlotSurface
 
 MOST_CELLS = 40
@@ -127,24 +124,21 @@ class ParetoPlot(PlotSurface):
 
     row_chosen = Signal(int)  # of the results
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__("00000 ", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, "00000 ")
         self.setAccessibleName("Results over two figures")
         self.setMinimumSize(0, 0)
-        self._theme = theme
         self._x: ResultColumn | None = None
         self._y: ResultColumn | None = None
         self._rows = np.zeros(0, np.int64)
         self.front: np.ndarray = np.zeros(0, np.int64)
         """Rows that no other beats in both figures, by x."""
-        self._dots = pg.ScatterPlotItem(symbol="o", size=5)
-        self._line = pg.PlotDataItem(symbol="s", symbolSize=7)
-        self._ring = pg.ScatterPlotItem(symbol="o", size=14)
-        for item in (self._dots, self._line, self._ring):
-            self.addItem(item)
+        self._dots = self.put(pg.ScatterPlotItem(symbol="o", size=5), "", "plot.axis")
+        line, good = pg.PlotDataItem(symbol="s", symbolSize=7), "status.ok"
+        self._line = self.put(line, good, good, width=1.5)
+        self._ring = self.put(pg.ScatterPlotItem(symbol="o", size=14), "plot.limit", width=2.0)
         self.tip = self._words_at
         self.clicked.connect(self._choose)
-        theme.apply(self._recolour)
 
     def set_figures(self, x: ResultColumn | None, y: ResultColumn | None) -> None:
         """Show these figures of all rows, or nothing."""
@@ -163,7 +157,7 @@ class ParetoPlot(PlotSurface):
             self._dots.setData(x.values[self._rows][drawn], y.values[self._rows][drawn])
             self._line.setData(x.values[self.front], y.values[self.front])
             self._set_ranges(x, y)
-        self.name_axes(y.title, x.title, self._theme)
+        self.name_axes(y.title, x.title)
         best = [f"{x.text(row)}: {y.text(row)}" for row in self.front[:20].tolist()]
         self.setAccessibleDescription(
             f"{y.title} over {x.title}, {len(self._rows):,} results; front: {', '.join(best)}"
@@ -176,19 +170,6 @@ class ParetoPlot(PlotSurface):
             return
         shown = rows[np.isfinite(self._x.values[rows]) & np.isfinite(self._y.values[rows])]
         self._ring.setData(self._x.values[shown], self._y.values[shown])
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        self.colour_axes(theme)
-        if self._x is not None and self._y is not None:
-            self.name_axes(self._y.title, self._x.title, theme)
-        self._dots.setPen(QPen(Qt.PenStyle.NoPen))
-        self._dots.setBrush(theme.color("plot.axis"))
-        self._line.setPen(plot_pen(theme.color("status.ok"), 1.5))
-        self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
-        self._line.setSymbolBrush(theme.color("status.ok"))
-        self._ring.setPen(plot_pen(theme.color("plot.limit"), 2.0))
-        self._ring.setBrush(QBrush(Qt.BrushStyle.NoBrush))
 
     def _set_ranges(self, x: ResultColumn, y: ResultColumn) -> None:
         ranges = []

@@ -5,20 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import (
-    QItemSelection,
-    QItemSelectionModel,
-    QModelIndex,
-    QObject,
-    QSize,
-    Qt,
-    Signal,
-)
+from PySide6.QtCore import QItemSelection, QItemSelectionModel, QModelIndex, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QComboBox,
-    QHBoxLayout,
     QLabel,
     QPushButton,
     QSizePolicy,
@@ -61,13 +52,14 @@ class ResultsView(QStackedWidget):
     trace_asked = Signal(int)  # row of the results
     again_asked = Signal(object)  # Results
 
-    def __init__(self, theme: Theme, actions: Actions, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, actions: Actions) -> None:
+        super().__init__()
         self.setAccessibleName("Results")
-        self._results: Results | None = None
+        self.results: Results | None = None
+        """What is on show."""
         self._map: ResultMap | None = None
         self._axes_chosen = False
-        self.model = ResultTable(self)
+        self.model = ResultTable()
         self.table = plain_table(self.model, "Results")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.table.setSortingEnabled(True)
@@ -78,7 +70,7 @@ class ResultsView(QStackedWidget):
             QPushButton,
             "Read &Again",
             toolTip="Read the file again: a sweep may have added rows",
-            clicked=lambda: self.again_asked.emit(self._results),
+            clicked=lambda: self.again_asked.emit(self.results),
         )
         self.grid = HeatGrid(theme, "Mean of a figure by two settings")
         self.grid.chosen.connect(self._select_cell)
@@ -140,14 +132,9 @@ class ResultsView(QStackedWidget):
         self._plots.setVisible(lines >= _PLOTS_FROM)
         self._pareto_part.setVisible(beside or lines >= _BOTH_FROM)
 
-    @property
-    def results(self) -> Results | None:
-        """What is on show."""
-        return self._results
-
     def show_results(self, results: Results) -> None:
         """Show a result file; axes and figures stay chosen where it has them too."""
-        self._results = results
+        self.results = results
         self.headline.setText(results.title)
         self.headline.setToolTip(plain_tip(str(results.path)))
         self.note.setText(results.note)
@@ -189,10 +176,10 @@ class ResultsView(QStackedWidget):
         self.model.failed_colour = self._theme.color("status.error")
 
     def _chosen(self, box: QComboBox) -> ResultColumn | None:
-        return self._results.column(box.currentData()) if self._results else None
+        return self.results.column(box.currentData()) if self.results else None
 
     def _draw_map(self) -> None:
-        results = self._results
+        results = self.results
         x, y, figure = map(self._chosen, (self.map_x, self.map_y, self.map_figure))
         self._map = None
         if results is not None and x is not None and figure is not None:
@@ -255,14 +242,8 @@ class ResultsView(QStackedWidget):
 
 def _plot_part(plot: QWidget, words: tuple[QComboBox | str, ...]) -> QWidget:
     """A plot below the choices of what it shows."""
-    row = QHBoxLayout()
-    row.setSpacing(4)
-    for word in words:
-        if isinstance(word, str):
-            row.addWidget(QLabel(word))
-        else:
-            row.addWidget(word, 1)
-    row.addStretch(0)
+    parts = (QLabel(word) if isinstance(word, str) else (word, 1) for word in words)
+    row = hbox(*parts, 0, spacing=4)
     vbox(row, (plot, 1), 0, of=(part := QWidget()), margins=(0, 2, 0, 0), spacing=2)
     return part
 
@@ -294,9 +275,9 @@ def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None
 class ResultTable(ColumnTable):
     """Rows are numbered as in the results; `order` is how they are shown."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__((), parent)
-        self._results: Results | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: Results | None = None
         self.failed_colour = QColor()
         self.order: np.ndarray = np.zeros(0, np.int64)
         """The row of the results that each row of the table shows, int64 [n]."""
@@ -304,8 +285,8 @@ class ResultTable(ColumnTable):
     def set_results(self, results: Results) -> None:
         """Show these rows in their own order."""
         self.beginResetModel()
-        self._results = results
-        self._columns = [TableColumn(c.name, c.title, c.tip, c.is_text) for c in results.columns]
+        self.results = results
+        self.columns = [TableColumn(c.name, c.title, c.tip, c.is_text) for c in results.columns]
         self.order = np.arange(results.n)
         self.endResetModel()
 
@@ -317,7 +298,7 @@ class ResultTable(ColumnTable):
         return len(self.order)
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        results, at = self._results, int(self.order[row])
+        results, at = self.results, int(self.order[row])
         assert results is not None
         if role == Qt.ItemDataRole.DisplayRole and (column := results.column(name)) is not None:
             return column.text(at)
@@ -329,7 +310,7 @@ class ResultTable(ColumnTable):
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
         """By one column; rows without a value stand last either way. A column below 0: as read."""
-        results = self._results
+        results = self.results
         if results is None:
             return
         self.layoutAboutToBeChanged.emit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy, QWidget
+from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy
 
 from app.looks import Theme
 from app.panels.tune.drafter_view import DrafterFacts, DrafterQuality
@@ -47,6 +47,12 @@ _CLICK = " · click: put it into Run settings"
 class TuneView(WholeRunView):
     """Speeds are estimated elsewhere: `asked` wants them, `show_surface` brings them."""
 
+    name = "Tune"
+    empty_title = "No draft yet"
+    about = (
+        "Estimates which n_max and p_min would have been fastest. Record long drafts once, with "
+        "n_max 16 and p_min 0, and press Run (F5)."
+    )
     untold = "the lengths of its drafts"
     period_ms = 1500
 
@@ -54,16 +60,11 @@ class TuneView(WholeRunView):
     setting_chosen = Signal(object, int, float)  # RunRef, n_max, p_min
     run_selected = Signal(object)  # RunRef
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(
-            "Tune",
-            "No draft yet",
-            "Estimates which n_max and p_min would have been fastest. Record long drafts once, "
-            "with n_max 16 and p_min 0, and press Run (F5).",
-            parent,
-        )
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._facts: DrafterFacts | None = None
-        self._found: TuneSurface | None = None
+        self.shown: TuneSurface | None = None
+        """The surface on show."""
         self._waits: SurfaceRequest | None = None
         self._is_stale = False
         self._drafter_runs: list[RunRef] = []
@@ -109,12 +110,7 @@ class TuneView(WholeRunView):
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """Every cell of the heat map."""
-        return ([], []) if self._found is None else rows(self._found)
-
-    @property
-    def shown(self) -> TuneSurface | None:
-        """The surface on show."""
-        return self._found
+        return ([], []) if self.shown is None else rows(self.shown)
 
     def show_surface(self, request: SurfaceRequest, found: TuneSurface | None) -> None:
         """What came of a request; None: the run has no draft."""
@@ -122,7 +118,7 @@ class TuneView(WholeRunView):
             return
         self._waits = None
         if found is not None:
-            self._found = found
+            self.shown = found
             self.headline.setText(headline(found))
             self.note.setText(note(found))
             self.grid.set_map(heat_map(found))
@@ -133,7 +129,7 @@ class TuneView(WholeRunView):
 
     def _begin(self, run: RunRef | None) -> None:
         self._facts = None if run is None else DrafterFacts(run)
-        self._found = self._waits = None
+        self.shown = self._waits = None
         self._is_stale = False
         self.grid.set_map(None)
         for label in (self.headline, self.readout, self.note):
@@ -154,20 +150,20 @@ class TuneView(WholeRunView):
     def _ask(self) -> None:
         """One request at a time: what is asked meanwhile is asked when it is answered."""
         self._is_stale = self._waits is not None
-        if self._run is not None and not self._is_stale:
-            self._waits = (self._run, self.rule.currentText())
+        if self.run is not None and not self._is_stale:
+            self._waits = (self.run, self.rule.currentText())
             self.asked.emit(self._waits)
 
     def _list_drafters(self) -> None:
         """The drafters of the runs in this trace, each with its newest run."""
-        assert self._run is not None
+        assert self.run is not None
         newest: dict[str, RunRef] = {}
-        for run_id in self._run.store.runs:
-            run = self._run.sibling(run_id)
+        for run_id in self.run.store.runs:
+            run = self.run.sibling(run_id)
             if name := drafter_name(run):
                 newest[name] = run
-        if name := drafter_name(self._run):
-            newest[name] = self._run
+        if name := drafter_name(self.run):
+            newest[name] = self.run
         names = list(newest)
         if names != [self.drafter.itemText(i) for i in range(self.drafter.count())]:
             self.drafter.clear()
@@ -175,33 +171,33 @@ class TuneView(WholeRunView):
         for part in (self._labels["drafter"], self.drafter):
             part.setVisible(bool(names))
         self._drafter_runs = list(newest.values())
-        if self._run in self._drafter_runs:
-            self.drafter.setCurrentIndex(self._drafter_runs.index(self._run))
+        if self.run in self._drafter_runs:
+            self.drafter.setCurrentIndex(self._drafter_runs.index(self.run))
 
     def _select_drafter(self, index: int) -> None:
         run = self._drafter_runs[index]
-        if run != self._run:
+        if run != self.run:
             self.run_selected.emit(run)
 
     def _tell(self, cell: tuple[int, int] | None) -> None:
-        if self._found is None:
+        if self.shown is None:
             return
         if cell is not None:
-            self.readout.setText(readout(self._found, cell[1], cell[0]))
+            self.readout.setText(readout(self.shown, cell[1], cell[0]))
         else:
-            runs_here = RULES[self._found.request[1]].runs_here
-            rule = self._found.request[1]
+            runs_here = RULES[self.shown.request[1]].runs_here
+            rule = self.shown.request[1]
             more = _CLICK if rule == FIXED.name else f" · --spec-draft-adapt {rule}"
-            star = _STAR if BEST in heat_map(self._found).marks else ""
+            star = _STAR if BEST in heat_map(self.shown).marks else ""
             self.readout.setText(
                 star + _HINT + (more if runs_here else " · not a rule of this engine")
             )
 
     def _words_of(self, row: int, column: int) -> str:
-        return "" if self._found is None else readout(self._found, column, row)
+        return "" if self.shown is None else readout(self.shown, column, row)
 
     def _choose(self, row: int, column: int) -> None:
-        found = self._found
+        found = self.shown
         if found is not None and found.request[1] == FIXED.name:
             self.setting_chosen.emit(found.request[0], *found.setting(column, row))
 
@@ -253,9 +249,7 @@ def drafter_name(run: RunRef) -> str:
 
 
 def _choice(name: str) -> QComboBox:
-    box = QComboBox()
-    box.setAccessibleName(name)
-    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    box = made(QComboBox, accessibleName=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
     box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
     box.setMinimumContentsLength(_LEAST_CHARACTERS)
     return box

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import QObject, QSize, Qt
-from PySide6.QtGui import QBrush, QPen, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QHeaderView, QWidget
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QHeaderView
 
 from app.looks import Theme
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import plain_tip, significant
 from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel
-from app.widgets.line_styles import plot_pen
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from app.widgets.plot_surface import PlotSurface
 from app.widgets.whole_run_view import WholeRunView
@@ -52,22 +51,22 @@ _MOST_ROUNDS = 10_000
 class WhatIfView(WholeRunView):
     """Estimates for every n_max up to the longest draft of the run on show."""
 
+    name = "What if n_max were smaller"
+    empty_title = "No draft yet"
+    about = (
+        "Estimates which n_max would have been fastest, from a run with drafts. Press Run (F5) "
+        "with a drafter chosen."
+    )
     untold = "the drafts of its rounds"
     period_ms = 250
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(
-            "What if n_max were smaller",
-            "No draft yet",
-            "Estimates which n_max would have been fastest, from a run with drafts. "
-            "Press Run (F5) with a drafter chosen.",
-            parent,
-        )
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._rows: RunRows | None = None
         self._has_drafts = False
         self.headline = made(ElidedLabel, wordWrap=True)
         self.note = made(ElidedLabel, muted=True)
-        self._estimates = EstimateTable(self)
+        self._estimates = EstimateTable()
         self.table_widget = table = plain_table(self._estimates, "Estimates by n_max")
         table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         table.setMinimumHeight(_LEAST_ROWS * table.verticalHeader().defaultSectionSize())
@@ -102,10 +101,10 @@ class WhatIfView(WholeRunView):
         return self._has_drafts
 
     def _estimate(self) -> WhatIf | None:
-        if self._run is None or not self._has_drafts:
+        if self.run is None or not self._has_drafts:
             return None
-        rounds = RecordedRounds.of(self._run, newest=_MOST_ROUNDS)
-        return what_if(rounds, is_whole=self._run.ended)
+        rounds = RecordedRounds.of(self.run, newest=_MOST_ROUNDS)
+        return what_if(rounds, is_whole=self.run.ended)
 
     def _show(self) -> None:
         result = self._estimate()
@@ -165,9 +164,8 @@ class WhatIfView(WholeRunView):
 class EstimateTable(ColumnTable):
     """Rows are values of n_max, the best one with a star."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__([TableColumn(name, *head) for name, head in _HEADS.items()], parent)
-        self._result: WhatIf | None = None
+    columns = tuple(TableColumn(name, *head) for name, head in _HEADS.items())
+    _result: WhatIf | None = None
 
     def show_estimates(self, result: WhatIf) -> None:
         """Show other estimates."""
@@ -231,18 +229,17 @@ def _speed(estimate: DraftLengthEstimate) -> str:
 class SpeedPlot(PlotSurface):
     """A line of tokens per second; a star is the best n_max, a ring the one that was recorded."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__("0000 ", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, "0000 ")
         self.setAccessibleName("Estimated speed by n_max")
         self.setMinimumHeight(2 * self.fontMetrics().height())
         self.has_speeds = False
-        self._line = pg.PlotDataItem(symbol="o", symbolSize=4, connect="finite")
-        self._recorded = pg.ScatterPlotItem(symbol="o", size=12)
-        self._best = pg.ScatterPlotItem(symbol="star", size=14)
-        for item in (self._line, self._recorded, self._best):
-            self.addItem(item)
-        self._theme = theme
-        theme.apply(self._recolour)
+        self.name_axes("tok/s", "n_max")
+        line = pg.PlotDataItem(symbol="o", symbolSize=4, connect="finite")
+        self._line = self.put(line, "ui.accent", "ui.accent")
+        recorded = pg.ScatterPlotItem(symbol="o", size=12)
+        self._recorded = self.put(recorded, "plot.text", width=1.5)
+        self._best = self.put(pg.ScatterPlotItem(symbol="star", size=14), "", "plot.limit")
 
     def set_estimates(self, result: WhatIf | None) -> None:
         """Show the estimates; nothing where the run was not timed."""
@@ -271,15 +268,3 @@ class SpeedPlot(PlotSurface):
                 if speed > 0
             )
         )
-
-    def _recolour(self) -> None:
-        theme = self._theme
-        self.colour_axes(theme)
-        self.name_axes("tok/s", "n_max", theme)
-        self._line.setPen(plot_pen(theme.color("ui.accent")))
-        self._line.setSymbolPen(QPen(Qt.PenStyle.NoPen))
-        self._line.setSymbolBrush(theme.color("ui.accent"))
-        self._recorded.setPen(plot_pen(theme.color("plot.text"), 1.5))
-        self._recorded.setBrush(QBrush(Qt.BrushStyle.NoBrush))
-        self._best.setPen(QPen(Qt.PenStyle.NoPen))
-        self._best.setBrush(theme.color("plot.limit"))

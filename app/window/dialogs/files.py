@@ -240,9 +240,7 @@ def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem:
 
     problem: why they cannot be kept.
     """
-    box = QMessageBox(parent)
-    box.setIcon(QMessageBox.Icon.Warning)
-    box.setWindowTitle("Quit")
+    box = made(QMessageBox, parent, icon=QMessageBox.Icon.Warning, windowTitle="Quit")
     box.setText("There are runs that were not exported and cannot be kept.")
     lines = [f"{runs.model}: {_counted(runs)}" for runs in recorded]
     lines += ["", f"{problem} Cancel to export them (Ctrl+E)."]

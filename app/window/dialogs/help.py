@@ -184,16 +184,14 @@ class HelpPages(QDialog):
         self.setWindowTitle("Draftscope help")
         self._topics = help_topics()
         self._documents: dict[str, QTextDocument] = {}
-        self.field = QLineEdit()
-        self.field.setPlaceholderText("Search all pages")
+        self.field = made(QLineEdit, placeholderText="Search all pages")
         self.field.setAccessibleName("Search all pages")
         self.field.setClearButtonEnabled(True)
         self.field.textChanged.connect(self._search)
         self.field.returnPressed.connect(lambda: self._step(+1))
-        self.list = QListWidget()
-        self.list.setWordWrap(True)
-        self.list.setSpacing(2)
-        self.list.setResizeMode(QListWidget.ResizeMode.Adjust)
+        self.list = made(
+            QListWidget, wordWrap=True, spacing=2, resizeMode=QListWidget.ResizeMode.Adjust
+        )
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setAccessibleName("Pages, or hits of the search")
         self.list.currentItemChanged.connect(self._show)

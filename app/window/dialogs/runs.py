@@ -87,8 +87,7 @@ class ConnectDialog(QDialog):
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
         self.model = text("the only one, or the one that is loaded")
         self.log = text("none")
-        browse = QPushButton("&Browse…")
-        browse.setToolTip("Choose the log file")
+        browse = made(QPushButton, "&Browse…", toolTip="Choose the log file")
         browse.setAutoDefault(False)  # Return is for Connect
         browse.clicked.connect(self._browse)
         self.limit = whole(1, 999_999, settings.server_timeout)

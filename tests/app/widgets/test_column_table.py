@@ -21,6 +21,8 @@ _ROLE = Qt.ItemDataRole
 class Table(ColumnTable):
     """Three rows that answer with what they were asked."""
 
+    columns = _COLUMNS
+
     def n_rows(self) -> int:
         return 3
 
@@ -30,7 +32,7 @@ class Table(ColumnTable):
 
 @pytest.fixture
 def table(qtbot: QtBot) -> Table:
-    return Table(_COLUMNS)
+    return Table()
 
 
 def test_it_is_a_sound_model(table: Table) -> None:
