@@ -357,8 +357,14 @@ def state_errors(
     clean: Mapping[StateKey, torch.Tensor], found: Mapping[StateKey, torch.Tensor]
 ) -> dict[StateKey, float]:
     """Relative error of every state; infinite where one is not finite."""
-    pairs = ((clean[key] - found[key], clean[key]) for key in clean)
-    norms = [[torch.linalg.vector_norm(x, dtype=torch.float64) for x in pair] for pair in pairs]
-    apart, sizes = (torch.stack(column) for column in zip(*norms, strict=True))
+    like = next(iter(clean.values()))
+    room = like.new_empty(max(x.numel() for x in clean.values()), dtype=torch.float64)
+    norms = room.new_empty(2, len(clean))
+    for i, (key, state) in enumerate(clean.items()):
+        # in one place: what comes and goes leaves holes that memory hardly fills again
+        x = room[: state.numel()].view(state.shape)
+        norms[1, i] = torch.linalg.vector_norm(x.copy_(state))
+        norms[0, i] = torch.linalg.vector_norm(x.sub_(found[key]))
+    apart, sizes = norms
     errors = torch.where(apart == 0, apart, apart / sizes).nan_to_num(torch.inf, torch.inf)
     return dict(zip(clean, errors.tolist(), strict=True))
