@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
     speculative = None
     if has_head:
         prompt = session.prompt(prompts[0].text)
-        speculative = SpeculativeWork(prompt.tokens, args.n_predict, options.spec.synthetic)
+        n_ctx = session.context([prompt], options)
+        rates = options.spec.synthetic
+        speculative = SpeculativeWork(prompt.tokens, args.n_predict, rates, n_ctx)
     works = pass_works(_WIDTHS, _N_PROMPT, args.depth)
     folder = Path(args.against) if args.against else None
     against = Against(session, folder, works, speculative, options, args.pairs)

@@ -61,7 +61,9 @@ _LEAST_PART = 8
 least."""
 _SAMPLES, _FEW_SAMPLES = 12, 4
 """Rounds whose states are copied, in a whole audit and within that time."""
-_LOGITS_BYTES = 32 << 20
+_SAMPLED_BYTES, _FEW_BYTES = 128 << 20, 24 << 20
+"""What the copies may take where the whole text may be read again, and where it will not be."""
+_LOGITS_BYTES = 16 << 20
 _FEW_ROWS = 2
 
 
@@ -144,7 +146,9 @@ class RunAudit(RoundObserver):
         end_tokens: Collection[int],
     ) -> None:
         """The run is about to start."""
-        self._samples = StateSamples(memory, _SAMPLES if self._is_whole else _FEW_SAMPLES)
+        n, reads_all = _SAMPLES if self._is_whole else _FEW_SAMPLES, self._share >= 1
+        n_bytes = _SAMPLED_BYTES if reads_all else _FEW_BYTES
+        self._samples = StateSamples(memory, n, n_bytes, with_last=reads_all)
         grammar = self._session.grammar(self._options)
         make = partial(plain_sampler, self._session, self._options, self._prompts, grammar)
         seq_ids = [sequence.seq_id for sequence in sequences]

@@ -25,7 +25,7 @@ from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import RowDistribution, Sampler, SamplerState
 
 _SAME_P = 1e-6
-_MOST_ROUNDS, _MOST_BYTES = 16, 32 << 20
+_MOST_ROUNDS, _MOST_BYTES = 16, 4 << 20
 """Rounds, and bytes of their logits, that wait to be checked."""
 
 

@@ -66,9 +66,6 @@ class PlainPass:
         return PassedPart(pos0, n, out.logits, out.rows[0])
 
 
-MOST_BYTES = 128 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class StateSample:
     """The states of one sequence after a round, with n_tokens tokens in memory, as a pass with all
@@ -108,13 +105,16 @@ class _Thinned:
 
 
 class StateSamples:
-    """Up to n rounds, fewer where they would take more than MOST_BYTES: half of them after a
-    rollback, the others anywhere; as well, the last round of every sequence."""
+    """Copies of states after up to n rounds, fewer where they would take more than n_bytes: half of
+    them, one at least, after a rollback, the others anywhere; with_last: as well, after the last
+    round of every sequence, and at least one anywhere."""
 
-    def __init__(self, memory: HybridMemory, n: int) -> None:
+    def __init__(self, memory: HybridMemory, n: int, n_bytes: int, *, with_last: bool) -> None:
         recurrent = memory.recurrent
         size = recurrent.layout.n_bytes * recurrent.n_seqs if recurrent else 0
-        self._most = max(1, min(n, MOST_BYTES // size) // 2) if size else 0
+        n = max(1, min(n, n_bytes // size)) if size else 0
+        self._most, self._most_undone = max(n // 2, n > 0 and with_last), -(-n // 2)
+        self._with_last = with_last
         self._any, self._undone = _Thinned(), _Thinned()
         self._kept: dict[tuple[int, int], StateSample] = {}
         self._ended: set[tuple[int, int]] = set()
@@ -130,25 +130,25 @@ class StateSamples:
     ) -> None:
         """Round `number` is over. running: memory sequence and tokens in memory, by seq_id; ended:
         those of them that go no further. undone: whether any of them was rolled back."""
-        if not self._most or not running:
+        if not self._most_undone or not running:
             return
-        takes = self._any.takes(number, self._most)
-        takes |= undone and self._undone.takes(number, self._most)
-        if not takes and not ended:
+        takes = self._most > 0 and self._any.takes(number, self._most)
+        takes |= undone and self._undone.takes(number, self._most_undone)
+        wanted = [*running] if takes else [*ended] if self._with_last else []
+        if not wanted:
             return
-        seqs = [seq for seq, _ in running.values()]
-        found = memory.inputs(seqs)
+        # those that are thinned out make room for the new ones
+        rounds = {*self._any.rounds, *self._undone.rounds}
+        for key in [key for key in self._kept if key[0] not in rounds and key not in self._ended]:
+            del self._kept[key]
+        found = memory.inputs([seq for seq, _ in running.values()])
         for (seq_id, (_, n_tokens)), states in zip(running.items(), found, strict=True):
-            if takes or seq_id in ended:
-                copies = {key: state.clone() for key, state in states.items()}
-                key = number, seq_id
-                self._kept[key] = StateSample(number, seq_id, n_tokens, copies)
-                if seq_id in ended:
-                    self._ended.add(key)
-        kept = {*self._any.rounds, *self._undone.rounds}
-        for key in list(self._kept):
-            if key[0] not in kept and key not in self._ended:
-                del self._kept[key]
+            if seq_id in wanted:
+                # one by one, as it may be a copy already
+                copies = {key: states.pop(key).clone() for key in list(states)}
+                self._kept[number, seq_id] = StateSample(number, seq_id, n_tokens, copies)
+        if self._with_last:
+            self._ended.update((number, seq_id) for seq_id in ended)
 
     @property
     def n_unseen(self) -> int:
@@ -230,7 +230,7 @@ class AuditedTexts:
         here = [row for row in rows if first <= row.pos < first + len(part.logits)]
         if here:
             at = [row.pos - first for row in here]
-            errors, log_p = recorded_error(part.logits[at], here)
+            errors, log_p = recorded_error([part.logits[i] for i in at], here)
             check.errors |= dict(zip((row.pos for row in here), errors.tolist(), strict=True))
             check.log_p |= dict(zip((row.pos for row in here), log_p, strict=True))
 
@@ -329,18 +329,22 @@ def emitted_rows(trace: TraceStore, run_id: int) -> dict[int, list[EmittedRow]]:
 
 
 def recorded_error(
-    logits: torch.Tensor, rows: Sequence[EmittedRow]
+    logits: Sequence[torch.Tensor], rows: Sequence[EmittedRow]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Per row the mean squared difference of what was recorded, the logarithms of the most
-    probable tokens' probabilities, from that of logits [n, n_vocab], over the mean square of the
+    probable tokens' probabilities, from that of n logits [n_vocab], over the mean square of the
     logits: float64 [n]; and these logarithms by the logits, over its root: [n, N_TOP]. Logits that
     are not finite are right.
     """
-    clean = logits.double()
     ids = torch.from_numpy(np.stack([np.maximum(row.top_ids, 0) for row in rows]).astype(np.int64))
     p = np.stack([row.top_p for row in rows]).astype(np.float64)
-    log_p = torch.log_softmax(clean, 1).gather(1, ids.to(clean.device))
-    mine, power = read(log_p, clean.square().mean(1))
+    log_p, squares = [], []
+    # row by row, since a vocabulary in float64 takes megabytes
+    for row, its_ids in zip(logits, ids.to(logits[0].device), strict=True):
+        clean = row.double()
+        squares.append(clean.square().mean())
+        log_p.append(clean[its_ids] - clean.logsumexp(0))
+    mine, power = read(torch.stack(log_p), torch.stack(squares))
     with np.errstate(divide="ignore", invalid="ignore"):
         seen = np.isfinite(p) & (p > _LEAST_P)
         apart = np.where(seen, np.square(mine - np.log(p)), 0.0)
@@ -353,9 +357,14 @@ def state_errors(
     clean: Mapping[StateKey, torch.Tensor], found: Mapping[StateKey, torch.Tensor]
 ) -> dict[StateKey, float]:
     """Relative error of every state; infinite where one is not finite."""
-    apart, sizes = (
-        torch.stack([torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors])
-        for tensors in ([clean[key] - found[key] for key in clean], list(clean.values()))
-    )
+    like = next(iter(clean.values()))
+    room = like.new_empty(max(x.numel() for x in clean.values()), dtype=torch.float64)
+    norms = room.new_empty(2, len(clean))
+    for i, (key, state) in enumerate(clean.items()):
+        # in one place: what comes and goes leaves holes that memory hardly fills again
+        x = room[: state.numel()].view(state.shape)
+        norms[1, i] = torch.linalg.vector_norm(x.copy_(state))
+        norms[0, i] = torch.linalg.vector_norm(x.sub_(found[key]))
+    apart, sizes = norms
     errors = torch.where(apart == 0, apart, apart / sizes).nan_to_num(torch.inf, torch.inf)
     return dict(zip(clean, errors.tolist(), strict=True))

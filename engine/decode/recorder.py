@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -180,8 +179,8 @@ class Recorder:
         self._moved = (0, 0)
         self._round_ubatches: list[int] = []
         self._may_wait = False
-        self._waiting: list[Callable[[NewRows], object]] = []
-        self._unanswered: list[Round] = []
+        self._waiting: list[_Waiting] = []
+        self._rows: NewRows = defaultdict(list)
         self._facts: tuple[np.ndarray, ...] = ()
         self.bytes_waiting = 0
         """Bytes of logits whose rows wait."""
@@ -218,11 +217,11 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        row = (
+        self._rows["ubatches"] += (
             *(round_, self._n_ubatches, ubatch.n_seqs, ubatch.n_seq_tokens),
             *(" ".join(map(str, seq_ids)), ubatch.n_padding, purpose, ubatch.reason, ms, pos_gap),
         )
-        self._record(lambda rows: rows["ubatches"].extend(row))
+        self._recorded()
         self._round_ubatches.append(self._n_ubatches)
         self._n_ubatches += 1
 
@@ -231,16 +230,13 @@ class Recorder:
     ) -> None:
         """Every draft that was asked for, and its memory sequence, the empty ones too. seq_ids: the
         number of each memory sequence's prompt."""
-        new = [
-            value
-            for seq, draft in asked
-            for value in (
+        for seq, draft in asked:
+            self._rows["drafts"] += (
                 *(round_, seq_ids[seq], draft.drafter, draft.match_pos, draft.n_raw),
                 *(len(draft.tokens), draft.reason, draft.n_wrong_rows, draft.n_wrong_tokens),
                 *(draft.block, _mean(draft.sure or draft.probs), draft.ms),
             )
-        ]
-        self._record(lambda rows: rows["drafts"].extend(new))
+        self._recorded()
 
     @property
     def facts(self) -> RunFacts:
@@ -249,7 +245,19 @@ class Recorder:
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
         """Record the tokens of a prompt, or of a part of it that starts at pos0."""
-        self._record(partial(self._prompt, round_, seq_id, pos0, tokens))
+        self._write()  # in the order of the rounds
+        n = len(tokens)
+        self._writer.learn(tokens, self._piece)
+        self._writer.extend(
+            "tokens",
+            {
+                "round": [round_] * n,
+                "seq_id": [seq_id] * n,
+                "pos": list(range(pos0, pos0 + n)),
+                "kind": ["prompt"] * n,
+                "token_id": list(tokens),
+            },
+        )
 
     def round(
         self,
@@ -279,23 +287,8 @@ class Recorder:
         seen = [_look(memory, round_.seq, n_rs_seq) for round_ in rounds]
         self.bytes_waiting += sum(x.logits.nbytes for x in rounds if x.logits is not None)
         moved = [b - a for a, b in zip(before, self._moved, strict=True)] if memory else []
-        t_ms, n = self._elapsed_ms, len(rounds)
-        self._unanswered += rounds
-
-        def add(rows: NewRows) -> None:
-            top_ids = self._facts[3] if self._facts else ()
-            ubatch_ids = " ".join(map(str, ubatches))
-            phases = [clock.phases(round_.seq, n) for round_ in rounds]
-            rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
-            for i, (round_, ms, (held, slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
-                _add_tokens(round_, top_ids, rows["tokens"])
-                for slot in slots:
-                    rows["memory"] += (round_.number, round_.seq_id, *slot)
-                traffic = [whole // n + (i < whole % n) for whole in moved] or (None, None)
-                times = ubatch_ids, t_ms, sum(ms) + rest_ms, *ms
-                rows["rounds"] += (*_OF_ROUND(round_), *_counts(round_), *times, *traffic, *held)
-
-        self._record(add)
+        self._waiting.append((rounds, seen, clock, elapsed_ms, self._elapsed_ms, moved, ubatches))
+        self._recorded()
 
     def close(self) -> None:
         """Write what waits. The run has ended: whether its model files have changed since the last
@@ -304,27 +297,25 @@ class Recorder:
         if self._files:
             self._files.note(self.facts, None, self._last_round)
 
-    def _record(self, add: Callable[[NewRows], object]) -> None:
-        """add: puts rows with those that are to be written."""
-        self._waiting.append(add)
+    def _recorded(self) -> None:
         if not self._may_wait:
             self._write()
 
     def _write(self) -> None:
         asked, n = [], 0
-        for round_ in self._unanswered:
-            if round_.logits is not None:
-                asked.append((round_.logits, round_.record, *round_.examined))
-                round_.fact = n
-                n += len(asked[-1][2])
+        for rounds, *_ in self._waiting:
+            for round_ in rounds:
+                if round_.logits is not None:
+                    asked.append((round_.logits, round_.record, *round_.examined))
+                    round_.fact = n
+                    n += len(asked[-1][2])
         if asked:
             self._facts = all_target_facts(asked)
             self._writer.learn(sorted(set(self._facts[3].ravel().tolist())), self._piece)
-        self._unanswered = []  # only now: after an interruption they are still to be worked out
+        # only now: after an interruption they are still to be worked out
         waiting, self._waiting, self.bytes_waiting = self._waiting, [], 0
-        rows: NewRows = defaultdict(list)
-        for add in waiting:
-            add(rows)
+        rows, self._rows = self._rows, defaultdict(list)
+        _add_rounds(waiting, self._facts[3] if self._facts else (), rows)
         self._write_tokens(rows)
         for table, new in rows.items():
             self._writer.append_rows(table, _COLUMNS[table], new)
@@ -345,23 +336,6 @@ class Recorder:
         self._writer.learn(known, self._piece)
         self._writer.append_rows("tokens", names, new, facts)
 
-    def _prompt(
-        self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int], rows: NewRows
-    ) -> None:
-        n = len(tokens)
-        self._write_tokens(rows)
-        self._writer.learn(tokens, self._piece)
-        self._writer.extend(
-            "tokens",
-            {
-                "round": [round_] * n,
-                "seq_id": [seq_id] * n,
-                "pos": list(range(pos0, pos0 + n)),
-                "kind": ["prompt"] * n,
-                "token_id": list(tokens),
-            },
-        )
-
 
 _OF_ROUND = attrgetter(
     *("number", "seq_id", "pos0", "accept_rule", "n_own", "rollback_depth", "memory_rollback"),
@@ -369,6 +343,35 @@ _OF_ROUND = attrgetter(
     *("restored_bytes", "checkpoint_bytes", "cache_wrong", "sampler_wrong", "sampler_draws"),
 )
 _Seen = tuple[tuple[int | None, ...], "Sequence[SnapshotSlot]"]
+_Waiting = tuple[
+    "Sequence[Round]", list[_Seen], "PhaseClock", float, float, list[int], Sequence[int]
+]
+"""Rounds closed together, what memory holds of each, their times in ms, alone and since the run
+began, the bytes moved and the numbers of the forward passes."""
+
+
+def _add_rounds(waiting: Sequence[_Waiting], top_ids: TopIds, rows: NewRows) -> None:
+    """Add rows of `tokens`, `memory` and `rounds`. top_ids: a field of TargetFacts."""
+    tokens, slots, new = rows["tokens"], rows["memory"], rows["rounds"]
+    for rounds, seen, clock, elapsed_ms, t_ms, moved, ubatches in waiting:
+        n, ubatch_ids = len(rounds), " ".join(map(str, ubatches))
+        phases = [clock.phases(round_.seq, n) for round_ in rounds]
+        rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
+        for i, (round_, ms, (held, its_slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
+            emitted, kinds = round_.emitted, round_.own_kinds
+            n_accepted = len(round_.accepted) - round_.n_own
+            _add_tokens(round_, emitted, n_accepted, kinds, top_ids, tokens)
+            for slot in its_slots:
+                slots += (round_.number, round_.seq_id, *slot)
+            traffic = [whole // n + (i < whole % n) for whole in moved] or (None, None)
+            times = ubatch_ids, t_ms, sum(ms) + rest_ms, *ms
+            new += (
+                *_OF_ROUND(round_),
+                *_counts(round_, len(emitted), n_accepted, kinds),
+                *times,
+                *traffic,
+                *held,
+            )
 
 
 def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> _Seen:
@@ -395,13 +398,14 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _counts(round_: Round) -> tuple[str, int | None, int | None, int | None, int, str, int]:
+def _counts(
+    round_: Round, n_emitted: int, n_accepted: int, kinds: Sequence[str]
+) -> tuple[str, int | None, int | None, int | None, int, str, int]:
     """drafter to verify_width of a row of `rounds`. A round stops with the last of the target's own
     tokens or at an end before it, a part of a prompt that nothing is chosen after with neither."""
-    draft, n_accepted, n_emitted = round_.draft, round_.n_accepted, len(round_.emitted)
-    kind = "end" if round_.n_own else ""
+    draft, kind = round_.draft, "end" if round_.n_own else ""
     if round_.n_own and n_emitted > n_accepted:
-        kind = round_.own_kinds[n_emitted - n_accepted - 1]
+        kind = kinds[n_emitted - n_accepted - 1]
     rest = n_emitted, kind, round_.n_rows or len(round_.tokens)
     if draft is None:
         return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *rest
@@ -413,15 +417,22 @@ _NO_DRAFT = (None,) * (len(_OF_DRAFT) + 1)
 _NO_TARGET = (*(None,) * len(_OF_TARGET), -1)
 
 
-def _add_tokens(round_: Round, top_ids: TopIds, to: list[Any]) -> None:
+def _add_tokens(
+    round_: Round,
+    emitted: Sequence[int],
+    n_accepted: int,
+    kinds: Sequence[str],
+    top_ids: TopIds,
+    to: list[Any],
+) -> None:
     """Add rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
-    are written. top_ids: a field of TargetFacts."""
-    number, seq_id = round_.number, round_.seq_id
-    emitted, n_accepted = round_.emitted, round_.n_accepted
+    are written. kinds: of its own ones. top_ids: a field of TargetFacts."""
+    number, seq_id, draft, tree = round_.number, round_.seq_id, round_.draft, round_.tree
     n_kept, pos = min(n_accepted, len(emitted)), round_.pos_next
-    own = list(enumerate(zip(round_.own_kinds, emitted[n_kept:], strict=False)))
-    n_judged, tree = round_.n_judged, round_.tree
-    for i, token in enumerate(round_.drafted):
+    own = list(enumerate(zip(kinds, emitted[n_kept:], strict=False)))
+    drafted = draft.tokens if draft else ()
+    n_judged = min(len(drafted), n_accepted + 1)
+    for i, token in enumerate(drafted):
         kind = "accepted" if i < n_kept else "ignored"
         if i == n_accepted and i < n_judged:
             kind = "rejected"
@@ -429,7 +440,6 @@ def _add_tokens(round_: Round, top_ids: TopIds, to: list[Any]) -> None:
                 # an end token inside the draft counts as the target's own (llama.cpp); and a
                 # replay may choose what was drafted where the first verification did not
                 kind = own.pop(0)[1][0]
-        draft = round_.draft
         assert draft is not None  # it has this token
         of_draft, forbidden, of_target = _of_draft(draft, i), None, _NO_TARGET
         if i < n_judged:
@@ -441,7 +451,7 @@ def _add_tokens(round_: Round, top_ids: TopIds, to: list[Any]) -> None:
         to += (*at, *node, *of_draft, forbidden, *of_target)
     for i, token in enumerate(round_.unverified.tokens if round_.unverified else ()):
         assert round_.unverified is not None  # it has this token
-        index, of_draft = len(round_.drafted) + i, _of_draft(round_.unverified, i)
+        index, of_draft = len(drafted) + i, _of_draft(round_.unverified, i)
         at = number, seq_id, pos + index, "ignored", token, index
         to += (*at, *_NO_NODE, *of_draft, None, *_NO_TARGET)
     if tree:

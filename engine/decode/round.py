@@ -204,9 +204,9 @@ class PhaseClock:
     def phases(self, seq: int, n_seqs: int) -> list[float]:
         """Milliseconds of PHASES: of this sequence alone, plus its n-th part (n_seqs) of the time
         that all sequences spent together."""
-        return [
-            all_ms / n_seqs + ms for all_ms, ms in zip(self._common, self._own[seq], strict=True)
-        ]
+        common = [ms / n_seqs for ms in self._common] if n_seqs > 1 else self._common
+        own = self._own.get(seq)
+        return [a + b for a, b in zip(common, own, strict=True)] if own else common
 
 
 WatchRound = Callable[[Round], None]

@@ -22,17 +22,18 @@ from engine.errors import OptionError, PeerLibraryError, ServerError
 from engine.experiments.bench.server_speed import TimedServer
 
 _HOST = "127.0.0.1"
-_MORE_CELLS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeWork:
     """A greedy request of n_predict tokens, whatever they are, drafted for by the MTP head in
-    drafts of len(rates) tokens, of which the first i are accepted with probability rates[i - 1]."""
+    drafts of len(rates) tokens, of which the first i are accepted with probability rates[i - 1].
+    n_ctx: cells of the context."""
 
     prompt: tuple[int, ...]
     n_predict: int
     rates: tuple[float, ...]
+    n_ctx: int
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def llama_server(
     port = free_port()
     words: Sequence[object] = (
         *("-m", model, "--host", _HOST, "--port", port, "-t", n_threads, "-dev", "none"),
-        *("-np", 1, "-c", len(work.prompt) + work.n_predict + _MORE_CELLS),
+        *("-np", 1, "-c", work.n_ctx),
         *("--spec-type", "draft-mtp", "--spec-draft-n-max", len(work.rates)),
         *("--spec-draft-p-min", 0, "--spec-synth-rates", ",".join(map(str, work.rates))),
     )

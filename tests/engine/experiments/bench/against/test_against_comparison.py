@@ -30,7 +30,7 @@ from engine.options import RunOptions
 from engine.session import Session
 from tests.support.fake_llama_programs import FakePrograms
 
-WORK = SpeculativeWork(tuple(range(40, 60)), 13, (1.0, 1.0, 0.0))
+WORK = SpeculativeWork(tuple(range(40, 60)), 13, (1.0, 1.0, 0.0), 128)
 
 
 @pytest.fixture(scope="module")
