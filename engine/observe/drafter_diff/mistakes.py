@@ -19,7 +19,7 @@ from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
-from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
+from engine.observe.drafter_diff.target_rows import FACTORS, MOVED, TextRows, mapped
 from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
@@ -75,8 +75,8 @@ class Mistakes:
                 continue
             if model.can_cut if deviation.only else deviation.late and not model.can_cut:
                 continue
-            moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
-            moves |= deviation.restarts
+            moved = (deviation.place, deviation.step, deviation.drift, deviation.off)
+            moves = any(moved) or deviation.stride != 1 or deviation.restarts
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
@@ -85,8 +85,17 @@ class Mistakes:
                 for whole in (True, False):
                     text = self._text.in_batches(model, which, with_prompt=whole)
                     yield replace(guess, text=text)
+                    yield from self._of_taps(deviation.about, which, with_prompt=whole)
             else:
                 yield guess
+
+    def _of_taps(self, about: str, which: str, *, with_prompt: bool) -> Iterator[Guess]:
+        """Rows of one layer alone that are others of their batches."""
+        rows, taps = self._target.rows, self._target.taps
+        places = self._text.others_of_batch(len(rows), which, with_prompt=with_prompt)
+        for tap in taps if len(taps) > 1 else ():
+            table = self._model.table(mapped(rows, lambda x: x[places], tap))
+            yield self._of_table(f"{about}, in layer {tap} alone", table)
 
     def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
         n = self._text.starts[0]
@@ -130,8 +139,7 @@ class Mistakes:
             yield self._of_table(about, table[moved])
         changes = {
             "zeros": model.table(mapped(self._target.rows, torch.zeros_like)),
-            "those of the position before": torch.cat((table[:1], table[:-1])),
-            "those of the position after": torch.cat((table[1:], table[-1:])),
+            **{what: change(table) for what, change in MOVED.items()},
         }
         for (where, places), (what, rows) in product(self._places().items(), changes.items()):
             about = f"rows{where and ' of '}{where} are {what}"
@@ -213,9 +221,13 @@ class Mistakes:
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
             fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
             yield self._guess(CANDIDATES, about, changes=fed, during="draft")
-        for lost in ("all", "drafted") if self._in_trees else ():
-            what = "nothing" if lost == "all" else "no drafted token"
-            about = f"branches of its trees but the first begin with {what} in memory: not copied"
+        lacks = {
+            "all": "begin with nothing in memory: not copied",
+            "drafted": "begin with no drafted token in memory: not copied",
+            "rows": "go on from the rows of the first one, not from their own",
+        }
+        for lost, what in lacks.items() if self._in_trees else ():
+            about = f"branches of its trees but the first {what}"
             yield self._guess(STATE, about, changes=((self._model, "lost", lost),), during="draft")
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,

@@ -116,6 +116,8 @@ def halves(x: torch.Tensor) -> torch.Tensor:
 
 def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
     axis = -2 if x.is_floating_point() and x.dim() > 1 else -1
+    if by == 1 and x.storage_offset() >= x.stride(axis) > 0:  # its first row is not the first one
+        return x.as_strided(x.shape, x.stride(), x.storage_offset() - x.stride(axis)).contiguous()
     return x.roll(by, axis).contiguous()
 
 
@@ -200,7 +202,8 @@ class _Operation(NamedTuple):
     def stage(self) -> str:
         """What is wrong where it is."""
         names = (*self.weights.values(), self.code.co_name, self.part)
-        if "rope" in self.module.__dict__[self.name].__module__:
+        is_rope = self.code.co_qualname.startswith(RopeTables.__name__)
+        if is_rope or "rope" in self.module.__dict__[self.name].__module__:
             return POSITIONS
         if any(part in name for name in names for part in OF_ROWS):
             return ROWS
@@ -226,7 +229,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
         scopes = [(owners, "", _ALWAYS), *few, *looped]
         for (whose, where, rounds), (about, change) in product(scopes, _ways(one)):
             changes = _elsewhere(one, [(one, whose, rounds, change)])
-            phases = [*PHASES] if about.startswith(_AT_TIMES) else [""]
+            phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
     for two in combinations(places.values(), 2):
         one, other = (each[0] for each in two)
@@ -247,7 +250,8 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
 
 
-_AT_TIMES = ("is left out", "gives 0 times what it should", "gives zeros in its head")
+_FROM_FIRST = "counted from the first of its pass"
+_AT_TIMES = ("is left out", "gives 0 times what it should", "gives zeros in its head", _FROM_FIRST)
 _ALWAYS = range(1 << 20)
 _IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
@@ -407,6 +411,7 @@ def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
         for about, change in [*READS.items()][:2]:
             yield about.replace("reads ", "as if it read "), change
+        yield _FROM_FIRST, lambda x: (x - x[..., :1]).clamp(min=0)
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
         for about, which in _SEEN.items():
             yield f"so that rows of a pass {about}", partial(_seeing, which)

@@ -25,6 +25,10 @@ _LAYERS_OFF = {
     -2: "two before",
 }
 FACTORS = (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
+MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
+    "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
+}
 PASS = 256
 """Tokens of a pass."""
 
@@ -83,7 +87,7 @@ class TextRows:
         for n_bits in (2, 3, 4):
             changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
         changes["in another order: their halves are exchanged"] = _exchanged
-        for what, change in changes.items():
+        for what, change in (changes | MOVED).items():
             yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
