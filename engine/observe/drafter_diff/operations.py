@@ -250,8 +250,11 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
 
 
-_FROM_FIRST = "counted from the first of its pass"
-_AT_TIMES = ("is left out", "gives 0 times what it should", "gives zeros in its head", _FROM_FIRST)
+_FROM_FIRST, _ONE_LOW = "counted from the first of its pass", "one too low"
+_AT_TIMES = (
+    *("is left out", "gives 0 times what it should", "gives zeros in its head"),
+    *(_FROM_FIRST, _ONE_LOW),
+)
 _ALWAYS = range(1 << 20)
 _IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
@@ -412,6 +415,7 @@ def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
         for about, change in [*READS.items()][:2]:
             yield about.replace("reads ", "as if it read "), change
         yield _FROM_FIRST, lambda x: (x - x[..., :1]).clamp(min=0)
+        yield _ONE_LOW, lambda x: (x - 1).clamp(min=0)
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
         for about, which in _SEEN.items():
             yield f"so that rows of a pass {about}", partial(_seeing, which)
