@@ -134,11 +134,7 @@ OF_ENGINES = (
     Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
     Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),
     Deviation(BEHIND, "what a round decoded comes into its memory one round late", late=True),
-    Deviation(
-        BEHIND,
-        "first tokens are of the row before the newest one, where a pass has several",
-        early=True,
-    ),
+    Deviation(BEHIND, "first tokens are of the row before the newest, if that is new", early=True),
     *(
         Deviation(
             KEPT, f"a rollback leaves {what} in its {only}, nowhere else", n_kept=n, only=only

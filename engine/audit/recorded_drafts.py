@@ -232,11 +232,11 @@ class DraftedText:
                 found.add(end + n)
         return found
 
-    def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
+    def in_batches(self, model: DraftModel, which: str) -> DraftedText:
         """The same with other rows of their batches, see `others_of_batch`."""
         assert self.table is not None
         before = model.newest_row(0) + 1
-        places = self.others_of_batch(len(self.table) - before, which, with_prompt=with_prompt)
+        places = self.others_of_batch(len(self.table) - before, which)
         return replace(self, table=self.table[[*range(before), *(p + before for p in places)]])
 
     def others_of_batch(self, n: int, which: str, *, with_prompt: bool = True) -> list[int]:

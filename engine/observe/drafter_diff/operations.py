@@ -231,6 +231,12 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             changes = _elsewhere(one, [(one, whose, rounds, change)])
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
+        rows = [key for key, x in _arguments(one.args, one.options).items() if _is_floats(x)]
+        for key, which in product(rows, ("first", "last")) if looped else ():
+            change = partial(_of_round, key, which == "first", [])
+            about = f"{one.words} reads its argument {key} of the {which} round before its own"
+            changes = _elsewhere(one, [(one, owners, _ALWAYS, change)])
+            yield PartChange(one.stage, about, changes)
     for two in combinations(places.values(), 2):
         one, other = (each[0] for each in two)
         both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
@@ -251,10 +257,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
 
 
 _FROM_FIRST, _ONE_LOW = "counted from the first of its pass", "one too low"
-_AT_TIMES = (
-    *("is left out", "gives 0 times what it should", "gives zeros in its head"),
-    *(_FROM_FIRST, _ONE_LOW),
-)
+_AT_TIMES = "is left out", "gives 0 times", "zeros in its head", _FROM_FIRST, _ONE_LOW
 _ALWAYS = range(1 << 20)
 _IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
@@ -455,6 +458,22 @@ def _changed(
 ) -> Any:
     args = tuple(changes[i](x) if i in changes else x for i, x in enumerate(args))
     return own(*args, **{k: changes[k](x) if k in changes else x for k, x in options.items()})
+
+
+def _of_round(
+    key: int | str,
+    first: bool,
+    latest: list[Any],
+    own: Callable[..., Any],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """latest: the caller, and the argument in each round of its loop so far."""
+    if latest[:1] != [sys._getframe(2)]:
+        latest[:] = [sys._getframe(2)]
+    latest.append(_arguments(args, options)[key].clone())
+    value = latest[1 if first else max(1, len(latest) - 2)]
+    return _changed({key: lambda _: value}, own, *args, **options)
 
 
 def _exchanging(

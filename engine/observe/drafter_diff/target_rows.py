@@ -18,12 +18,7 @@ from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
 from kernels.norm import rms_norm
 
-_LAYERS_OFF = {
-    1: "one on (outputs)",
-    -1: "one before (inputs of the layers before)",
-    2: "two on",
-    -2: "two before",
-}
+_LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
 FACTORS = (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
 MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
