@@ -182,7 +182,7 @@ class StepwiseModel(DraftModel):
     """The same of its token."""
     lost: str = ""
     """What branches of a tree lack in memory that begin with another than the best token: "all",
-    or the "drafted" tokens before; "rows": they go on from those of the best tokens."""
+    or the "drafted" tokens before."""
 
     @property
     def drafted_ids(self) -> torch.Tensor | None:
@@ -203,16 +203,10 @@ class StepwiseModel(DraftModel):
         found: list[Candidates] = []
         written, own = [], []
         (position,), (token,), row = newest.positions, newest.tokens, newest.rows
-        best = None
-        if self.lost == "rows" and tokens is not None:
-            self._draft(newest, first, None, n, seq)
-            best = self.left.rows
-            self._memory.seq_rm(seq, position)
         for i in range(n):
             ubatch = _ubatch([position], [token], seq, n_outputs=1)
             logits, own_row = self._step(ubatch, None if row is None else row.unsqueeze(0))
             row = row if self._steady and i else own_row
-            row = row if best is None or i >= len(best) else best[i : i + 1]
             if row is not None and self.handed_on is not None:
                 row = self.handed_on(row)
             found += candidates(logits, self.ids)
@@ -220,8 +214,7 @@ class StepwiseModel(DraftModel):
                 first + i * self._stride,
                 next(iter(found[-1])) if tokens is None else tokens[i],
             )
-            kept = None if self.lost in ("", "rows") else tokens
-            if kept is not None and kept[i] != next(iter(found[-1])):
+            if self.lost and tokens is not None and tokens[i] != next(iter(found[-1])):
                 self._memory.seq_rm(seq, first if self.lost == "drafted" else 0, position)
             if self.fed is not None:
                 token = self.fed(token)

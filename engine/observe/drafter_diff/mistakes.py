@@ -207,13 +207,9 @@ class Mistakes:
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
             fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
             yield self._guess(CANDIDATES, about, changes=fed, during="draft")
-        lacks = {
-            "all": "begin with nothing in memory: not copied",
-            "drafted": "begin with no drafted token in memory: not copied",
-            "rows": "go on from the rows of the first one, not from their own",
-        }
-        for lost, what in lacks.items() if self._in_trees else ():
-            about = f"branches of its trees but the first {what}"
+        for lost in ("all", "drafted") if self._in_trees else ():
+            what = "nothing" if lost == "all" else "no drafted token"
+            about = f"branches of its trees but the first begin with {what} in memory: not copied"
             yield self._guess(STATE, about, changes=((self._model, "lost", lost),), during="draft")
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
