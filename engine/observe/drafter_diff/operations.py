@@ -145,7 +145,7 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
             ways.append((f"{about} those from 0 on", {"place": place}))
         for about, how in ways:
             made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
-            phases = [*PHASES] if "by 0 times" in about else [""]
+            phases = [*PHASES] if "by 0 times" in about else ["", "draft", "alone"]
             yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
 
 
