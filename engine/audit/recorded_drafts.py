@@ -249,9 +249,8 @@ class DraftedText:
             "first": lambda start, stop: [start] * (stop - start),
             "late": lambda start, stop: [*[start] * (stop > start), *range(start, stop - 1)],
         }[which]
-        places = [p for ends in pairwise([0, *self.starts, n]) for p in of_batch(*ends)]
-        places[: 0 if with_prompt else self.starts[0]] = range(0 if with_prompt else self.starts[0])
-        return places
+        bounds = [*range(1 if with_prompt else self.starts[0]), *self.starts, n]
+        return [p for ends in pairwise(bounds) for p in of_batch(*ends)]
 
 
 class Redrafts:

@@ -131,17 +131,15 @@ class Mistakes:
             about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
             yield self._of_table(about, table[moved])
         changes = {what: change(table) for what, change in MOVED.items()}
-        zeros = mapped(self._target.rows, torch.zeros_like)
+        own, taps = self._target.rows, self._target.taps
+        zeros = mapped(own, torch.zeros_like)
         changes["zeros"] = model.table(zeros)
-        for tap in self._target.taps if len(self._target.taps) > 1 else ():
-            alone = mapped(zeros, partial(torch.add, self._target.rows.taps[tap]), tap)
+        for tap in taps if len(taps) > 1 else ():
+            alone = mapped(zeros, partial(torch.add, own.taps[tap]), tap)
             changes[f"zeros but for layer {tap}"] = model.table(alone)
-            one = mapped(self._target.rows, torch.zeros_like, tap)
-            changes[f"zeros in layer {tap} alone"] = model.table(one)
+            changes[f"zeros in layer {tap}"] = model.table(mapped(own, torch.zeros_like, tap))
         for (where, places), (what, rows) in product(self._places().items(), changes.items()):
             about = f"rows{where and ' of '}{where} are {what}"
-            if what == "zeros" and where == "the prompt":
-                about += ", as if they had not been handed over"
             scope = "", {place + 1 for place in places}, None
             if (guess := self._of_table(about, rows).within(scope, self._text)) is not None:
                 yield guess

@@ -202,8 +202,7 @@ class _Operation(NamedTuple):
     def stage(self) -> str:
         """What is wrong where it is."""
         names = (*self.weights.values(), self.code.co_name, self.part)
-        is_rope = self.code.co_qualname.startswith(RopeTables.__name__)
-        if is_rope or "rope" in self.module.__dict__[self.name].__module__:
+        if "rope" in vars(self.module)[self.name].__module__ + self.code.co_qualname.lower():
             return POSITIONS
         if any(part in name for name in names for part in OF_ROWS):
             return ROWS
@@ -232,9 +231,10 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
         rows = [key for key, x in _arguments(one.args, one.options).items() if _is_floats(x)]
-        for key, which in product(rows, ("first", "last")) if looped else ():
-            change = partial(_of_round, key, which == "first", [])
-            about = f"{one.words} reads its argument {key} of the {which} round before its own"
+        for key, first in product(rows, (True, False)) if looped else ():
+            change = partial(_of_round, key, first, [])
+            when = "in the first round of its loop" if first else "one round before"
+            about = f"{one.words} reads argument {key} as it was {when}"
             changes = _elsewhere(one, [(one, owners, _ALWAYS, change)])
             yield PartChange(one.stage, about, changes)
     for two in combinations(places.values(), 2):
@@ -256,8 +256,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
 
 
-_FROM_FIRST, _ONE_LOW = "counted from the first of its pass", "one too low"
-_AT_TIMES = "is left out", "gives 0 times", "zeros in its head", _FROM_FIRST, _ONE_LOW
+_AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
 _ALWAYS = range(1 << 20)
 _IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
@@ -417,8 +416,8 @@ def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
         for about, change in [*READS.items()][:2]:
             yield about.replace("reads ", "as if it read "), change
-        yield _FROM_FIRST, lambda x: (x - x[..., :1]).clamp(min=0)
-        yield _ONE_LOW, lambda x: (x - 1).clamp(min=0)
+        yield "counted from the first of its pass", lambda x: (x - x[..., :1]).clamp(min=0)
+        yield "one too low", lambda x: (x - 1).clamp(min=0)
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
         for about, which in _SEEN.items():
             yield f"so that rows of a pass {about}", partial(_seeing, which)

@@ -16,6 +16,7 @@ from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
+from engine.observe.drafter_diff.operations import halves
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
@@ -81,7 +82,7 @@ class TextRows:
             changes[how] = partial(torch.mul, other=factor)
         for n_bits in (2, 3, 4):
             changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
-        changes["in another order: their halves are exchanged"] = _exchanged
+        changes["in another order: their halves are exchanged"] = halves
         for what, change in (changes | MOVED).items():
             yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
@@ -125,10 +126,6 @@ class TextRows:
 
 def _normed(norm: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:
     return rms_norm(x.contiguous(), norm, eps)
-
-
-def _exchanged(x: torch.Tensor) -> torch.Tensor:
-    return x.roll(x.shape[-1] // 2, -1)
 
 
 def mapped(
