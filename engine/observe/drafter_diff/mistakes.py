@@ -130,7 +130,7 @@ class Mistakes:
             moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
             about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
             yield self._of_table(about, table[moved])
-        changes = {what: change(table) for what, change in MOVED.items()}
+        changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
         own, taps = self._target.rows, self._target.taps
         zeros = mapped(own, torch.zeros_like)
         changes["zeros"] = model.table(zeros)

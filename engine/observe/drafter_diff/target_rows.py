@@ -84,7 +84,8 @@ class TextRows:
             changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
         changes["in another order: their halves are exchanged"] = halves
         for what, change in (changes | MOVED).items():
-            yield f"the target's rows are {what}", mapped(rows, change), None
+            if what in changes:
+                yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
         (norm, eps), n_layer = self._model.final_norm, self._model.config.n_layer
