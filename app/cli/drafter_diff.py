@@ -146,8 +146,19 @@ def _decoded(
     that the target handed over, and what drafters computed, where these are known."""
     options, prompt = _as(args, session, other)
     store = TraceStore()
+    if source.startswith(_URLS):
+        from engine.observe.server.request_options import RequestOptions, request_for
+        from engine.observe.server.server_run import ServerRun
+
+        client, facts = connect(source, args.api_key_env, options_from(args, TimeLimits))
+        with client:
+            what = prompt.tokens or prompt.text
+            request = request_for(client, facts, what, options, RequestOptions(), None)
+            asked = ServerRun(client, facts, [request], store)
+            record(asked, asked.advance, None)
+        return RunRef(store, asked.run_id), None, None
+    assert session is not None
     if source == _OURS:
-        assert session is not None
         job = session.start([prompt], options, store)
         record(job, job.advance, None)
         return RunRef(store, job.run_id), None, None
@@ -156,27 +167,14 @@ def _decoded(
     if kind == _OURS:
         from engine.observe.drafter_diff.other_copy import decode_with_copy
 
-        assert session is not None
         models = [args.model, *dict.fromkeys(drafts.values())]
         run, values = decode_with_copy(Path(folder), models, session.compute, prompt, options)
         return run, None, values
-    if kind == _LLAMA:
-        from engine.observe.drafter_diff.llama_source import decode_with_llama
+    from engine.observe.drafter_diff.llama_source import decode_with_llama
 
-        assert session is not None
-        build = Path(folder) if folder else None
-        (name,) = options.spec.types[-1:] or ("",)
-        return *decode_with_llama(session, build, prompt, options, store, drafts.get(name)), None
-    from engine.observe.server.request_options import RequestOptions, request_for
-    from engine.observe.server.server_run import ServerRun
-
-    client, facts = connect(source, args.api_key_env, options_from(args, TimeLimits))
-    with client:
-        what = prompt.tokens or prompt.text
-        request = request_for(client, facts, what, options, RequestOptions(), None)
-        asked = ServerRun(client, facts, [request], store)
-        record(asked, asked.advance, None)
-    return RunRef(store, asked.run_id), None, None
+    (name,) = options.spec.types[-1:] or ("",)
+    build = Path(folder) if folder else None
+    return *decode_with_llama(session, build, prompt, options, store, drafts.get(name)), None
 
 
 def _as(

@@ -21,25 +21,25 @@ class Deviation:
     n_kept: drafted entries that stay after each round, None = all; counts: they are taken for the
     text's. token_shift, row_shift: entries have the token, the row of this many positions on;
     round_shift: the same of tokens decoded in rounds. batch: which row of its batch every token
-    has, or "rolled". skips: the first entry of each round is missing; closes: the others take its
-    place. loses: the last but one is missing. again: the one before the first is written again.
-    undecoded: the last token of a draft that is accepted whole is missing. place, step: the newest
-    and the drafted entries, or only these, are this many positions on; stride: positions from one
-    of these to the next. newest: its token is that of this many positions on, token: this one,
-    guessed: the "rejected" or the "last" one of the draft before, if that was rejected;
-    takes_back: it is noticed then. steady: all drafted tokens are paired with one row. drift:
-    positions that entries are moved by in each round; restarts: those of each begin at 0. unseen:
-    entries of this many first positions are missing; window: those further back than this, 0 =
-    none. own: entries of accepted tokens stay as drafting wrote them. forgets: memory is emptied
-    before every draft; frozen: nothing is written after the prompt. drops: the first token of every
-    draft is left out,
-    -1: the newest one put before it. best: a step goes on from the best token of the one before,
-    whatever was drafted. late: what a round decoded is written one round later. early: the first
-    token is taken from the row before the newest one, where a pass has several. only: of a memory
-    with states, the kept drafted entries stay in its "attention" or its "states" alone. places: it
-    happens only where the newest token has one of these positions, None = always. other: another
-    text is "instead" of the beginning, "before" this one, "next to" it in the same positions,
-    leaves a "gap", or "rows".
+    has, or "rolled" or "late". skips: the first entry of each round is missing; closes: the others
+    take its place. loses: the last but one is missing. again: the one before the first is written
+    again. undecoded: the last token of a draft that is accepted whole is missing. place, step: the
+    newest and the drafted entries, or only these, are this many positions on; stride: positions
+    from one of these to the next. off: drafted entries are too far by as many positions as "rounds"
+    came before, or as these had "drafted tokens" or "rejected tokens". newest: its token is that of
+    this many positions on, token: this one, guessed: the "rejected" or the "last" one of the draft
+    before, if that was rejected; takes_back: it is noticed then. steady: all drafted tokens are
+    paired with one row. drift: positions that entries are moved by in each round; restarts: those
+    of each begin at 0. unseen: entries of this many first positions are missing; window: those
+    further back than this, 0 = none. own: entries of accepted tokens stay as drafting wrote them.
+    forgets: memory is emptied before every draft; frozen: nothing is written after the prompt.
+    drops: the first token of every draft is left out, -1: the newest one put before it. best: a
+    step goes on from the best token of the one before, whatever was drafted. late: what a round
+    decoded is written one round later. early: the first token is taken from the row before the
+    newest one, where a pass has several. only: of a memory with states, the kept drafted entries
+    stay in its "attention" or its "states" alone. places: it happens only where the newest token
+    has one of these positions, None = always. other: another text is "instead" of the beginning,
+    "before" this one, "next to" it in the same positions, leaves a "gap", or "rows".
     """
 
     what: str
@@ -65,6 +65,7 @@ class Deviation:
     drift: int = 0
     restarts: bool = False
     stride: int = 1
+    off: str = ""
     unseen: int = 0
     window: int = 0
     own: bool = False
@@ -133,11 +134,7 @@ OF_ENGINES = (
     Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
     Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),
     Deviation(BEHIND, "what a round decoded comes into its memory one round late", late=True),
-    Deviation(
-        BEHIND,
-        "first tokens are of the row before the newest one, where a pass has several",
-        early=True,
-    ),
+    Deviation(BEHIND, "first tokens are of the row before the newest, if that is new", early=True),
     *(
         Deviation(
             KEPT, f"a rollback leaves {what} in its {only}, nowhere else", n_kept=n, only=only
@@ -156,6 +153,11 @@ OF_ENGINES = (
         for which in ("rejected", "last")
         for noticed in (False, True)
     ),
+    *(
+        Deviation(AHEAD, f"drafted tokens are decoded too far by one for each of its {n}", off=n)
+        for n in ("rejected tokens", "drafted tokens", "rounds")
+    ),
+    Deviation(SHIFTED, "rows of each batch one position late, the first one again", batch="late"),
     Deviation(BEHIND, "positions of what a pass writes begin at 0 again", restarts=True),
     Deviation(BEHIND, "it has not seen what was decoded after the prompt", frozen=True),
 )

@@ -319,12 +319,11 @@ class BlockModel(DraftModel):
     """A drafter of the DFlash family. n_max: tokens that a run drafts.
 
     mask: token of the rows that are to be filled, -1 for the newest token; masks: of some of them,
-    by row. n_block: rows of a
-    block. first: the row that the first drafted token is taken from. anchored: it begins with the
-    newest token. apart: positions from one row to the next; moved: of some rows, how many positions
-    on they are. walks: a selector goes on from the
-    token that was chosen, not from its row's best candidate. sure: what a confidence head says of
-    the latest block's tokens.
+    by row. n_block: rows of a block. first: the row that the first drafted token is taken from.
+    anchored: it begins with the newest token. apart: positions from one row to the next; moved: of
+    some rows, how many positions on they are. walks: a selector goes on from the token that was
+    chosen, not from its row's best candidate. sure: what a confidence head says of the latest
+    block's tokens.
     """
 
     has_newest = False

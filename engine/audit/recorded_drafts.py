@@ -232,23 +232,25 @@ class DraftedText:
                 found.add(end + n)
         return found
 
-    def in_batches(self, model: DraftModel, which: str, *, with_prompt: bool = True) -> DraftedText:
-        """The same with other rows of their batches. which: see Deviation.batch. with_prompt: also
-        in the first one."""
+    def in_batches(self, model: DraftModel, which: str) -> DraftedText:
+        """The same with other rows of their batches, see `others_of_batch`."""
         assert self.table is not None
+        before = model.newest_row(0) + 1
+        places = self.others_of_batch(len(self.table) - before, which)
+        return replace(self, table=self.table[[*range(before), *(p + before for p in places)]])
+
+    def others_of_batch(self, n: int, which: str, *, with_prompt: bool = True) -> list[int]:
+        """By each of n positions another one of its batch. which: see Deviation.batch. with_prompt:
+        also in the first one."""
         of_batch = {
             "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
             "reversed": lambda start, stop: [*range(start, stop)][::-1],
             "last": lambda start, stop: [stop - 1] * (stop - start),
             "first": lambda start, stop: [start] * (stop - start),
+            "late": lambda start, stop: [*[start] * (stop > start), *range(start, stop - 1)],
         }[which]
-        before = model.newest_row(0) + 1
-        bounds = [0, *self.starts, len(self.table) - before]
-        places = [p + before for ends in pairwise(bounds) for p in of_batch(*ends)]
-        if not with_prompt:
-            n = before + self.starts[0]
-            places[: n - before] = range(before, n)
-        return replace(self, table=self.table[[*range(before), *places]])
+        bounds = [*range(1 if with_prompt else self.starts[0]), *self.starts, n]
+        return [p for ends in pairwise(bounds) for p in of_batch(*ends)]
 
 
 class Redrafts:
@@ -326,6 +328,7 @@ class Redrafts:
         if how.window and model.can_cut:
             model.cut(0, max(0, draft.pos0 - how.window))
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
+        first += self._n_before(draft, how.off) if how.off else 0
         in_place |= bool(then.n_kept) and model.can_cut
         in_place |= how.place < 0 and not model.has_newest  # rows before pos0 are not removed
         tokens = list(draft.tokens)
@@ -363,6 +366,12 @@ class Redrafts:
         if model.can_cut and then.n_kept == 0:
             model.cut(draft.pos0 if not n_true else n)
         return self._apart(draft, rows), n_written + len(places) - 1 if how.late else n
+
+    def _n_before(self, draft: RecordedDraft, of: str) -> int:
+        """See Deviation.off."""
+        before = [one for one in self._text.drafts if one.pos0 < draft.pos0]
+        n_kept = sum(one.n_accepted for one in before) * (of == "rejected tokens")
+        return len(before) if of == "rounds" else sum(one.n_drafted for one in before) - n_kept
 
     def _goes_on_from(self, draft: RecordedDraft, how: Deviation) -> int | None:
         """The token in the place of the newest one; None for that itself."""

@@ -66,14 +66,13 @@ def observed(
     """What explains a part of anything. drafts: all; best: right tokens, by round;
     above: how often a right candidate was better than the token that was drafted."""
     drafted = {token for draft in drafts for token in draft.tokens}
-    beyond = sum(any(i > max(drafted) for i in best.get(draft.round, ())) for draft in window)
-    if beyond >= FEW:
-        about = f"only ids up to {max(drafted)} are ever drafted: the output head is cut"
-        yield about, partial(_only, range(max(drafted) + 1))
     never = {token for token in above if token not in drafted}
     gap = range(min(never, default=0), max(never, default=0) + 1)
     if len(gap) >= FEW and len(never) >= FEW and drafted.isdisjoint(gap):
         about = f"no id from about {gap[0]} to {gap[-1]} is ever drafted: a part of the head is cut"
+        if gap[0] > max(drafted):
+            gap = range(max(drafted) + 1, 1 << 30)
+            about = f"only ids up to {max(drafted)} are ever drafted: the output head is cut"
         yield about, partial(_without, gap)
     if never and len(never) <= sum(above.values()) / 2:
         token = max(never, key=lambda token: above[token])
@@ -124,10 +123,6 @@ def _moved(by: int, row: Candidates, _: Sequence[int]) -> Candidates:
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
-
-
-def _only(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
-    return {token: value for token, value in row.items() if token in tokens}
 
 
 def _penalised(factor: float, n: int, row: Candidates, text: Sequence[int]) -> Candidates:

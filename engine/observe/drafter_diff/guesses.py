@@ -49,8 +49,8 @@ class Guess:
     """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
     candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
     changes: what is in place of attributes of the model or its parts; during: of PHASES, when they
-    are in force. steps: the drafted tokens that it is seen in,
-    None = all; where in the text it is, the deviation says."""
+    are in force. steps: the drafted tokens that it is seen in, None = all; where in the text it is,
+    the deviation says."""
 
     stage: str
     about: str

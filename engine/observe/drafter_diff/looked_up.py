@@ -38,11 +38,11 @@ from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.options import RunOptions
 
 _SHOWINGS = (
-    *(showing for showing in SHOWINGS if showing.forgets),
     Showing(BEHIND, "it has not seen the prompt", no_prompt=True),
     Showing(BEHIND, "it has seen the prompt alone, and nothing that was decoded", n_lost=1 << 30),
     Showing(BEHIND, "it sees what was decoded one round later", late=True),
     Showing(BEHIND, "it does not learn what was accepted of its drafts", deaf=True),
+    *(showing for showing in SHOWINGS if showing.forgets),
 )
 
 
@@ -85,16 +85,16 @@ class LookedUp:
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
         at = wrong[0][0].pos0
         ends = [start for start in self._side.starts if at - _MOST_LATE <= start <= at]
-        tries = chain(
+        tries = [
             ((STATE, one.about, one, None, ()) for one in _SHOWINGS),
-            (
-                (*one[:2], Showing(), None, one[2])
-                for one in chain(self._workings(), self._stops(ends))
-            ),
+            ((*one[:2], Showing(), None, one[2]) for one in self._workings()),
+            ((*one[:2], Showing(), None, one[2]) for one in self._stops(ends)),
             ((CANDIDATES, about, Showing(), own, ()) for about, own in self._other_settings()),
             ((CANDIDATES, *one[:1], Showing(), None, one[1]) for one in self._other_numbers()),
-        )
-        for its_stage, about, showing, options, working in tries:
+        ]
+        if not any(pair[0].tokens for pair in wrong):  # whatever finds nothing would give that
+            tries.insert(0, tries.pop(2))
+        for its_stage, about, showing, options, working in chain(*tries):
             try:
                 left = len(_apart(self._made(showing, options, working)))
             except (ArithmeticError, LookupError, ValueError):

@@ -19,7 +19,7 @@ from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
-from engine.observe.drafter_diff.target_rows import FACTORS, TextRows, mapped
+from engine.observe.drafter_diff.target_rows import FACTORS, MOVED, TextRows, mapped
 from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
@@ -66,6 +66,7 @@ class Mistakes:
         yield from self._of_sequences()
 
     def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
+        rows, taps = self._target.rows, self._target.taps if len(self._target.taps) > 1 else ()
         for deviation in (*OF_ENGINES, *self._unseen(wrong)):
             which = deviation.batch
             model = self._model
@@ -75,17 +76,18 @@ class Mistakes:
                 continue
             if model.can_cut if deviation.only else deviation.late and not model.can_cut:
                 continue
-            moves = deviation.place or deviation.step or deviation.drift or deviation.stride != 1
-            moves |= deviation.restarts
+            off = deviation.place, deviation.step, deviation.drift, deviation.off
+            moves = any(off) or deviation.stride != 1 or deviation.restarts
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
             guess = self._guess(stage, deviation.about, deviation=deviation)
-            if which:
-                for whole in (True, False):
-                    text = self._text.in_batches(model, which, with_prompt=whole)
-                    yield replace(guess, text=text)
-            else:
+            for whole, tap in product((True, False), (None, *taps)) if which else ():
+                at = torch.tensor(self._text.others_of_batch(len(rows), which, with_prompt=whole))
+                moved = mapped(rows, partial(torch.index_select, dim=0, index=at), tap)
+                where = "" if tap is None else f", in layer {tap} alone"
+                yield self._of_table(deviation.about + where, model.table(moved))
+            if not which:
                 yield guess
 
     def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
@@ -128,15 +130,16 @@ class Mistakes:
             moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
             about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
             yield self._of_table(about, table[moved])
-        changes = {
-            "zeros": model.table(mapped(self._target.rows, torch.zeros_like)),
-            "those of the position before": torch.cat((table[:1], table[:-1])),
-            "those of the position after": torch.cat((table[1:], table[-1:])),
-        }
+        changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
+        own, taps = self._target.rows, self._target.taps
+        zeros = mapped(own, torch.zeros_like)
+        changes["zeros"] = model.table(zeros)
+        for tap in taps if len(taps) > 1 else ():
+            alone = mapped(zeros, partial(torch.add, own.taps[tap]), tap)
+            changes[f"zeros but for layer {tap}"] = model.table(alone)
+            changes[f"zeros in layer {tap}"] = model.table(mapped(own, torch.zeros_like, tap))
         for (where, places), (what, rows) in product(self._places().items(), changes.items()):
             about = f"rows{where and ' of '}{where} are {what}"
-            if what == "zeros" and where == "the prompt":
-                about += ", as if they had not been handed over"
             scope = "", {place + 1 for place in places}, None
             if (guess := self._of_table(about, rows).within(scope, self._text)) is not None:
                 yield guess
@@ -168,11 +171,6 @@ class Mistakes:
             yield self._with(BLOCK, "its selector is left out", selector=None)
             about = "its walk takes the best candidate for the one chosen before every row"
             yield replace(self._guess(CANDIDATES, about), changes=((model, "walks", False),))
-        if (markov := own.get("_markov")) is not None:
-            assert isinstance(model, BlockModel)
-            about = "every row of its chain goes on from the newest token, not from the one before"
-            linked = partial(_one_link, markov, model.first)
-            yield self._with(CANDIDATES, about, _markov=linked)
 
     def of_parts(self, only: str = "", wrong: _Drafts = ()) -> Iterator[Guess]:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
@@ -250,7 +248,9 @@ class Mistakes:
                 part = table[before + start : before + start + max(0, n_rows)]
                 moved[before + one.pos0 : before + one.pos0 + len(part)] = part
             about = f"rows are those of sequence {other.seq_id}, not of {self._text.seq_id}"
+            start = min(before + min(other.n_prompt, self._text.starts[0]), n)
             for where, rows in (
+                (" in the prompt", torch.cat((table[:start], own[start:]))),
                 (" at the same positions", torch.cat((table[:n], own[n:]))),
                 (" in the same places of verify batches", moved),
             ):
@@ -443,20 +443,3 @@ def _other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[in
 
 def _listed(windows: Sequence[int | None]) -> str:
     return ", ".join(str(size or "none") for size in windows)
-
-
-def _one_link(
-    own: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-    first: int,
-    logits: torch.Tensor,
-    hidden: torch.Tensor,
-    last: torch.Tensor,
-    *,
-    invariant: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A MarkovHead whose rows, from `first` on, each come next after the newest token."""
-    found = [logits[:, :first]]
-    for row in range(first, logits.shape[1]):
-        parts = (torch.cat((x[:, :first], x[:, row : row + 1]), 1) for x in (logits, hidden))
-        found.append(own(*parts, last, invariant=invariant)[0][:, first:])
-    return torch.cat(found, 1), logits.new_empty(len(logits), 0)

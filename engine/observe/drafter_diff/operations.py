@@ -116,6 +116,8 @@ def halves(x: torch.Tensor) -> torch.Tensor:
 
 def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
     axis = -2 if x.is_floating_point() and x.dim() > 1 else -1
+    if by == 1 and x.storage_offset() >= x.stride(axis) > 0:  # its first row is not the first one
+        return x.as_strided(x.shape, x.stride(), x.storage_offset() - x.stride(axis)).contiguous()
     return x.roll(by, axis).contiguous()
 
 
@@ -143,7 +145,7 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
             ways.append((f"{about} those from 0 on", {"place": place}))
         for about, how in ways:
             made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
-            phases = [*PHASES] if "by 0 times" in about else [""]
+            phases = [*PHASES] if "by 0 times" in about else ["", "draft", "alone"]
             yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
 
 
@@ -200,7 +202,7 @@ class _Operation(NamedTuple):
     def stage(self) -> str:
         """What is wrong where it is."""
         names = (*self.weights.values(), self.code.co_name, self.part)
-        if "rope" in self.module.__dict__[self.name].__module__:
+        if "rope" in vars(self.module)[self.name].__module__ + self.code.co_qualname.lower():
             return POSITIONS
         if any(part in name for name in names for part in OF_ROWS):
             return ROWS
@@ -226,8 +228,15 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
         scopes = [(owners, "", _ALWAYS), *few, *looped]
         for (whose, where, rounds), (about, change) in product(scopes, _ways(one)):
             changes = _elsewhere(one, [(one, whose, rounds, change)])
-            phases = [*PHASES] if about.startswith(_AT_TIMES) else [""]
+            phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
+        rows = [key for key, x in _arguments(one.args, one.options).items() if _is_floats(x)]
+        for key, first in product(rows, (True, False)) if looped else ():
+            change = partial(_of_round, key, first, [])
+            when = "in the first round of its loop" if first else "one round before"
+            about = f"{one.words} reads argument {key} as it was {when}"
+            changes = _elsewhere(one, [(one, owners, _ALWAYS, change)])
+            yield PartChange(one.stage, about, changes)
     for two in combinations(places.values(), 2):
         one, other = (each[0] for each in two)
         both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
@@ -247,7 +256,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
 
 
-_AT_TIMES = ("is left out", "gives 0 times what it should", "gives zeros in its head")
+_AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
 _ALWAYS = range(1 << 20)
 _IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
@@ -407,6 +416,8 @@ def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
         for about, change in [*READS.items()][:2]:
             yield about.replace("reads ", "as if it read "), change
+        yield "counted from the first of its pass", lambda x: (x - x[..., :1]).clamp(min=0)
+        yield "one too low", lambda x: (x - 1).clamp(min=0)
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
         for about, which in _SEEN.items():
             yield f"so that rows of a pass {about}", partial(_seeing, which)
@@ -446,6 +457,22 @@ def _changed(
 ) -> Any:
     args = tuple(changes[i](x) if i in changes else x for i, x in enumerate(args))
     return own(*args, **{k: changes[k](x) if k in changes else x for k, x in options.items()})
+
+
+def _of_round(
+    key: int | str,
+    first: bool,
+    latest: list[Any],
+    own: Callable[..., Any],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """latest: the caller, and the argument in each round of its loop so far."""
+    if latest[:1] != [sys._getframe(2)]:
+        latest[:] = [sys._getframe(2)]
+    latest.append(_arguments(args, options)[key].clone())
+    value = latest[1 if first else max(1, len(latest) - 2)]
+    return _changed({key: lambda _: value}, own, *args, **options)
 
 
 def _exchanging(

@@ -40,6 +40,10 @@ def rule_cause(side: DraftSide) -> Cause | None:
     n = max(draft.n_accepted for draft, _ in known)
     if side.run.facts.synthetic or side.run.facts.draft_accept:
         about = "Drafted tokens are accepted by chance or by a script, not by the target."
+    elif side.draws:  # what acceptance leaves of p has none of a token with p < q
+        about = (
+            "Replacements are drawn from p, not from the residual p - q: some were just rejected."
+        )
     elif all(draft.n_accepted == n - 1 == draft.n_drafted - 1 for draft, n in short):
         about = "The last token of a draft is never accepted, though the text has it there."
     elif all(draft.n_accepted == n for draft, _ in short):

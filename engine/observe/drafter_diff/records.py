@@ -147,6 +147,8 @@ def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
     shown = [repr(text[at : at + _SHOWN].decode("utf-8", "replace")) for text in texts]
     if a.asked.messages and a.asked.messages == b.asked.messages:
         what = "The messages are equal and the chat template made another prompt of them"
+    elif texts[0].split() == texts[1].split():
+        what = "The prompts differ by white space alone"
     elif texts[0].endswith(texts[1]) or texts[1].endswith(texts[0]):
         what = "One prompt is the end of the other: its beginning is cut off, or text put before it"
     elif at == min(map(len, texts)):

@@ -345,8 +345,7 @@ _BY_PLACE = (
     (STATE, ("memory/",), ("_take_pairs", "_waiting", "waiting", "seq_rm", "next_position")),
     (BLOCK, ("model/", "kernels/"), ("_blocks",)),
 )
-"""Stages by the folder of the innermost function, or its name or that of a value, in their order.
-"""
+"""Stages by the folder of the innermost function, or its name or that of a value, in order."""
 
 
 def stage_of_walk(walk: Walk) -> str:

@@ -16,15 +16,15 @@ from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
+from engine.observe.drafter_diff.operations import halves
 from kernels.norm import rms_norm
 
-_LAYERS_OFF = {
-    1: "one on (outputs)",
-    -1: "one before (inputs of the layers before)",
-    2: "two on",
-    -2: "two before",
-}
+_LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
 FACTORS = (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
+MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
+    "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
+}
 PASS = 256
 """Tokens of a pass."""
 
@@ -82,9 +82,10 @@ class TextRows:
             changes[how] = partial(torch.mul, other=factor)
         for n_bits in (2, 3, 4):
             changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
-        changes["in another order: their halves are exchanged"] = _exchanged
-        for what, change in changes.items():
-            yield f"the target's rows are {what}", mapped(rows, change), None
+        changes["in another order: their halves are exchanged"] = halves
+        for what, change in (changes | MOVED).items():
+            if what in changes:
+                yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
         (norm, eps), n_layer = self._model.final_norm, self._model.config.n_layer
@@ -126,10 +127,6 @@ class TextRows:
 
 def _normed(norm: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:
     return rms_norm(x.contiguous(), norm, eps)
-
-
-def _exchanged(x: torch.Tensor) -> torch.Tensor:
-    return x.roll(x.shape[-1] // 2, -1)
 
 
 def mapped(

@@ -9,7 +9,7 @@ import pytest
 
 from engine.analysis.findings.check import find, recorded
 from engine.audit.deviations import JUDGED, NOT_JUDGED
-from engine.audit.recorded_drafts import DraftAudit
+from engine.audit.recorded_drafts import DraftAudit, DraftedText
 from engine.draft.ngram_drafter import NgramSizes
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.run import Run
@@ -277,3 +277,10 @@ def test_a_difference_elsewhere_is_a_consequence():
     ]
     run.trace.runs[run.run_id]["audit"] = {"drafts": [asdict(one) for one in found]}
     assert {f.rule for f in find(run.trace) if f.severity != "info"} == {"drafter-ahead"}
+
+
+def test_rows_of_a_batch_come_late() -> None:
+    text = DraftedText(0, range(8), [3, 5], None, [])
+    assert text.others_of_batch(8, "late") == [0, 0, 1, 3, 3, 5, 5, 6]
+    assert text.others_of_batch(8, "late", with_prompt=False) == [0, 1, 2, 3, 3, 5, 5, 6]
+    assert text.others_of_batch(8, "rolled") == [2, 0, 1, 4, 3, 7, 5, 6]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from engine.batch import UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import RopeTables
-from engine.observe.drafter_diff.operations import in_place, part_changes, sites
+from engine.observe.drafter_diff.operations import _of_round, in_place, part_changes, rows_on, sites
 from engine.session import Session
 from kernels.norm import rms_norm
 from tests.support.drafter_diff_campaign import opened
@@ -50,6 +51,7 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     assert [a for a in said if "`attend_rows`" in a and "gives zeros in its head 1" in a]
     assert [a for a in said if "Projection.__call__ (`output` of Attention) gives 2 times" in a]
     assert [a for a in said if "`join` in Eagle3._layers reads argument 0 in reverse order" in a]
+    assert [a for a in said if "in RopeTables.at" in a and "argument 1 one too low" in a]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
 
@@ -90,3 +92,22 @@ def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
     for own, other in zip(rope.at(at), half.at(at), strict=True):
         assert torch.equal(own[..., :n], other[..., :n])
     assert (half.at(at)[0][..., n:] == 1).all()
+
+
+def test_the_row_before_the_first_of_a_slice_is_that_of_the_whole() -> None:
+    whole = torch.arange(12.0).view(1, 4, 3)
+    assert torch.equal(rows_on(whole[:, 1:], 1), whole[:, :-1])
+    assert rows_on(whole, 1)[0, :, 0].tolist() == [9, 0, 3, 6]
+
+
+@pytest.mark.parametrize(("first", "read"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 3])])
+def test_a_loop_reads_what_an_earlier_round_read(first: bool, read: list[int]) -> None:
+    change = partial(_of_round, 0, first, [])
+
+    def called(x: int) -> int:
+        return int(change(torch.neg, torch.tensor(x)))
+
+    def looped() -> list[int]:
+        return [called(i) for i in range(1, 5)]
+
+    assert looped() == looped() == [-x for x in read]

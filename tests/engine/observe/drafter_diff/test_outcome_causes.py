@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from engine.observe.drafter_diff.outcome_causes import _miscounted
+from engine.audit.recorded_drafts import RecordedDraft
+from engine.observe.drafter_diff.outcome_causes import _miscounted, rule_cause
 
 _TRUE = [(3, 3), (1, 3), (0, 3), (2, 3), (3, 3), (1, 2)]
 
@@ -26,3 +30,13 @@ _TRUE = [(3, 3), (1, 3), (0, 3), (2, 3), (3, 3), (1, 2)]
 )
 def test_a_way_of_counting_is_named(counted: list[tuple[int, int]], words: str) -> None:
     assert words in _miscounted([*zip(_TRUE, counted, strict=True)])
+
+
+def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
+    drafts = [RecordedDraft(i, 3 * i, [7, 8], [], 0, 0, 0.0, 2) for i in range(4)]
+    store = SimpleNamespace(facts=SimpleNamespace(synthetic="", draft_accept=None))
+    side: Any = SimpleNamespace(
+        drafts=drafts, draws=True, run=store, name="B", n_confirmed=lambda _: 1, advance=lambda _: 0
+    )
+    cause = rule_cause(side)
+    assert cause is not None and "not from the residual" in cause.about
