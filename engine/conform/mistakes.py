@@ -14,7 +14,6 @@ from engine.conform.fits import axes
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, step, terms
 
 _MOST_ROWS, _MOST_HEADS = 8, 16
-_TOGETHER = ("key", "decay"), ("value", "beta"), ("decay", "beta")  # as logs hold them
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
 
 
@@ -240,13 +239,19 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
         return
     kind, per_group = shape.recurrence == "mamba2", shape.n_heads // shape.n_groups
     of_groups = torch.arange(shape.n_heads) % shape.n_groups * per_group
-    of_row = {"key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind], "decay": "the decay"}
-    of_row |= {"beta": ("beta", "dt, in what is written,")[kind]}
+    gate = ROW_INPUTS[shape.recurrence][0]
+    of_row = {gate: gate, "key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
+    of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
+    together = ((gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta"))  # in logs
     made = [terms(shape, row) for row in rows]
-    for keys in (*((key,) for key in of_row), *_TOGETHER):
+    raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
+    for keys in (*((key,) for key in of_row), *together):
         for words, at in (*heads_of(shape), ("key head h % groups", of_groups)):
+            others = []
+            for row, inputs in zip(made, raw, strict=True):
+                other = {key: row[key][at] for key in keys}
+                others.append((terms(shape, inputs | other) if gate in keys else row) | other)
             what = " and ".join(of_row[key] for key in keys)
-            others = [row | {key: row[key][at] for key in keys} for row in made]
             yield "head-mapping", f"{what} of {words}", others
 
 
